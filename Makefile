@@ -1,0 +1,54 @@
+# `make demo` and `make test` each do everything on a fresh machine: environment, installation, the job.
+PYTHON ?= python3
+# Where pip finds a PyTorch without CUDA. For a GPU machine see the README's install line.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_OUT ?= runs/demo
+
+.PHONY: demo test check test-gpu bench clean install
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      train BF16, FP8, MXFP4 and NVFP4 side by side on this CPU; writes $(DEMO_OUT)/report.html"
+	@echo "make test      run the tests"
+	@echo "make check     lint, types and layers, in seconds"
+	@echo "make test-gpu  run the tests that need a CUDA device"
+	@echo "make bench     print the speed of the quantizer, of a linear and of a training step"
+	@echo "make clean     remove caches and build products (the environment and runs stay)"
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "fourbits: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fourbits: needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1); run make PYTHON=python3.11 (or newer)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt --extra-index-url $(TORCH_INDEX) -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed
+
+demo: install
+	$(BIN)/fourbits demo --out $(DEMO_OUT)
+
+test: install
+	$(BIN)/pytest -q
+
+check: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/pytest -q tests/test_layers.py tests/test_style.py
+
+test-gpu: install
+	$(BIN)/pytest -q -m gpu
+
+bench: install
+	$(BIN)/fourbits bench quantize
+	$(BIN)/fourbits bench linear
+	$(BIN)/fourbits bench step
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The `fourbits` command: parses, calls, prints, exits."""

@@ -1,0 +1,121 @@
+"""The architecture as a test: imports point downwards, and a few things are known in one place only."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "fourbits"
+SOURCES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+
+LAYERS = ["settings", "device", "formats", "quant", "gemm", "recipe", "model", "data", "evaluate", "train"]
+LAYERS += ["compare", "cli"]
+PRECISION = ["device", "formats", "quant", "gemm", "recipe"]
+BANNED = {("model", low) for low in PRECISION} | {("data", low) for low in [*PRECISION, "model"]}
+BANNED |= {("device", "settings")}
+
+# A file that computes in one particular way is reached through its entry file only, e.g. quantize.py.
+IMPLEMENTATIONS = ("_reference", "_compiled", "_triton", "_emulated", "_native")
+# Heavy packages that only some users need: imported late, with an error that names the extra.
+LATE = {"matplotlib", "transformers", "tensorboard", "lm_eval"}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def package_of(path: Path) -> list[str]:
+    return ["fourbits", *path.parent.parts]
+
+
+def imports(path: Path, nodes=None) -> list[str]:
+    """Dotted names that a file imports, anywhere in it; `from a import b` counts as a.b."""
+    found: list[str] = []
+    for node in nodes if nodes is not None else ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package_of(path)[: len(package_of(path)) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found += [f"{module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def layer(name: str) -> str:
+    return name.split(".")[1].removesuffix(".py")
+
+
+def own_imports(path: Path) -> list[str]:
+    return [name for name in imports(path) if name.split(".")[0] == "fourbits"]
+
+
+def here(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
+
+
+def siblings(path: Path) -> set[str]:
+    """Stems of the files in the same folder that a file imports."""
+    prefix = ".".join(package_of(path)) + "."
+    local = {name.removeprefix(prefix).split(".")[0] for name in own_imports(path) if name.startswith(prefix)}
+    return {stem for stem in local if (ROOT / path.parent / f"{stem}.py").exists()}
+
+
+MODULES = [path for path in SOURCES if path.name != "__init__.py"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_point_downwards(path):
+    assert here(path) in LAYERS, f"{path} belongs to no layer of {LAYERS}"
+    for name in own_imports(path):
+        assert "." in name, f"{path} imports the root package, which only re-exports"
+        there = layer(name)
+        assert there in LAYERS, f"{path} imports {name} from the root package, which only re-exports"
+        assert LAYERS.index(there) <= LAYERS.index(here(path)), f"{path} imports upwards: {name}"
+        assert (here(path), there) not in BANNED, f"{path}: {here(path)} must not know {there}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_an_implementation_is_reached_through_its_entry_file(path):
+    for stem in siblings(path):
+        for suffix in IMPLEMENTATIONS:
+            if stem.endswith(suffix):
+                entry = stem.removesuffix(suffix)
+                allowed = path.stem == entry or path.stem.startswith(f"{entry}_")
+                assert allowed, f"{path} imports {stem}; only {entry}.py and its other implementations may"
+
+
+def test_files_of_one_folder_import_each_other_in_one_direction():
+    after = {path: {path.parent / f"{stem}.py" for stem in siblings(path)} - {path} for path in MODULES}
+    while ready := [path for path, needs in after.items() if not needs]:
+        after = {path: needs.difference(ready) for path, needs in after.items() if path not in ready}
+    assert not after, f"these files import each other in a circle: {sorted(map(str, after))}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_third_parties_are_known_in_one_place(path):
+    for name in imports(path):
+        if name.split(".")[0] == "triton":
+            assert path.stem.endswith("_triton"), f"{path}: Triton belongs in *_triton.py"
+        if name.startswith("torch.distributed"):
+            assert here(path) == "train", f"{path}: torch.distributed belongs in train/"
+        if name.split(".")[0] == "safetensors":
+            assert "checkpoint" in path.stem or "export" in path.stem, (
+                f"{path}: not where checkpoints are exchanged"
+            )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_stand_at_the_top(path):
+    for function in ast.walk(tree(path)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            late = {name.split(".")[0] for name in imports(path, ast.walk(function))} - LATE
+            assert not late, f"{path}: {function.name} imports {sorted(late)} inside the function"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.name == "__init__.py"], ids=str)
+def test_an_init_file_is_a_docstring(path):
+    body = tree(path).body
+    assert ast.get_docstring(tree(path)), f"{path} has no docstring"
+    assert path == Path("__init__.py") or len(body) == 1, f"{path} holds more than its docstring"
