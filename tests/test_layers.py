@@ -9,7 +9,19 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "fourbits"
 SOURCES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
-LAYERS = ["settings", "device", "formats", "quant", "gemm", "recipe", "model", "data", "evaluate", "train"]
+LAYERS = [
+    "yaml_text",
+    "settings",
+    "device",
+    "formats",
+    "quant",
+    "gemm",
+    "recipe",
+    "model",
+    "data",
+    "evaluate",
+    "train",
+]
 LAYERS += ["compare", "cli"]
 PRECISION = ["device", "formats", "quant", "gemm", "recipe"]
 BANNED = {("model", low) for low in PRECISION} | {("data", low) for low in [*PRECISION, "model"]}

@@ -11,8 +11,6 @@ __version__ = version("fourbits")
 # public name -> the module that defines it
 _HOME: dict[str, str] = {}
 
-__all__ = ["__version__", *_HOME]
-
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:

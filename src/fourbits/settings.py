@@ -1,0 +1,220 @@
+"""Frozen dataclasses from YAML, with errors a user can act on.
+
+A configuration is a tree of `@dataclass(frozen=True, kw_only=True, slots=True)` objects. Fields may be bool,
+int, float, str, Path, Literal, Enum, other dataclasses, dict[str, X], tuple[X, ...], tuple[X, Y], list[X] and
+unions of these with each other or None. The annotations are the schema: there is no second one.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from fourbits.yaml_text import dump_yaml, load_yaml, parse_yaml
+
+__all__ = ["build", "dump_yaml", "load_yaml", "nearest", "override", "to_dict"]
+
+T = TypeVar("T")
+NAMES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+NAMES |= {Path: "a path", NoneType: "null", Any: "anything"}
+
+
+def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
+    """Make a `cls` from nested dicts, lists and scalars; `where` begins every error, e.g. a file name.
+
+    Raises ValueError for an unknown or missing key, a wrong type, or what the class itself rejects.
+    """
+    return _build(cls, mapping, f"{where}:")
+
+
+def override(obj: T, changes: Mapping[str, Any], where: str = "override") -> T:
+    """A copy of a dataclass with {"optim.lr": "3e-4"} applied and everything checked again.
+
+    Strings are read as YAML scalars where the field is not text. A path may enter a field that is None,
+    a new entry of a dict, and a list by position ("phases.0.until").
+    """
+    tree = to_dict(obj)
+    for path, value in changes.items():
+        _put(tree, path.split("."), _Text(value) if isinstance(value, str) else value, f"{where}: {path}")
+    return _build(type(obj), tree, f"{where}:")
+
+
+def to_dict(obj: Any) -> Any:
+    """Plain dicts, lists and scalars that `build` turns back into an equal object."""
+    if dataclasses.is_dataclass(obj):
+        return {f.name: to_dict(getattr(obj, f.name)) for f in dataclasses.fields(obj) if f.init}
+    if isinstance(obj, Enum):
+        return obj.value
+    if isinstance(obj, Mapping):
+        return {key: to_dict(value) for key, value in obj.items()}
+    if isinstance(obj, tuple | list):
+        return [to_dict(item) for item in obj]
+    return str(obj) if isinstance(obj, Path) else obj
+
+
+def nearest(name: object, known: Sequence[str]) -> str:
+    """' Did you mean X?' for the nearest known name, or nothing. For the end of an error message."""
+    match = get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f" Did you mean {match[0]!r}?" if match else ""
+
+
+class _Text(str):
+    """A string from a command line: whether it is text or a YAML scalar depends on the field."""
+
+    __slots__ = ()
+
+    def parsed(self) -> Any:
+        try:
+            return parse_yaml(str(self), "override")
+        except ValueError:
+            return str(self)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+@cache
+def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    return {f.name: f for f in dataclasses.fields(cls) if f.init}
+
+
+def _join(place: str, key: object) -> str:
+    return f"{place} {key}" if place.endswith(":") else f"{place}.{key}"
+
+
+def _build(cls: type[T], mapping: Any, place: str) -> T:
+    subject, fields = place.rstrip(":"), _fields(cls)
+    if not isinstance(mapping, Mapping):
+        raise ValueError(f"{subject} must be a mapping of keys to values, got {mapping!r}.")
+    for key in mapping:
+        if key not in fields:
+            known = ", ".join(fields)
+            raise ValueError(
+                f"{subject}: unknown key {key!r}.{nearest(key, list(fields))} Known keys: {known}."
+            )
+    required = [name for name, f in fields.items() if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [name for name in required if name not in mapping]:
+        raise ValueError(f"{subject}: needs a value for {', '.join(missing)}.")
+    values = {key: _convert(_hints(cls)[key], value, _join(place, key)) for key, value in mapping.items()}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ValueError(f"{subject}: {error}") from error
+
+
+def _convert(kind: Any, value: Any, place: str) -> Any:
+    """The value as type `kind`, or ValueError."""
+    origin, args = get_origin(kind), get_args(kind)
+    if isinstance(value, _Text):
+        return _convert_text(kind, value, place)
+    if origin in (Union, UnionType):
+        return _convert_union(args, value, place)
+    if dataclasses.is_dataclass(kind) and type(value) is not kind:
+        return _build(cast(type, kind), value, place)
+    if origin is dict and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _convert(args[1], item, _join(place, key)) for key, item in value.items()}
+    if origin in (tuple, list) and isinstance(value, tuple | list):
+        kinds = args if origin is tuple and args[-1] is not Ellipsis else [args[0]] * len(value)
+        if len(kinds) == len(value):
+            items = [
+                _convert(k, v, _join(place, i)) for i, (k, v) in enumerate(zip(kinds, value, strict=True))
+            ]
+            return tuple(items) if origin is tuple else items
+    if origin in (None, Literal):
+        return _convert_scalar(kind, value, place)
+    raise ValueError(f"{place} must be {_describe(kind)}, got {value!r}.")
+
+
+def _convert_scalar(kind: Any, value: Any, place: str) -> Any:
+    if kind is Any or type(value) is kind:
+        return value
+    if any(choice == value and type(choice) is type(value) for choice in _choices(kind)):
+        return value if get_origin(kind) is Literal else kind(value)
+    if type(value) is int and kind is float:
+        return float(value)
+    if type(value) is float and kind is int and value.is_integer():  # 1e6 tokens
+        return int(value)
+    if isinstance(value, str) and kind is Path:
+        return Path(value)
+    hint = nearest(value, [choice for choice in _choices(kind) if isinstance(choice, str)])
+    raise ValueError(f"{place} must be {_describe(kind)}, got {value!r}.{hint}")
+
+
+def _convert_text(kind: Any, text: _Text, place: str) -> Any:
+    """`null` and 3 mean themselves where the field can hold them, and are text where it cannot."""
+    parsed = str(text) if kind is str else text.parsed()
+    try:
+        return _convert(kind, parsed, place)
+    except ValueError:
+        if isinstance(parsed, bool | int | float | None):
+            with contextlib.suppress(ValueError):
+                return _convert(kind, str(text), place)
+        raise
+
+
+def _convert_union(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
+    """The first member that fits; where only one has the value's shape, its own error is the best one."""
+    kinds = _of_same_shape(kinds, value) or kinds
+    if len(kinds) == 1:
+        return _convert(kinds[0], value, place)
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
+            return _convert(kind, value, place)
+    hint = nearest(value, [c for kind in kinds for c in _choices(kind) if isinstance(c, str)])
+    raise ValueError(f"{place} must be {' or '.join(map(_describe, kinds))}, got {value!r}.{hint}")
+
+
+def _of_same_shape(kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Mapping):
+        unknown = {k: len(value.keys() - _fields(k).keys()) for k in kinds if dataclasses.is_dataclass(k)}
+        unknown |= dict.fromkeys((k for k in kinds if get_origin(k) is dict), 0)
+        return tuple(k for k, count in unknown.items() if count == min(unknown.values()))
+    if isinstance(value, tuple | list):
+        return tuple(k for k in kinds if get_origin(k) in (tuple, list))
+    return tuple(k for k in kinds if k is type(value))
+
+
+def _choices(kind: Any) -> list[Any]:
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [member.value for member in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+
+
+def _describe(kind: Any) -> str:
+    origin, args = get_origin(kind), get_args(kind)
+    if choices := _choices(kind):
+        return ("one of " if len(choices) > 1 else "") + ", ".join(map(repr, choices))
+    if origin in (Union, UnionType):
+        return " or ".join(map(_describe, args))
+    if origin is tuple and args[-1] is not Ellipsis:
+        return f"a list [{', '.join(map(_describe, args))}]"
+    if origin in (tuple, list):
+        return f"a list [...] in which each is {_describe(args[0])}"
+    if origin is dict or dataclasses.is_dataclass(kind):
+        return "a mapping of keys to values"
+    return NAMES.get(kind, str(kind))
+
+
+def _put(tree: Any, keys: list[str], value: Any, place: str) -> None:
+    for depth, key in enumerate(keys):
+        at: Any = key
+        if isinstance(tree, list):
+            if not key.isdigit() or int(key) >= len(tree):
+                raise ValueError(f"{place}: {key!r} must be a position from 0 to {len(tree) - 1}.")
+            at = int(key)
+        elif not isinstance(tree, dict):
+            outer = ".".join(keys[:depth])
+            raise ValueError(f"{place}: {outer} is {tree!r}, which holds no keys. Set {outer} itself.")
+        if depth == len(keys) - 1:
+            tree[at] = value
+        elif isinstance(tree, dict) and tree.get(at) is None:
+            tree[at] = {}
+        tree = tree[at]
