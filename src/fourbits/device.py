@@ -114,7 +114,7 @@ def triton_blocker(device: Device) -> str | None:
 
 
 def peak_flops(device: Device, dtype: torch.dtype) -> float | None:
-    """Dense peak FLOP/s of the tensor cores with FP32 accumulation; None where it is not known for certain."""
+    """Dense peak FLOP/s of the tensor cores with FP32 accumulation; None where not known for certain."""
     for pattern, tera in PEAK_TERAFLOPS.items():
         if device.kind == "cuda" and re.fullmatch(f"NVIDIA (GeForce )?({pattern})", device.name):
             return tera[dtype] * 1e12 if dtype in tera else None

@@ -58,9 +58,9 @@ def to_dict(obj: Any) -> Any:
     return str(obj) if isinstance(obj, Path) else obj
 
 
-def nearest(name: object, known: Sequence[str]) -> str:
+def nearest(name: object, known: Sequence[str], cutoff: float = 0.5) -> str:
     """' Did you mean X?' for the nearest known name, or nothing. For the end of an error message."""
-    match = get_close_matches(str(name), known, n=1, cutoff=0.5)
+    match = get_close_matches(str(name), known, n=1, cutoff=cutoff)
     return f" Did you mean {match[0]!r}?" if match else ""
 
 

@@ -1,6 +1,83 @@
-"""Entry point of the `fourbits` command."""
+"""Entry point of the `fourbits` command: picks a command, runs it, and turns errors into exit codes.
+
+0: done; 1: the run failed; 2: the user's mistake; 130: stopped by Ctrl-C. Errors are one or two stderr lines.
+"""
+
+import os
+import sys
+import traceback
+import warnings
+from importlib.metadata import version
+
+from fourbits.cli.commands import COMMANDS, load
+from fourbits.cli.parser import main_parser, parse
+from fourbits.settings import nearest
+
+MISTAKES = (
+    ValueError,
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    FileExistsError,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    raise SystemExit("fourbits: no command is available yet")
+    parser = main_parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        print(f"fourbits {version('fourbits')}")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 2
+    if args.command not in COMMANDS:
+        parser.error(f"unknown command {args.command!r}.{nearest(args.command, list(COMMANDS))}")
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _run(args.command, args.rest)
+
+
+def _run(name: str, argv: list[str]) -> int:
+    debug = "--debug" in argv
+    try:
+        command = load(name)
+        code = command.run(parse(name, command, argv))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print(f"fourbits {name}: stopped by Ctrl-C.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MISTAKES as error:
+        return _report(name, error, debug, 2)
+    except Exception as error:  # noqa: BLE001 - the last line of defence between a user and a traceback
+        return _report(name, error, debug, 1)
+
+
+def _report(name: str, error: Exception, debug: bool, code: int) -> int:
+    if debug:
+        traceback.print_exception(error)
+        return code
+    text = _describe(error)
+    if code == 1 and not isinstance(error, OSError):
+        text += " (--debug shows where)"
+    print(f"fourbits {name}: {text}", file=sys.stderr)
+    return code
+
+
+def _describe(error: Exception) -> str:
+    """At most two lines. An OSError names its file; an error that is not about the input names its type."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    lines = [line for line in str(error).splitlines() if line.strip()][:2]
+    plain = isinstance(error, ValueError) or type(error).__module__.startswith("fourbits.")
+    return "\n".join(lines) if plain and lines else f"{type(error).__name__}: {' '.join(lines)}"
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"fourbits: warning: {message}", file=sys.stderr)

@@ -1,0 +1,108 @@
+"""Say what this machine can run, which backend fourbits would choose, and why."""
+
+import json
+import platform
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fourbits.device import choose_backend, native_blocker, peak_flops, probe, triton_blocker
+
+EXAMPLE = "fourbits doctor --json"
+EXTRAS = {"transformers": "hf", "tensorboard": "tb"}
+UNVERIFIED = "this project has not yet run on a Blackwell chip; a self-check must pass before the first step"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--device", metavar="KIND", help="cpu, cuda, rocm, xpu or mps (default: the best present)"
+    )
+
+
+def run(args: Namespace) -> int:
+    """Print the findings."""
+    findings = examine(args.device)
+    if args.json:
+        print(json.dumps(findings, indent=2))
+        return 0
+    table = Table("what", "finding", title="fourbits doctor", title_justify="left")
+    for what, finding in rows(findings):
+        table.add_row(what, Text(finding))
+    Console().print(table)
+    return 0
+
+
+def examine(kind: str | None) -> dict[str, Any]:
+    """Everything doctor finds out, as plain data. Raises ValueError for a device that is not here."""
+    device = probe(kind)
+    backend, reason = choose_backend("auto", device)
+    return {
+        "fourbits": version("fourbits"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu_threads": torch.get_num_threads(),
+        "device": asdict(device),
+        "backend": backend.value,
+        "backend_reason": reason,
+        "triton_blocker": triton_blocker(device),
+        "native_blocker": native_blocker(device),
+        "native_note": UNVERIFIED,
+        "compile_error": compile_error(device.torch_device),
+        "peak_bf16_flops": peak_flops(device, torch.bfloat16),
+        "extras": {package: _installed(package) for package in EXTRAS},
+    }
+
+
+def compile_error(torch_device: str) -> str | None:
+    """Why torch.compile does not work here, found by compiling a small function; None if it works."""
+    try:
+        result = torch.compile(_probe_function)(torch.ones(64, device=torch_device))
+    except Exception as error:  # noqa: BLE001 - whatever stops the compiler is the finding
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return None if bool((result == 3).all()) else "a compiled function returned a wrong result"
+
+
+def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
+    """The findings for people."""
+    device, broken = findings["device"], findings["compile_error"]
+    memory, peak = device["memory_bytes"], findings["peak_bf16_flops"]
+    found = [
+        ("fourbits", findings["fourbits"]),
+        ("Python", f"{findings['python']}, {findings['system']}, {findings['cpu_threads']} CPU threads"),
+        ("torch", device["torch_version"]),
+        ("device", f"{device['kind']}: {device['name']}"),
+        ("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
+        ("BF16 peak", f"{peak / 1e12:.0f} TFLOP/s (datasheet)" if peak else "unknown: MFU is not reported"),
+        ("backend", f"{findings['backend']}: {findings['backend_reason']}"),
+        (
+            "torch.compile",
+            f"does not work, everything runs eagerly and slowly: {broken}" if broken else "works",
+        ),
+        ("Triton kernels", f"no: {findings['triton_blocker']}" if findings["triton_blocker"] else "yes"),
+        ("native FP4", f"no: {findings['native_blocker']}" if findings["native_blocker"] else "on request"),
+        ("", UNVERIFIED),
+    ]
+    for package, extra in EXTRAS.items():
+        missing = f"not installed (pip install 'fourbits[{extra}]')"
+        found.append((package, findings["extras"][package] or missing))
+    return found
+
+
+def _probe_function(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,95 @@
+"""Command lines: short errors that name the nearest option, and settings as options with dotted names."""
+
+import argparse
+import inspect
+import sys
+from typing import NoReturn
+
+from fourbits.cli.commands import COMMANDS, Command
+from fourbits.settings import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line and end with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what was wrong and where help is."""
+        end = "" if message.endswith((".", "?")) else "."
+        print(f"{self.prog}: {message}{end} See {self.prog} --help.", file=sys.stderr)
+        raise SystemExit(2)
+
+    def knows(self, option: str) -> bool:
+        """Whether an option such as --out was declared."""
+        return option in self._option_string_actions
+
+    def refuse_option(self, option: str) -> NoReturn:
+        """Report an option that does not exist, with the nearest one that does."""
+        self.error(f"unknown option {option}.{nearest(option, list(self._option_string_actions))}")
+
+
+def command_parser(name: str, command: Command) -> Parser:
+    """The parser of one command, with its docstring as description and its example below."""
+    parser = Parser(
+        prog=f"fourbits {name}",
+        description=inspect.getdoc(command),
+        epilog=f"example:\n  {command.EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def parse(name: str, command: Command, argv: list[str]) -> argparse.Namespace:
+    """The arguments of one command; unknown options go to `overrides` where the command takes settings."""
+    parser = command_parser(name, command)
+    overrides: dict[str, str] = {}
+    if getattr(command, "OVERRIDES", False):
+        argv, overrides = split_overrides(parser, argv)
+    args, unknown = parser.parse_known_args(argv)
+    for argument in unknown:
+        if argument.startswith("-"):
+            parser.refuse_option(argument.partition("=")[0])
+        parser.error(f"unexpected argument {argument!r}")
+    args.overrides = overrides
+    return args
+
+
+def split_overrides(parser: Parser, argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Take `--key value` and `--key=value` out of argv where the parser does not declare the key."""
+    kept: list[str] = []
+    overrides: dict[str, str] = {}
+    rest = iter(argv)
+    for argument in rest:
+        option, equals, value = argument.partition("=")
+        if not option.startswith("--") or option == "--" or parser.knows(option):
+            kept.append(argument)
+            continue
+        key = option.removeprefix("--")
+        if "." not in key and nearest(option, list(parser._option_string_actions), cutoff=0.85):
+            parser.refuse_option(option)
+        if not equals:
+            value = next(rest, "--")
+            if value.startswith("--"):
+                parser.error(f"the setting {option} needs a value, as in {option} VALUE")
+        overrides[key] = value
+    return kept, overrides
+
+
+def main_parser() -> Parser:
+    """The parser of `fourbits` itself, which only picks the command."""
+    width = max(map(len, COMMANDS))
+    table = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    parser = Parser(
+        prog="fourbits",
+        usage="fourbits COMMAND ... | fourbits COMMAND --help",
+        description="Pretrain language models in 4-bit floating point (NVFP4).",
+        epilog=f"commands:\n{table}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,173 @@
+"""The command line: exit codes, short errors, settings as options."""
+
+import errno
+import json
+import shlex
+import subprocess
+import sys
+import types
+from typing import cast
+
+import pytest
+
+from fourbits.cli import main as main_module
+from fourbits.cli.commands import COMMANDS, Command, load
+from fourbits.cli.main import main
+from fourbits.cli.parser import command_parser, parse
+
+
+def fake(run, overrides=True):
+    """A command module with one option --out and a positional."""
+
+    def add_arguments(parser):
+        parser.add_argument("config", nargs="?")
+        parser.add_argument("--out")
+
+    body = {"EXAMPLE": "fourbits fake x", "OVERRIDES": overrides, "add_arguments": add_arguments, "run": run}
+    return cast(Command, types.SimpleNamespace(__doc__="A fake.", **body))
+
+
+@pytest.fixture
+def fourbits(monkeypatch, capsys):
+    """Run `fourbits fake ...` with a given body and return (exit code, stdout, stderr)."""
+
+    def run(body, *argv):
+        monkeypatch.setitem(COMMANDS, "fake", "a fake")
+        monkeypatch.setattr(main_module, "load", lambda name: fake(body))
+        try:
+            code = main(["fake", *argv])
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def failing(error):
+    def body(args):
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ValueError("lr must be positive, got -1."), 2, "fourbits fake: lr must be positive, got -1.\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "a.yaml"),
+            2,
+            "a.yaml: No such file or directory\n",
+        ),
+        (PermissionError(13, "Permission denied", "/x"), 2, "fourbits fake: /x: Permission denied\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "w.bin"), 1, "w.bin: No space left on device\n"),
+        (RuntimeError("loss is NaN"), 1, "fourbits fake: RuntimeError: loss is NaN (--debug shows where)\n"),
+        (KeyError("layer"), 1, "fourbits fake: KeyError: 'layer' (--debug shows where)\n"),
+        (KeyboardInterrupt(), 130, "fourbits fake: stopped by Ctrl-C.\n"),
+    ],
+)
+def test_an_error_is_one_line_with_its_exit_code(fourbits, error, code, text):
+    got, out, err = fourbits(failing(error))
+    assert (got, out) == (code, "")
+    assert err.endswith(text)
+    assert err.count("\n") == 1
+
+
+def test_a_long_error_is_cut_to_two_lines(fourbits):
+    _, _, err = fourbits(failing(ValueError("one\n\ntwo\nthree")))
+    assert err == "fourbits fake: one\ntwo\n"
+
+
+def test_debug_shows_the_traceback(fourbits):
+    code, _, err = fourbits(failing(ValueError("bad")), "--debug")
+    assert code == 2
+    assert "Traceback" in err
+    assert "in body" in err
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line_without_a_source_position(fourbits):
+    def body(args):
+        main_module.warnings.warn("no C++ compiler: slower", stacklevel=1)
+        return 0
+
+    assert fourbits(body) == (0, "", "fourbits: warning: no C++ compiler: slower\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["tiny", "--optim.lr", "3e-4"], ("tiny", None, {"optim.lr": "3e-4"})),
+        (["--optim.lr", "3e-4", "tiny", "--out", "d"], ("tiny", "d", {"optim.lr": "3e-4"})),
+        (["--optim.lr=-1", "--recipe", "nvfp4"], (None, None, {"optim.lr": "-1", "recipe": "nvfp4"})),
+        (["--optim.lr", "-1", "--out=d"], (None, "d", {"optim.lr": "-1"})),
+    ],
+)
+def test_unknown_options_are_settings_wherever_they_stand(argv, expected):
+    args = parse("fake", fake(None), argv)
+    assert (args.config, args.out, args.overrides) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--optim.lr"], "the setting --optim.lr needs a value, as in --optim.lr VALUE"),
+        (["--optim.lr", "--out", "d"], "the setting --optim.lr needs a value"),
+        (["--outt", "d"], "unknown option --outt. Did you mean '--out'?"),
+        (["a", "b"], "unexpected argument 'b'"),
+        (["--out"], "argument --out: expected one argument. See fourbits fake --help."),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(fourbits, argv, text):
+    code, out, err = fourbits(lambda args: 0, *argv)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert text in err
+
+
+def test_a_command_without_settings_refuses_unknown_options(capsys):
+    with pytest.raises(SystemExit):
+        parse("fake", fake(None, overrides=False), ["--optim.lr", "1"])
+    assert "unknown option --optim.lr" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_refused_with_the_nearest_one(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["docter"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == (
+        "fourbits: unknown command 'docter'. Did you mean 'doctor'? See fourbits --help.\n"
+    )
+
+
+def test_without_a_command_the_commands_are_listed(capsys):
+    assert main([]) == 2
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in COMMANDS)
+
+
+def test_help_does_not_load_torch():
+    code = "import sys, fourbits.cli.main as m; m.main([]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_in_the_help_of_a_command_parses(name):
+    command = load(name)
+    program, word, *argv = shlex.split(command.EXAMPLE)
+    assert (program, word) == ("fourbits", name)
+    parse(name, command, argv)
+    assert command.EXAMPLE in command_parser(name, command).format_help()
+
+
+def test_doctor_gives_a_reason_for_its_backend(capsys):
+    assert main(["doctor", "--device", "cpu", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert findings["backend"] == "emulated"
+    assert "CPU" in findings["backend_reason"]
+    assert "sm_100" in findings["native_blocker"]
+    assert findings["compile_error"] is None
+
+
+def test_doctor_says_that_native_fp4_is_unverified(capsys):
+    assert main(["doctor", "--device", "cpu"]) == 0
+    assert "has not yet run on a Blackwell chip" in " ".join(capsys.readouterr().out.split())
