@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test check test-gpu bench clean install
+.PHONY: help demo test check test-gpu bench clean install
 .DEFAULT_GOAL := help
 
 help:
@@ -18,13 +18,18 @@ help:
 	@echo "make clean     remove caches and build products (the environment and runs stay)"
 
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "fourbits: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=/path/to/python3" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "fourbits: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "fourbits: needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1); run make PYTHON=python3.11 (or newer)" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	  { echo "fourbits: needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1); run make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "fourbits: $(PYTHON) cannot make an environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
+# torch first and by itself, so that only torch is looked up in TORCH_INDEX and no CUDA package comes along.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt --extra-index-url $(TORCH_INDEX) -e '.[dev]'
+	@echo "installing into $(VENV) (once; PyTorch for CPU and its tools, a few minutes)"
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --extra-index-url $(TORCH_INDEX) torch
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
 install: $(VENV)/.installed

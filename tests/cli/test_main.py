@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import types
+import warnings
 from typing import cast
 
 import pytest
@@ -88,7 +89,7 @@ def test_debug_shows_the_traceback(fourbits):
 @pytest.mark.filterwarnings("default")
 def test_a_warning_is_one_line_without_a_source_position(fourbits):
     def body(args):
-        main_module.warnings.warn("no C++ compiler: slower", stacklevel=1)
+        warnings.warn("no C++ compiler: slower", stacklevel=1)
         return 0
 
     assert fourbits(body) == (0, "", "fourbits: warning: no C++ compiler: slower\n")
