@@ -5,8 +5,13 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(2)
+
+# The same examples on every machine, and no time limit: what a test claims does not depend on a busy CPU.
+settings.register_profile("fourbits", derandomize=True, deadline=None, database=None)
+settings.load_profile("fourbits")
 
 
 @pytest.fixture(autouse=True)
