@@ -1,0 +1,1 @@
+"""Token streams: from text files to exact, phased, resumable samples; knows nothing of models."""

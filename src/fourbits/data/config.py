@@ -1,0 +1,69 @@
+"""The `data` section of a run: what to read, and how it is blended."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fourbits.data.blend import Phase
+from fourbits.data.corpus import Source, file_sources
+from fourbits.data.dataset import MANIFEST, PreparedData
+from fourbits.data.prepare import PrepareOptions, Progress, prepare, request_of
+from fourbits.data.stdlib import stdlib_sources
+
+STDLIB = "stdlib"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """What a run reads.
+
+    paths: one prepared folder, or text: files, folders, NAME=PATH, or "stdlib". phases: the blend; none means
+    the demo's for code and prose, else proportional to size. max_epochs: refuse to read a source more often.
+    The other fields say how text is prepared, see PrepareOptions; a prepared folder has decided them already.
+    """
+
+    paths: tuple[str, ...] = (STDLIB,)
+    phases: tuple[Phase, ...] = ()
+    max_epochs: float | None = None
+    tokenizer: str | None = None
+    end_token: str | None = None
+    vocab_size: int = 2048
+    validation_fraction: float = 0.05
+    split_seed: int = 0
+
+
+def open_data(config: DataConfig, cache: Path | str, progress: Progress | None = None) -> PreparedData:
+    """Open the prepared folder that `paths` names, or prepare the text it names in a folder below `cache`.
+
+    That folder is named by what is asked, so runs that ask the same share it, and nothing is prepared twice.
+    """
+    if len(config.paths) == 1 and (Path(config.paths[0]) / MANIFEST).is_file():
+        return PreparedData.open(config.paths[0])
+    sources = text_sources(config.paths)
+    options = PrepareOptions(
+        tokenizer=config.tokenizer,
+        end_token=config.end_token,
+        vocab_size=config.vocab_size,
+        validation_fraction=config.validation_fraction,
+        seed=config.split_seed,
+    )
+    request = json.dumps(request_of(sources, options), sort_keys=True)
+    return prepare(
+        sources, Path(cache) / hashlib.sha256(request.encode()).hexdigest()[:16], options, progress
+    )
+
+
+def text_sources(paths: Sequence[str]) -> list[Source]:
+    """Sources of text paths, in order; "stdlib" stands for the two of the Python standard library."""
+    sources: list[Source] = []
+    for path in paths:
+        sources += stdlib_sources() if path == STDLIB else file_sources([path])
+    names = [source.name for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"data: two sources are called {name!r}; name one of them, as in other=PATH.")
+    if not sources:
+        raise ValueError("data: no text was named; give files, folders or stdlib.")
+    return sources

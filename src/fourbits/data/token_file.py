@@ -1,0 +1,224 @@
+"""Token files in the layout of Megatron-LM: PREFIX.bin holds token ids, PREFIX.idx says where documents lie.
+
+    .bin   the ids of all documents, one after another, little endian
+    .idx   "MMIDIDX\\0\\0"   9 bytes
+           version         uint64, 1
+           id type         uint8: 8 = uint16, 4 = int32
+           sequences       uint64, S
+           documents       uint64, D + 1
+           lengths         int32  [S]      ids in each sequence
+           pointers        int64  [S]      byte offset of each sequence in .bin
+           document index  int64  [D + 1]  first sequence of each document; 0 first, S last
+
+We write one sequence per document. The layout has no code for uint32: ids that need more than 16 bits are
+stored as int32, whose bytes are the same for every id below 2**31. Opening a file reads its header and checks
+the sizes against each other; ids are mapped, never loaded.
+"""
+
+import os
+import struct
+from array import array
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+ID_TYPES: dict[int, np.dtype] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
+MAX_UINT16_VOCABULARY = 65_500  # Megatron's own threshold, so that both sides choose the same type
+
+Ids = npt.NDArray[np.unsignedinteger | np.signedinteger]
+
+
+def id_type(vocabulary_size: int) -> np.dtype:
+    """The type that stores ids below `vocabulary_size`: uint16 below 65,500, else int32."""
+    return ID_TYPES[8] if vocabulary_size < MAX_UINT16_VOCABULARY else ID_TYPES[4]
+
+
+class TokenFile:
+    """A token file opened for reading; PREFIX without .bin or .idx.
+
+    tokens: ids of the whole file [num_tokens], mapped; lengths: ids per document, int32 [num_documents].
+    """
+
+    def __init__(self, prefix: Path | str) -> None:
+        """Raises ValueError for a missing, foreign, truncated or empty pair of files."""
+        self.prefix = Path(prefix)
+        bin_path, idx_path = bin_and_idx(self.prefix)
+        index = _map_bytes(idx_path)
+        if len(index) < HEADER.size or bytes(index[: len(MAGIC)]) != MAGIC:
+            raise ValueError(f"{idx_path}: not a token index (it must begin with MMIDIDX and a header).")
+        _, version, code, num_sequences, num_boundaries = HEADER.unpack(bytes(index[: HEADER.size]))
+        if version != VERSION:
+            raise ValueError(f"{idx_path}: version must be {VERSION}, got {version}.")
+        if code not in ID_TYPES:
+            raise ValueError(f"{idx_path}: ids must be uint16 (code 8) or int32 (code 4), got code {code}.")
+        expected = HEADER.size + 12 * num_sequences + 8 * num_boundaries
+        if len(index) not in (
+            expected,
+            expected + num_sequences,
+        ):  # the optional tail is one mode per sequence
+            raise ValueError(
+                f"{idx_path}: truncated or foreign: {expected} bytes expected, {len(index)} found."
+            )
+        self.dtype = ID_TYPES[code]
+        at_pointers = HEADER.size + 4 * num_sequences
+        at_documents = at_pointers + 8 * num_sequences
+        sequence_lengths = index[HEADER.size : at_pointers].view("<i4")
+        self._pointers = index[at_pointers:at_documents].view("<i8")
+        self._documents = index[at_documents : at_documents + 8 * num_boundaries].view("<i8")
+        self.tokens: Ids = _map_ids(bin_path, self.dtype)
+        self._check_sizes(bin_path, idx_path, sequence_lengths)
+
+    def _check_sizes(self, bin_path: Path, idx_path: Path, lengths: npt.NDArray[np.int32]) -> None:
+        total = int(lengths.sum(dtype=np.int64))
+        if total != len(self.tokens):
+            raise ValueError(
+                f"{bin_path}: {len(self.tokens)} ids found where {idx_path.name} lists {total}: "
+                f"one of the two is truncated or belongs to another file."
+            )
+        ends_match = int(self._pointers[-1]) + int(lengths[-1]) * self.dtype.itemsize == self.tokens.nbytes
+        if int(self._pointers[0]) != 0 or not ends_match:
+            raise ValueError(
+                f"{idx_path}: its pointers do not tile {bin_path.name}; it belongs to another file."
+            )
+        if len(self._documents) < 2 or self._documents[0] != 0 or self._documents[-1] != len(lengths):
+            raise ValueError(f"{idx_path}: its document index does not cover its {len(lengths)} sequences.")
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids in the file, end tokens included."""
+        return len(self.tokens)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in the file."""
+        return len(self._documents) - 1
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Ids in each document, end tokens included. int64 [num_documents]."""
+        return np.diff(self._starts())
+
+    def document(self, number: int) -> Ids:
+        """The ids of one document, end token included."""
+        if not 0 <= number < self.num_documents:
+            raise ValueError(f"{self.prefix}: document {number} asked, there are {self.num_documents}.")
+        first, last = self._documents[number], self._documents[number + 1]
+        end = self._pointers[last] // self.dtype.itemsize if last < len(self._pointers) else self.num_tokens
+        return self.tokens[self._pointers[first] // self.dtype.itemsize : end]
+
+    def _starts(self) -> npt.NDArray[np.int64]:
+        pointers = np.append(self._pointers, np.int64(self.tokens.nbytes))
+        return pointers[self._documents] // self.dtype.itemsize
+
+
+class TokenFileWriter:
+    """Writes a pair of token files that appear complete or not at all. Use as a context manager.
+
+    Both files grow under temporary names; leaving the block flushes them to disk and renames .bin, then .idx.
+    An exception inside the block, a full disk included, removes them and leaves an earlier pair as it was.
+    """
+
+    def __init__(self, prefix: Path | str, dtype: np.dtype) -> None:
+        """Write PREFIX.bin and PREFIX.idx with ids of type `dtype` (see `id_type`)."""
+        codes = [code for code, known in ID_TYPES.items() if known == dtype]
+        if not codes:
+            raise ValueError(f"{prefix}: ids must be uint16 or int32, got {dtype}.")
+        self.prefix, self.dtype, self._code = Path(prefix), ID_TYPES[codes[0]], codes[0]
+        self._lengths = array("i")
+        self._bin_path, self._idx_path = (
+            path.with_name(path.name + ".tmp") for path in bin_and_idx(self.prefix)
+        )
+        self._bin = self._bin_path.open("wb", buffering=1 << 20)
+        self.num_tokens = 0
+
+    @property
+    def num_documents(self) -> int:
+        """Documents added so far."""
+        return len(self._lengths)
+
+    def add(self, ids: npt.ArrayLike) -> None:
+        """Append one document, end token included. ids: integers [n], n >= 1, that fit the id type."""
+        document = np.asarray(ids)
+        if document.ndim != 1 or not len(document):
+            raise ValueError(
+                f"{self.prefix}: a document is a non-empty list of ids, got shape {document.shape}."
+            )
+        low, high = int(document.min()), int(document.max())
+        if low < 0 or high > np.iinfo(self.dtype).max:
+            raise ValueError(f"{self.prefix}: ids {low} to {high} do not fit {self.dtype}.")
+        self._bin.write(document.astype(self.dtype, copy=False).tobytes())
+        self._lengths.append(len(document))
+        self.num_tokens += len(document)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Publish the pair, or remove it if the block failed."""
+        try:
+            if kind is None:
+                self._publish()
+        finally:
+            if not self._bin.closed:
+                self._close_quietly()
+            self._bin_path.unlink(missing_ok=True)
+            self._idx_path.unlink(missing_ok=True)
+
+    def _publish(self) -> None:
+        if not self._lengths:
+            raise ValueError(f"{self.prefix}: a token file needs at least one document, got none.")
+        _sync(self._bin)
+        self._bin.close()
+        with self._idx_path.open("wb") as file:
+            lengths = np.frombuffer(self._lengths, dtype=np.int32).astype("<i4")
+            pointers = np.zeros(len(lengths), dtype="<i8")
+            np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
+            file.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(lengths) + 1))
+            file.write(lengths.tobytes())
+            file.write((pointers * self.dtype.itemsize).astype("<i8").tobytes())
+            file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+            _sync(file)
+        for source, target in zip((self._bin_path, self._idx_path), bin_and_idx(self.prefix), strict=True):
+            source.replace(target)
+
+    def _close_quietly(self) -> None:
+        # A full disk fails once more when close() flushes; the first error is the one the user should see.
+        try:
+            self._bin.close()
+        except OSError:
+            return
+
+
+def bin_and_idx(prefix: Path) -> tuple[Path, Path]:
+    """The two paths of a token file. A prefix may contain dots, so suffixes are appended, not replaced."""
+    return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _map_bytes(path: Path) -> npt.NDArray[np.uint8]:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such token file.")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: the file is empty.")
+    # The plain ndarray view slices several times faster than the memmap subclass.
+    return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+
+
+def _map_ids(path: Path, dtype: np.dtype) -> Ids:
+    raw = _map_bytes(path)
+    if len(raw) % dtype.itemsize:
+        raise ValueError(f"{path}: truncated: {len(raw)} bytes are not whole {dtype} ids.")
+    return raw.view(dtype)

@@ -1,0 +1,113 @@
+"""Text to token ids and back: byte-level BPE, trained here or read from a tokenizer.json.
+
+Every text has ids, since the alphabet is the 256 bytes. One special token ends a document; it is never
+produced by text, even by text that spells it. A tokenizer is data: reading one executes nothing.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+END_TOKEN = "<|endoftext|>"
+KNOWN_END_TOKENS = (END_TOKEN, "</s>", "<|end_of_text|>", "<eos>", "<|eot|>", "[EOS]")
+VOCABULARY_MULTIPLE = 128  # embedding rows are a multiple of this: whole blocks, tiles and tensor-core shapes
+SMALLEST_VOCABULARY = 384
+
+
+def padded_size(size: int) -> int:
+    """The model's vocabulary for `size` tokens: the next multiple of 128."""
+    return -(-size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+class Tokenizer:
+    """A tokenizer with its end-of-document token.
+
+    size: ids in use; vocab_size: `size` rounded up to a multiple of 128, for the model; end_id: ends a
+    document; sha256: of the file that `save` writes.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, end_token: str | None = None, origin: str = "tokenizer"):
+        """Wrap a `tokenizers.Tokenizer`. Raises ValueError if its vocabulary has no end-of-document token."""
+        inner.encode_special_tokens = True
+        inner.no_padding()
+        inner.no_truncation()
+        candidates = (end_token,) if end_token else KNOWN_END_TOKENS
+        ids = {token: inner.token_to_id(token) for token in candidates}
+        found = [(token, number) for token, number in ids.items() if number is not None]
+        if not found:
+            raise ValueError(
+                f"{origin}: no end-of-document token: none of {', '.join(candidates)} is in its vocabulary. "
+                f"Name the one it has."
+            )
+        self._inner = inner
+        self.end_token, self.end_id = found[0]
+        self.size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = padded_size(self.size)
+        self.sha256 = hashlib.sha256(self._serialized()).hexdigest()
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Self:
+        """Train a byte-level BPE of `vocab_size` tokens, rounded up to a multiple of 128 (at least 384)."""
+        if vocab_size < SMALLEST_VOCABULARY:
+            raise ValueError(
+                f"tokenizer: vocab_size must be at least {SMALLEST_VOCABULARY} (256 bytes, the end token and "
+                f"some merges), got {vocab_size}."
+            )
+        inner = tokenizers.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+        inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+        trainer = trainers.BpeTrainer(
+            vocab_size=padded_size(vocab_size),
+            special_tokens=[END_TOKEN],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        inner.train_from_iterator(texts, trainer)
+        return cls(inner)
+
+    @classmethod
+    def load(cls, path: Path | str, end_token: str | None = None) -> Self:
+        """Read a tokenizer.json, or the one in a folder. Raises ValueError if it is missing or not one."""
+        path = Path(path)
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            raise ValueError(f"{file}: no such tokenizer file.")
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception for every malformed file
+            raise ValueError(f"{file}: not a tokenizer.json: {error}") from error
+        return cls(inner, end_token, origin=str(file))
+
+    def save(self, path: Path | str) -> None:
+        """Write a tokenizer.json that appears complete or not at all."""
+        path = Path(path)
+        temporary = path.with_name(path.name + ".tmp")
+        with temporary.open("wb") as file:
+            file.write(self._serialized())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without an end token."""
+        return self._inner.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Ids of many texts, encoded in parallel."""
+        for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False):
+            yield encoding.ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; end tokens are left out. Ids that the tokenizer does not have are an error."""
+        ids = [int(token) for token in ids]
+        if ids and not 0 <= min(ids) <= max(ids) < self.size:
+            raise ValueError(f"tokenizer: ids must be in [0, {self.size}), got {min(ids)} to {max(ids)}.")
+        return self._inner.decode(ids, skip_special_tokens=True)
+
+    def _serialized(self) -> bytes:
+        return self._inner.to_str(pretty=False).encode()
