@@ -1,7 +1,7 @@
 """Turn text into token files, and look into them.
 
 PATH is a .txt, .md, .py or .jsonl file (field "text"), a folder of such files, NAME=PATH to name the source
-yourself, or the word stdlib for the standard library of this Python.
+yourself, a folder that corpus wrote, or the word stdlib for the standard library of this Python.
 """
 
 import json
@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from fourbits.data.config import text_sources
+from fourbits.data.config import STDLIB, text_sources
+from fourbits.data.corpus_folder import write_corpus
 from fourbits.data.dataset import PreparedData
 from fourbits.data.prepare import PrepareOptions, prepare
 
@@ -21,7 +22,7 @@ EXAMPLE = "fourbits data prepare stdlib --out stdlib-tokens"
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|inspect")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|inspect|corpus")
     making = actions.add_parser("prepare", help="text to token files", allow_abbrev=False)
     making.add_argument("paths", nargs="+", metavar="PATH", help="text to read")
     making.add_argument("--out", required=True, metavar="DIR", help="folder to write")
@@ -37,12 +38,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     looking = actions.add_parser("inspect", help="say what a prepared folder holds", allow_abbrev=False)
     looking.add_argument("folder", metavar="DIR", help="a folder that prepare wrote")
     looking.add_argument("--verify", action="store_true", help="hash every file whole")
-    for action in (making, looking):
+    building = actions.add_parser(
+        "corpus", help="write a corpus as text, to read or copy", allow_abbrev=False
+    )
+    building.add_argument("name", choices=[STDLIB], help="which corpus")
+    building.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    for action in (making, looking, building):
         action.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: Namespace) -> int:
-    """Do what was asked and print a table of the sources."""
+    """Do what was asked and print what came of it."""
+    if args.action == "corpus":
+        return build_corpus(args)
     if args.action == "prepare":
         options = PrepareOptions(
             tokenizer=args.tokenizer,
@@ -59,6 +67,18 @@ def run(args: Namespace) -> int:
         print(json.dumps({"folder": str(data.folder), **data.manifest}, indent=2))
     else:
         show(data)
+    return 0
+
+
+def build_corpus(args: Namespace) -> int:
+    """Write the corpus that was named."""
+    corpus = write_corpus(text_sources([args.name]), args.out)
+    if args.json:
+        print(json.dumps({"folder": args.out, **corpus}, indent=2))
+    else:
+        for name, record in corpus["sources"].items():
+            print(f"{name}: {record['documents']:,} documents, {record['bytes'] / 1e6:.2f} MB")
+        print(f"next: fourbits data prepare {args.out} --out TOKENS")
     return 0
 
 

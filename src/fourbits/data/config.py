@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fourbits.data.blend import Phase
 from fourbits.data.corpus import Source, file_sources
+from fourbits.data.corpus_folder import corpus_sources, is_corpus
 from fourbits.data.dataset import MANIFEST, PreparedData
 from fourbits.data.prepare import PrepareOptions, Progress, prepare, request_of
 from fourbits.data.stdlib import stdlib_sources
@@ -19,9 +20,10 @@ STDLIB = "stdlib"
 class DataConfig:
     """What a run reads.
 
-    paths: one prepared folder, or text: files, folders, NAME=PATH, or "stdlib". phases: the blend; none means
-    the demo's for code and prose, else proportional to size. max_epochs: refuse to read a source more often.
-    The other fields say how text is prepared, see PrepareOptions; a prepared folder has decided them already.
+    paths: one prepared folder, or text: files, folders, NAME=PATH, corpus folders, or "stdlib". phases: the
+    blend; none means the demo's for code and prose, else proportional to size. max_epochs: refuse to read a
+    source more often. The other fields say how text is prepared, see PrepareOptions; a prepared folder has
+    decided them already.
     """
 
     paths: tuple[str, ...] = (STDLIB,)
@@ -56,10 +58,13 @@ def open_data(config: DataConfig, cache: Path | str, progress: Progress | None =
 
 
 def text_sources(paths: Sequence[str]) -> list[Source]:
-    """Sources of text paths, in order; "stdlib" stands for the two of the Python standard library."""
+    """Sources of text paths, in order; a corpus folder has several, "stdlib" has code and prose."""
     sources: list[Source] = []
     for path in paths:
-        sources += stdlib_sources() if path == STDLIB else file_sources([path])
+        if path == STDLIB:
+            sources += stdlib_sources()
+        else:
+            sources += corpus_sources(path) if is_corpus(path) else file_sources([path])
     names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:

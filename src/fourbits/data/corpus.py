@@ -8,7 +8,7 @@ what was prepared?" without reading the text.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
@@ -83,10 +83,13 @@ def read_files(files: Sequence[Path], root: Path) -> Iterator[Document]:
     """Every document of the files, in order, named relative to root; blank texts are left out."""
     for path in files:
         name = path.relative_to(root).as_posix()
-        texts = _read_jsonl(path) if path.suffix == ".jsonl" else [("", read_text(path))]
-        for place, text in texts:
-            if text.strip():
-                yield Document(name + place, text, split_key=hashlib.sha256(text.encode()).hexdigest())
+        documents = _read_jsonl(path, name) if path.suffix == ".jsonl" else [_document(name, read_text(path))]
+        yield from (document for document in documents if document.text.strip())
+
+
+def _document(name: str, text: str) -> Document:
+    # Equal texts have equal keys: no copy of a validation text is trained on.
+    return Document(name, text, split_key=hashlib.sha256(text.encode()).hexdigest())
 
 
 def read_text(path: Path) -> str:
@@ -107,8 +110,8 @@ def _decode(raw: bytes, path: Path, offset: int) -> str:
         ) from error
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, str]]:
-    """(":line", text) of each line; a line is a JSON object whose field `text` is a string."""
+def _read_jsonl(path: Path, name: str) -> Iterator[Document]:
+    """A document per line: a JSON object with a string `text`, and maybe strings `name` and `split_key`."""
     try:
         with path.open("rb") as file:
             offset = 0
@@ -116,12 +119,12 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, str]]:
                 line = _decode(raw, path, offset)
                 offset += len(raw)
                 if line.strip():
-                    yield f":{number}", _text_field(line, f"{path}:{number}")
+                    yield _parse_line(line, f"{path}:{number}", f"{name}:{number}")
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}.") from error
 
 
-def _text_field(line: str, place: str) -> str:
+def _parse_line(line: str, place: str, name: str) -> Document:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -130,9 +133,10 @@ def _text_field(line: str, place: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"{place}: each line must be an object with a string field 'text'.")
     try:
-        text.encode()
+        document = _document(name, text)
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{place}: character {error.start} of its text is half of a surrogate pair."
         ) from error
-    return text
+    own = {key: value for key in ("name", "split_key") if isinstance(value := record.get(key), str)}
+    return replace(document, **own)

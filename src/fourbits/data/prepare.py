@@ -7,7 +7,6 @@ stamp: equal input gives equal bytes.
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from fourbits.data.dataset import (
 )
 from fourbits.data.token_file import TokenFileWriter, id_type
 from fourbits.data.tokenizer import Tokenizer
+from fourbits.data.whole_file import write_json
 
 # progress(what, bytes done, bytes in all)
 Progress = Callable[[str, int, int], None]
@@ -94,7 +94,7 @@ def prepare(
         },
         "sources": records,
     }
-    _write_json(out / MANIFEST, manifest)
+    write_json(out / MANIFEST, manifest)
     for source in sources:
         _record_path(out, source).unlink(missing_ok=True)
     return PreparedData.open(out)
@@ -177,7 +177,7 @@ def _prepare_source(
         "held_out": held_out,
         **{name: describe_files(prefix) for name, prefix in zip(SPLITS, prefixes, strict=True)},
     }
-    _write_json(_record_path(out, source), {"key": key, "record": record})
+    write_json(_record_path(out, source), {"key": key, "record": record})
     return record
 
 
@@ -260,13 +260,3 @@ def _finished_record(out: Path, source: Source, key: str) -> dict[str, Any] | No
 
 def _record_path(out: Path, source: Source) -> Path:
     return out / f"{source.name}.finished.json"
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

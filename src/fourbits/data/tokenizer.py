@@ -5,13 +5,14 @@ produced by text, even by text that spells it. A tokenizer is data: reading one 
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from fourbits.data.whole_file import write_whole
 
 END_TOKEN = "<|endoftext|>"
 KNOWN_END_TOKENS = (END_TOKEN, "</s>", "<|end_of_text|>", "<eos>", "<|eot|>", "[EOS]")
@@ -85,13 +86,7 @@ class Tokenizer:
 
     def save(self, path: Path | str) -> None:
         """Write a tokenizer.json that appears complete or not at all."""
-        path = Path(path)
-        temporary = path.with_name(path.name + ".tmp")
-        with temporary.open("wb") as file:
-            file.write(self._serialized())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(Path(path), self._serialized())
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without an end token."""

@@ -1,0 +1,75 @@
+"""A corpus as a folder: one SOURCE.jsonl per source, and corpus.json with licences, counts and hashes.
+
+Corpora that are built rather than found end up here, so that they can be read, copied and prepared again
+without being built again. corpus.json is written last: without it there is no corpus.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fourbits.data.corpus import Source, read_files
+from fourbits.data.whole_file import write_json
+
+CORPUS_FILE = "corpus.json"
+FORMAT = "fourbits-corpus"
+VERSION = 1
+
+
+def write_corpus(sources: Sequence[Source], out: Path | str) -> dict[str, Any]:
+    """Write the documents of `sources` into the folder `out`. Returns what corpus.json says."""
+    out = Path(out)
+    if (out / CORPUS_FILE).exists():
+        raise ValueError(f"{out}: holds a corpus already; name another folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    records = {source.name: _write_source(source, out / f"{source.name}.jsonl") for source in sources}
+    corpus = {"format": FORMAT, "version": VERSION, "sources": records}
+    write_json(out / CORPUS_FILE, corpus)
+    return corpus
+
+
+def is_corpus(path: Path | str) -> bool:
+    """Whether a path is a folder that `write_corpus` finished."""
+    return (Path(path) / CORPUS_FILE).is_file()
+
+
+def corpus_sources(folder: Path | str) -> list[Source]:
+    """The sources of a corpus folder. Raises ValueError if it is damaged or its files changed size."""
+    folder = Path(folder).resolve()
+    path = folder / CORPUS_FILE
+    try:
+        corpus = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged: {error}.") from error
+    if not isinstance(corpus, dict) or (corpus.get("format"), corpus.get("version")) != (FORMAT, VERSION):
+        raise ValueError(f"{path}: its format must be {FORMAT!r}, version {VERSION}.")
+    return [_open_source(folder, name, record) for name, record in corpus["sources"].items()]
+
+
+def _open_source(folder: Path, name: str, record: dict[str, Any]) -> Source:
+    path = folder / f"{name}.jsonl"
+    size = path.stat().st_size if path.is_file() else 0
+    if size != record["bytes"]:
+        raise ValueError(
+            f"{path}: {size} bytes, {CORPUS_FILE} records {record['bytes']}: truncated or replaced."
+        )
+    return Source(name, (path,), lambda: read_files((path,), folder), record["licence"])
+
+
+def _write_source(source: Source, path: Path) -> dict[str, Any]:
+    digest, documents, size = hashlib.sha256(), 0, 0
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        for document in source.read():
+            record = {"name": document.name, "split_key": document.split_key, "text": document.text}
+            line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+            file.write(line)
+            digest.update(line)
+            documents, size = documents + 1, size + len(line)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return {"licence": source.licence, "documents": documents, "bytes": size, "sha256": digest.hexdigest()}
