@@ -1,0 +1,1 @@
+"""From a tensor to a quantized operand, and back."""

@@ -1,0 +1,49 @@
+"""The reference under torch.compile: the same source, fused by the compiler, with equal bits.
+
+Where no C++ compiler works, the eager source runs instead, slower, and one warning says so.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
+import torch
+from torch._dynamo import config as dynamo_config  # pyright: ignore[reportPrivateUsage]
+from torch._dynamo.exc import BackendCompilerFailed  # pyright: ignore[reportPrivateUsage]
+from torch._inductor.exc import InductorError  # pyright: ignore[reportPrivateUsage]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: distinct specs that one function may be compiled for; the compiler's default of 8 is less than one recipe
+#: has
+_LIMITS = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
+_broken: list[str] = []
+
+
+@functools.cache
+def compiled(function: Callable[P, T]) -> Callable[P, T]:
+    """`function` compiled for any shape. Raises nothing of the compiler's: its failure is announced once."""
+    fast = cast(Callable[P, T], torch.compile(function, fullgraph=True, dynamic=True))  # pyright: ignore
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _broken:
+            return function(*args, **kwargs)
+        try:
+            with dynamo_config.patch(_LIMITS):  # pyright: ignore[reportUnknownMemberType]
+                return fast(*args, **kwargs)
+        except (BackendCompilerFailed, InductorError) as error:
+            _broken.append(str(error))
+            warnings.warn(
+                f"quantization runs uncompiled, about 20 times slower: {_first_line(error)}. "
+                "Install a C++ compiler (g++ or clang++) to speed it up; the bits are the same.",
+                stacklevel=2,
+            )
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
