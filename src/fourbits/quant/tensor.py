@@ -121,6 +121,15 @@ class ExactOperand:
     axis: int
     spec: OperandSpec
 
+    @property
+    def scale_block(self) -> tuple[int, int]:
+        """Elements (other axis, contraction axis) under one entry of a 2-D `scale`."""
+        outer = self.spec.block_format.outer_block
+        if outer:
+            return (1, outer)
+        assert self.spec.block_size is not None, "a tensor without blocks has one scale"
+        return self.spec.block_size
+
     def along(self, axis: int) -> "ExactOperand":
         """The same values summed over the other axis; square blocks without transform only."""
         if axis == self.axis:
@@ -167,3 +176,14 @@ def pack_codes(codes: Tensor, spec: OperandSpec) -> Tensor:
     """Codes as stored: two to a byte where elements have 4 bits. codes: uint8 [R, Cp], contiguous."""
     element = spec.block_format.element
     return pack_nibbles(codes) if element is not None and element.bits == 4 else codes
+
+
+def unpacked(q: QuantizedTensor) -> ExactOperand:
+    """The exact form of a packed operand, rows first (axis 1)."""
+    fmt = q.spec.block_format
+    if fmt.element is None:
+        return ExactOperand(q.codes, q.global_scale, 1, q.spec)
+    if fmt.scale == "fp32":
+        values = decode(q.element_codes(), fmt.element).to(torch.bfloat16)
+        return ExactOperand(values, q.global_scale if q.spec.block_size is None else q.block_scale, 1, q.spec)
+    return ExactOperand(q.block_values().to(torch.bfloat16), q.global_scale, 1, q.spec)

@@ -1,0 +1,99 @@
+"""The specification of the product of two quantized operands: sums without error. docs/nvfp4.md, section 12.
+
+Slow and exact, for tests and for judging the other backends; every backend starts from the same codes and
+scales.
+"""
+
+import torch
+from torch import Tensor
+
+from fourbits.formats.codes import decode
+from fourbits.quant.tensor import QuantizedTensor, decode_scales, spread
+
+#: exact products of these element formats with E4M3 scales are whole numbers of 2**-2e; e by element
+_FRACTION_BITS = {"e2m1": 10, "e1m2": 11, "int4": 9}
+
+
+def matmul(a: QuantizedTensor, b: QuantizedTensor, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+    """Stored rows of a times stored rows of b, summed without error, then rounded once to fp32 and scaled."""
+    if _has_integer_products(a) and _has_integer_products(b):
+        total = _integer_sum(a, b).to(torch.float32)
+        scales = a.global_scale, b.global_scale
+    elif a.spec.block_format.quantized and b.spec.block_format.quantized:
+        total, scales = _segment_sum(a, b).to(torch.float32), _outer_scales(a, b)
+    else:
+        total = (a.block_values().double() @ b.block_values().double().t()).to(torch.float32)
+        scales = a.global_scale, b.global_scale
+    return finish(total, scales[0], scales[1], out_dtype, bias)
+
+
+def finish(
+    total: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None
+) -> Tensor:
+    """The epilogue in fp32: one global scale after the other (their product alone may overflow), bias,
+    rounding.
+    """
+    scaled = (total * scale_a) * scale_b
+    return (scaled if bias is None else scaled + bias.to(torch.float32)).to(out_dtype)
+
+
+def _has_integer_products(q: QuantizedTensor) -> bool:
+    fmt = q.spec.block_format
+    return fmt.scale == "e4m3" and fmt.has_global_scale and q.global_scale.dim() == 0
+
+
+def _integer_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
+    """Sum of (q_a s_a)(q_b s_b) in int64, which no order of additions changes; NaN rows and columns kept."""
+    factors, bits = [], 0
+    for q in (a, b):
+        assert q.spec.block_format.element is not None
+        fraction = _FRACTION_BITS[q.spec.block_format.element.name]
+        factors.append(q.block_values() * 2.0**fraction)
+        bits += fraction
+    poisoned = torch.isnan(factors[0]).any(1)[:, None] | torch.isnan(factors[1]).any(1)[None, :]
+    whole_a, whole_b = (factor.nan_to_num().to(torch.int64) for factor in factors)
+    total = (whole_a @ whole_b.t()).to(torch.float64) * 2.0**-bits
+    return torch.where(poisoned, torch.nan, total)
+
+
+def _segment_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
+    """fp64 sum over segments of the contraction in which both scales are constant, each segment exact."""
+    (codes_a, scale_a), (codes_b, scale_b) = _elements_and_scales(a), _elements_and_scales(b)
+    length = codes_a.shape[1]
+    total = torch.zeros((codes_a.shape[0], codes_b.shape[0]), dtype=torch.float64)
+    for first, last in segments(length, (_block_length(a), _block_length(b))):
+        dot = codes_a[:, first:last] @ codes_b[:, first:last].t()
+        total = total + (dot * scale_a[:, first, None]) * scale_b[None, :, first]
+    return total
+
+
+def segments(length: int, block_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Cuts of range(length) at every multiple of 128 and of the block lengths; 0 stands for no blocks."""
+    cuts = {length}
+    for size in (128, *block_lengths):
+        cuts.update(range(0, length, size or length or 1))
+    edges = sorted(cuts | {0})
+    return list(zip(edges, edges[1:], strict=False))
+
+
+def _elements_and_scales(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
+    """Decoded elements and the scale of each, block and outer together; both fp64 [R, Cp]."""
+    fmt = q.spec.block_format
+    assert fmt.element is not None
+    codes = q.element_codes()
+    elements = decode(codes, fmt.element).double()
+    scale = torch.ones_like(elements)
+    if q.spec.block_size is not None:
+        scale = spread(decode_scales(q.block_scale, fmt).double(), q.spec.block_size, codes.shape)
+    if q.global_scale.dim() == 2:
+        scale = scale * spread(q.global_scale.double(), (1, fmt.outer_block), codes.shape)
+    return elements, scale
+
+
+def _outer_scales(a: QuantizedTensor, b: QuantizedTensor) -> tuple[Tensor, Tensor]:
+    one = torch.ones((), dtype=torch.float32)
+    return tuple(q.global_scale if q.global_scale.dim() == 0 else one for q in (a, b))  # type: ignore[return-value]
+
+
+def _block_length(q: QuantizedTensor) -> int:
+    return 0 if q.spec.block_size is None else q.spec.block_size[1]
