@@ -10,7 +10,7 @@ from fourbits.formats.rounding import binade_index, grid_step
 
 
 def encode(values: Tensor, fmt: FloatFormat) -> Tensor:
-    """Codes of values that lie on the grid. values: fp32 -> uint8 of its shape. NaN gets the format's NaN code.
+    """Codes of values that lie on the grid. values: fp32 -> uint8 of its shape; NaN gets the NaN code.
 
     A magnitude's code counts the grid up to it: its multiple of the local step, plus one half-full binade for
     each spacing below.

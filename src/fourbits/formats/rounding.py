@@ -17,7 +17,7 @@ _FEW_BINADES = 4
 
 
 def binade_index(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
-    """Which spacing of the grid holds at each magnitude: 0 up to 2**(min_exponent + 1), one more per binade above.
+    """Which spacing of the grid holds: 0 up to 2**(min_exponent + 1), one more per binade above.
 
     magnitude: fp32 in [0, fmt.max_value] -> fp32 whole numbers of its shape.
     """

@@ -15,7 +15,7 @@ def padded(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
 
 
 def block_view(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
-    """x as blocks [A / a, a, B / b, b], where (a, b) is the block in x's layout; incomplete blocks filled by zeros.
+    """x as blocks [A / a, a, B / b, b], (a, b) the block in x's layout; zeros fill incomplete blocks.
 
     Blocks of one row along axis 1 do not care which row they are in, so they become [number of blocks, 1, 1,
     b].

@@ -1,4 +1,4 @@
-"""The random Hadamard transform (RHT): signs, then a normalised Walsh-Hadamard butterfly along the contraction axis.
+"""The random Hadamard transform (RHT): signs, then a normalised butterfly along the contraction axis.
 
 Applied to both operands of a GEMM it cancels, because H is orthogonal and the signs square to one; what it
 changes is the distribution that the quantizer sees. The order of additions is part of the specification:
@@ -19,7 +19,7 @@ TE16_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
 def butterfly(lanes: Tensor, signs: Tensor | None) -> Tensor:
-    """The transform along dimension 1. lanes: [.., size, ..]; signs: fp32 [size] of +-1, or None -> bf16 of its shape.
+    """The transform along dimension 1, bf16. lanes: [.., size, ..]; signs: fp32 [size] of +-1, or None.
 
     The input is rounded to bf16; fp32 additions in stages 1, 2, 4, ...; one multiplication by size**-0.5; one
     rounding to bf16.

@@ -22,7 +22,7 @@ SIGN_WORD = 5
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four 32-bit words per counter. counter: four broadcastable int64 tensors in [0, 2**32); key: two -> four int64.
+    """Four 32-bit words per counter. counter: four, key: two broadcastable int64 tensors in [0, 2**32).
 
     A 32 x 32 product is formed in wrapping int64, whose 64 bits are those of the unsigned product.
     """
@@ -45,8 +45,8 @@ def words_of_blocks(
 ) -> tuple[Tensor, ...]:
     """The four words of every 16-element block.
 
-    sr_key: int64 [5] = (seed, stream, step, first row, first block) -> four int64 tensors, [rows, blocks] when
-    rows_first, else [blocks, rows] (the layout of an operand whose contraction axis is 0).
+    sr_key: int64 [5] = (seed, stream, step, first row, first block) -> four int64 tensors, [rows, blocks]
+    when rows_first, else [blocks, rows] (the layout of an operand whose contraction axis is 0).
     """
     seed, stream, step, first_row, first_block = sr_key.unbind()
     row = (first_row + torch.arange(rows, device=sr_key.device)) & _LOW_WORD
@@ -89,8 +89,8 @@ def as_sr_key(sr_key: Tensor) -> Tensor:
     """
     if sr_key.dtype != torch.int64 or sr_key.shape not in ((2,), (5,)):
         raise ValueError(
-            f"sr_key: must be int64 of shape [5] (seed, stream, step, first row, first block) or [2] (seed, step), "
-            f"got {sr_key.dtype} {list(sr_key.shape)}."
+            "sr_key: must be int64 of shape [5] (seed, stream, step, first row, first block) "
+            f"or [2] (seed, step), got {sr_key.dtype} {list(sr_key.shape)}."
         )
     sr_key = sr_key & _LOW_WORD
     if sr_key.shape == (5,):

@@ -84,14 +84,16 @@ def checked(
     """
     if x.dim() != 2 or axis not in (-2, -1, 0, 1):
         raise ValueError(
-            f"quantize: x must be 2-D and axis 0 or 1, got shape {list(x.shape)}, axis {axis}. Flatten x first."
+            f"quantize: x must be 2-D and axis 0 or 1, got shape {list(x.shape)}, axis {axis}. "
+            "Flatten x first."
         )
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"quantize: x must be float32, bfloat16 or float16, got {x.dtype}. Cast it first.")
     if amax is not None:
         if not spec.block_format.has_global_scale and spec.block_size is not None:
             raise ValueError(
-                f"quantize: {spec.format} has no scale of the whole tensor, so amax means nothing. Leave it out."
+                f"quantize: {spec.format} has no scale of the whole tensor, so amax means nothing. "
+                "Leave it out."
             )
         amax = amax.to(torch.float32).reshape(()).abs()
     if spec.stochastic and sr_key is None:

@@ -49,7 +49,7 @@ class QuantizedTensor:
         return self.shape[1 - self.axis]
 
     def t(self) -> "QuantizedTensor":
-        """The operand of the transposed tensor: codes and scales moved, none changed; same axis, shape reversed.
+        """The operand of the transposed tensor: bytes moved, none changed; same axis, shape reversed.
 
         Only square blocks mean the same in both directions. Raises ValueError for others, and after a
         transform.
@@ -57,7 +57,8 @@ class QuantizedTensor:
         size = self.spec.block_size
         if size is not None and size[0] != size[1]:
             raise ValueError(
-                f"QuantizedTensor.t(): needs square blocks, got {size[0]}x{size[1]}. Quantize the other axis instead."
+                f"QuantizedTensor.t(): needs square blocks, got {size[0]}x{size[1]}. "
+                "Quantize the other axis instead."
             )
         if self.spec.rht:
             raise ValueError(
@@ -79,7 +80,7 @@ class QuantizedTensor:
         )
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Values in the shape of the original tensor; after a transform, the transformed tensor with Cp along the axis.
+        """Values in the original shape; after a transform, the transformed tensor with Cp along the axis.
 
         fp32(fp32(code * block_scale) * global_scale), then dtype.
         """
@@ -137,7 +138,8 @@ class ExactOperand:
         size = self.spec.block_size
         if self.spec.rht or (size is not None and size[0] != size[1]):
             raise ValueError(
-                f"ExactOperand.along({axis}): blocks of {size} (rht {self.spec.rht}) only fit axis {self.axis}."
+                f"ExactOperand.along({axis}): blocks of {size} (rht {self.spec.rht}) only fit axis "
+                f"{self.axis}."
             )
         return replace(self, axis=axis, scale=self.scale.t() if self.scale.dim() == 2 else self.scale)
 
