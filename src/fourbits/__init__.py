@@ -9,7 +9,17 @@ from importlib.metadata import version
 __version__ = version("fourbits")
 
 # public name -> the module that defines it
-_HOME: dict[str, str] = {}
+_HOME = {
+    "OperandSpec": "fourbits.quant.operand",
+    "QuantizedTensor": "fourbits.quant.tensor",
+    "quantize": "fourbits.quant.quantize",
+    "matmul": "fourbits.gemm.matmul",
+    "Recipe": "fourbits.recipe.recipe",
+    "get_recipe": "fourbits.recipe.presets",
+    "list_recipes": "fourbits.recipe.presets",
+    "convert": "fourbits.recipe.convert",
+    "set_step": "fourbits.recipe.convert",
+}
 
 
 def __getattr__(name: str) -> object:

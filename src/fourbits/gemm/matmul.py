@@ -23,7 +23,8 @@ def matmul(
     if a.contraction_size != b.contraction_size:
         raise ValueError(
             f"matmul: contractions differ: a has {a.contraction_size} (axis {a.axis} of {a.shape}), "
-            f"b has {b.contraction_size} (axis {b.axis} of {b.shape}). Quantize both along the axis that is summed over."
+            f"b has {b.contraction_size} (axis {b.axis} of {b.shape}). Quantize both along the axis that is "
+            f"summed over."
         )
     return matmul_exact(unpacked(a), unpacked(b), out_dtype, bias)
 
@@ -34,7 +35,8 @@ def matmul_exact(
     """The same on operands in exact form, as the linear layer keeps them."""
     if a.spec.transform != b.spec.transform:
         raise ValueError(
-            f"matmul: transforms differ, so they would not cancel: a has {a.spec.transform}, b has {b.spec.transform}. "
+            f"matmul: transforms differ, so they would not cancel: a has {a.spec.transform}, b has "
+            f"{b.spec.transform}. "
             "Give both operands of a GEMM the same rht and rht_signs."
         )
     return matmul_emulated.matmul(a, b, out_dtype, bias)

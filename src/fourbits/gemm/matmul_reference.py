@@ -4,6 +4,8 @@ Slow and exact, for tests and for judging the other backends; every backend star
 scales.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -73,7 +75,7 @@ def segments(length: int, block_lengths: tuple[int, ...]) -> list[tuple[int, int
     for size in (128, *block_lengths):
         cuts.update(range(0, length, size or length or 1))
     edges = sorted(cuts | {0})
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))
 
 
 def _elements_and_scales(q: QuantizedTensor) -> tuple[Tensor, Tensor]:

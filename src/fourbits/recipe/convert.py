@@ -1,0 +1,79 @@
+"""convert: give the linears of any PyTorch model a recipe, in place, and say what became what.
+
+A layer keeps its identity: parameters, hooks, name, state_dict and every reference to it stay; only its class
+changes.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.recipe.decide import Decider
+from fourbits.recipe.linear import LinearState, QuantizedLinear
+from fourbits.recipe.linear_ops import new_clock
+from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import Recipe
+from fourbits.recipe.summary import ConversionSummary, LinearReport, precision_of
+
+
+def convert(model: nn.Module, recipe: str | Recipe = "nvfp4", seed: int = 0) -> ConversionSummary:
+    """Make the model's linears compute by a recipe, in place; `bf16` gives the nn.Linears back.
+
+    model: any module tree, on any device, meta included. recipe: a shipped name, a YAML file or a Recipe.
+    seed: of all random bits, in [0, 2**32). Returns which linear became what, and why. Raises ValueError for
+    an unknown recipe.
+    """
+    chosen = get_recipe(recipe)
+    if not 0 <= seed < 1 << 32:
+        raise ValueError(f"convert: seed must be in [0, 2**32), got {seed}.")
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for _, linear in linears:
+        _restore(linear)
+    decider = Decider(model, chosen)
+    reports: list[LinearReport] = []
+    for layer, (name, linear) in enumerate(linears):
+        table, reason = decider.decide(name, linear)
+        precision = "bf16" if table is None else precision_of(table)
+        reports.append(LinearReport(name, (linear.out_features, linear.in_features), precision, reason))
+        if table is not None:
+            _adopt(linear, LinearState(type(linear), table, layer, seed, chosen.quantize_eval))
+    parameters = sum(p.numel() for p in model.parameters())
+    return ConversionSummary(chosen.name, chosen.digest, tuple(reports), parameters)
+
+
+def set_step(model: nn.Module, step: int, first_token: int = 0) -> None:
+    """Move every random stream of the model; call before each micro-batch.
+
+    step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
+    step (over ranks and micro-batches), a multiple of 16. Random bits are then a function of (seed, step,
+    token), whatever the number of ranks and micro-batches, and a resumed run repeats them. Raises ValueError
+    for values out of range.
+    """
+    if not 0 <= step < 1 << 32:
+        raise ValueError(f"set_step: step must be in [0, 2**32), got {step}.")
+    if first_token < 0 or first_token % 16:
+        raise ValueError(
+            f"set_step: first_token must be a multiple of 16 (one block), got {first_token}. "
+            "Make the token count of a micro-batch a multiple of 16."
+        )
+    clocks: dict[tuple[int, torch.device], Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            state = module.quantization
+            key = (state.seed, module.weight.device)
+            if key not in clocks:
+                clocks[key] = new_clock(state.seed, step, first_token, key[1])
+            state.clock, state.counts_itself = clocks[key], False
+
+
+def _adopt(linear: nn.Linear, state: LinearState) -> None:
+    if not linear.weight.is_meta:
+        state.clock = state.clock.to(linear.weight.device)
+    linear.__class__ = QuantizedLinear
+    linear.quantization = state  # type: ignore[assignment]
+
+
+def _restore(linear: nn.Linear) -> None:
+    if isinstance(linear, QuantizedLinear):
+        original = linear.quantization.original
+        del linear.quantization
+        linear.__class__ = original  # type: ignore[assignment]

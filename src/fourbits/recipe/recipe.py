@@ -1,0 +1,144 @@
+"""Recipe: the table of the three GEMMs, and which linears stay out of it.
+
+One frozen, typed object; every precision baseline is another table, not other code. docs/nvfp4.md, sections 2
+and 14.
+"""
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from fourbits.quant.operand import OperandSpec
+from fourbits.settings import build, to_dict
+
+BF16 = OperandSpec(format="bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmSpec:
+    """Both operands of one GEMM. Raises ValueError if their transforms would not cancel."""
+
+    lhs: OperandSpec = BF16
+    rhs: OperandSpec = BF16
+
+    def __post_init__(self) -> None:
+        if self.lhs.transform != self.rhs.transform:
+            raise ValueError(
+                f"GemmSpec: lhs has the transform {self.lhs.transform}, rhs {self.rhs.transform}; "
+                "they cancel only if equal. Set rht and rht_signs alike on both."
+            )
+
+    @property
+    def high_precision(self) -> bool:
+        """Whether neither operand is quantized."""
+        return not (self.lhs.block_format.quantized or self.rhs.block_format.quantized)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmTable:
+    """The three GEMMs of a linear: Y = X W^T, dX = dY W, dW = dY^T X."""
+
+    fprop: GemmSpec = field(default_factory=GemmSpec)
+    dgrad: GemmSpec = field(default_factory=GemmSpec)
+    wgrad: GemmSpec = field(default_factory=GemmSpec)
+
+    @property
+    def shares_weight(self) -> bool:
+        """Whether Dgrad multiplies the codes of W that Fprop did: one spec, square blocks, no transform."""
+        spec = self.fprop.rhs
+        square = spec.block_size is None or spec.block_size[0] == spec.block_size[1]
+        return spec == self.dgrad.rhs and square and not spec.rht and not spec.stochastic
+
+    def to_text(self) -> str:
+        """The table as text that `from_text` reads: what a graph carries in place of an object."""
+        return json.dumps(to_dict(self), sort_keys=True, separators=(",", ":"))
+
+
+@functools.lru_cache(maxsize=1024)
+def table_from_text(text: str) -> GemmTable:
+    """Inverse of GemmTable.to_text."""
+    return build(GemmTable, json.loads(text), "GEMM table")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepBF16:
+    """Linears that are not quantized. Raises ValueError for a share that is none.
+
+    A number of blocks is a count, or a share of the model's blocks as text ('8/62'), rounded half up; a share
+    of the last blocks keeps at least one. A block is one entry of the model's largest ModuleList of repeated
+    blocks.
+    """
+
+    #: patterns (as in a shell) of module names; '*' also crosses dots
+    names: tuple[str, ...] = ("head", "*.head", "lm_head", "*.lm_head", "*embed*")
+    first_blocks: int | str = 0
+    last_blocks: int | str = 0
+
+    def __post_init__(self) -> None:
+        for label, value in (("first_blocks", self.first_blocks), ("last_blocks", self.last_blocks)):
+            _share(value, f"KeepBF16.{label}")
+
+    def count_first(self, blocks: int) -> int:
+        """How many of the first blocks stay in BF16."""
+        return min(blocks, _count(self.first_blocks, blocks, 0))
+
+    def count_last(self, blocks: int) -> int:
+        """How many of the last blocks stay in BF16."""
+        return min(blocks, _count(self.last_blocks, blocks, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRule:
+    """A table for the linears whose names match, instead of the recipe's own. The first rule that matches
+    holds.
+    """
+
+    names: tuple[str, ...]
+    table: GemmTable
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything that decides how a model's linears train."""
+
+    name: str
+    #: publication, what is taken from it, where this deviates
+    source: str = ""
+    fprop: GemmSpec = field(default_factory=GemmSpec)
+    dgrad: GemmSpec = field(default_factory=GemmSpec)
+    wgrad: GemmSpec = field(default_factory=GemmSpec)
+    keep_bf16: KeepBF16 = field(default_factory=KeepBF16)
+    layers: tuple[LayerRule, ...] = ()
+    #: whether evaluation and no_grad forwards are quantized as training's are
+    quantize_eval: bool = True
+
+    @property
+    def table(self) -> GemmTable:
+        """The table of linears that no rule singles out."""
+        return GemmTable(fprop=self.fprop, dgrad=self.dgrad, wgrad=self.wgrad)
+
+    @property
+    def digest(self) -> str:
+        """Hash of everything that decides bits; name and source are not part of it."""
+        content = {key: value for key, value in to_dict(self).items() if key not in ("name", "source")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _share(value: int | str, where: str) -> Fraction | int:
+    try:
+        share = value if isinstance(value, int) else Fraction(value)
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if share < 0 or (isinstance(value, str) and share > 1):
+        raise ValueError(f"{where}: must be a count or a share such as '8/62', got {value!r}.")
+    return share
+
+
+def _count(value: int | str, blocks: int, least: int) -> int:
+    share = _share(value, "KeepBF16")
+    if isinstance(share, int):
+        return share
+    return max(least, int(share * blocks + Fraction(1, 2))) if share else 0

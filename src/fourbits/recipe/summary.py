@@ -1,0 +1,100 @@
+"""What a conversion did: one row a linear, and the shares that recipes are judged by."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fourbits.recipe.recipe import GemmSpec, GemmTable
+
+
+@dataclass(frozen=True, slots=True)
+class LinearReport:
+    """One nn.Linear of the model."""
+
+    name: str
+    #: (out_features, in_features)
+    shape: tuple[int, int]
+    #: as by `precision_of`
+    precision: str
+    #: why this precision
+    reason: str
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any GEMM of the layer is quantized."""
+        return self.precision != "bf16"
+
+    @property
+    def size(self) -> int:
+        """Weights; also half the FLOPs of one token's forward."""
+        return self.shape[0] * self.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionSummary:
+    """Which linear became what, and why. Shares are quantized over all, in [0, 1]."""
+
+    recipe: str
+    digest: str
+    rows: tuple[LinearReport, ...]
+    #: all parameters of the model, embeddings and norms included
+    model_parameters: int
+
+    @property
+    def share_of_linears(self) -> float:
+        """Of the nn.Linear modules, by count."""
+        return _share(sum(row.quantized for row in self.rows), len(self.rows))
+
+    @property
+    def share_of_parameters(self) -> float:
+        """Of all parameters of the model."""
+        return _share(self._quantized_size(), self.model_parameters)
+
+    @property
+    def share_of_flops(self) -> float:
+        """Of the linears' FLOPs on one token, the output head included; attention and scans are not
+        linears.
+        """
+        return _share(self._quantized_size(), sum(row.size for row in self.rows))
+
+    def _quantized_size(self) -> int:
+        return sum(row.size for row in self.rows if row.quantized)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for a manifest."""
+        return {
+            "recipe": self.recipe,
+            "digest": self.digest,
+            "share_of_linears": self.share_of_linears,
+            "share_of_parameters": self.share_of_parameters,
+            "share_of_flops": self.share_of_flops,
+            "linears": [
+                {"name": r.name, "shape": list(r.shape), "precision": r.precision, "reason": r.reason}
+                for r in self.rows
+            ],
+        }
+
+    def __str__(self) -> str:
+        counts = Counter((row.precision, row.reason) for row in self.rows)
+        lines = [f"recipe {self.recipe} ({self.digest})"]
+        lines += [f"  {n:4d} linears {precision:<8} {reason}" for (precision, reason), n in counts.items()]
+        lines.append(
+            f"  quantized: {self.share_of_linears:.1%} of linears, {self.share_of_parameters:.1%} of "
+            f"parameters, "
+            f"{self.share_of_flops:.1%} of the linears' FLOPs"
+        )
+        return "\n".join(lines)
+
+
+def precision_of(table: GemmTable) -> str:
+    """One word for a table: the format, or the formats of Fprop/Dgrad/Wgrad where they differ."""
+    names = [_gemm_precision(gemm) for gemm in (table.fprop, table.dgrad, table.wgrad)]
+    return names[0] if len(set(names)) == 1 else "/".join(names)
+
+
+def _gemm_precision(gemm: GemmSpec) -> str:
+    names = (gemm.lhs.format, gemm.rhs.format)
+    return names[0] if names[0] == names[1] else "x".join(names)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
