@@ -21,11 +21,14 @@ LAYERS = [
     "data",
     "evaluate",
     "train",
+    "compare",
+    "cli",
 ]
-LAYERS += ["compare", "cli"]
 PRECISION = ["device", "formats", "quant", "gemm", "recipe"]
-BANNED = {("model", low) for low in PRECISION} | {("data", low) for low in [*PRECISION, "model"]}
-BANNED |= {("device", "settings")}
+BANNED = {(high, low) for high in ("model", "data") for low in PRECISION} | {
+    ("data", "model"),
+    ("device", "settings"),
+}
 
 # A file that computes in one particular way is reached through its entry file only, e.g. quantize.py.
 IMPLEMENTATIONS = ("_reference", "_compiled", "_triton", "_emulated", "_native")

@@ -21,8 +21,15 @@ from fourbits.yaml_text import dump_yaml, load_yaml, parse_yaml
 __all__ = ["build", "dump_yaml", "load_yaml", "nearest", "override", "to_dict"]
 
 T = TypeVar("T")
-NAMES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-NAMES |= {Path: "a path", NoneType: "null", Any: "anything"}
+NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+    Any: "anything",
+}
 
 
 def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:

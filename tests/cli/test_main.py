@@ -17,24 +17,24 @@ from fourbits.cli.main import main
 from fourbits.cli.parser import command_parser, parse
 
 
-def fake(run, overrides=True):
-    """A command module with one option --out and a positional."""
+def one_option(parser):
+    parser.add_argument("config", nargs="?")
+    parser.add_argument("--out")
 
-    def add_arguments(parser):
-        parser.add_argument("config", nargs="?")
-        parser.add_argument("--out")
 
+def fake(run, overrides=True, add_arguments=one_option):
+    """A command module."""
     body = {"EXAMPLE": "fourbits fake x", "OVERRIDES": overrides, "add_arguments": add_arguments, "run": run}
     return cast(Command, types.SimpleNamespace(__doc__="A fake.", **body))
 
 
 @pytest.fixture
 def fourbits(monkeypatch, capsys):
-    """Run `fourbits fake ...` with a given body and return (exit code, stdout, stderr)."""
+    """Run `fourbits fake ...` with a given command, or body of one; (exit code, stdout, stderr)."""
 
-    def run(body, *argv):
+    def run(command, *argv):
         monkeypatch.setitem(COMMANDS, "fake", "a fake")
-        monkeypatch.setattr(main_module, "load", lambda name: fake(body))
+        monkeypatch.setattr(main_module, "load", lambda name: fake(command) if callable(command) else command)
         try:
             code = main(["fake", *argv])
         except SystemExit as stop:
@@ -123,6 +123,19 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(fourbits, argv, text):
     code, out, err = fourbits(lambda args: 0, *argv)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert text in err
+
+
+def test_options_of_an_action_are_offered_and_debug_stands_anywhere(fourbits):
+    def add_arguments(parser):
+        action = parser.add_subparsers(required=True).add_parser("prepare", allow_abbrev=False)
+        action.add_argument("--out")
+
+    def run(args):
+        raise ValueError("bad")
+
+    command = fake(run, add_arguments=add_arguments)
+    assert "unknown option --outt. Did you mean '--out'?" in fourbits(command, "prepare", "--outt", "d")[2]
+    assert "Traceback" in fourbits(command, "prepare", "--debug")[2]
 
 
 def test_a_command_without_settings_refuses_unknown_options(capsys):

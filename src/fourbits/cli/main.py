@@ -44,7 +44,7 @@ def _run(name: str, argv: list[str]) -> int:
     debug = "--debug" in argv
     try:
         command = load(name)
-        code = command.run(parse(name, command, argv))
+        code = command.run(parse(name, command, [word for word in argv if word != "--debug"]))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:

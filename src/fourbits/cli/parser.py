@@ -18,13 +18,15 @@ class Parser(argparse.ArgumentParser):
         print(f"{self.prog}: {message}{end} See {self.prog} --help.", file=sys.stderr)
         raise SystemExit(2)
 
-    def knows(self, option: str) -> bool:
-        """Whether an option such as --out was declared."""
-        return option in self._option_string_actions
+    def options(self) -> list[str]:
+        """Every option declared, such as --out, in this parser or in one of its actions."""
+        choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
+        parsers = [parser for choice in choices for parser in choice.values() if isinstance(parser, Parser)]
+        return [*self._option_string_actions, *(option for parser in parsers for option in parser.options())]
 
     def refuse_option(self, option: str) -> NoReturn:
         """Report an option that does not exist, with the nearest one that does."""
-        self.error(f"unknown option {option}.{nearest(option, list(self._option_string_actions))}")
+        self.error(f"unknown option {option}.{nearest(option, self.options())}")
 
 
 def command_parser(name: str, command: Command) -> Parser:
@@ -63,11 +65,11 @@ def split_overrides(parser: Parser, argv: list[str]) -> tuple[list[str], dict[st
     rest = iter(argv)
     for argument in rest:
         option, equals, value = argument.partition("=")
-        if not option.startswith("--") or option == "--" or parser.knows(option):
+        if not option.startswith("--") or option == "--" or option in parser.options():
             kept.append(argument)
             continue
         key = option.removeprefix("--")
-        if "." not in key and nearest(option, list(parser._option_string_actions), cutoff=0.85):
+        if "." not in key and nearest(option, parser.options(), cutoff=0.85):
             parser.refuse_option(option)
         if not equals:
             value = next(rest, "--")

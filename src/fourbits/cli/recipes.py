@@ -1,0 +1,106 @@
+"""List the shipped recipes, or show the precision of every operand of every GEMM in one.
+
+NAME is a shipped recipe or a YAML file. Settings such as --wgrad.lhs.rht 0 show what they would change, and
+`show NAME --yaml > mine.yaml` begins a recipe of your own.
+"""
+
+import json
+from argparse import ArgumentParser, Namespace
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.presets import get_recipe, list_recipes
+from fourbits.recipe.recipe import KeepBF16, Recipe
+from fourbits.settings import dump_yaml, override, to_dict
+
+EXAMPLE = "fourbits recipes show nvfp4"
+OVERRIDES = True
+
+# GEMM -> what it computes, and what its two operands are called
+GEMMS = {
+    "fprop": ("Y = X W^T", "X", "W"),
+    "dgrad": ("dX = dY W", "dY", "W"),
+    "wgrad": ("dW = dY^T X", "dY^T", "X^T"),
+}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("action", choices=("list", "show"))
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a shipped recipe or a .yaml file (for show)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--yaml", action="store_true", help="print a recipe file")
+
+
+def run(args: Namespace) -> int:
+    """Print what was asked for."""
+    if args.action == "list":
+        if args.name or args.overrides or args.yaml:
+            raise ValueError("recipes list: takes no recipe, setting or --yaml. Use recipes show NAME.")
+        _list(args.json)
+        return 0
+    if args.name is None:
+        raise ValueError(f"recipes show: needs a recipe. Shipped: {', '.join(list_recipes())}.")
+    recipe = override(get_recipe(args.name), args.overrides)
+    if args.json:
+        print(json.dumps({**to_dict(recipe), "digest": recipe.digest}, indent=2))
+    elif args.yaml:
+        print(dump_yaml(to_dict(recipe)), end="")
+    else:
+        _show(recipe)
+    return 0
+
+
+def operand_words(spec: OperandSpec) -> str:
+    """One operand in a few words, e.g. 'nvfp4 1x16 sr, rht 16 (te16)'."""
+    if not spec.block_format.quantized:
+        return spec.format
+    size = spec.block_size
+    words = f"{spec.format} {f'{size[0]}x{size[1]}' if size else 'whole tensor'} {spec.rounding}"
+    words += f", rht {spec.rht} ({spec.signs})" if spec.rht else ""
+    words += f", {spec.scale_rule}" if spec.scale_rule != "max" else ""
+    return words + (f", amax {spec.amax_policy}" if spec.amax_policy != "current" else "")
+
+
+def kept_words(keep: KeepBF16) -> str:
+    """Which linears stay in BF16, in a few words."""
+    blocks = [
+        f"{which} {value}{' of the blocks' if isinstance(value, str) else ' blocks'}"
+        for which, value in (("first", keep.first_blocks), ("last", keep.last_blocks))
+        if value
+    ]
+    return "; ".join([*blocks, f"names {', '.join(keep.names)}"])
+
+
+def _list(as_json: bool) -> None:
+    recipes = [get_recipe(name) for name in list_recipes()]
+    if as_json:
+        print(
+            json.dumps([{"name": r.name, "source": r.source, "digest": r.digest} for r in recipes], indent=2)
+        )
+        return
+    table = Table("recipe", "what it is, and where it comes from")
+    for recipe in recipes:
+        table.add_row(recipe.name, Text(recipe.source))
+    Console().print(table)
+
+
+def _show(recipe: Recipe) -> None:
+    table = Table("GEMM", "lhs", "rhs", title=f"{recipe.name} ({recipe.digest})", title_justify="left")
+    tables = [("", recipe.table), *((" ".join(rule.names), rule.table) for rule in recipe.layers)]
+    for names, gemms in tables:
+        for gemm, (formula, lhs, rhs) in GEMMS.items():
+            spec = getattr(gemms, gemm)
+            right = operand_words(spec.rhs)
+            if gemm == "dgrad" and gemms.shares_weight and spec.rhs.block_format.quantized:
+                right = "the codes of Fprop"
+            title = f"{gemm.capitalize()}  {formula}" + (f"  [{names}]" if names else "")
+            table.add_row(Text(title), f"{lhs}: {operand_words(spec.lhs)}", f"{rhs}: {right}")
+    console = Console()
+    console.print(table)
+    console.print(Text(f"in BF16: {kept_words(recipe.keep_bf16)}"))
+    console.print(Text(recipe.source))

@@ -1,0 +1,58 @@
+"""`fourbits recipes`: every shipped recipe can be listed, shown, stored and read back."""
+
+import json
+
+import pytest
+
+from fourbits.cli.main import main
+from fourbits.recipe.presets import get_recipe, list_recipes
+
+
+def shown(capsys, *argv: str) -> str:
+    assert main(["recipes", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_list_names_every_shipped_recipe_and_its_source(capsys):
+    listed = json.loads(shown(capsys, "list", "--json"))
+    assert [entry["name"] for entry in listed] == list(list_recipes())
+    assert all(entry["source"] for entry in listed)
+    assert all(name in shown(capsys, "list") for name in list_recipes())
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_a_recipe_printed_as_yaml_is_a_file_that_gives_the_same_recipe(name, capsys, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(shown(capsys, "show", name, "--yaml"))
+    assert get_recipe(path) == get_recipe(name)
+
+
+def test_the_table_shows_both_operands_of_every_gemm(capsys):
+    text = " ".join(shown(capsys, "show", "nvfp4").split())
+    assert "Fprop Y = X W^T" in text
+    for words in ("X: nvfp4 1x16 rne", "W: nvfp4 16x16 rne", "dY: nvfp4 1x16 sr", "W: the codes of Fprop"):
+        assert words in text
+    assert "first 2/62 of the blocks; last 8/62 of the blocks" in text
+
+
+def test_a_setting_shows_what_it_would_change(capsys):
+    changed = json.loads(shown(capsys, "show", "nvfp4", "--json", "--dgrad.lhs.rounding", "rne"))
+    assert changed["dgrad"]["lhs"]["rounding"] == "rne"
+    assert changed["digest"] != get_recipe("nvfp4").digest
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["show", "nvfp5"], "no recipe is called 'nvfp5'. Did you mean 'nvfp4'?"),
+        (["show"], "recipes show: needs a recipe. Shipped: bf16"),
+        (["list", "nvfp4"], "recipes list: takes no recipe"),
+        (["show", "nvfp4", "--fprop.lhs.rouding", "sr"], "unknown key 'rouding'. Did you mean 'rounding'?"),
+        (["show", "none.yaml"], "none.yaml: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(argv, text, capsys):
+    assert main(["recipes", *argv]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert err.count("\n") == 1
