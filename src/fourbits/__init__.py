@@ -5,6 +5,18 @@ The public names are loaded at first use, so that `fourbits --help` need not wai
 
 from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run __getattr__
+    from fourbits.gemm.matmul import matmul as matmul
+    from fourbits.quant.operand import OperandSpec as OperandSpec
+    from fourbits.quant.quantize import quantize as quantize
+    from fourbits.quant.tensor import QuantizedTensor as QuantizedTensor
+    from fourbits.recipe.convert import convert as convert
+    from fourbits.recipe.convert import set_step as set_step
+    from fourbits.recipe.presets import get_recipe as get_recipe
+    from fourbits.recipe.presets import list_recipes as list_recipes
+    from fourbits.recipe.recipe import Recipe as Recipe
 
 __version__ = version("fourbits")
 
@@ -22,7 +34,13 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'fourbits' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+if not TYPE_CHECKING:  # which would otherwise accept any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module 'fourbits' has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *_HOME]
