@@ -1,0 +1,1 @@
+"""Hybrid Mamba-Transformer language models in plain PyTorch; nothing here knows of number formats."""

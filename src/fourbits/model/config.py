@@ -1,0 +1,106 @@
+"""What a model is made of: widths, the pattern of its blocks, and nothing about precision of linears."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# One letter per block.
+BLOCKS = {"M": "Mamba-2", "*": "attention", "-": "FFN", "T": "Transformer: attention, then FFN"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A hybrid or a plain Transformer, by its pattern (one letter per block: M, *, - or T).
+
+    Fields of parts that the pattern does not use keep their defaults and have no effect.
+    """
+
+    vocab_size: int
+    d_model: int
+    pattern: str
+    max_seq_len: int = 8192
+    """Longest sequence the model accepts."""
+
+    d_ffn: int = 0
+    activation: Literal["relu2", "swiglu"] = "relu2"
+
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    rope_theta: float | None = None
+    """Base of the rotary position embedding; None for no position embedding, as in the hybrids."""
+
+    mamba_num_heads: int = 0
+    mamba_head_dim: int = 64
+    state_size: int = 128
+    num_groups: int = 8
+    """Groups of Mamba heads that share B, C and the norm's statistics."""
+    conv_width: int = 4
+    chunk_size: int = 128
+    """Tokens per chunk of the scan: a matter of speed, not of results."""
+
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    residual_dtype: Literal["bf16", "fp32"] = "bf16"
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        self._check_pattern()
+        for name in ("vocab_size", "d_model", "max_seq_len", *self._sizes_in_use()):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 1 in a model with the pattern {self.pattern!r}, "
+                    f"got {getattr(self, name)}."
+                )
+        if self.uses("*T"):
+            self._check_attention()
+        if self.uses("M") and self.mamba_num_heads % self.num_groups:
+            raise ValueError(
+                f"mamba_num_heads must be a multiple of num_groups ({self.num_groups}), "
+                f"got {self.mamba_num_heads}."
+            )
+
+    def _check_pattern(self) -> None:
+        if not self.pattern or set(self.pattern) - set(BLOCKS):
+            letters = ", ".join(f"{letter} ({kind})" for letter, kind in BLOCKS.items())
+            raise ValueError(f"pattern must be one letter per block, of {letters}; got {self.pattern!r}.")
+
+    def _check_attention(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads ({self.num_kv_heads}), got {self.num_heads}."
+            )
+        if self.rope_theta is not None and (self.head_dim % 2 or self.rope_theta <= 0):
+            raise ValueError(
+                f"rope_theta must be positive and head_dim even (rotations act on pairs), "
+                f"got {self.rope_theta} and {self.head_dim}."
+            )
+
+    def _sizes_in_use(self) -> list[str]:
+        sizes = ["d_ffn"] if self.uses("-T") else []
+        sizes += ["num_heads", "num_kv_heads", "head_dim"] if self.uses("*T") else []
+        mamba = ["mamba_num_heads", "mamba_head_dim", "state_size", "num_groups", "conv_width", "chunk_size"]
+        return sizes + (mamba if self.uses("M") else [])
+
+    def uses(self, letters: str) -> bool:
+        """Whether the pattern has any of these blocks."""
+        return any(letter in self.pattern for letter in letters)
+
+    @property
+    def d_mamba(self) -> int:
+        """Inner width of a Mamba-2 mixer."""
+        return self.mamba_num_heads * self.mamba_head_dim
+
+    @property
+    def d_conv(self) -> int:
+        """Channels of the causal convolution: x, B and C side by side."""
+        return self.d_mamba + 2 * self.num_groups * self.state_size
+
+    @property
+    def d_in_proj(self) -> int:
+        """Output width of a Mamba-2 mixer's in_proj: z, x, B, C and dt side by side."""
+        return self.d_mamba + self.d_conv + self.mamba_num_heads
+
+    @property
+    def num_residual_branches(self) -> int:
+        """How many branches are added to the residual stream: two per Transformer block, else one."""
+        return len(self.pattern) + self.pattern.count("T")

@@ -1,0 +1,64 @@
+"""Parameters and training FLOPs of a configuration, per kind of work, without building the model.
+
+FLOPs are those of a forward and a backward pass (twice the forward) per token, a multiply-add being two:
+
+- a linear of [N, K]: 6 N K;
+- causal attention over T tokens: a query meets (T + 1) / 2 keys on average, each with a score and a weighted
+  sum: 6 (T + 1) H P;
+- the scan in chunks of Q tokens, of which a token meets (Q + 1) / 2: scores 3 (Q + 1) G N, weighted sums
+  3 (Q + 1) H P, and the state written, 6 H P N, and read, 6 H P N;
+- the convolution: 6 W per channel.
+
+Masked halves are not counted, nor elementwise work and recomputation. So a utilization from these counts is
+a lower bound, and a kernel that computes masked entries gets no credit for them.
+"""
+
+from collections import Counter
+
+from fourbits.model.config import ModelConfig
+
+# Kinds of parameters: what a recipe may quantize is in "linear", and nowhere else.
+PARAMETER_KINDS = ("embedding", "linear", "head", "norm", "conv", "scan")
+FLOP_KINDS = ("linear", "head", "attention", "scan", "conv")
+
+
+def count_parameters(config: ModelConfig) -> dict[str, int]:
+    """Number of parameters by PARAMETER_KINDS; a head tied to the embedding counts as embedding."""
+    counts: Counter[str] = Counter(dict.fromkeys(PARAMETER_KINDS, 0))
+    d = config.d_model
+    counts["embedding"] = config.vocab_size * d
+    counts["head"] = 0 if config.tie_embeddings else config.vocab_size * d
+    counts["norm"] = d * (config.num_residual_branches + 1)
+    for letter in config.pattern:
+        counts["linear"] += linear_parameters(config, letter)
+    mixers = config.pattern.count("M")
+    counts["norm"] += mixers * config.d_mamba
+    counts["conv"] += mixers * config.d_conv * (config.conv_width + 1)
+    counts["scan"] += mixers * 3 * config.mamba_num_heads
+    return dict(counts)
+
+
+def linear_parameters(config: ModelConfig, letter: str) -> int:
+    """Weights of the linears in one block."""
+    d = config.d_model
+    if letter == "M":
+        return d * config.d_in_proj + config.d_mamba * d
+    attention = 2 * d * config.head_dim * (config.num_heads + config.num_kv_heads)
+    ffn = d * config.d_ffn * (3 if config.activation == "swiglu" else 2)
+    return {"*": attention, "-": ffn, "T": attention + ffn}[letter]
+
+
+def training_flops(config: ModelConfig, seq_len: int) -> dict[str, float]:
+    """FLOPs of one token's forward and backward pass by FLOP_KINDS, in sequences of seq_len tokens."""
+    mixers = config.pattern.count("M")
+    attentions = config.pattern.count("*") + config.pattern.count("T")
+    chunk = min(config.chunk_size, seq_len)
+    scores_and_sums = 3 * (chunk + 1) * (config.num_groups * config.state_size + config.d_mamba)
+    states = 12 * config.d_mamba * config.state_size
+    return {
+        "linear": 6.0 * sum(linear_parameters(config, letter) for letter in config.pattern),
+        "head": 6.0 * config.vocab_size * config.d_model,
+        "attention": 6.0 * (seq_len + 1) * config.num_heads * config.head_dim * attentions,
+        "scan": float(mixers * (scores_and_sums + states)),
+        "conv": 6.0 * config.conv_width * config.d_conv * mixers,
+    }

@@ -1,0 +1,78 @@
+"""The linear of this package: FP32 masters, the activation's dtype in the GEMMs, FP32 weight gradients.
+
+    Y = X W^T    dX = dY W    dW = dY^T X
+
+All three contract operands of the activation's dtype and accumulate in FP32; Y and dX are rounded to that
+dtype once, dW stays FP32 like the master it belongs to (arXiv:2509.25149 section 4: FP32 master weights and
+weight gradients).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
+CPU_MULTIPLIES_BF16 = any(torch.cpu.get_capabilities().get(unit) for unit in BF16_UNITS)
+
+
+def gemm_operand(x: Tensor) -> Tensor:
+    """x as the GEMM should read it: on a CPU without BF16 units in FP32, where products of BF16 are exact.
+
+    So it is the same GEMM, and five times faster than the emulation that PyTorch would run.
+    """
+    widen = x.device.type == "cpu" and x.element_size() < 4 and not CPU_MULTIPLIES_BF16
+    return x.float() if widen else x
+
+
+def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """a [M, K] times b [K, N] of one dtype, accumulated in FP32, rounded once to out_dtype."""
+    if out_dtype == a.dtype:
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=out_dtype)
+    return (a.float() @ b.float()).to(out_dtype)
+
+
+class LinearFunction(torch.autograd.Function):
+    """Y = X W^T; the master is rounded to X's dtype at use, in the forward and again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """x: [M, K]; weight: [N, K] -> [M, N] in x's dtype."""
+        ctx.save_for_backward(x, weight)
+        return matmul(gemm_operand(x), gemm_operand(weight.to(x.dtype)).t(), x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """grad: [M, N] -> the gradients of x in its dtype, of the master in its own."""
+        x, weight = ctx.saved_tensors
+        grad_x = grad_weight = None
+        grad = gemm_operand(grad)
+        if ctx.needs_input_grad[0]:
+            grad_x = matmul(grad, gemm_operand(weight.to(x.dtype)), x.dtype)
+        if ctx.needs_input_grad[1]:
+            grad_weight = matmul(grad.t(), gemm_operand(x), weight.dtype)
+        return grad_x, grad_weight
+
+
+class Linear(nn.Linear):
+    """nn.Linear without bias, whose FP32 master is rounded to the activation's dtype at use.
+
+    `casts_weight` tells a precision recipe that this class computes what nn.Linear does.
+    """
+
+    casts_weight = True
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Nothing: init.py fills the weight, because it knows the layer's place in the model."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: [..., K] -> [..., N] in its dtype."""
+        rows = LinearFunction.apply(input.reshape(-1, self.in_features), self.weight)
+        return rows.view(*input.shape[:-1], self.out_features)

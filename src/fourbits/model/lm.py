@@ -1,0 +1,71 @@
+"""The language model: embedding, blocks by pattern, final norm, head, and the loss over tokens."""
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.model.blocks import make_block
+from fourbits.model.config import ModelConfig
+from fourbits.model.init import initialize
+from fourbits.model.layers import RMSNorm
+from fourbits.model.linear import Linear
+from fourbits.model.loss import IGNORED, chunk_length, chunked_loss, summed_cross_entropy
+from fourbits.model.regions import RegionModule
+
+RESIDUAL_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class LanguageModel(RegionModule):
+    """A decoder over token ids, initialized from `seed` (on the meta device: not at all).
+
+    Parameters are FP32 masters; activations are in compute_dtype, the residual stream between blocks in the
+    wider of compute_dtype and the configuration's residual_dtype.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, compute_dtype: torch.dtype = torch.bfloat16, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.residual_dtype = torch.promote_types(compute_dtype, RESIDUAL_DTYPES[config.residual_dtype])
+        # from_pretrained takes the empty table as it is; nn.Embedding() would fill it first.
+        table = torch.empty(config.vocab_size, config.d_model)
+        self.embed = nn.Embedding.from_pretrained(table, freeze=False)
+        self.blocks = nn.ModuleList(make_block(letter, config, compute_dtype) for letter in config.pattern)
+        self.norm = RMSNorm(config.d_model, config.norm_eps, compute_dtype)
+        self.head = Linear(config.d_model, config.vocab_size)
+        if config.tie_embeddings:
+            self.head.weight = self.embed.weight
+        if not self.embed.weight.is_meta:
+            initialize(self, config, seed)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """tokens: [B, T] int64 -> what the head contracts, [B, T, D] in compute_dtype."""
+        if tokens.shape[1] > self.config.max_seq_len:
+            raise ValueError(
+                f"The model takes sequences of at most max_seq_len = {self.config.max_seq_len} tokens, "
+                f"got {tokens.shape[1]}. Shorten them or raise model.max_seq_len."
+            )
+        x = self.embed(tokens).to(self.residual_dtype)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits [B, T, V] in compute_dtype of tokens [B, T]; with targets [B, T], what `loss` returns."""
+        hidden = self.hidden(tokens)
+        if targets is None:
+            return self.head(hidden)
+        rows, targets = hidden.flatten(0, 1), targets.flatten()
+        length = chunk_length(len(rows), self.config.vocab_size)
+        return chunked_loss(self._loss_of, self.head, rows, targets, length), (targets != IGNORED).sum()
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the cross-entropy over tokens [nats, FP32 scalar] and the number of tokens in it.
+
+        tokens, targets: [B, T] int64; targets of -100 do not count. Goes through __call__, so that hooks of
+        wrappers (data parallel, FSDP) run; can be differentiated once.
+        """
+        return self(tokens, targets)
+
+    def _loss_of(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return self.run(summed_cross_entropy, self.head(hidden), targets)

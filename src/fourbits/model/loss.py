@@ -1,0 +1,83 @@
+"""Next-token loss without ever holding all logits: head and cross-entropy run over chunks of tokens.
+
+A vocabulary of 131,072 and 32k tokens make 8 GiB of BF16 logits, and their gradient as much again. So each
+chunk's logits are made, turned into a loss and at once into the gradients of the chunk's activations and of
+the head's parameters, and dropped. The backward pass then only multiplies by the gradient of the loss, a
+scalar.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+IGNORED = -100
+# Logits alive at a time: 128 MiB of them in BF16.
+CHUNK_LOGITS = 1 << 26
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Region: sum of -log softmax(logits)[target] over the tokens whose target is not IGNORED.
+
+    logits: [M, V] of any float dtype; targets: [M] int64 -> FP32 scalar.
+    """
+    logits = logits.float()
+    # A comparison instead of a gather: it fuses, and its gradient needs no scatter.
+    chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    picked = torch.where(chosen, logits, 0.0).sum(-1)
+    return torch.where(targets == IGNORED, 0.0, logits.logsumexp(-1) - picked).sum()
+
+
+def chunk_length(num_tokens: int, vocab_size: int, limit: int = CHUNK_LOGITS) -> int:
+    """Tokens per chunk so that a chunk has at most `limit` logits."""
+    fewest = max(1, -(-num_tokens * vocab_size // limit))
+    # Chunks of one length compile once; take up to twice as many if that makes them equal.
+    equal = next((count for count in range(fewest, 2 * fewest) if num_tokens % count == 0), fewest)
+    return -(-num_tokens // equal)
+
+
+LossOf = Callable[[Tensor, Tensor], Tensor]
+
+
+def chunked_loss(loss_of: LossOf, head: nn.Module, hidden: Tensor, targets: Tensor, length: int) -> Tensor:
+    """Sum of loss_of(hidden[i : i + length], targets[i : i + length]) with the memory of one chunk.
+
+    loss_of calls `head`, whose parameters get their gradients. hidden: [M, D]; targets: [M] -> FP32 scalar.
+    """
+    if torch.is_grad_enabled():
+        parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
+        return _ChunkedLoss.apply(loss_of, length, targets, hidden, *parameters)
+    total = torch.zeros((), device=hidden.device)
+    for rows, wanted in zip(hidden.split(length), targets.split(length), strict=True):
+        total += loss_of(rows, wanted)
+    return total
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, loss_of: LossOf, length: int, targets: Tensor, hidden: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        total = torch.zeros((), device=hidden.device)
+        grad_hidden = torch.empty_like(hidden)
+        grads: list[Tensor] = []
+        for start in range(0, len(hidden), length):
+            chunk = slice(start, start + length)
+            with torch.enable_grad():
+                rows = hidden[chunk].detach().requires_grad_()
+                loss = loss_of(rows, targets[chunk])
+                grad_hidden[chunk], *added = torch.autograd.grad(loss, [rows, *parameters])
+            grads = [g.add_(more) for g, more in zip(grads, added, strict=True)] if grads else added
+            total += loss.detach()
+        ctx.grads = [grad_hidden, *grads]
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.grads is None:
+            raise RuntimeError("The chunked loss frees its gradients: call backward on it once.")
+        grads, ctx.grads = ctx.grads, None
+        return None, None, None, *(g.mul_(grad) for g in grads)

@@ -1,0 +1,105 @@
+"""The Mamba-2 mixer (arXiv:2405.21060 section 7): in_proj, convolution, scan, gate, norm, out_proj.
+
+in_proj's output holds z | x | B | C | dt side by side, in that order, as Mamba-2 and NemotronH store it:
+z gates the output, x is scanned, B and C write and read the state, dt is the step. Both projections are
+modules of their own that are called, never read by a fused kernel, so a recipe that exchanges them is obeyed.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fourbits.model.linear import Linear
+from fourbits.model.regions import RegionModule
+from fourbits.model.ssd import ssd
+
+
+def causal_conv(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
+    """Depthwise, over a token and the W-1 before it. x: [B, T, C], taps: [W, C] -> [B, T, C] in FP32."""
+    y = bias
+    # W shifted multiply-adds, because they fuse with what stands before and behind; a convolution would not.
+    for back, tap in enumerate(taps.flip(0)):
+        y = y + F.pad(x, (0, 0, back, -back)).float() * tap
+    return y
+
+
+def gated_group_norm(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
+    """RMS norm of y * silu(z) over each of num_groups equal parts of the last axis, times a gain; FP32."""
+    gated = (y * F.silu(z)).unflatten(-1, (num_groups, -1))
+    scaled = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps)
+    return scaled.flatten(-2) * weight
+
+
+def mamba_core(
+    projected: Tensor,
+    conv_taps: Tensor,
+    conv_bias: Tensor,
+    dt_bias: Tensor,
+    a_log: Tensor,
+    d: Tensor,
+    norm_weight: Tensor,
+    num_groups: int,
+    chunk_size: int,
+    eps: float,
+) -> Tensor:
+    """Region: everything between in_proj and out_proj, FP32 inside.
+
+    projected: [B, T, z | x | B | C | dt]; a_log, d, dt_bias: [H]; norm_weight: [H*P] -> [B, T, H*P] in
+    projected's dtype.
+    """
+    num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
+    d_state = (d_conv - d_mamba) // 2
+    z, xbc, dt = projected.split((d_mamba, d_conv, num_heads), dim=-1)
+    xbc = F.silu(causal_conv(xbc, conv_taps, conv_bias))
+    x, b, c = xbc.split((d_mamba, d_state, d_state), dim=-1)
+    x = x.unflatten(-1, (num_heads, -1))
+    b, c = b.unflatten(-1, (num_groups, -1)), c.unflatten(-1, (num_groups, -1))
+    y = ssd(x, F.softplus(dt.float() + dt_bias), -a_log.exp(), b, c, chunk_size) + d[:, None] * x
+    return gated_group_norm(y.flatten(2), z.float(), norm_weight, num_groups, eps).to(projected.dtype)
+
+
+class Mamba2(RegionModule):
+    """Mamba-2 mixer; its parameters are NemotronH's under other names, with the same layouts."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        state_size: int,
+        num_groups: int,
+        conv_width: int,
+        chunk_size: int,
+        eps: float,
+    ) -> None:
+        super().__init__()
+        d_mamba = num_heads * head_dim
+        d_conv = d_mamba + 2 * num_groups * state_size
+        self.num_groups = num_groups
+        self.chunk_size = chunk_size
+        self.eps = eps
+        self.in_proj = Linear(d_model, d_mamba + d_conv + num_heads)
+        self.conv_weight = nn.Parameter(torch.empty(d_conv, 1, conv_width))
+        self.conv_bias = nn.Parameter(torch.empty(d_conv))
+        self.dt_bias = nn.Parameter(torch.empty(num_heads))
+        self.A_log = nn.Parameter(torch.empty(num_heads))
+        self.D = nn.Parameter(torch.empty(num_heads))
+        self.norm_weight = nn.Parameter(torch.ones(d_mamba))
+        self.out_proj = Linear(d_mamba, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [B, T, D] -> [B, T, D]; position t sees positions up to t."""
+        core = self.run(
+            mamba_core,
+            self.in_proj(x),
+            self.conv_weight.squeeze(1).t().contiguous(),  # [W, C], so that the region's loops run along C
+            self.conv_bias,
+            self.dt_bias,
+            self.A_log,
+            self.D,
+            self.norm_weight,
+            self.num_groups,
+            self.chunk_size,
+            self.eps,
+        )
+        return self.out_proj(core)

@@ -1,0 +1,79 @@
+"""Regions: the pure functions between a model's linears, compiled once for all models of a process.
+
+A training step alternates between linears and everything else: norms, convolution and scan, attention core,
+activations, loss. The linears are what a precision recipe exchanges; the rest is the same for every recipe.
+So the rest lives in module-level functions of tensors and constants (the regions), a layer calls them through
+`RegionModule.run`, and `compile_regions` makes `run` use one compiled version per function, shared by all
+layers, models and recipes. A graph that contained the linears would belong to one recipe.
+
+Shapes are static in a graph: a new batch shape is compiled anew, once.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+Region = Callable[..., Any]
+
+# Graphs of one region in one process: one for each combination of shapes, dtypes and gradient mode.
+MAX_GRAPHS = 64
+COMPILE_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
+
+
+class CompiledRegion:
+    """A region under torch.compile; eager from the first failure to compile on, after one warning."""
+
+    def __init__(self, region: Region, mode: str) -> None:
+        self.region = region
+        self.function = torch.compile(region, fullgraph=True, dynamic=False, mode=mode)
+
+    def __call__(self, *args: Any) -> Any:
+        """What the region returns."""
+        try:
+            return self.function(*args)
+        except COMPILE_ERRORS as error:
+            if self.function is self.region:
+                raise
+            self.function = self.region
+            warnings.warn(
+                f"{self.region.__name__} runs uncompiled (same results, slower): torch.compile failed with "
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+                stacklevel=2,
+            )
+            return self.region(*args)
+
+
+_compiled: dict[tuple[Region, str], CompiledRegion] = {}
+
+
+class RegionModule(nn.Module):
+    """A module that calls regions; compile_mode is None (eager) or a mode of torch.compile."""
+
+    compile_mode: str | None = None
+
+    def run(self, region: Region, *args: Any) -> Any:
+        """Call a region as this module was told to: eagerly or compiled."""
+        if self.compile_mode is None:
+            return region(*args)
+        key = (region, self.compile_mode)
+        if key not in _compiled:
+            _compiled[key] = CompiledRegion(*key)
+        return _compiled[key](*args)
+
+
+def compile_regions(model: nn.Module, mode: str | None = "default") -> None:
+    """Let the model's regions run compiled, in a mode of torch.compile, or eagerly again (None).
+
+    A region compiles at its first call. Where it cannot, e.g. for lack of a C++ compiler, it stays eager and
+    one warning says why. PyTorch's limit of graphs per function is raised to MAX_GRAPHS for the process.
+    """
+    if mode is not None:
+        dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, MAX_GRAPHS)
+    for module in model.modules():
+        if isinstance(module, RegionModule):
+            module.compile_mode = mode

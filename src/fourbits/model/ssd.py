@@ -1,0 +1,149 @@
+"""The state-space scan of Mamba-2 in chunks: matrix products instead of a loop over tokens.
+
+With L_t the running sum of the log-decays dt_t a, the recurrence of ssd_reference.py is the masked product
+
+    y_t = sum_{s <= t} exp(L_t - L_s) (c_t . b_s) dt_s x_s            (arXiv:2405.21060 section 6).
+
+Cut into chunks of Q tokens it falls into three parts: within a chunk, that product (Q x Q); from a chunk to
+the state S at its end, x^T b; and from the state at its start, c S^T. Only the hand-over of states from chunk
+to chunk is a recurrence, over T/Q steps, written as a masked product again. Any Q gives the same result up to
+rounding. Every exponent is a sum of log-decays over a span, so it is <= 0 and nothing overflows; spans that
+run backwards are -inf before exp, because masking after exp would make 0 * inf.
+
+The backward pass is written out, because the gradients of the decays need no decay matrix: exp(L_t) scales
+y_t, exp(-L_t) scales what token t writes, and exp(total) scales the state at a chunk's end, hence
+
+    dL_t = <dy_t, y_t> - <d(dt_t x_t), dt_t x_t>        d total = <dS_end, S_end>.
+
+Letters: B sequences, Z chunks, Q tokens of a chunk, G groups, R heads per group, P head dim, N states.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+
+def ssd(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int) -> Tensor:
+    """Scan in chunks, in FP32 (FP64 arguments stay FP64).
+
+    x: [B, T, H, P]; dt: [B, T, H] >= 0; a: [H] < 0; b, c: [B, T, G, N] with H a multiple of G; any T.
+    Returns [B, T, H, P] in FP32.
+    """
+    length, groups = x.shape[1], b.shape[2]
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    x, dt, b, c = (_in_chunks(t.to(dtype), min(chunk_size, length)) for t in (x, dt, b, c))
+    by_group = (groups, x.shape[3] // groups)
+    y = _Scan.apply(
+        x.unflatten(3, by_group), dt.unflatten(3, by_group), a.to(dtype).unflatten(0, by_group), b, c
+    )
+    return y.flatten(3, 4).flatten(1, 2)[:, :length]
+
+
+def _in_chunks(x: Tensor, chunk: int) -> Tensor:
+    """[B, T, ...] -> [B, Z, Q, ...], padded with zeros: a token with dt = 0 decays and adds nothing."""
+    padding = -x.shape[1] % chunk
+    if padding:
+        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, padding))
+    return x.unflatten(1, (-1, chunk))
+
+
+class _Scan(torch.autograd.Function):
+    """x: [B, Z, Q, G, R, P]; dt: [B, Z, Q, G, R]; a: [G, R]; b, c: [B, Z, Q, G, N] -> like x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        log_decay = (dt * a).cumsum(2)
+        total = log_decay[:, :, -1]
+        written = x * dt[..., None]
+        scores = _by_group(c) @ _by_group(b).mT  # [B, Z, G, Q, Q], once for the heads of a group
+        within = (scores[:, :, :, None] * _decay_within(log_decay)) @ _by_head(written)
+        to_end = (total[:, :, None] - log_decay).exp()
+        added = _by_group((written * to_end[..., None]).flatten(-2)).mT @ _by_group(b)  # [B, Z, G, R*P, N]
+        start = _hand_over(added, _decay_between(total))
+        carried = _by_group(_by_group(c) @ start.mT).unflatten(-1, x.shape[-2:])
+        y = _by_head_inverse(within) + carried * log_decay.exp()[..., None]
+        ctx.save_for_backward(x, dt, a, b, c, start, y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+        x, dt, a, b, c, start, y = ctx.saved_tensors
+        log_decay = (dt * a).cumsum(2)
+        total = log_decay[:, :, -1]
+        written = x * dt[..., None]
+        b, c = _by_group(b), _by_group(c)
+        to_end = (total[:, :, None] - log_decay).exp()[..., None]
+
+        decay = _decay_within(log_decay)
+        dscores = ((_by_head(dy) @ _by_head(written).mT) * decay).sum(3)
+        dwithin = ((c @ b.mT)[:, :, :, None] * decay).mT @ _by_head(dy)
+
+        dcarried = _by_group((dy * log_decay.exp()[..., None]).flatten(-2))  # [B, Z, G, Q, R*P]
+        dend = _hand_over(dcarried.mT @ c, _decay_between(total).mT)
+        dwritten = _by_head_inverse(dwithin) + _by_group(b @ dend.mT).unflatten(-1, x.shape[-2:]) * to_end
+
+        db = dscores.mT @ c + _by_group((written * to_end).flatten(-2)) @ dend
+        dc = dscores @ b + dcarried @ start
+        dtotal = (dend[:, :-1] * start[:, 1:]).unflatten(3, x.shape[-2:]).sum((-1, -2))
+        along_x = (dwritten * x).sum(-1)
+        dlog_decay = (dy * y).sum(-1) - along_x * dt
+        dlog = _from_here_on(dlog_decay) + F.pad(dtotal, (0, 0, 0, 0, 0, 1))[:, :, None]
+        return (
+            dwritten * dt[..., None],
+            dlog * a + along_x,
+            (dlog * dt).sum((0, 1, 2)),
+            _by_group(db),
+            _by_group(dc),
+        )
+
+
+def _by_group(x: Tensor) -> Tensor:
+    """[B, Z, Q, G, ...] <-> [B, Z, G, Q, ...]."""
+    return x.transpose(2, 3)
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """[B, Z, Q, G, R, P] -> [B, Z, G, R, Q, P]."""
+    return x.permute(0, 1, 3, 4, 2, 5)
+
+
+def _by_head_inverse(x: Tensor) -> Tensor:
+    """[B, Z, G, R, Q, P] -> [B, Z, Q, G, R, P]."""
+    return x.permute(0, 1, 4, 2, 3, 5)
+
+
+def _decay_within(log_decay: Tensor) -> Tensor:
+    """exp(L_t - L_s), 0 where s > t. [B, Z, Q, G, R] -> [B, Z, G, R, Q (t), Q (s)]."""
+    log_decay = log_decay.permute(0, 1, 3, 4, 2)
+    tokens = torch.arange(log_decay.shape[-1], device=log_decay.device)
+    span = log_decay[..., :, None] - log_decay[..., None, :]
+    return span.masked_fill(tokens[:, None] < tokens, float("-inf")).exp()
+
+
+def _decay_between(total: Tensor) -> Tensor:
+    """Decay from the end of chunk s to the start of chunk z, 0 where s >= z.
+
+    total: [B, Z, G, R] -> [B, G, R, Z (z), Z (s)]. Sums each span by itself: differences of one running sum
+    would lose more digits the longer the sequence.
+    """
+    total = total.permute(0, 2, 3, 1)
+    chunks = torch.arange(total.shape[-1], device=total.device)
+    later = chunks[:, None] > chunks
+    spans = torch.where(later, total[..., :, None], 0.0).cumsum(-2) - total[..., :, None]
+    return spans.masked_fill(~later, float("-inf")).exp()
+
+
+def _hand_over(states: Tensor, decay: Tensor) -> Tensor:
+    """decay[z, s] states[s], summed over s. [B, Z, G, R*P, N], [B, G, R, Z, Z] -> [B, Z, G, R*P, N]."""
+    by_head = states.unflatten(3, (decay.shape[2], -1)).permute(0, 2, 3, 1, 4, 5)  # [B, G, R, Z, P, N]
+    summed = (decay @ by_head.flatten(4)).view_as(by_head)
+    return summed.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)
+
+
+def _from_here_on(x: Tensor) -> Tensor:
+    """Sum of x over this and the later tokens of a chunk. [B, Z, Q, ...] -> the same."""
+    return x.sum(2, keepdim=True) - x.cumsum(2) + x
