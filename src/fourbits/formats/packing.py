@@ -8,8 +8,9 @@ from torch import Tensor
 
 def pack_nibbles(codes: Tensor) -> Tensor:
     """uint8 codes [..., C] below 16, C even -> uint8 [..., C / 2]; the even column is the low nibble."""
-    pairs = codes.contiguous().view(torch.int16)  # low byte: even column
-    return ((pairs | (pairs >> 4)) & 0xFF).to(torch.uint8)
+    flat = codes.reshape(-1)  # a single row may claim any stride, which a view of pairs would reject
+    pairs = flat.view(torch.int16)  # low byte: even column
+    return ((pairs | (pairs >> 4)) & 0xFF).to(torch.uint8).view(*codes.shape[:-1], codes.shape[-1] // 2)
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:

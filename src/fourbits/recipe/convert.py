@@ -26,8 +26,8 @@ def convert(model: nn.Module, recipe: str | Recipe = "nvfp4", seed: int = 0) -> 
     if not 0 <= seed < 1 << 32:
         raise ValueError(f"convert: seed must be in [0, 2**32), got {seed}.")
     linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    for _, linear in linears:
-        _restore(linear)
+    for name, linear in linears:
+        _restore(name, linear)
     decider = Decider(model, chosen)
     reports: list[LinearReport] = []
     for layer, (name, linear) in enumerate(linears):
@@ -59,21 +59,25 @@ def set_step(model: nn.Module, step: int, first_token: int = 0) -> None:
     for module in model.modules():
         if isinstance(module, QuantizedLinear):
             state = module.quantization
-            key = (state.seed, module.weight.device)
+            key = (state.seed, torch.device("cpu") if module.weight.is_meta else module.weight.device)
             if key not in clocks:
                 clocks[key] = new_clock(state.seed, step, first_token, key[1])
             state.clock, state.counts_itself = clocks[key], False
 
 
 def _adopt(linear: nn.Linear, state: LinearState) -> None:
-    if not linear.weight.is_meta:
-        state.clock = state.clock.to(linear.weight.device)
     linear.__class__ = QuantizedLinear
     linear.quantization = state  # type: ignore[assignment]
 
 
-def _restore(linear: nn.Linear) -> None:
-    if isinstance(linear, QuantizedLinear):
-        original = linear.quantization.original
-        del linear.quantization
-        linear.__class__ = original  # type: ignore[assignment]
+def _restore(name: str, linear: nn.Linear) -> None:
+    if not isinstance(linear, QuantizedLinear):
+        return
+    if type(linear) is not QuantizedLinear:
+        raise ValueError(
+            f"convert: {name!r} was wrapped after its conversion and is a {type(linear).__name__} now; its "
+            "class cannot change any more. Apply fully_shard and the like to blocks, not to single linears."
+        )
+    original = linear.quantization.original
+    del linear.quantization
+    linear.__class__ = original  # type: ignore[assignment]

@@ -17,7 +17,7 @@ class Decider:
         self.recipe = recipe
         self.tied = tied_parameters(model)
         self.read_by_kernels = fused_weights(model)
-        self.block_list, self.blocks = repeated_blocks(model)
+        self.block_prefix, self.blocks = repeated_blocks(model)
         get_head = getattr(model, "get_output_embeddings", None)
         self.head = get_head() if callable(get_head) else None
 
@@ -47,14 +47,16 @@ class Decider:
             return self.read_by_kernels[name]
         if type(linear) is not nn.Linear and not getattr(type(linear), "casts_weight", False):
             return f"{type(linear).__name__} computes more than nn.Linear"
+        if "forward" in vars(linear):
+            return "its forward was replaced on the instance, which a change of class would not reach"
         if linear is self.head or _matches(name, self.recipe.keep_bf16.names):
             return "output head or embedding"
         return self._kept_block(name)
 
     def _kept_block(self, name: str) -> str:
-        if not self.blocks or not name.startswith(self.block_list + "."):
+        if not self.blocks or not name.startswith(self.block_prefix):
             return ""
-        index = int(name[len(self.block_list) + 1 :].split(".")[0])
+        index = int(name.removeprefix(self.block_prefix).split(".")[0])
         first = self.recipe.keep_bf16.count_first(self.blocks)
         last = self.recipe.keep_bf16.count_last(self.blocks)
         if index < first:
@@ -70,18 +72,20 @@ def tied_parameters(model: nn.Module) -> set[int]:
 
 
 def repeated_blocks(model: nn.Module) -> tuple[str, int]:
-    """Name and length of the model's largest list of blocks: of outermost ModuleLists, the one with most
-    parameters.
+    """Prefix of the names in the model's largest list of blocks, and its length; ("", 0) without one.
+
+    Of outermost ModuleLists of at least two entries it is the one with most parameters.
     """
     best, size = ("", 0), -1
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or (inside and name.startswith(inside)):
+        if not isinstance(module, nn.ModuleList) or name.startswith(inside):
             continue
-        inside += (name + ".",)
+        prefix = name + "." if name else ""
+        inside += (prefix,)
         parameters = sum(p.numel() for p in module.parameters())
         if len(module) > 1 and parameters > size:
-            best, size = (name, len(module)), parameters
+            best, size = (prefix, len(module)), parameters
     return best
 
 

@@ -30,6 +30,14 @@ class LinearState:
         #: True until set_step is called: the layer then advances its own clock with every backward pass
         self.counts_itself = True
 
+    def clock_on(self, device: torch.device) -> Tensor:
+        """The clock where the layer computes; it stays there, so that a step copies it at most once."""
+        if device.type == "meta":
+            return self.clock.to(device)
+        if self.clock.device != device:
+            self.clock = self.clock.to(device)
+        return self.clock
+
 
 class _QuantizedProduct(torch.autograd.Function):
     """The three GEMMs, and nothing else."""
@@ -54,17 +62,34 @@ class _QuantizedProduct(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (dy,) = grads
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, w_values, w_scale, key = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:3])
-        dx, dw, dbias = linear_backward(
-            dy.contiguous(), x, weight, w_values, w_scale, key, ctx.layer, ctx.table, needs
-        )
+        with torch.no_grad():
+            grads = linear_backward(
+                dy.contiguous(), x, weight, w_values, w_scale, key, ctx.layer, ctx.table, needs
+            )
         if ctx.clock is not None:
             tick(ctx.clock)
-        found = (dx if needs[0] else None, dw if needs[1] else None, dbias if needs[2] else None)
-        return (*found, None, None, None, None)
+        if torch.is_grad_enabled():
+            grads = [_FirstDerivative.apply(grad, dy, x, weight) for grad in grads]
+        return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 4)
+
+
+class _FirstDerivative(torch.autograd.Function):
+    """Identity on a gradient that was asked for with create_graph; differentiating it again is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "QuantizedLinear: its gradients cannot be differentiated again, because rounding has no "
+            "derivative. For a gradient penalty or a Hessian product give the model its nn.Linears back with "
+            'fourbits.convert(model, "bf16"), or keep the layers concerned in BF16 with keep_bf16.names.'
+        )
 
 
 @torch.library.custom_op("fourbits::tick", mutates_args={"clock"})
@@ -75,9 +100,8 @@ def tick(clock: Tensor) -> None:
         _told.append(True)
         warnings.warn(
             "fourbits: set_step was never called, so each layer counts its own backward passes. Noise is "
-            "fresh "
-            "at every step, but runs on several ranks, and resumed runs, repeat their bits only with "
-            "fourbits.set_step(model, step) before each micro-batch.",
+            "fresh at every step, but it depends on the number of ranks and micro-batches, and a resumed run "
+            "draws other noise. Call fourbits.set_step(model, step) before each micro-batch.",
             stacklevel=2,
         )
 
@@ -97,22 +121,21 @@ class QuantizedLinear(nn.Linear):
         state = self.quantization
         if not (self.training or state.quantize_eval):
             return state.original.forward(self, input)
-        device = input.device.type
-        if device != "meta" and torch.is_autocast_enabled(device):
-            input = input.to(torch.get_autocast_dtype(device))
+        if input.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"QuantizedLinear: the last dimension of the input must be in_features={self.in_features}, "
+                f"got shape {list(input.shape)}."
+            )
+        device = input.device
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):
+            input = input.to(torch.get_autocast_dtype(device.type))
         flat = input.reshape(-1, self.in_features)
+        clock = state.clock_on(device)
         y = _QuantizedProduct.apply(
-            flat, self.weight, self.bias, state.clock, state.layer, state.table, state.counts_itself
+            flat, self.weight, self.bias, clock, state.layer, state.table, state.counts_itself
         )
         return y.view(*input.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """nn.Linear's, and the table's formats."""
         return f"{super().extra_repr()}, layer={self.quantization.layer}"
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "QuantizedLinear":
-        super()._apply(fn, recurse)
-        state = self.quantization
-        if state.clock.device != self.weight.device and not self.weight.is_meta:
-            state.clock = state.clock.to(self.weight.device)
-        return self

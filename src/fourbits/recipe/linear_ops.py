@@ -42,15 +42,15 @@ def new_clock(seed: int, step: int, first_token: int, device: torch.device | str
 def linear_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, clock: Tensor, layer: int, table: str, keep_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = x W^T + bias with Fprop's operands. x: [M, K] -> y [M, N] in x's dtype, and W's exact values and "
-    "scale.
+    """y = x W^T + bias. x: [M, K] -> y [M, N] in x's dtype, W's exact values and their scale.
 
     The last two are what Dgrad multiplies when keep_weight is set and the table shares the codes; else empty.
     """
     specs = table_from_text(table)
-    lhs = _operand(x, specs.fprop.lhs, 1, clock, layer, "fprop.lhs")
-    rhs = _operand(weight, specs.fprop.rhs, 1, clock, layer, "fprop.rhs")
-    y = matmul_exact(lhs, rhs, x.dtype, bias)
+    with torch.autocast(x.device.type, enabled=False):
+        lhs = _operand(x, specs.fprop.lhs, 1, clock, layer, "fprop.lhs")
+        rhs = _operand(weight, specs.fprop.rhs, 1, clock, layer, "fprop.rhs")
+        y = matmul_exact(lhs, rhs, x.dtype, bias)
     if keep_weight and specs.shares_weight:
         return y, rhs.values, rhs.scale.clone()
     return y, x.new_empty(0), x.new_empty(0)
@@ -83,25 +83,25 @@ def linear_backward(
     table: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dX [M, K], dW [N, K] and dbias [N]; an empty tensor for each that `needs` (of x, weight, bias) does "
-    "not ask for.
+    """dX [M, K], dW [N, K], dbias [N] in the dtypes of x, weight and weight.
 
-    dy: [M, N]; w_values, w_scale: as returned by the forward. Gradients have the dtypes of x, weight and
-    weight.
+    dy: [M, N]; w_values, w_scale: as returned by the forward; needs: which of x, weight and bias want a
+    gradient. The others get an empty tensor.
     """
     specs = table_from_text(table)
     dx = dw = dbias = None
-    if needs[0]:
-        lhs = _operand(dy, specs.dgrad.lhs, 1, clock, layer, "dgrad.lhs")
-        if specs.shares_weight and w_values.numel():
-            rhs = ExactOperand(w_values, w_scale, 1, specs.fprop.rhs).along(0)
-        else:
-            rhs = _operand(weight, specs.dgrad.rhs, 0, clock, layer, "dgrad.rhs")
-        dx = matmul_exact(lhs, rhs, x.dtype)[:, : x.shape[1]]
-    if needs[1]:
-        dw = _wgrad(dy, x, specs.wgrad, clock, layer, weight.dtype)
-    if needs[2]:
-        dbias = dy.sum(0, dtype=torch.float32).to(weight.dtype)
+    with torch.autocast(dy.device.type, enabled=False):
+        if needs[0]:
+            lhs = _operand(dy, specs.dgrad.lhs, 1, clock, layer, "dgrad.lhs")
+            if specs.shares_weight and w_values.numel():
+                rhs = ExactOperand(w_values, w_scale, 1, specs.fprop.rhs).along(0)
+            else:
+                rhs = _operand(weight, specs.dgrad.rhs, 0, clock, layer, "dgrad.rhs")
+            dx = matmul_exact(lhs, rhs, x.dtype)[:, : x.shape[1]].contiguous()
+        if needs[1]:
+            dw = _wgrad(dy, x, specs.wgrad, clock, layer, weight.dtype)
+        if needs[2]:
+            dbias = dy.sum(0, dtype=torch.float32).to(weight.dtype)
     return tuple(dy.new_empty(0) if grad is None else grad for grad in (dx, dw, dbias))  # type: ignore[return-value]
 
 
@@ -127,7 +127,7 @@ def _(
 def _wgrad(dy: Tensor, x: Tensor, spec: GemmSpec, clock: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
     lhs = _operand(dy, spec.lhs, 0, clock, layer, "wgrad.lhs")
     rhs = _operand(x, spec.rhs, 0, clock, layer, "wgrad.rhs")
-    return matmul_exact(lhs, rhs, dtype)[:, : x.shape[1]]
+    return matmul_exact(lhs, rhs, dtype)
 
 
 def _operand(x: Tensor, spec: OperandSpec, axis: int, clock: Tensor, layer: int, role: str) -> ExactOperand:

@@ -49,7 +49,8 @@ class GemmTable:
         """Whether Dgrad multiplies the codes of W that Fprop did: one spec, square blocks, no transform."""
         spec = self.fprop.rhs
         square = spec.block_size is None or spec.block_size[0] == spec.block_size[1]
-        return spec == self.dgrad.rhs and square and not spec.rht and not spec.stochastic
+        same = spec == self.dgrad.rhs and spec.block_format.quantized
+        return same and square and not spec.rht and not spec.stochastic
 
     def to_text(self) -> str:
         """The table as text that `from_text` reads: what a graph carries in place of an object."""

@@ -1,0 +1,101 @@
+"""A linear and its gradients in float64, from the dequantized operands: what a recipe's table must compute.
+
+The straight-through rule says that a product is differentiated as if its operands had not been quantized, and
+that the derivative is then computed from quantized operands of its own (docs/nvfp4.md, section 2).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import quantize
+from fourbits.recipe.recipe import GemmSpec, GemmTable
+
+#: docs/nvfp4.md, section 11.2
+ROLES = ("fprop.lhs", "fprop.rhs", "dgrad.lhs", "dgrad.rhs", "wgrad.lhs", "wgrad.rhs")
+HALF_ULP = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where a micro-batch stands in the run."""
+
+    seed: int = 0
+    layer: int = 0
+    step: int = 0
+    first_token: int = 0
+
+    def sr_key(self, role: str) -> Tensor:
+        """Tokens are the rows of the operands of Fprop.lhs and Dgrad.lhs, and the contraction of Wgrad's."""
+        row = self.first_token if role in ("fprop.lhs", "dgrad.lhs") else 0
+        block = self.first_token // 16 if role in ("wgrad.lhs", "wgrad.rhs") else 0
+        return torch.tensor([self.seed, self.layer * 8 + ROLES.index(role), self.step, row, block])
+
+
+@dataclass(frozen=True)
+class Product:
+    """A float64 product of dequantized operands, and how far an FP32 accumulation may be from it."""
+
+    value: Tensor
+    bound: Tensor
+
+    def assert_near(self, actual: Tensor) -> None:
+        bound = self.bound + HALF_ULP[actual.dtype] * (self.value.abs() + self.bound)
+        excess = (actual.double() - self.value).abs() - bound
+        assert actual.shape == self.value.shape
+        assert bool((excess <= 0).all()), f"{int((excess > 0).sum())} beyond the bound, by {excess.max():.3g}"
+
+
+def product(lhs: Tensor, rhs: Tensor) -> Product:
+    """lhs [R, C] rhs [S, C]^T. The bound is that of section 12.4, C * 2^-23 * sum |a b|.
+
+    It holds the epilogue's roundings too: C >= 16 additions rounded to nearest use up at most half of it.
+    """
+    sums = lhs.abs() @ rhs.abs().t()
+    return Product(lhs @ rhs.t(), max(16, lhs.shape[1]) * 2.0**-23 * sums)
+
+
+def operand(x: Tensor, spec: OperandSpec, axis: int, clock: Clock, role: str) -> Tensor:
+    """The stored matrix of an operand in float64, transformed where the spec says so."""
+    q = quantize(x, spec, axis, sr_key=clock.sr_key(role))
+    values = q.dequantize(torch.float32).double()
+    return values.t() if axis == 0 else values
+
+
+def grad_of(leaf: Tensor) -> Tensor:
+    """Its gradient, which must have arrived."""
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def fprop(x: Tensor, weight: Tensor, bias: Tensor | None, table: GemmTable, clock: Clock) -> Product:
+    """Y = X W^T + bias."""
+    result = _gemm(x, weight, table.fprop, (1, 1), clock, "fprop")
+    if bias is None:
+        return result
+    return Product(result.value + bias.double(), result.bound + 2.0**-23 * bias.abs())
+
+
+def dgrad(dy: Tensor, weight: Tensor, table: GemmTable, clock: Clock) -> Product:
+    """dX = dY W. With shared codes W is the transpose of Fprop's operand."""
+    if not table.shares_weight:
+        return _gemm(dy, weight, table.dgrad, (1, 0), clock, "dgrad")
+    shared = operand(weight, table.fprop.rhs, 1, clock, "fprop.rhs").t()
+    lhs = operand(dy, table.dgrad.lhs, 1, clock, "dgrad.lhs")
+    return product(lhs, shared)
+
+
+def wgrad(dy: Tensor, x: Tensor, table: GemmTable, clock: Clock) -> Product:
+    """dW = dY^T X."""
+    return _gemm(dy, x, table.wgrad, (0, 0), clock, "wgrad")
+
+
+def _gemm(
+    lhs: Tensor, rhs: Tensor, spec: GemmSpec, axes: tuple[int, int], clock: Clock, name: str
+) -> Product:
+    return product(
+        operand(lhs, spec.lhs, axes[0], clock, f"{name}.lhs"),
+        operand(rhs, spec.rhs, axes[1], clock, f"{name}.rhs"),
+    )
