@@ -24,19 +24,19 @@ def matmul(
         raise ValueError(
             f"matmul: contractions differ: a has {a.contraction_size} (axis {a.axis} of {a.shape}), "
             f"b has {b.contraction_size} (axis {b.axis} of {b.shape}). Quantize both along the axis that is "
-            f"summed over."
+            "summed over."
         )
-    return matmul_exact(unpacked(a), unpacked(b), out_dtype, bias)
+    with torch.autocast(a.codes.device.type, enabled=False):
+        return matmul_exact(unpacked(a), unpacked(b), out_dtype, bias)
 
 
 def matmul_exact(
     a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
-    """The same on operands in exact form, as the linear layer keeps them."""
+    """The same on operands in exact form, as the linear layer keeps them; autocast must be off."""
     if a.spec.transform != b.spec.transform:
         raise ValueError(
             f"matmul: transforms differ, so they would not cancel: a has {a.spec.transform}, b has "
-            f"{b.spec.transform}. "
-            "Give both operands of a GEMM the same rht and rht_signs."
+            f"{b.spec.transform}. Give both operands of a GEMM the same rht and rht_signs."
         )
     return matmul_emulated.matmul(a, b, out_dtype, bias)

@@ -1,5 +1,4 @@
-"""The product on hardware without FP4 units: BF16 or FP32 arithmetic on exact operands, scales in the FP32 "
-"epilogue.
+"""The product on hardware without FP4 units: exact operands, FP32 sums, scales in the FP32 epilogue.
 
 An NVFP4 element times its block scale has at most six significant bits, so BF16 holds it exactly and only the
 order of the FP32 additions differs from an FP4 tensor core. Folding the global scale into the operand would

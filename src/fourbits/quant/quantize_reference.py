@@ -20,7 +20,10 @@ def measure(blocks: Tensor, spec: OperandSpec, amax: Tensor | None) -> Scales:
     """
     block_format = spec.block_format
     assert block_format.scale is not None
-    block_amax = blocks.abs().amax(dim=(1, 3), keepdim=True).to(torch.float32)
+    if blocks.numel():
+        block_amax = blocks.abs().amax(dim=(1, 3), keepdim=True).to(torch.float32)
+    else:
+        block_amax = blocks.new_zeros((blocks.shape[0], 1, blocks.shape[2], 1), dtype=torch.float32)
     return SCALE_RULES[block_format.scale](
         block_amax, block_amax.amax() if amax is None else amax, block_format
     )

@@ -77,8 +77,7 @@ def list_recipes() -> tuple[str, ...]:
 
 
 def get_recipe(recipe: str | Path | Recipe) -> Recipe:
-    """A shipped recipe by name, or one read from a YAML file. Raises ValueError naming the nearest recipe "
-    "or key.
+    """A shipped recipe by name, or one read from a YAML file. ValueError names the nearest recipe or key.
 
     A file may begin from a shipped recipe with `base: NAME` and states only what differs.
     """
