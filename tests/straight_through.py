@@ -7,7 +7,7 @@ that the derivative is then computed from quantized operands of its own (docs/nv
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
@@ -62,6 +62,11 @@ def operand(x: Tensor, spec: OperandSpec, axis: int, clock: Clock, role: str) ->
     q = quantize(x, spec, axis, sr_key=clock.sr_key(role))
     values = q.dequantize(torch.float32).double()
     return values.t() if axis == 0 else values
+
+
+def linears(model: nn.Module) -> list[nn.Linear]:
+    """Its linears, in order."""
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
 
 
 def grad_of(leaf: Tensor) -> Tensor:

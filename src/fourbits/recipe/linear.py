@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from fourbits.recipe.linear_ops import linear_backward, linear_forward, new_clock
 from fourbits.recipe.recipe import GemmTable
 
+#: dtypes that autocast casts
+_CAST = (torch.float32, torch.bfloat16, torch.float16)
 _told: list[bool] = []
 
 
@@ -127,7 +129,7 @@ class QuantizedLinear(nn.Linear):
                 f"got shape {list(input.shape)}."
             )
         device = input.device
-        if device.type != "meta" and torch.is_autocast_enabled(device.type):
+        if device.type != "meta" and torch.is_autocast_enabled(device.type) and input.dtype in _CAST:
             input = input.to(torch.get_autocast_dtype(device.type))
         flat = input.reshape(-1, self.in_features)
         clock = state.clock_on(device)
