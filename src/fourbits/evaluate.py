@@ -1,0 +1,157 @@
+"""What a model has learned: validation loss in nats and bits per byte, and text it writes.
+
+A loss per token depends on the tokenizer; bits per byte do not, so they compare across tokenizers:
+bits per byte = nats / (ln 2 * bytes of the predicted text).
+"""
+
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fourbits.data.tokenizer import Tokenizer
+from fourbits.model.lm import LanguageModel
+from fourbits.model.loss import IGNORED
+from fourbits.model.regions import RegionModule, compile_regions
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Summed cross-entropy. nats over `tokens` predicted tokens, which spell `num_bytes` bytes of text."""
+
+    nats: float
+    tokens: int
+    num_bytes: int
+
+    @property
+    def per_token(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of text."""
+        return self.nats / (math.log(2) * max(self.num_bytes, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Fixed samples of one source, int64 [n, T + 1], and the bytes that their targets spell."""
+
+    samples: Tensor
+    num_bytes: int
+
+    @classmethod
+    def of(cls, samples: npt.NDArray[np.int64], tokenizer: Tokenizer) -> "HeldOut":
+        """samples: int64 [n, T + 1]."""
+        num_bytes = sum(len(tokenizer.decode(row[1:].tolist()).encode()) for row in samples)
+        return cls(torch.from_numpy(samples), num_bytes)
+
+
+def evaluate(model: LanguageModel, sources: Mapping[str, HeldOut], batch_size: int) -> dict[str, Loss]:
+    """The loss on every source, in evaluation mode and without gradients; the model's mode is put back."""
+    device = next(model.parameters()).device
+    sums: dict[str, Tensor] = {}
+    with torch.no_grad(), evaluation_mode(model):
+        for name, held_out in sources.items():
+            total = torch.zeros((), device=device)
+            for batch in _batches(held_out.samples, batch_size):
+                inputs, targets = split_sample(batch.to(device, non_blocking=True))
+                total += model.loss(inputs, targets)[0]
+            sums[name] = total
+    counts = {name: held_out.samples[:, 1:].numel() for name, held_out in sources.items()}
+    return {name: Loss(float(sums[name]), counts[name], sources[name].num_bytes) for name in sources}
+
+
+def total_loss(losses: Iterable[Loss]) -> Loss:
+    """All sources together, each token counting once."""
+    parts = list(losses)
+    return Loss(sum(p.nats for p in parts), sum(p.tokens for p in parts), sum(p.num_bytes for p in parts))
+
+
+def split_sample(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and targets. samples: [B, T + 1], -100 allowed in targets only -> [B, T] each."""
+    return samples[:, :-1].clamp(min=0), samples[:, 1:]
+
+
+def unigram_counts(tokens: npt.NDArray[Any], vocab_size: int, limit: int = 1 << 24) -> npt.NDArray[np.int64]:
+    """How often each id occurs, in all of `tokens` or in 64 evenly spaced parts of `limit` ids together."""
+    parts = [tokens]
+    if len(tokens) > limit:
+        starts = np.linspace(0, len(tokens) - limit // 64, 64, dtype=np.int64)
+        parts = [tokens[start : start + limit // 64] for start in starts]
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for part in parts:
+        counts += np.bincount(part, minlength=vocab_size)
+    return counts
+
+
+def unigram_entropy(counts: npt.ArrayLike) -> float:
+    """Nats per token that a model knowing only how often each id occurs would lose. counts: [V]."""
+    share = np.asarray(counts, dtype=np.float64)
+    share = share[share > 0] / share.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def generate(
+    model: LanguageModel, prompt: Sequence[int], num_tokens: int, *, temperature: float = 0.0, seed: int = 0
+) -> list[int]:
+    """Continue `prompt` by num_tokens ids: the likeliest ones at temperature 0, else drawn from `seed`.
+
+    Every step recomputes the whole context, cut to the model's max_seq_len. Runs uncompiled, since each step
+    has a shape of its own.
+    """
+    if not prompt:
+        raise ValueError("generate: the prompt must have at least one token.")
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    ids = list(prompt)
+    with torch.no_grad(), evaluation_mode(model), uncompiled(model):
+        for _ in range(num_tokens):
+            context = torch.tensor([ids[-model.config.max_seq_len :]], device=device)
+            logits = model(context)[0, -1].float().cpu()
+            if temperature > 0:
+                chances = torch.softmax(logits / temperature, dim=-1)
+                ids.append(int(torch.multinomial(chances, 1, generator=generator)))
+            else:
+                ids.append(int(logits.argmax()))
+    return ids[len(prompt) :]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Generator[None]:
+    """Evaluation mode inside, the mode it had outside."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Generator[None]:
+    """Regions run eagerly inside, as before outside."""
+    mode = next((m.compile_mode for m in model.modules() if isinstance(m, RegionModule)), None)
+    compile_regions(model, None)
+    try:
+        yield
+    finally:
+        compile_regions(model, mode)
+
+
+def _batches(samples: Tensor, size: int) -> Iterator[Tensor]:
+    """Batches of one size, for one compiled shape: rows that do not count fill up the last."""
+    for batch in samples.split(size):
+        missing = size - len(batch)
+        if missing:
+            filling = batch[:1].expand(missing, -1).clone()
+            filling[:, 1:] = IGNORED
+            batch = torch.cat((batch, filling))
+        yield batch
