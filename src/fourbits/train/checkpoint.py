@@ -1,0 +1,204 @@
+"""Checkpoints: a folder step_N of safetensors files and one JSON file, complete or invisible.
+
+Everything is written into a folder with another name, flushed to disk, and renamed. state.json lists every
+file with size and hash. Nothing is ever unpickled, so a checkpoint from elsewhere can at worst be wrong
+numbers.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fourbits.data.whole_file import write_json
+from fourbits.train.non_finite import NonFiniteError
+
+FORMAT = "fourbits-checkpoint"
+VERSION = 1
+STATE = "state.json"
+_UNFINISHED = ".unfinished-"
+_NAME = re.compile(r"step_(\d+)")
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint. state: what was saved beside the tensors; files: name -> size and SHA-256."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+
+
+def save_checkpoint(folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
+    """Write folder/step_N with one safetensors file for each entry of `files`, and return its path.
+
+    state: plain JSON values. Raises NonFiniteError for a tensor with a non-finite value, OSError for a full
+    disk and the like; in both cases nothing is left behind, and checkpoints that were there stay as they are.
+    """
+    for name, tensors in files.items():
+        _refuse_non_finite(name, tensors, step)
+    target = folder / f"step_{step}"
+    if (target / STATE).is_file():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{_UNFINISHED}{target.name}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir()
+        records = {
+            f"{name}.safetensors": _write_tensors(unfinished / f"{name}.safetensors", tensors)
+            for name, tensors in files.items()
+        }
+        head = {"format": FORMAT, "version": VERSION, "step": step, "state": dict(state), "files": records}
+        write_json(unfinished / STATE, head)
+        _sync_folder(unfinished)
+        unfinished.rename(target)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        reason = error.strerror or str(error)
+        raise OSError(
+            error.errno, f"{reason}; step {step} was not saved, earlier checkpoints are intact", str(target)
+        ) from error
+    _sync_folder(folder)
+    return target
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, oldest first."""
+    found = [path for path in folder.glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path}: not a checkpoint (its name must be step_N).")
+    return int(match[1])
+
+
+def remove_old(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what killed runs left unfinished."""
+    for path in checkpoints(folder)[:-keep]:
+        # Renamed first: a checkpoint that is half removed must not look like a damaged one.
+        path.rename(path.with_name(f"{_UNFINISHED}{path.name}"))
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read state.json and check all files by it. Raises ValueError for a foreign or damaged checkpoint."""
+    state_file = path / STATE
+    if not state_file.is_file():
+        raise ValueError(f"{path}: not a fourbits checkpoint (no {STATE}).")
+    try:
+        head = json.loads(state_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{state_file}: damaged: {error}. {_remedy(path)}") from error
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise ValueError(f"{state_file}: not a fourbits checkpoint (its format must be {FORMAT!r}).")
+    if head.get("version") != VERSION:
+        raise ValueError(f"{state_file}: version must be {VERSION}, got {head.get('version')}.")
+    if head.get("step") != step_of(path):
+        raise ValueError(
+            f"{path}: its name must give its step, {head.get('step')}; it was renamed or copied."
+        )
+    for name, record in head["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise ValueError(f"{file}: missing. {_remedy(path)}")
+        size = file.stat().st_size
+        if size != record["bytes"]:
+            raise ValueError(
+                f"{file}: truncated or replaced: {size} bytes, {STATE} records {record['bytes']}. "
+                f"{_remedy(path)}"
+            )
+        if _sha256(file) != record["sha256"]:
+            raise ValueError(f"{file}: its content is not what {STATE} records. {_remedy(path)}")
+    return Checkpoint(path, head["step"], head["state"], head["files"])
+
+
+def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor]:
+    """The tensors of one file, on the CPU, with the names, shapes and dtypes of `expected`.
+
+    Raises ValueError naming the file and the first tensor that differs.
+    """
+    file = checkpoint.path / f"{name}.safetensors"
+    if file.name not in checkpoint.files:
+        raise ValueError(f"{file}: not part of this checkpoint.")
+    try:
+        found = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: not a safetensors file: {error}. {_remedy(checkpoint.path)}") from error
+    for key in [*expected, *found]:
+        if key not in found or key not in expected:
+            where = "checkpoint" if key in found else "model"
+            raise ValueError(f"{file}: of another model: {key!r} exists in the {where} only.")
+        if found[key].shape != expected[key].shape or found[key].dtype != expected[key].dtype:
+            raise ValueError(
+                f"{file}: of another model: {key!r} is {_kind(found[key])}, this run has "
+                f"{_kind(expected[key])}."
+            )
+    return found
+
+
+def _refuse_non_finite(name: str, tensors: Tensors, step: int) -> None:
+    for key, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteError(f"step {step}: {key!r} of {name} is not finite; no checkpoint was written.")
+
+
+def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
+    try:
+        save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # it wraps the system's error in a text: "... (os error 28)"
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes it private, whatever the umask says
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the entries of a folder durable, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _remedy(path: Path) -> str:
+    others = [p for p in checkpoints(path.parent) if p != path]
+    return (
+        f"Remove {path.name} to go on from {others[-1].name}."
+        if others
+        else f"Remove {path.name} to begin anew."
+    )

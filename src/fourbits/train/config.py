@@ -1,0 +1,201 @@
+"""RunConfig: a whole run as one frozen tree, from a preset or a YAML file plus dotted overrides."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fourbits.data.config import DataConfig
+from fourbits.model.config import ModelConfig
+from fourbits.model.presets import MODEL_PRESETS
+from fourbits.recipe.presets import get_recipe, recipe_from_mapping
+from fourbits.recipe.recipe import Recipe
+from fourbits.settings import build, load_yaml, nearest, override, to_dict
+
+# Random bits are keyed by the token's place in blocks of 16 (docs/nvfp4.md, section 11).
+TOKEN_UNIT = 16
+MAX_SEED = 1 << 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimConfig:
+    """AdamW and its learning rate: warm-up, constant, decay; betas and weight decay of arXiv:2509.25149.
+
+    warmup_share, decay_share: of all steps; the last step runs at lr * final_lr_factor. grad_clip: largest
+    global gradient norm, None for no clipping.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    grad_clip: float | None = 1.0
+    warmup_share: float = 0.05
+    decay_share: float = 0.2
+    final_lr_factor: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "eps"):
+            _require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
+        _require(all(0 <= beta < 1 for beta in self.betas), "betas", "at least 0 and below 1", self.betas)
+        _require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
+        if self.grad_clip is not None:
+            _require(self.grad_clip > 0, "grad_clip", "above 0, or null for no clipping", self.grad_clip)
+        for name in ("warmup_share", "decay_share", "final_lr_factor"):
+            _require(0 <= getattr(self, name) <= 1, name, "between 0 and 1", getattr(self, name))
+        shares = self.warmup_share + self.decay_share
+        _require(
+            shares <= 1, "warmup_share + decay_share", "at most 1, as both are shares of the run", shares
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """How long, in what portions, on what device, and what is kept.
+
+    A step reads gradient_accumulation micro-batches of micro_batch_size sequences of seq_len tokens. The run
+    has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
+    None validates or saves only at the end. validation_samples: sequences per source. compile: "regions"
+    compiles everything but the linears once per process, "model" the whole model. non_finite: what happens
+    when the loss or a gradient is NaN or infinite; the update is left out in either case.
+    """
+
+    steps: int | None = None
+    tokens: int | None = None
+    micro_batch_size: int = 8
+    gradient_accumulation: int = 1
+    seq_len: int = 256
+    seed: int = 0
+    validation_interval: int | None = None
+    validation_samples: int = 32
+    checkpoint_interval: int | None = None
+    keep_checkpoints: int = 2
+    non_finite: Literal["stop", "skip"] = "stop"
+    device: Literal["auto", "cpu", "cuda", "rocm", "xpu", "mps"] = "auto"
+    threads: int | None = None
+    compile: Literal["none", "regions", "model"] = "regions"
+    log_interval: int = 10
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.tokens is None):
+            raise ValueError(
+                f"exactly one of steps and tokens must be given, got {self.steps}, {self.tokens}."
+            )
+        optional = ("steps", "tokens", "validation_interval", "checkpoint_interval", "threads")
+        sizes = ("micro_batch_size", "gradient_accumulation", "seq_len", "validation_samples", "log_interval")
+        for name in (*sizes, "keep_checkpoints", *optional):
+            value: int | None = getattr(self, name)
+            if value is not None:
+                _require(value >= 1, name, "at least 1", value)
+        _require(0 <= self.seed < MAX_SEED, "seed", "at least 0 and below 2^32", self.seed)
+        micro_batch = self.micro_batch_size * self.seq_len
+        rule = f"a multiple of {TOKEN_UNIT}, the unit of random bits"
+        _require(micro_batch % TOKEN_UNIT == 0, "micro_batch_size * seq_len", rule, micro_batch)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Sequences in one optimizer step."""
+        return self.micro_batch_size * self.gradient_accumulation
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Training tokens of one optimizer step."""
+        return self.samples_per_step * self.seq_len
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.steps or -(-(self.tokens or 0) // self.tokens_per_step)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Everything that decides a run. Raises ValueError for parts that do not fit each other.
+
+    model.vocab_size becomes the tokenizer's when the data are opened.
+    """
+
+    model: ModelConfig
+    recipe: Recipe = field(default_factory=lambda: get_recipe("nvfp4"))
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig
+
+    def __post_init__(self) -> None:
+        if self.train.seq_len > self.model.max_seq_len:
+            raise ValueError(
+                f"train.seq_len must be at most model.max_seq_len = {self.model.max_seq_len}, "
+                f"got {self.train.seq_len}. Lower one or raise the other."
+            )
+
+
+def config_from_mapping(
+    mapping: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, where: str = "config"
+) -> RunConfig:
+    """A run from nested dicts, in which model and recipe may be names, with dotted overrides on top.
+
+    Naming a whole part ("model", "recipe") comes first, so that `--recipe mxfp4 --recipe.wgrad.lhs.rht 16`
+    means what it says. Overriding one of train.steps and train.tokens unsets the other.
+    """
+    changes = dict(overrides or {})
+    tree = {**mapping, **{part: changes.pop(part) for part in ("model", "recipe") if part in changes}}
+    if isinstance(tree.get("model"), str):
+        tree["model"] = to_dict(_model_preset(tree["model"], where))
+    if isinstance(tree.get("recipe"), str):
+        tree["recipe"] = to_dict(get_recipe(tree["recipe"]))
+    elif isinstance(tree.get("recipe"), Mapping):
+        tree["recipe"] = to_dict(recipe_from_mapping(tree["recipe"], f"{where}: recipe"))
+    for given, other in (("train.steps", "train.tokens"), ("train.tokens", "train.steps")):
+        if given in changes:
+            changes.setdefault(other, None)
+    paths = changes.get("data.paths")
+    if isinstance(paths, str) and not paths.lstrip().startswith("["):
+        changes["data.paths"] = [paths]
+    return override(build(RunConfig, tree, where), changes, "setting")
+
+
+def load_config(
+    source: str | Path, presets: Mapping[str, RunConfig], overrides: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The run that a preset's name or a YAML file describes, with dotted overrides.
+
+    Raises ValueError for an unknown name or key (naming the nearest one) and for wrong values.
+    """
+    if str(source) in presets:
+        return config_from_mapping(to_dict(presets[str(source)]), overrides, str(source))
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return config_from_mapping(load_yaml(path), overrides, str(path))
+    raise ValueError(
+        f"config: no preset is called {str(source)!r}.{nearest(source, list(presets))} "
+        f"Shipped: {', '.join(presets)}; or name a .yaml file."
+    )
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """Dotted names of the settings that differ, in the order of the configuration."""
+    return [name for name, value in _leaves(to_dict(new)).items() if _leaves(to_dict(old)).get(name) != value]
+
+
+def _leaves(tree: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {name: tree}
+    return {
+        path: value
+        for key, below in tree.items()
+        for path, value in _leaves(below, f"{name}.{key}" if name else key).items()
+    }
+
+
+def _model_preset(name: str, where: str) -> ModelConfig:
+    if name not in MODEL_PRESETS:
+        raise ValueError(
+            f"{where}: model: no model is called {name!r}.{nearest(name, list(MODEL_PRESETS))} "
+            f"Shipped: {', '.join(MODEL_PRESETS)}; or give its fields."
+        )
+    return MODEL_PRESETS[name]
+
+
+def _require(holds: bool, name: str, rule: str, value: object) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {rule}, got {value}.")

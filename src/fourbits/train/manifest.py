@@ -1,0 +1,84 @@
+"""manifest.json: what ran on what, in plain values."""
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from fourbits.data.dataset import PreparedData
+from fourbits.device import Device, choose_backend
+from fourbits.evaluate import unigram_counts, unigram_entropy
+from fourbits.model.counts import count_parameters, training_flops
+from fourbits.train.trainer import Trainer
+
+PACKAGES = ("fourbits", "torch", "numpy", "safetensors", "tokenizers")
+
+
+def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[str, Any]:
+    """Everything a reader needs to judge the run or to repeat it."""
+    config = trainer.config
+    backend, reason = choose_backend("auto", device)
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "device": asdict(device),
+        "threads": torch.get_num_threads(),
+        "backend": {"name": backend.value, "reason": reason},
+        "recipe": {
+            "name": config.recipe.name,
+            "digest": config.recipe.digest,
+            "source": config.recipe.source,
+        },
+        "precision": trainer.conversion.to_dict(),
+        "seeds": dict.fromkeys(("weights", "data_order", "random_bits"), config.train.seed),
+        "hashes": hashes(trainer, data),
+        "model": {
+            "parameters": count_parameters(config.model),
+            "training_flops_per_token": training_flops(config.model, config.train.seq_len),
+        },
+        "data": {
+            "folder": str(data.folder),
+            "tokenizer": data.manifest["tokenizer"],
+            "plan": trainer.stream.describe(),
+            "unigram_entropy": corpus_entropy(data),
+        },
+    }
+
+
+def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
+    """SHA-256 of what every recipe of a comparison must share, taken before the first step.
+
+    initial_weights: the FP32 masters; data_order: token files, tokenizer and plan of the stream; validation:
+    the fixed samples.
+    """
+    order = {"data": data_digest(data), "plan": trainer.stream.describe()}
+    weights, validation = hashlib.sha256(), hashlib.sha256()
+    for name, master in trainer.masters.items():
+        weights.update(name.encode() + master.detach().cpu().contiguous().numpy().tobytes())
+    for name, held_out in trainer.held_out.items():
+        validation.update(name.encode() + held_out.samples.numpy().tobytes())
+    return {
+        "initial_weights": weights.hexdigest(),
+        "data_order": hashlib.sha256(json.dumps(order, sort_keys=True).encode()).hexdigest(),
+        "validation": validation.hexdigest(),
+    }
+
+
+def data_digest(data: PreparedData) -> str:
+    """SHA-256 of the tokenizer and all token files, by their recorded hashes."""
+    content = {name: data.manifest[name] for name in ("tokenizer", "sources")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def corpus_entropy(data: PreparedData) -> dict[str, float]:
+    """Unigram entropy of the training ids in nats, per source and of the whole corpus under "corpus"."""
+    counts = {
+        name: unigram_counts(file.tokens, data.tokenizer.vocab_size) for name, file in data.train.items()
+    }
+    # A source is counted on a sample, so its share of the corpus comes from its length.
+    lengths = {name: file.num_tokens for name, file in data.train.items()}
+    pooled = sum(counts[name] * (lengths[name] / counts[name].sum()) for name in counts)
+    return {"corpus": unigram_entropy(pooled), **{name: unigram_entropy(n) for name, n in counts.items()}}

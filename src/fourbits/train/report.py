@@ -1,0 +1,134 @@
+"""What a run tells while it goes: the events, and their form on a terminal and in a pipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fourbits.recipe.summary import ConversionSummary
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """What is known before the first step. step: how many are done already."""
+
+    out: Path
+    step: int
+    num_steps: int
+    tokens_per_step: int
+    device: str
+    backend: str
+    conversion: ConversionSummary
+
+
+class Report:
+    """Listens to a run and says nothing. Subclass what you want to hear."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Bytes done of one part of the data: the tokenizer or a source."""
+
+    def begin(self, start: RunStart) -> None:
+        """The run is built; the next thing is a step."""
+
+    def step(self, record: Record) -> None:
+        """A step is done; its line of metrics.jsonl."""
+
+    def validation(self, record: Record) -> None:
+        """A validation is done; its line of metrics.jsonl."""
+
+    def note(self, text: str) -> None:
+        """Something that is neither a step nor an error."""
+
+    def end(self, summary: Record) -> None:
+        """The run is over, in whatever way; summary.json."""
+
+
+class ProgressReport(Report):
+    """A bar with rate and time left on a terminal; elsewhere a plain line every `log_interval` steps."""
+
+    def __init__(self, console: Console, log_interval: int, label: str = "training") -> None:
+        self.console, self.log_interval, self.label = console, log_interval, label
+        self._num_steps = 0
+        self._val_loss: float | None = None
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task: TaskID | None = None
+        self._parts: dict[str, TaskID] = {}
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Draw a bar per part, or print one line when it is done."""
+        if not self.console.is_terminal:
+            if done >= total:
+                self._print(f"prepared {what}: {total / 1e6:.1f} MB")
+            return
+        self._bar.start()
+        if what not in self._parts:
+            self._parts[what] = self._bar.add_task(what, total=total, numbers="")
+        self._bar.update(self._parts[what], completed=done)
+
+    def begin(self, start: RunStart) -> None:
+        """Draw the bar of the steps."""
+        self._num_steps = start.num_steps
+        for task in self._parts.values():
+            self._bar.remove_task(task)
+        if self.console.is_terminal:
+            self._bar.start()
+            self._task = self._bar.add_task(
+                self.label, total=start.num_steps, completed=start.step, numbers=""
+            )
+
+    def step(self, record: Record) -> None:
+        """Move the bar, or print a line."""
+        if self._task is not None:
+            numbers = f"loss {_number(record['loss'])}  {_rate(record)}"
+            numbers += f"  val {self._val_loss:.4f}" if self._val_loss is not None else ""
+            self._bar.update(self._task, completed=record["step"], numbers=numbers)
+        elif record["step"] % self.log_interval == 0 or record["step"] == self._num_steps:
+            left = (self._num_steps - record["step"]) * record["step_seconds"]
+            self._print(
+                f"{self.label}: step {record['step']}/{self._num_steps}  loss {_number(record['loss'])}  "
+                f"lr {record['lr']:.2e}  grad norm {_number(record['grad_norm'])}  {_rate(record)}  "
+                f"{int(left // 60)}:{int(left % 60):02d} left"
+            )
+        if record.get("skipped"):
+            self.note(f"step {record['step']}: left out, because values were not finite")
+
+    def validation(self, record: Record) -> None:
+        """Show the validation loss."""
+        self._val_loss = record["val_loss"]
+        self._print(
+            f"{self.label}: step {record['step']}/{self._num_steps}  validation loss "
+            f"{_number(record['val_loss'])}  {record['val_bits_per_byte']:.3f} bits per byte"
+        )
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        self._print(f"{self.label}: {text}")
+
+    def end(self, summary: Record) -> None:
+        """Take the bar away."""
+        if self.console.is_terminal:
+            self._bar.stop()
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _rate(record: Record) -> str:
+    mfu = record.get("mfu")
+    return f"{record['tokens_per_second']:,.0f} tokens/s" + (f" (MFU {mfu:.1%})" if mfu is not None else "")

@@ -1,0 +1,127 @@
+"""A run folder: what a run writes, who may write it, and what decides whether it continues.
+
+config.yaml    every setting, so that `fourbits train RUN/config.yaml --out NEW` repeats the run
+manifest.json  what ran on what: versions, device, precision of every linear, hashes of recipe, data, weights
+tokenizer.json the data's, so that the folder is all that a trained model needs
+metrics.jsonl  a line per step and per validation
+checkpoints/   step_N, each complete
+summary.json   how the run ended; not there while it runs
+"""
+
+import fcntl
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fourbits.data.tokenizer import Tokenizer
+from fourbits.data.whole_file import write_json, write_whole
+from fourbits.settings import dump_yaml, load_yaml, to_dict
+from fourbits.train.checkpoint import Checkpoint, checkpoints, open_checkpoint
+from fourbits.train.config import RunConfig, config_from_mapping, differences
+
+# Settings that may change between the parts of an interrupted run: they decide where and how it is computed
+# and what is kept, not what it learns.
+FREE_SETTINGS = (
+    "train.device",
+    "train.threads",
+    "train.compile",
+    "train.log_interval",
+    "train.checkpoint_interval",
+    "train.keep_checkpoints",
+    "train.non_finite",
+)
+
+
+class RunFolder:
+    """The paths of one run and the rules for using them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.manifest = path / "manifest.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tokenizer = path / "tokenizer.json"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Own the folder until this process ends, however it ends. ValueError if another process does."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{self.path}: another process is training in this folder.") from None
+            yield
+
+    def check_settings(self, config: RunConfig) -> None:
+        """Raises ValueError if the folder holds steps of a run with other settings."""
+        if not self.has_steps():
+            return
+        if not self.config.is_file():
+            raise ValueError(f"{self.path}: holds steps of a run but no config.yaml; name another --out.")
+        stored = self.stored_config()
+        changed = [name for name in differences(stored, config) if name not in FREE_SETTINGS]
+        if changed:
+            raise ValueError(
+                f"{self.path}: holds a run with another {', '.join(changed[:3])}"
+                f"{f' and {len(changed) - 3} more settings' if len(changed) > 3 else ''}. "
+                f"Continue it with fourbits train {self.config}, or name another --out."
+            )
+
+    def has_steps(self) -> bool:
+        """Whether a run got as far as a step here."""
+        has_metrics = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        return has_metrics or bool(checkpoints(self.checkpoints))
+
+    def stored_config(self) -> RunConfig:
+        """The settings of the run that is here."""
+        return config_from_mapping(load_yaml(self.config), where=str(self.config))
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The checkpoint to continue from. ValueError if it is damaged: nothing is skipped silently."""
+        found = checkpoints(self.checkpoints)
+        return open_checkpoint(found[-1]) if found else None
+
+    def check_data(self, hashes: dict[str, str]) -> None:
+        """Raises ValueError if the run that is here read other data. hashes: those of manifest.json."""
+        if not self.manifest.is_file():
+            return
+        recorded = read_json(self.manifest).get("hashes", {})
+        for name in ("data_order", "validation"):
+            if recorded.get(name) != hashes[name]:
+                raise ValueError(
+                    f"{self.path}: the run that is here read another text ({name} differs), so it cannot be "
+                    f"continued. Restore the text it was made from, or name another --out."
+                )
+
+    def finished_summary(self) -> dict[str, Any] | None:
+        """The summary of a run that reached its last step, else None."""
+        if not self.summary.is_file():
+            return None
+        summary = read_json(self.summary)
+        return summary if summary.get("ended") == "finished" else None
+
+    def begin(self, config: RunConfig, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
+        """Store what is known before the first step."""
+        write_whole(self.config, dump_yaml(to_dict(config)).encode())
+        write_json(self.manifest, manifest)
+        tokenizer.save(self.tokenizer)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Store how the run ended."""
+        write_json(self.summary, summary)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ValueError naming the file if it is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged: {error}.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: must hold a JSON object, got {type(value).__name__}.")
+    return value

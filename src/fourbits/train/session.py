@@ -1,0 +1,157 @@
+"""A run in one process: build or resume, loop over steps, and write down how it ended."""
+
+import contextlib
+import time
+from typing import Any
+
+import torch
+
+from fourbits.data.dataset import PreparedData
+from fourbits.device import Device, choose_backend, peak_flops, probe
+from fourbits.model.counts import training_flops
+from fourbits.train.checkpoint import remove_old, save_checkpoint
+from fourbits.train.config import RunConfig
+from fourbits.train.manifest import describe_run
+from fourbits.train.memory import PeakMemory
+from fourbits.train.metrics import MetricsFile
+from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.report import Report, RunStart
+from fourbits.train.run_folder import RunFolder
+from fourbits.train.stop import StopRequest
+from fourbits.train.summary import Summary, summarize
+from fourbits.train.trainer import PendingStep, Trainer
+
+
+class Session:
+    """A run in this process, from its first or resumed step to its end."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig, data: PreparedData, report: Report) -> None:
+        """Build the trainer, continue from the newest checkpoint, and write the manifest."""
+        self.folder, self.config, self.report = folder, config, report
+        self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
+        torch_device = torch.device(self.device.torch_device)
+        self.memory = PeakMemory(torch_device)
+        self.trainer = Trainer(config, data, torch_device)
+        manifest = describe_run(self.trainer, data, self.device)
+        if checkpoint := folder.newest_checkpoint():
+            folder.check_data(manifest["hashes"])
+            self.trainer.resume(checkpoint)
+            report.note(f"continuing from {checkpoint.path}")
+        folder.begin(config, manifest, data.tokenizer)
+        peak = peak_flops(self.device, torch.bfloat16)
+        flops = sum(training_flops(config.model, config.train.seq_len).values())
+        self.peak_tokens_per_second = peak / flops if peak else None
+        self.waiting: PendingStep | None = None
+        self.clock = time.perf_counter()
+
+    def run(self, request: StopRequest) -> Summary:
+        """Loop, then write summary.json whatever happens."""
+        self.report.begin(self._start())
+        ended, reason = "failed", None
+        try:
+            with MetricsFile(self.folder.metrics, self.trainer.step) as metrics:
+                ended = self._loop(metrics, request)
+            reason = request.signal.name if ended == "interrupted" and request.signal else None
+        except KeyboardInterrupt:
+            ended, reason = "interrupted", "Ctrl-C, without saving"
+            raise
+        except NonFiniteError as error:
+            ended, reason = "non-finite", str(error)
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            summary = summarize(self.folder.metrics, ended, reason)
+            with contextlib.suppress(OSError) if ended == "failed" else contextlib.nullcontext():
+                self.folder.write_summary(summary)
+            self.report.end(summary)
+        return summary
+
+    def _loop(self, metrics: MetricsFile, request: StopRequest) -> str:
+        train, trainer = self.config.train, self.trainer
+        self.clock = time.perf_counter()
+        while trainer.step < train.num_steps:
+            self._record(trainer.run_step(), metrics)
+            last = trainer.step == train.num_steps or request.requested
+            if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
+                self._drain(metrics)
+                self._validate(metrics)
+            if last or _due(trainer.step, train.checkpoint_interval):
+                self._drain(metrics)
+                self._save(metrics)
+            if last:
+                break
+        return "finished" if trainer.step == train.num_steps else "interrupted"
+
+    def _record(self, pending: PendingStep, metrics: MetricsFile) -> None:
+        """Write the numbers of a step, or where they take time to arrive, those of the step before."""
+        self._drain(metrics)
+        self.waiting = pending
+        if not pending.on_its_way:
+            self._drain(metrics)
+
+    def _drain(self, metrics: MetricsFile) -> None:
+        if self.waiting is None:
+            return
+        pending, self.waiting = self.waiting, None
+        result = self.trainer.check(pending)
+        seconds, self.clock = result.finished_at - self.clock, result.finished_at
+        rate = self.config.train.tokens_per_step / seconds
+        record: dict[str, Any] = {
+            "kind": "train",
+            "step": result.step,
+            "tokens": result.step * self.config.train.tokens_per_step,
+            "loss": result.loss,
+            "lr": result.lr,
+            "grad_norm": result.grad_norm,
+            "skipped": result.skipped,
+            "tokens_per_second": rate,
+            "step_seconds": seconds,
+            "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
+            "memory_bytes": self.memory.read(),
+        }
+        metrics.append(record)
+        self.report.step(record)
+
+    def _validate(self, metrics: MetricsFile) -> None:
+        losses = self.trainer.validate()
+        total = losses.pop("loss")
+        step = self.trainer.step
+        record = {"kind": "validation", "step": step, "tokens": step * self.config.train.tokens_per_step}
+        record |= {
+            "val_loss": total.per_token,
+            "val_tokens": total.tokens,
+            "val_bits_per_byte": total.bits_per_byte,
+        }
+        for name, loss in losses.items():
+            record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
+        metrics.append(record)
+        self.report.validation(record)
+        self.clock = time.perf_counter()
+
+    def _save(self, metrics: MetricsFile) -> None:
+        metrics.sync()
+        step = self.trainer.step
+        state = {
+            "next_sample": step * self.config.train.samples_per_step,
+            "recipe": self.config.recipe.digest,
+        }
+        save_checkpoint(self.folder.checkpoints, step, self.trainer.tensors(), state)
+        remove_old(self.folder.checkpoints, self.config.train.keep_checkpoints)
+        self.clock = time.perf_counter()
+
+    def _start(self) -> RunStart:
+        return RunStart(
+            out=self.folder.path,
+            step=self.trainer.step,
+            num_steps=self.config.train.num_steps,
+            tokens_per_step=self.config.train.tokens_per_step,
+            device=self.device.name,
+            backend=choose_backend("auto", self.device)[1],
+            conversion=self.trainer.conversion,
+        )
+
+
+def _due(step: int, interval: int | None) -> bool:
+    return interval is not None and step % interval == 0

@@ -1,0 +1,34 @@
+"""summary.json: a whole run in a few numbers, from its metrics."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from fourbits.train.metrics import read_metrics
+
+Summary = dict[str, Any]
+
+
+def summarize(metrics: Path, ended: str, reason: str | None) -> Summary:
+    """summary.json from the metrics of a run, so that it covers all its parts."""
+    records = read_metrics(metrics) if metrics.is_file() else []
+    steps = [record for record in records if record["kind"] == "train"]
+    validations = [record for record in records if record["kind"] == "validation"]
+    losses = [record["loss"] for record in steps if record["loss"] is not None]
+    tail = losses[-max(1, len(losses) // 20) :]
+    return {
+        "ended": ended,
+        "reason": reason,
+        "steps": steps[-1]["step"] if steps else 0,
+        "tokens": steps[-1]["tokens"] if steps else 0,
+        "train_loss": statistics.fmean(tail) if tail else None,
+        **(
+            {k: v for k, v in validations[-1].items() if k.startswith("val_")}
+            if validations
+            else {"val_loss": None}
+        ),
+        "skipped_steps": sum(record["skipped"] for record in steps),
+        "tokens_per_second": statistics.median(r["tokens_per_second"] for r in steps) if steps else None,
+        "seconds": sum(record["step_seconds"] for record in steps),
+        "peak_memory_bytes": max((record["memory_bytes"] for record in steps), default=None),
+    }

@@ -1,0 +1,45 @@
+"""A run folder as the model it trained: the masters of its newest checkpoint, computing by its recipe."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fourbits.data.tokenizer import Tokenizer
+from fourbits.model.lm import LanguageModel
+from fourbits.recipe.convert import convert, set_step
+from fourbits.train.checkpoint import load_tensors
+from fourbits.train.config import RunConfig
+from fourbits.train.run_folder import RunFolder, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trained model, in evaluation mode. step: after which it was saved."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    config: RunConfig
+    step: int
+
+
+def load_trained(path: Path, device: torch.device | str = "cpu") -> Trained:
+    """Load the newest checkpoint of a run. Raises ValueError if the folder has none or it is damaged."""
+    folder = RunFolder(path)
+    if not folder.config.is_file():
+        raise ValueError(f"{path}: not a run folder (no {folder.config.name}).")
+    config = folder.stored_config()
+    checkpoint = folder.newest_checkpoint()
+    if checkpoint is None:
+        raise ValueError(f"{path}: the run has no checkpoint yet.")
+    model = LanguageModel(config.model, seed=config.train.seed)
+    convert(model, config.recipe, seed=config.train.seed)
+    set_step(model, checkpoint.step)
+    masters = dict(model.named_parameters())
+    saved = load_tensors(checkpoint, "model", masters)
+    with torch.no_grad():
+        for name, master in masters.items():
+            master.copy_(saved[name])
+    end_token = read_json(folder.manifest)["data"]["tokenizer"]["end_token"]
+    tokenizer = Tokenizer.load(folder.tokenizer, end_token)
+    return Trained(model.to(device).eval(), tokenizer, config, checkpoint.step)

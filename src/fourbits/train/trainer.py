@@ -1,0 +1,185 @@
+"""The trainer: a model, its recipe, its data and its optimizer, and one step of them.
+
+This is the one place where model and recipe meet: the model is built, then converted.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourbits.data.dataset import PreparedData
+from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
+from fourbits.model.lm import LanguageModel
+from fourbits.model.regions import compile_regions
+from fourbits.recipe.convert import convert, set_step
+from fourbits.train.checkpoint import Checkpoint, load_tensors
+from fourbits.train.config import RunConfig
+from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
+from fourbits.train.optim import MasterOptimizer
+from fourbits.train.schedule import learning_rate
+
+# A run that leaves out this many steps in a row is not going to recover.
+MAX_SKIPPED_IN_A_ROW = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One finished step. step: 1 for the first. skipped: not finite, so the update was left out."""
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    skipped: bool
+    finished_at: float
+
+
+class PendingStep:
+    """A step whose numbers may still be on their way from the device."""
+
+    def __init__(self, step: int, lr: float, numbers: Tensor) -> None:
+        """numbers: loss, whether the update was left out, gradient norm, norm per parameter."""
+        self.step, self.lr = step, lr
+        self._arrived: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        else:
+            self._numbers = numbers
+
+    @property
+    def on_its_way(self) -> bool:
+        """Whether `wait` would wait."""
+        return self._arrived is not None and not self._arrived.query()
+
+    def wait(self) -> tuple[StepResult, list[float]]:
+        """The numbers, and the gradient norm of each parameter."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        loss, left_out, grad_norm, *norms = self._numbers.tolist()
+        return StepResult(self.step, loss, self.lr, grad_norm, left_out != 0, time.perf_counter()), norms
+
+
+class Trainer:
+    """The state of a run between two steps: masters, optimizer, and `step`, the number of steps done."""
+
+    def __init__(self, config: RunConfig, data: PreparedData, device: torch.device) -> None:
+        """Build everything for `config`, whose model.vocab_size must be the data's. Raises ValueError."""
+        train = config.train
+        self.config, self.device = config, device
+        self.step = 0
+        self.stream = data.stream(
+            config.data.phases,
+            total_samples=train.num_steps * train.samples_per_step,
+            seq_len=train.seq_len,
+            seed=train.seed,
+            batch_size=train.samples_per_step,
+            max_epochs=config.data.max_epochs,
+        )
+        self.held_out = {
+            name: HeldOut.of(self.stream.validation(name, train.validation_samples), data.tokenizer)
+            for name in data.validation
+        }
+        self.model = LanguageModel(config.model, seed=train.seed).to(device)
+        self.conversion = convert(self.model, config.recipe, seed=train.seed)
+        self._compile()
+        self.masters = dict(self.model.named_parameters())
+        self.optimizer = MasterOptimizer(self.masters, config.optim)
+        # Not 0 once a non-finite step must hold up all later ones, until the host has heard of it.
+        self._blocked = torch.zeros((), device=device)
+        self._skipped_in_a_row = 0
+
+    def run_step(self) -> PendingStep:
+        """One optimizer step; nothing here waits for the device."""
+        lr = learning_rate(self.step, self.config.train.num_steps, self.config.optim)
+        loss = self._accumulate_gradients()
+        numbers = self.optimizer.step(lr, loss, self._blocked)
+        if self.config.train.non_finite == "stop":
+            self._blocked = numbers[0]
+        self.step += 1
+        return PendingStep(self.step, lr, torch.cat((loss[None], numbers)))
+
+    def check(self, pending: PendingStep) -> StepResult:
+        """The step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop for them."""
+        result, norms = pending.wait()
+        if not result.skipped:
+            self._skipped_in_a_row = 0
+            return result
+        self._skipped_in_a_row += 1
+        culprit = self._name_culprit(result, norms)
+        if self.config.train.non_finite == "stop":
+            raise NonFiniteError(f"step {result.step}: {culprit}. No update was made from it.")
+        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteError(
+                f"step {result.step}: {culprit}, after {MAX_SKIPPED_IN_A_ROW - 1} skipped steps in a row."
+            )
+        return result
+
+    def validate(self) -> dict[str, Loss]:
+        """The loss on the fixed samples of every source, and of all together under "loss"."""
+        losses = evaluate(self.model, self.held_out, self.config.train.micro_batch_size)
+        return {"loss": total_loss(losses.values()), **losses}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds, by file."""
+        return {"model": {**self.masters}, "optimizer": self.optimizer.state()}
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue after the step of a checkpoint. Raises ValueError if it is of another model."""
+        own = self.tensors()
+        saved = {name: load_tensors(checkpoint, name, tensors) for name, tensors in own.items()}
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                master.copy_(saved["model"][name])
+        self.optimizer.load_state(saved["optimizer"])
+        self.step = checkpoint.step
+
+    def _accumulate_gradients(self) -> Tensor:
+        """Gradients of the mean loss over all tokens of the step. Returns that loss, FP32, on the device."""
+        total = torch.zeros((), device=self.device)
+        for micro_batch in range(self.config.train.gradient_accumulation):
+            loss = self._forward(self.step, micro_batch) / self.config.train.tokens_per_step
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def _forward(self, step: int, micro_batch: int) -> Tensor:
+        """Summed loss of one micro-batch. step: 0 for the first."""
+        train = self.config.train
+        first = micro_batch * train.micro_batch_size
+        set_step(self.model, step, first_token=first * train.seq_len)
+        samples = self.stream.batch(step * train.samples_per_step + first, train.micro_batch_size)
+        batch = torch.from_numpy(samples)
+        if self.device.type == "cuda":
+            batch = batch.pin_memory()
+        inputs, targets = split_sample(batch.to(self.device, non_blocking=True))
+        return self.model.loss(inputs, targets)[0]
+
+    def _compile(self) -> None:
+        if self.config.train.compile == "regions":
+            compile_regions(self.model)
+        elif self.config.train.compile == "model":
+            for block in self.model.blocks:
+                block.compile()
+
+    def _name_culprit(self, result: StepResult, norms: list[float]) -> str:
+        if math.isfinite(result.loss):
+            name = first_in_backward(list(self.masters), norms)
+            return f"the gradient of {name} is not finite" if name else "the gradient norm overflows"
+        name = first_in_forward(self.model, self._all_forwards(result.step - 1))
+        where = f"first in the output of {name}" if name else "only when first computed, not when repeated"
+        return f"the loss is {result.loss}; values are not finite {where}"
+
+    def _all_forwards(self, step: int) -> Callable[[], Any]:
+        def forward() -> None:
+            for micro_batch in range(self.config.train.gradient_accumulation):
+                self._forward(step, micro_batch)
+
+        return forward

@@ -1,0 +1,101 @@
+"""Run settings: presets by name, files, overrides, and errors that name the key."""
+
+from dataclasses import replace
+
+import pytest
+
+from fourbits.model.presets import MODEL_PRESETS
+from fourbits.recipe.presets import get_recipe
+from fourbits.settings import build, dump_yaml, parse_yaml, to_dict
+from fourbits.train.config import RunConfig, TrainConfig, config_from_mapping, differences, load_config
+from fourbits.train.presets import RUN_PRESETS
+
+
+def load(overrides=None, source="tiny"):
+    return load_config(source, RUN_PRESETS, overrides)
+
+
+@pytest.mark.parametrize("name", RUN_PRESETS)
+def test_a_preset_survives_yaml(name):
+    text = dump_yaml(to_dict(RUN_PRESETS[name]))
+    assert build(RunConfig, parse_yaml(text, "text")) == RUN_PRESETS[name]
+    assert load(source=name) == RUN_PRESETS[name]
+
+
+def test_a_file_names_model_and_recipe_or_spells_them_out(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: tiny\nrecipe: {base: mxfp4, keep_bf16: {last_blocks: 3}}\ntrain: {steps: 5}\n")
+    config = load(source=path)
+    assert config.model == MODEL_PRESETS["tiny"]
+    assert config.recipe.keep_bf16.last_blocks == 3
+    assert config.recipe.wgrad == get_recipe("mxfp4").wgrad
+
+
+@pytest.mark.parametrize(
+    ("overrides", "read"),
+    [
+        ({"optim.lr": "3e-3"}, lambda c: c.optim.lr == 3e-3),
+        ({"train.steps": "50"}, lambda c: (c.train.steps, c.train.tokens) == (50, None)),
+        ({"train.tokens": "1e6"}, lambda c: (c.train.steps, c.train.tokens) == (None, 1_000_000)),
+        ({"recipe": "mxfp4"}, lambda c: c.recipe == get_recipe("mxfp4")),
+        ({"model.d_ffn": "256"}, lambda c: c.model.d_ffn == 256),
+        (
+            {"recipe.keep_bf16.last_blocks": "4", "recipe": "fp8"},
+            lambda c: (c.recipe.name, c.recipe.keep_bf16.last_blocks) == ("fp8", 4),
+        ),
+        (
+            {"recipe.wgrad.lhs.rht": "32", "recipe.wgrad.rhs.rht": "32"},
+            lambda c: c.recipe.wgrad.lhs.rht == c.recipe.wgrad.rhs.rht == 32,
+        ),
+        ({"data.paths": "my text"}, lambda c: c.data.paths == ("my text",)),
+        ({"data.paths": "[a, b]"}, lambda c: c.data.paths == ("a", "b")),
+    ],
+)
+def test_every_setting_can_be_overridden(overrides, read):
+    assert read(load(overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ({"optim.lrr": "1"}, "unknown key 'lrr'. Did you mean 'lr'?"),
+        ({"recipe.wgrad.lhs.rhtt": "16"}, "Did you mean 'rht'?"),
+        ({"trian.steps": "1"}, "unknown key 'trian'. Did you mean 'train'?"),
+        ({"recipe": "nvpf4"}, "Did you mean 'nvfp4'?"),
+        ({"model": "tinny"}, "Did you mean 'tiny'?"),
+        ({"optim.lr": "-1"}, "lr must be above 0, got -1.0"),
+        ({"train.steps": "0"}, "steps must be at least 1, got 0"),
+        ({"train.seq_len": "4096"}, "train.seq_len must be at most model.max_seq_len = 2048, got 4096"),
+        ({"train.seq_len": "3", "train.micro_batch_size": "3"}, "must be a multiple of 16"),
+        ({"train.steps": "5", "train.tokens": "5"}, "exactly one of steps and tokens"),
+        ({"optim.decay_share": "0.99"}, "warmup_share + decay_share must be at most 1"),
+    ],
+)
+def test_a_wrong_setting_is_named(overrides, text):
+    with pytest.raises(ValueError) as error:
+        load(overrides)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_config_names_the_nearest_preset():
+    with pytest.raises(ValueError, match=r"no preset is called 'tinny'\. Did you mean 'tiny'\?"):
+        load(source="tinny")
+
+
+def test_tokens_are_rounded_up_to_whole_steps():
+    train = TrainConfig(tokens=1000, micro_batch_size=2, gradient_accumulation=2, seq_len=64)
+    assert (train.tokens_per_step, train.num_steps) == (256, 4)
+
+
+def test_a_run_needs_a_model_and_a_length_and_trains_in_nvfp4_by_default():
+    with pytest.raises(ValueError, match="needs a value for model, train"):
+        config_from_mapping({})
+    assert config_from_mapping({"model": "tiny", "train": {"steps": 1}}).recipe == get_recipe("nvfp4")
+
+
+def test_differences_are_dotted_names():
+    one = RUN_PRESETS["tiny"]
+    other = replace(one, optim=replace(one.optim, lr=1.0), data=replace(one.data, paths=("a",)))
+    assert differences(one, other) == ["data.paths", "optim.lr"]
+    assert differences(one, one) == []
