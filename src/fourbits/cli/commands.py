@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 # name -> what `fourbits --help` says about it; the module is fourbits.cli.<name>
 COMMANDS = {
+    "train": "train a model by a recipe, or continue a run",
     "recipes": "list the recipes, or show the precision of every operand in one",
     "data": "turn text into token files, look into them, make a corpus",
     "doctor": "say what this machine can run, and why",

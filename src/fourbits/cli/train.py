@@ -1,0 +1,101 @@
+"""Train a model by a recipe into a run folder, or continue one.
+
+CONFIG is a shipped preset (tiny, 30m), a YAML file, or RUN/config.yaml of an earlier run. Every setting is an
+option: --recipe mxfp4, --optim.lr 3e-3, --train.steps 50, --recipe.keep_bf16.last_blocks 2, --data.paths TEXT
+(a file or folder; '[A, B]' for several). The same command again, or fourbits train RUN/config.yaml, continues
+an interrupted run with the same bits.
+"""
+
+import json
+import signal
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fourbits.recipe.summary import ConversionSummary
+from fourbits.train.config import load_config
+from fourbits.train.presets import RUN_PRESETS
+from fourbits.train.report import ProgressReport, RunStart
+from fourbits.train.run import run as train
+from fourbits.train.summary import Summary
+
+EXAMPLE = "fourbits train tiny --out runs/tiny --recipe nvfp4"
+OVERRIDES = True
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("config", metavar="CONFIG", help="a preset, a YAML file, or RUN/config.yaml")
+    parser.add_argument("--out", metavar="DIR", help="run folder (default: a new one in runs/, or RUN)")
+    parser.add_argument("--json", action="store_true", help="print summary.json at the end, and no tables")
+
+
+def run(args: Namespace) -> int:
+    """Train. 0: finished; 130 or 143: stopped by SIGINT or SIGTERM, saved, to be continued."""
+    config = load_config(args.config, RUN_PRESETS, args.overrides)
+    report = TrainReport(config.train.log_interval, tables=not args.json)
+    summary = train(config, _folder(args.config, args.out), report=report)
+    if args.json:
+        print(json.dumps(summary, indent=2))
+    else:
+        _print_summary(summary, report.out)
+    return 0 if summary["ended"] == "finished" else 128 + signal.Signals[summary["reason"]]
+
+
+class TrainReport(ProgressReport):
+    """Progress on stderr; before the first step, the run and its precision table on stdout."""
+
+    def __init__(self, log_interval: int, tables: bool) -> None:
+        super().__init__(Console(stderr=True), log_interval)
+        self.tables = tables
+        self.out: Path | None = None
+
+    def begin(self, start: RunStart) -> None:
+        """Print what is about to run."""
+        self.out = start.out
+        if self.tables:
+            console = Console()
+            console.print(precision_table(start.conversion))
+            total = start.num_steps * start.tokens_per_step
+            lines = [
+                str(start.conversion),
+                f"device: {start.device}; {start.backend}",
+                f"{start.num_steps:,} steps of {start.tokens_per_step:,} tokens = {total:,}, to {start.out}",
+            ]
+            console.print(Text("\n".join(lines)), soft_wrap=True)
+            sys.stdout.flush()
+        super().begin(start)
+
+
+def precision_table(conversion: ConversionSummary) -> Table:
+    """Every linear, its precision, and why."""
+    table = Table("linear", "out x in", "precision", "why", title="precision", title_justify="left")
+    for row in conversion.rows:
+        shape = f"{row.shape[0]} x {row.shape[1]}"
+        table.add_row(Text(row.name), shape, row.precision, Text(row.reason))
+    return table
+
+
+def _folder(config: str, out: str | None) -> Path:
+    """Where to train: as asked, else the run that the config belongs to, else a new folder."""
+    path = Path(config)
+    if out is not None:
+        return Path(out)
+    if path.name == "config.yaml" and (path.parent / "manifest.json").is_file():
+        return path.parent
+    return Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _print_summary(summary: Summary, out: Path | None) -> None:
+    loss, bits = summary.get("val_loss"), summary.get("val_bits_per_byte")
+    words = f"{summary['ended']} after {summary['steps']:,} steps, {summary['tokens']:,} tokens"
+    if loss is not None:
+        words += f": validation loss {loss:.4f} nats per token, {bits:.3f} bits per byte"
+    print(words)
+    if summary["ended"] != "finished" and out is not None:
+        print(f"continue with: fourbits train {out / 'config.yaml'}")

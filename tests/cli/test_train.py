@@ -1,0 +1,121 @@
+"""fourbits train: what it prints, where it writes, and how it exits."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from fourbits.cli import train as command
+from fourbits.cli.main import main
+from fourbits.train.report import ProgressReport
+
+SETTINGS = {
+    "model": "{vocab_size: 384, d_model: 16, pattern: '*-', d_ffn: 32, "
+    "num_heads: 1, num_kv_heads: 1, head_dim: 16}",
+    "data": "{vocab_size: 384, paths: [%s]}",
+    "train": "{steps: 4, micro_batch_size: 2, seq_len: 16, validation_samples: 2, compile: none, threads: 1}",
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    text = tmp_path / "text.md"
+    text.write_text("Every block has sixteen codes and one scale. " * 400)
+    path = tmp_path / "run.yaml"
+    path.write_text("\n".join(f"{key}: {value}" for key, value in SETTINGS.items()) % text)
+    return path
+
+
+def train(*argv):
+    return main(["train", *map(str, argv)])
+
+
+def test_a_run_prints_its_precision_table_and_its_result(config, tmp_path, capsys):
+    assert train(config, "--out", tmp_path / "run", "--recipe.keep_bf16.last_blocks", "1") == 0
+    out, err = capsys.readouterr()
+    assert "blocks.0.attention" not in out
+    assert [line for line in out.splitlines() if "blocks.0.mixer.q_proj" in line and "nvfp4" in line]
+    assert [line for line in out.splitlines() if "blocks.1.mixer.up_proj" in line and "last 1 of 2" in line]
+    assert "finished after 4 steps, 128 tokens: validation loss" in out
+    assert "training: step 4/4  loss" in err
+
+
+def test_json_is_the_summary_and_nothing_else(config, tmp_path, capsys):
+    assert train(config, "--out", tmp_path / "run", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+
+
+def test_a_finished_run_says_so_again(config, tmp_path, capsys):
+    for _ in range(2):
+        assert train(config, "--out", tmp_path / "run") == 0
+    assert "is finished (4 steps); nothing to do" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_exits_by_its_signal_and_its_own_config_continues_it(
+    config, tmp_path, capsys, monkeypatch, number, code
+):
+    step = ProgressReport.step
+
+    def step_and_signal(self, record):
+        step(self, record)
+        if record["step"] == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(command.TrainReport, "step", step_and_signal)
+    assert train(config, "--out", tmp_path / "run") == code
+    out, err = capsys.readouterr()
+    assert f"continue with: fourbits train {tmp_path / 'run' / 'config.yaml'}" in out
+    assert "stopping after this step" in err
+    monkeypatch.undo()
+    assert train(tmp_path / "run" / "config.yaml") == 0
+    assert "continuing from" in capsys.readouterr().err
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_without_out_a_run_gets_a_new_folder_in_runs(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train(config) == 0
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("run-")
+    assert (folder / "summary.json").is_file()
+
+
+def test_the_config_of_a_run_repeats_it_elsewhere(config, tmp_path):
+    assert train(config, "--out", tmp_path / "one") == 0
+    assert train(tmp_path / "one" / "config.yaml", "--out", tmp_path / "two") == 0
+    weights = [
+        (tmp_path / name / "checkpoints/step_4/model.safetensors").read_bytes() for name in ("one", "two")
+    ]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["tinny"], "Did you mean 'tiny'?"),
+        (["absent.yaml"], "absent.yaml: No such file or directory"),
+        (["tiny", "--optim.lrr", "1"], "Did you mean 'lr'?"),
+        (["tiny", "--data.paths", "/absent/text"], "/absent/text"),
+        (["tiny", "--train.device", "gpu"], "device must be one of"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(argv, text, tmp_path, capsys):
+    assert train(*argv, "--out", tmp_path / "run") == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_text_smaller_than_one_batch_is_a_mistake(config, tmp_path, capsys):
+    assert train(config, "--out", tmp_path / "run", "--train.micro_batch_size", "100000") == 2
+    assert "smaller than one batch" in capsys.readouterr().err
+
+
+def test_a_diverged_run_exits_with_1_and_names_the_step(config, tmp_path, capsys):
+    wild = ("--optim.lr", "1e30", "--optim.grad_clip", "null", "--optim.warmup_share", "0")
+    assert train(config, "--out", tmp_path / "run", *wild) == 1
+    assert "step 2: " in capsys.readouterr().err
