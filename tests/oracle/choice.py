@@ -40,22 +40,20 @@ def shift(amax: int) -> int:
     return power_of_two(127 - min(max(exponent_field(amax), 1), 253))
 
 
-def difference(y: int, e: int, s: int, b: Block) -> int:
-    """d of one element: the candidate's value minus y, both times u."""
-    u = shift(b.encode.amax)
-    q = b.element.decode(b.element.nearest(FP32.mul(y, e)))
-    qs = FP32.mul(q, E4M3.decode(s))
-    if b.spec.fp32_scale == "pow2":
-        value = FP32.mul(qs, FP32.mul(b.encode.dec, u))
-    else:
-        value = FP32.div(FP32.mul(qs, FP32.mul(b.encode.amax, u)), b.constants.T)
-    return FP32.sub(value, FP32.mul(y, u))
-
-
 def error(s: int, b: Block) -> int:
-    """mse, mae or max of one candidate scale over the block."""
+    """mse, mae or max over the block of d, the candidate's value minus y, both times u."""
+    u = shift(b.encode.amax)
     e = multiplier(s, E4M3, b.encode.dec)
-    d = [[FP32.abs(difference(y, e, s, b)) for y in row] for row in b.rows]
+    amax, dec = FP32.mul(b.encode.amax, u), FP32.mul(b.encode.dec, u)
+
+    def difference(y: int) -> int:
+        q = b.element.decode(b.element.nearest(FP32.mul(y, e)))
+        qs = FP32.mul(q, E4M3.decode(s))
+        pow2 = b.spec.fp32_scale == "pow2"
+        value = FP32.mul(qs, dec) if pow2 else FP32.div(FP32.mul(qs, amax), b.constants.T)
+        return FP32.sub(value, FP32.mul(y, u))
+
+    d = [[FP32.abs(difference(y)) for y in row] for row in b.rows]
     if b.spec.metric == "max":
         return max((value for row in d for value in row), default=ZERO)
     if b.spec.metric == "mse":

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -11,27 +12,27 @@ class Binary:
     exponent_bits: int
     fraction_bits: int
 
-    @property
+    @cached_property
     def sign(self) -> int:
         return 1 << (self.exponent_bits + self.fraction_bits)
 
-    @property
+    @cached_property
     def inf(self) -> int:
         return ((1 << self.exponent_bits) - 1) << self.fraction_bits
 
-    @property
+    @cached_property
     def nan(self) -> int:
         return self.inf | 1 << (self.fraction_bits - 1)
 
-    @property
+    @cached_property
     def largest(self) -> int:
         return self.inf - 1
 
-    @property
+    @cached_property
     def one(self) -> int:
         return ((1 << (self.exponent_bits - 1)) - 1) << self.fraction_bits
 
-    @property
+    @cached_property
     def lowest_exponent(self) -> int:
         """Exponent of the unit in the last place of subnormals."""
         return 2 - (1 << (self.exponent_bits - 1)) - self.fraction_bits

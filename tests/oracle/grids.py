@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 
 from oracle.floats import FP32, NAN, ZERO
 
@@ -71,31 +71,44 @@ class Grid:
         """The exact value of a code that is not special."""
         return FP32.value(self.decode(code))
 
-    def place(self, p: int) -> tuple[int, Fraction]:
-        """(lo, f): magnitude code of the largest magnitude <= min(|p|, largest), and the way to the next one.
+    @cached_property
+    def unit(self) -> int:
+        """Exponent of a power of two of which all magnitudes are multiples."""
+        return min(m.numerator.bit_length() - m.denominator.bit_length() for m in self.magnitudes if m)
 
-        Magnitudes below the smallest one of a grid without zero (E8M0) have lo 0 and f 0.
+    @cached_property
+    def multiples(self) -> list[int]:
+        """The magnitudes in that unit."""
+        return [int(m / Fraction(2) ** self.unit) for m in self.magnitudes]
+
+    def place(self, p: int) -> tuple[int, int, int]:
+        """(lo, rest, step): magnitude code of the largest magnitude <= |p|, and f = rest / step.
+
+        Below the smallest magnitude of a grid without zero (E8M0), lo and f are 0.
         """
         if FP32.is_inf(p):
-            return self.top, Fraction(0)
-        a = abs(FP32.value(p))
-        if a >= self.largest or a <= self.magnitudes[0]:
-            return (self.top if a >= self.largest else 0), Fraction(0)
-        lo = bisect_right(self.magnitudes, a) - 1
-        return lo, (a - self.magnitudes[lo]) / (self.magnitudes[lo + 1] - self.magnitudes[lo])
+            return self.top, 0, 1
+        m, e = FP32.split(p)
+        finer = max(self.unit - e, 0)
+        a = m << max(e - self.unit, 0)  # |p| in units of 2^-finer of the grid's
+        lo = bisect_right(self.multiples, a >> finer) - 1
+        if lo < 0 or lo == self.top:
+            return max(lo, 0), 0, 1
+        step = self.multiples[lo + 1] - self.multiples[lo]
+        return lo, a - (self.multiples[lo] << finer), step << finer
 
     def nearest(self, p: int) -> int:
         """Section 4: nearest magnitude, ties to the even magnitude code, clamped, sign kept."""
         if FP32.is_nan(p):
             return self.top if self.nan is None else self.nan
-        lo, f = self.place(p)
-        up = f > Fraction(1, 2) or (f == Fraction(1, 2) and lo % 2 == 1)
+        lo, rest, step = self.place(p)
+        up = 2 * rest > step or (2 * rest == step and lo % 2 == 1)
         return self.join(bool(p & FP32.sign), lo + up)
 
     def stochastic(self, p: int, goes_up: Callable[[Fraction], bool]) -> int:
         """Section 10: lo or the next magnitude, as `goes_up(f)` says; p is not NaN."""
-        lo, f = self.place(p)
-        return self.join(bool(p & FP32.sign), lo + (f > 0 and goes_up(f)))
+        lo, rest, step = self.place(p)
+        return self.join(bool(p & FP32.sign), lo + (rest > 0 and goes_up(Fraction(rest, step))))
 
     def saturated(self, p: int) -> int:
         """The largest magnitude with the sign of p, sign 0 where p is NaN (section 13)."""
