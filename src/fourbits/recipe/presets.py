@@ -95,13 +95,21 @@ def get_recipe(recipe: str | Path | Recipe) -> Recipe:
 
 
 def recipe_from_mapping(mapping: dict[str, object], where: str, name: str = "custom") -> Recipe:
-    """A recipe from nested dicts, on top of its `base` if it names one."""
-    from_base = dict(mapping)
-    base = from_base.pop("base", None)
+    """A recipe from nested dicts, on top of the shipped recipe that its `base` names, if any.
+
+    where begins every error, e.g. a file name; name is used where the mapping gives none.
+    """
+    changes = dict(mapping)
+    base = changes.pop("base", None)
     tree: dict[str, object] = {"name": name}
     if base is not None:
-        tree = _merged(to_dict(get_recipe(str(base))), {"name": name})
-    return build(Recipe, _merged(tree, from_base), where)
+        if str(base) not in RECIPES:
+            raise ValueError(
+                f"{where}: base must be a shipped recipe, got {base!r}.{nearest(str(base), list_recipes())} "
+                f"Shipped: {', '.join(RECIPES)}."
+            )
+        tree = _merged(to_dict(RECIPES[str(base)]), {"name": name, "source": f"{base}, changed."})
+    return build(Recipe, _merged(tree, changes), where)
 
 
 def _merged(base: dict[str, object], changes: dict[str, object]) -> dict[str, object]:

@@ -123,8 +123,9 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Hash of everything that decides bits; name and source are not part of it."""
+        """Hash of everything that decides bits; name, source and reasons are not part of it."""
         content = {key: value for key, value in to_dict(self).items() if key not in ("name", "source")}
+        content["layers"] = [{**rule, "why": ""} for rule in content["layers"]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,135 @@
+"""Recipes as data: shipped ones, and a user's YAML file with errors that can be acted on."""
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.convert import convert
+from fourbits.recipe.presets import RECIPES, get_recipe, list_recipes
+from fourbits.recipe.recipe import GemmSpec, GemmTable, LayerRule, Recipe, table_from_text
+from fourbits.settings import build, dump_yaml, override, to_dict
+
+WHOLE = """
+fprop: {lhs: {format: nvfp4}, rhs: {format: nvfp4, block: [16, 16], source: bf16}}
+wgrad:
+  lhs: {format: nvfp4, rounding: sr, rht: 16}
+  rhs: {format: nvfp4, rht: 16}
+keep_bf16: {names: [lm_head], last_blocks: 2}
+layers:
+  - {names: ["*.gate"], why: routers decide, table: {}}
+"""
+
+
+@pytest.fixture
+def recipe_of(tmp_path):
+    def read(text: str) -> Recipe:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        return get_recipe(path)
+
+    return read
+
+
+def test_every_shipped_recipe_names_its_source_and_is_found_by_name():
+    assert list_recipes() == tuple(RECIPES)
+    for name in list_recipes():
+        assert get_recipe(name).name == name
+        assert get_recipe(name).source
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_a_recipe_is_plain_data_that_builds_an_equal_one(name, recipe_of):
+    recipe = get_recipe(name)
+    assert build(Recipe, to_dict(recipe)) == recipe
+    assert recipe_of(dump_yaml(to_dict(recipe))) == recipe
+    assert table_from_text(recipe.table.to_text()) == recipe.table
+
+
+def test_a_file_says_everything_or_only_what_differs_from_its_base(recipe_of):
+    whole = recipe_of(WHOLE)
+    assert whole.name == "mine"
+    assert whole.fprop.rhs == OperandSpec(block=(16, 16), source="bf16")
+    assert whole.dgrad == GemmSpec()
+    assert whole.layers == (LayerRule(names=("*.gate",), why="routers decide", table=GemmTable()),)
+    based = recipe_of("base: nvfp4\nname: soft\nwgrad: {lhs: {rht: 32}, rhs: {rht: 32}}\n")
+    nvfp4 = get_recipe("nvfp4")
+    assert based == replace(
+        nvfp4,
+        name="soft",
+        source="nvfp4, changed.",
+        wgrad=GemmSpec(lhs=replace(nvfp4.wgrad.lhs, rht=32), rhs=replace(nvfp4.wgrad.rhs, rht=32)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("base: nvfp5", r"mine\.yaml: base must be a shipped recipe, got 'nvfp5'\. Did you mean 'nvfp4'\?"),
+        (
+            "wgrd: {}",
+            r"mine\.yaml: unknown key 'wgrd'\. Did you mean 'wgrad'\? Known keys: name, source, fprop",
+        ),
+        ("wgrad: {lhs: {rouding: sr}}", r"wgrad\.lhs: unknown key 'rouding'\. Did you mean 'rounding'\?"),
+        ("wgrad: {lhs: {rounding: srr}}", r"wgrad\.lhs\.rounding must be one of 'rne', 'sr'.*, got 'srr'"),
+        ("fprop: {lhs: {format: nvpf4}}", r"fprop\.lhs: OperandSpec\.format: .*'nvpf4'.*Known: nvfp4"),
+        ("fprop: {lhs: {block: 16}}", r"fprop\.lhs\.block must be a list .*, got 16"),
+        ("fprop: {lhs: {rht: 12}}", r"fprop\.lhs: OperandSpec\.rht: must be one of \(0, 4, 8.*, got 12"),
+        (
+            "base: nvfp4\nwgrad: {lhs: {rht: 32}}",
+            r"wgrad: GemmSpec: lhs has the transform .*Set rht .* alike",
+        ),
+        ("keep_bf16: {last_blocks: 9/8}", r"keep_bf16: KeepBF16\.last_blocks: must be a count or a share"),
+        ("layers: [{names: ['*'], tabel: {}}]", r"layers\.0: unknown key 'tabel'\. Did you mean 'table'\?"),
+        ("layers: [{table: {}}]", r"layers\.0: needs a value for names"),
+        ("nvfp4", r"mine\.yaml: must hold a mapping of keys to values"),
+        ("a: [", r"mine\.yaml, line \d: not valid YAML"),
+    ],
+)
+def test_a_wrong_file_says_where_it_is_wrong_and_what_is_allowed(text, error, recipe_of):
+    with pytest.raises(ValueError, match=error):
+        recipe_of(text)
+
+
+def test_every_option_is_reached_by_a_dotted_override():
+    changes = {
+        "wgrad.lhs.rht": "32",
+        "wgrad.rhs.rht": "32",
+        "dgrad.lhs.rounding": "rne",
+        "keep_bf16.last_blocks": "3/4",
+        "quantize_eval": "false",
+    }
+    recipe = override(get_recipe("nvfp4"), changes)
+    assert (recipe.wgrad.lhs.rht, recipe.wgrad.rhs.rht, recipe.dgrad.lhs.rounding) == (32, 32, "rne")
+    assert (recipe.keep_bf16.last_blocks, recipe.quantize_eval) == ("3/4", False)
+
+
+def test_the_digest_is_that_of_the_bits_and_not_of_the_words():
+    recipe = get_recipe("nvfp4")
+    assert replace(recipe, name="other", source="elsewhere").digest == recipe.digest
+    rule = LayerRule(names=("a",), table=GemmTable(), why="first")
+    ruled = replace(recipe, layers=(rule,))
+    assert replace(recipe, layers=(replace(rule, why="second"),)).digest == ruled.digest
+    changed = [
+        override(recipe, {"dgrad.lhs.rounding": "rne"}),
+        override(recipe, {"keep_bf16.first_blocks": 1}),
+        override(recipe, {"quantize_eval": False}),
+        ruled,
+    ]
+    assert len({r.digest for r in [recipe, *changed]}) == 5
+
+
+def test_the_first_layer_rule_that_matches_decides():
+    model = nn.ModuleDict({name: nn.Linear(16, 16) for name in ("gate", "up", "down")})
+    mxfp4 = get_recipe("mxfp4").table
+    rules = (
+        LayerRule(names=("gate",), table=GemmTable(), why="routers decide"),
+        LayerRule(names=("gate", "d*"), table=mxfp4),
+    )
+    rows = convert(model, replace(get_recipe("nvfp4"), layers=rules)).rows
+    assert [(row.precision, row.reason) for row in rows] == [
+        ("bf16", "routers decide"),
+        ("nvfp4", "recipe nvfp4"),
+        ("mxfp4", "rule gate, d*"),
+    ]
