@@ -1,4 +1,4 @@
-"""Grid values to codes and back: exact, no rounding. docs/nvfp4.md, "Codecs"."""
+"""Values to codes and back. docs/nvfp4.md, sections 3.1 and 4."""
 
 import functools
 
@@ -6,41 +6,81 @@ import torch
 from torch import Tensor
 
 from fourbits.formats.descriptors import FloatFormat
-from fourbits.formats.rounding import binade_index, grid_step
+from fourbits.formats.rounding import FEW_BINADES, grid_step, round_nearest
+
+#: fp32 patterns as signed integers: those of negative numbers, -inf included and NaN not, are at most this
+_NEGATIVE_INF = -0x00800000
 
 
 def encode(values: Tensor, fmt: FloatFormat) -> Tensor:
-    """Codes of values that lie on the grid. values: fp32 -> uint8 of its shape; NaN gets the NaN code.
+    """Codes of the nearest grid values, saturating; NaN gets the NaN code. values: fp32 -> uint8 of its shape.
 
-    A magnitude's code counts the grid up to it: its multiple of the local step, plus one half-full binade for
-    each spacing below.
+    A format without a NaN code gives NaN its largest magnitude, unsigned.
     """
-    if fmt.dtype is not None:
-        return values.to(fmt.dtype).view(torch.uint8)
-    magnitude = values.abs()
-    _, per_step = grid_step(magnitude, fmt)
-    code = magnitude * per_step + binade_index(magnitude, fmt) * float(1 << fmt.mantissa_bits)
-    if fmt.nan_code is not None:
-        code = torch.where(torch.isnan(values), torch.full_like(code, fmt.nan_code), code)
+    codes = grid_codes(round_nearest(values, fmt).abs(), values, fmt)
+    nan_code = fmt.max_code if fmt.nan_code is None else fmt.nan_code
+    return torch.where(torch.isnan(values), torch.full_like(codes, nan_code), codes)
+
+
+def grid_codes(magnitude: Tensor, sign_of: Tensor, fmt: FloatFormat) -> Tensor:
+    """Codes of magnitudes on the grid with the signs of another tensor (NaN: plus).
+
+    magnitude: fp32, on the grid; sign_of: fp32 -> uint8 of their shape.
+    """
+    code = _magnitude_code(magnitude, fmt).to(torch.int32)
     if fmt.signed:
-        negative = torch.copysign(torch.ones_like(values), values) < 0
-        code = torch.where(negative, code + float(fmt.sign_code), code)
+        negative = is_negative(sign_of)
+        negated = (-code) & (2 * fmt.sign_code - 1) if fmt.twos_complement else code | fmt.sign_code
+        code = torch.where(negative, negated, code)
     return code.to(torch.uint8)
 
 
+def is_negative(values: Tensor) -> Tensor:
+    """Whether the sign bit is set, for NaN never. values: fp32 -> bool of its shape."""
+    return values.view(torch.int32) <= _NEGATIVE_INF
+
+
 def decode(codes: Tensor, fmt: FloatFormat) -> Tensor:
-    """Values of codes. codes: uint8 -> fp32 of its shape."""
+    """Values of codes, exact. codes: uint8 -> fp32 of its shape."""
     return _values(fmt).to(codes.device)[codes.long()]
+
+
+def _magnitude_code(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
+    """How many grid values lie below; fp32 whole numbers.
+
+    Within a binade the code grows by one per step. Steps grow with the binade, so the code is a concave function
+    of the magnitude: the least of the lines through the binades.
+    """
+    half_full = 1 << fmt.mantissa_bits
+    if fmt.binades > FEW_BINADES:
+        _, per_step = grid_step(magnitude, fmt)
+        binade = _exponent(magnitude).clamp_min(fmt.min_exponent + 127) - (fmt.min_exponent + 127)
+        return magnitude * per_step + (binade * half_full).to(torch.float32)
+    code = magnitude * 2.0**-fmt.step_exponent
+    for binade in range(1, fmt.binades):
+        line = magnitude * 2.0 ** -(fmt.step_exponent + binade) + float(binade * half_full)
+        code = torch.minimum(code, line)
+    return code
+
+
+def _exponent(magnitude: Tensor) -> Tensor:
+    """The biased exponent field of fp32 numbers without sign, int32."""
+    return magnitude.view(torch.int32) >> 23
 
 
 @functools.cache
 def _values(fmt: FloatFormat) -> Tensor:
     """All 2**bits values of a format, fp32, in the order of their codes."""
     code = torch.arange(1 << fmt.bits, dtype=torch.int32)
+    if fmt.twos_complement:
+        return torch.where(code < fmt.sign_code, code, code - 2 * fmt.sign_code).to(torch.float32)
     magnitude = code & ~fmt.sign_code
     normal_bits = (magnitude << (23 - fmt.mantissa_bits)) + ((fmt.min_exponent + 126) << 23)
     subnormal = magnitude.to(torch.float32) * 2.0**fmt.step_exponent
     value = torch.where(magnitude >= 1 << fmt.mantissa_bits, normal_bits.view(torch.float32), subnormal)
-    if fmt.nan_code is not None:
-        value = torch.where(magnitude == fmt.nan_code, torch.full_like(value, torch.nan), value)
+    value = torch.where(magnitude > fmt.max_code, torch.full_like(value, torch.nan), value)
+    if fmt.inf_code is not None:
+        value = torch.where(magnitude == fmt.inf_code, torch.full_like(value, torch.inf), value)
+    if not fmt.has_zero:
+        value = torch.where(magnitude == 0, torch.full_like(value, 2.0 ** (fmt.min_exponent - 1)), value)
     return torch.where((code & fmt.sign_code) != 0, -value, value)

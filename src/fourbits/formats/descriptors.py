@@ -5,12 +5,13 @@ every binade holds 2**mantissa_bits values. A uniform integer grid is the case w
 so one rounding rule (`rounding.py`) and one code rule (`codes.py`) serve all of them. A block format says
 which elements share which scale.
 
-A new format is one entry here; the tests sweep the tables. docs/nvfp4.md, sections on formats and codecs.
+A new format is one entry here; the tests sweep the tables. docs/nvfp4.md, section 3.
 """
 
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -32,8 +33,14 @@ class FloatFormat:
     #: largest finite magnitude; rounding saturates here
     max_value: float
     signed: bool = True
-    #: code of NaN without its sign bit, or None where the format has none
+    #: negative codes are those of the magnitude, negated; there is no -0
+    twos_complement: bool = False
+    #: whether code 0 is zero; without, it is half the smallest normal number (E8M0)
+    has_zero: bool = True
+    #: code that NaN gets, or None where the format has none; codes above the largest value read as NaN
     nan_code: int | None = None
+    #: code that reads as infinity; never written
+    inf_code: int | None = None
     #: torch dtype with the same bit patterns, or None where torch has none
     dtype: torch.dtype | None = None
 
@@ -48,41 +55,33 @@ class FloatFormat:
         return math.frexp(self.max_value)[1] - self.min_exponent
 
     @property
+    def max_code(self) -> int:
+        """Magnitude code of the largest value."""
+        above = max(self.binades - 1, 0)
+        return int(self.max_value * 2.0 ** -(self.step_exponent + above)) + (above << self.mantissa_bits)
+
+    @property
     def sign_code(self) -> int:
         """The sign bit of a code; 0 for an unsigned format."""
         return 1 << (self.bits - 1) if self.signed else 0
 
 
-E2M1 = FloatFormat(name="e2m1", bits=4, mantissa_bits=1, min_exponent=0, max_value=6.0)
-E1M2 = FloatFormat(name="e1m2", bits=4, mantissa_bits=2, min_exponent=0, max_value=1.75)
-INT4 = FloatFormat(name="int4", bits=4, mantissa_bits=3, min_exponent=3, max_value=7.0)
-INT8 = FloatFormat(name="int8", bits=8, mantissa_bits=7, min_exponent=7, max_value=127.0)
-E4M3 = FloatFormat(
-    name="e4m3",
-    bits=8,
-    mantissa_bits=3,
-    min_exponent=-6,
-    max_value=448.0,
-    nan_code=0x7F,
-    dtype=torch.float8_e4m3fn,
-)
-E5M2 = FloatFormat(
-    name="e5m2",
-    bits=8,
-    mantissa_bits=2,
-    min_exponent=-14,
-    max_value=57344.0,
-    nan_code=0x7F,
-    dtype=torch.float8_e5m2,
-)
-UE5M3 = FloatFormat(
-    name="ue5m3",
-    bits=8,
-    mantissa_bits=3,
-    min_exponent=-14,
-    max_value=61440.0,
-    signed=False,
-    nan_code=0xFF,
+def _grid(name: str, bits: int, mantissa: int, lowest: int, largest: float, **kwargs: Any) -> FloatFormat:
+    return FloatFormat(
+        name=name, bits=bits, mantissa_bits=mantissa, min_exponent=lowest, max_value=largest, **kwargs
+    )
+
+
+E2M1 = _grid("e2m1", 4, 1, 0, 6.0)
+E1M2 = _grid("e1m2", 4, 2, 0, 1.75)
+INT4 = _grid("int4", 4, 3, 3, 7.0, twos_complement=True)
+INT8 = _grid("int8", 8, 7, 7, 127.0, twos_complement=True)
+E4M3 = _grid("e4m3", 8, 3, -6, 448.0, nan_code=0x7F, dtype=torch.float8_e4m3fn)
+E5M2 = _grid("e5m2", 8, 2, -14, 57344.0, nan_code=0x7F, inf_code=0x7C, dtype=torch.float8_e5m2)
+UE5M3 = _grid("ue5m3", 8, 3, -14, 61440.0, nan_code=0xFF, signed=False)
+#: powers of two: a scale, not an element
+E8M0 = _grid(
+    "e8m0", 8, 0, -126, 2.0**127, nan_code=0xFF, signed=False, has_zero=False, dtype=torch.float8_e8m0fnu
 )
 
 ELEMENT_FORMATS = MappingProxyType({f.name: f for f in (E2M1, E1M2, INT4, INT8, E4M3, E5M2, UE5M3)})
@@ -92,10 +91,9 @@ ELEMENT_FORMATS = MappingProxyType({f.name: f for f in (E2M1, E1M2, INT4, INT8, 
 class BlockFormat:
     """Which elements share which scale.
 
-    `scale` is the name of the stored block scale: an element format, `e8m0` (a power of two) or `fp32`; None
-    where the elements are stored as they are. `block` is the default (other axis, contraction axis); None
-    means one block for the whole tensor. `has_global_scale` adds the FP32 scale of the whole tensor (or of
-    each 1 x outer_block).
+    `scale` is the name of the stored block scale: an element format, or `fp32`; None where the elements are
+    stored as they are. `block` is the default (other axis, contraction axis); None where there are none.
+    `has_global_scale` adds the FP32 scale of the whole tensor (or of each 1 x outer_block).
     """
 
     name: str
@@ -116,31 +114,32 @@ class BlockFormat:
         return self.element is not None
 
 
-_FORMATS = (
-    BlockFormat(
-        name="nvfp4", element=E2M1, scale="e4m3", block=(1, 16), has_global_scale=True, scale_max=448.0
-    ),
-    BlockFormat(name="nvfp4-ue5m3", element=E2M1, scale="ue5m3", block=(1, 16), scale_max=61440.0),
-    BlockFormat(
-        name="nvfp4-double",
-        element=E2M1,
-        scale="e4m3",
+def _two_level(
+    name: str, element: FloatFormat, scale: FloatFormat, per_tensor: bool = True, outer: int = 0
+) -> BlockFormat:
+    return BlockFormat(
+        name=name,
+        element=element,
+        scale=scale.name,
         block=(1, 16),
-        has_global_scale=True,
-        scale_max=448.0,
-        outer_block=128,
-    ),
-    BlockFormat(
-        name="nve1m2", element=E1M2, scale="e4m3", block=(1, 16), has_global_scale=True, scale_max=448.0
-    ),
-    BlockFormat(
-        name="nvint4", element=INT4, scale="e4m3", block=(1, 16), has_global_scale=True, scale_max=448.0
-    ),
+        has_global_scale=per_tensor,
+        scale_max=scale.max_value,
+        outer_block=outer,
+    )
+
+
+_FORMATS = (
+    _two_level("nvfp4", E2M1, E4M3),
+    _two_level("nvfp4-double", E2M1, E4M3, outer=128),
+    _two_level("nvfp4-ue5m3", E2M1, UE5M3, per_tensor=False),
+    _two_level("nve1m2", E1M2, E4M3),
+    _two_level("nvint4", INT4, E4M3),
     BlockFormat(name="mxfp4", element=E2M1, scale="e8m0", block=(1, 32)),
     BlockFormat(name="mxfp8", element=E4M3, scale="e8m0", block=(1, 32)),
-    BlockFormat(name="mxint8", element=INT8, scale="e8m0", block=(1, 32)),
-    BlockFormat(name="fp8", element=E4M3, scale="fp32", block=None),
-    BlockFormat(name="fp8-e5m2", element=E5M2, scale="fp32", block=None),
+    BlockFormat(name="mxfp8-e5m2", element=E5M2, scale="e8m0", block=(1, 32)),
+    BlockFormat(name="fp8", element=E4M3, scale="fp32", block=(1, 128)),
+    BlockFormat(name="fp8-e5m2", element=E5M2, scale="fp32", block=(1, 128)),
+    BlockFormat(name="int8", element=INT8, scale="fp32", block=(1, 128)),
     BlockFormat(name="bf16", element=None, scale=None, block=None, dtype=torch.bfloat16),
     BlockFormat(name="fp32", element=None, scale=None, block=None, dtype=torch.float32),
 )

@@ -1,8 +1,7 @@
-"""Rounding a magnitude onto a format's grid, to nearest even or stochastically.
+"""Rounding onto a format's grid, to nearest even or stochastically. docs/nvfp4.md, sections 4 and 10.
 
-Every rule works on t = magnitude / step, where step is the grid's spacing at that magnitude: a power of two,
-so both the division and the multiplication back are exact, and all rounding is a rounding of t to an integer.
-docs/nvfp4.md, "Elements".
+Every rule works in steps, the grid's spacing at a magnitude: a power of two, so dividing by it and multiplying
+back are exact, and all rounding is a rounding to a whole number of steps.
 """
 
 import torch
@@ -11,24 +10,10 @@ from torch import Tensor
 from fourbits.formats.descriptors import FloatFormat
 
 _EXPONENT_MASK = 0x7F800000
-#: formats with at most this many binades above the subnormals find the binade by comparing: cheaper than bit
-#: casts
-_FEW_BINADES = 4
-
-
-def binade_index(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
-    """Which spacing of the grid holds: 0 up to 2**(min_exponent + 1), one more per binade above.
-
-    magnitude: fp32 in [0, fmt.max_value] -> fp32 whole numbers of its shape.
-    """
-    if fmt.binades <= _FEW_BINADES:
-        index = torch.zeros_like(magnitude)
-        for above in range(1, fmt.binades):
-            reached = magnitude >= 2.0 ** (fmt.min_exponent + above)
-            index = torch.where(reached, torch.full_like(index, above), index)
-        return index
-    exponent = (magnitude.view(torch.int32) & _EXPONENT_MASK) >> 23
-    return (exponent - (fmt.min_exponent + 127)).clamp_min(0).to(torch.float32)
+#: grids with at most this many spacings find the one that holds by comparing: cheaper than bit casts
+FEW_BINADES = 4
+#: added to a number below 2**22, it leaves whole numbers only, the nearest, ties to even
+_WHOLE = 1.5 * 2.0**23
 
 
 def grid_step(magnitude: Tensor, fmt: FloatFormat) -> tuple[Tensor, Tensor]:
@@ -36,16 +21,8 @@ def grid_step(magnitude: Tensor, fmt: FloatFormat) -> tuple[Tensor, Tensor]:
 
     magnitude: fp32 in [0, fmt.max_value] -> two fp32 tensors of its shape.
     """
-    if fmt.binades <= _FEW_BINADES:
-        step = torch.full_like(magnitude, 2.0**fmt.step_exponent)
-        per_step = torch.full_like(magnitude, 2.0**-fmt.step_exponent)
-        for above in range(1, fmt.binades):
-            reached = magnitude >= 2.0 ** (fmt.min_exponent + above)
-            step = torch.where(reached, torch.full_like(step, 2.0 ** (fmt.step_exponent + above)), step)
-            per_step = torch.where(
-                reached, torch.full_like(step, 2.0 ** -(fmt.step_exponent + above)), per_step
-            )
-        return step, per_step
+    if fmt.binades <= FEW_BINADES:
+        return _by_binade(magnitude, fmt, 1.0), _by_binade(magnitude, fmt, 1.0, reciprocal=True)
     lowest = (fmt.min_exponent + 127) << 23
     binade = (magnitude.view(torch.int32) & _EXPONENT_MASK).clamp_min(lowest)
     step_bits = binade - (fmt.mantissa_bits << 23)
@@ -53,13 +30,16 @@ def grid_step(magnitude: Tensor, fmt: FloatFormat) -> tuple[Tensor, Tensor]:
 
 
 def round_nearest(values: Tensor, fmt: FloatFormat) -> Tensor:
-    """Nearest grid value, ties to the even code, saturating; the sign of zero is kept. values: fp32 -> fp32.
+    """Nearest grid value, ties to the even code, saturating. values: fp32, not NaN -> fp32 of its shape.
 
-    Where torch has the format, its cast does the same once the values are clamped.
+    The sign of what rounds to zero is not kept.
     """
     clipped = values.clamp(-fmt.max_value, fmt.max_value)
     if fmt.dtype is not None:
         return clipped.to(fmt.dtype).to(torch.float32)
+    if fmt.binades <= FEW_BINADES:
+        whole_steps = _by_binade(clipped.abs(), fmt, _WHOLE)
+        return (clipped + whole_steps) - whole_steps
     step, per_step = grid_step(clipped.abs(), fmt)
     return torch.round(clipped * per_step) * step
 
@@ -77,12 +57,21 @@ def round_stochastic(magnitude: Tensor, noise: Tensor, fmt: FloatFormat) -> Tens
 
 
 def round_stochastic_32(magnitude: Tensor, noise: Tensor, fmt: FloatFormat) -> Tensor:
-    """Up with probability f to 24 bits: the unbiased variant. noise: int64 words in [0, 2**32), one per
-    element.
-    """
+    """Up with probability f, rounded up to 24 bits. noise: 32-bit words as integers, one per element."""
     clipped = magnitude.clamp_max(fmt.max_value)
     step, per_step = grid_step(clipped, fmt)
-    t = clipped * per_step
-    lower = torch.floor(t)
-    uniform = (noise >> 8).to(torch.float32) * 2.0**-24
-    return (lower + (uniform < t - lower).to(torch.float32)) * step
+    steps = clipped * per_step
+    lower = torch.floor(steps)
+    uniform = ((noise >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+    return (lower + (uniform < steps - lower).to(torch.float32)) * step
+
+
+def _by_binade(magnitude: Tensor, fmt: FloatFormat, factor: float, reciprocal: bool = False) -> Tensor:
+    """factor * step (or factor / step) at each magnitude, for a grid of few binades."""
+    sign = -1 if reciprocal else 1
+    result = torch.full_like(magnitude, factor * 2.0 ** (sign * fmt.step_exponent))
+    for above in range(1, fmt.binades):
+        reached = magnitude >= 2.0 ** (fmt.min_exponent + above)
+        value = torch.full_like(magnitude, factor * 2.0 ** (sign * (fmt.step_exponent + above)))
+        result = torch.where(reached, value, result)
+    return result
