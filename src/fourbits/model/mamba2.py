@@ -19,7 +19,7 @@ def causal_conv(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
     y = bias
     # W shifted multiply-adds, because they fuse with what stands before and behind; a convolution would not.
     for back, tap in enumerate(taps.flip(0)):
-        y = y + F.pad(x, (0, 0, back, -back)).float() * tap
+        y = y + F.pad(x, (0, 0, back, 0))[:, : x.shape[1]].float() * tap
     return y
 
 

@@ -18,7 +18,7 @@ y_t, exp(-L_t) scales what token t writes, and exp(total) scales the state at a 
 Letters: B sequences, Z chunks, Q tokens of a chunk, G groups, R heads per group, P head dim, N states.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,9 +36,8 @@ def ssd(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int)
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, dt, b, c = (_in_chunks(t.to(dtype), min(chunk_size, length)) for t in (x, dt, b, c))
     by_group = (groups, x.shape[3] // groups)
-    y = _Scan.apply(
-        x.unflatten(3, by_group), dt.unflatten(3, by_group), a.to(dtype).unflatten(0, by_group), b, c
-    )
+    x, dt, a = x.unflatten(3, by_group), dt.unflatten(3, by_group), a.to(dtype).unflatten(0, by_group)
+    y = _Scan.apply(x, dt, a, b, c)
     return y.flatten(3, 4).flatten(1, 2)[:, :length]
 
 
@@ -55,16 +54,14 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        log_decay = (dt * a).cumsum(2)
-        total = log_decay[:, :, -1]
+        decays, heads = _decays(dt, a), x.shape[-2:]
         written = x * dt[..., None]
         scores = _by_group(c) @ _by_group(b).mT  # [B, Z, G, Q, Q], once for the heads of a group
-        within = (scores[:, :, :, None] * _decay_within(log_decay)) @ _by_head(written)
-        to_end = (total[:, :, None] - log_decay).exp()
-        added = _by_group((written * to_end[..., None]).flatten(-2)).mT @ _by_group(b)  # [B, Z, G, R*P, N]
-        start = _hand_over(added, _decay_between(total))
-        carried = _by_group(_by_group(c) @ start.mT).unflatten(-1, x.shape[-2:])
-        y = _by_head_inverse(within) + carried * log_decay.exp()[..., None]
+        within = (scores[:, :, :, None] * decays.within) @ _by_head(written)
+        added = _by_group((written * decays.to_end).flatten(-2)).mT @ _by_group(b)  # [B, Z, G, R*P, N]
+        start = _hand_over(added, decays.between)
+        carried = _by_group(_by_group(c) @ start.mT).unflatten(-1, heads)
+        y = _by_head_inverse(within) + carried * decays.from_start
         ctx.save_for_backward(x, dt, a, b, c, start, y)
         return y
 
@@ -72,33 +69,67 @@ class _Scan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
         x, dt, a, b, c, start, y = ctx.saved_tensors
-        log_decay = (dt * a).cumsum(2)
-        total = log_decay[:, :, -1]
+        decays, heads = _decays(dt, a), x.shape[-2:]
         written = x * dt[..., None]
         b, c = _by_group(b), _by_group(c)
-        to_end = (total[:, :, None] - log_decay).exp()[..., None]
 
-        decay = _decay_within(log_decay)
-        dscores = ((_by_head(dy) @ _by_head(written).mT) * decay).sum(3)
-        dwithin = ((c @ b.mT)[:, :, :, None] * decay).mT @ _by_head(dy)
+        dscores = ((_by_head(dy) @ _by_head(written).mT) * decays.within).sum(3)
+        dwithin = ((c @ b.mT)[:, :, :, None] * decays.within).mT @ _by_head(dy)
+        dcarried = _by_group((dy * decays.from_start).flatten(-2))  # [B, Z, G, Q, R*P]
+        dend = _hand_over(dcarried.mT @ c, decays.between.mT)
+        dwritten = _by_head_inverse(dwithin) + _by_group(b @ dend.mT).unflatten(-1, heads) * decays.to_end
 
-        dcarried = _by_group((dy * log_decay.exp()[..., None]).flatten(-2))  # [B, Z, G, Q, R*P]
-        dend = _hand_over(dcarried.mT @ c, _decay_between(total).mT)
-        dwritten = _by_head_inverse(dwithin) + _by_group(b @ dend.mT).unflatten(-1, x.shape[-2:]) * to_end
-
-        db = dscores.mT @ c + _by_group((written * to_end).flatten(-2)) @ dend
+        db = dscores.mT @ c + _by_group((written * decays.to_end).flatten(-2)) @ dend
         dc = dscores @ b + dcarried @ start
-        dtotal = (dend[:, :-1] * start[:, 1:]).unflatten(3, x.shape[-2:]).sum((-1, -2))
+        dtotal = (dend[:, :-1] * start[:, 1:]).unflatten(3, heads).sum((-1, -2))
         along_x = (dwritten * x).sum(-1)
-        dlog_decay = (dy * y).sum(-1) - along_x * dt
-        dlog = _from_here_on(dlog_decay) + F.pad(dtotal, (0, 0, 0, 0, 0, 1))[:, :, None]
-        return (
-            dwritten * dt[..., None],
-            dlog * a + along_x,
-            (dlog * dt).sum((0, 1, 2)),
-            _by_group(db),
-            _by_group(dc),
-        )
+        dlog = _from_here_on((dy * y).sum(-1) - along_x * dt) + F.pad(dtotal, (0, 0, 0, 0, 0, 1))[:, :, None]
+        dx, ddt, da = dwritten * dt[..., None], dlog * a + along_x, (dlog * dt).sum((0, 1, 2))
+        return dx, ddt, da, _by_group(db), _by_group(dc)
+
+
+class _Decays(NamedTuple):
+    within: Tensor  # [B, Z, G, R, Q (t), Q (s)]: from token s to token t, 0 where s > t
+    from_start: Tensor  # [B, Z, Q, G, R, 1]: from the chunk's start to a token
+    to_end: Tensor  # [B, Z, Q, G, R, 1]: from a token to the chunk's end
+    between: (
+        Tensor  # [B, G, R, Z (z), Z (s)]: from the end of chunk s to the start of chunk z, 0 where s >= z
+    )
+
+
+def _decays(dt: Tensor, a: Tensor) -> _Decays:
+    # In FP64 up to the exponents: a strong decay makes L large, and a difference of two large FP32 numbers
+    # would be off by the rounding of L, for all later tokens of the chunk.
+    log = (dt.double() * a.double()).cumsum(2)
+    total = log[:, :, -1:]
+    within = log.permute(0, 1, 3, 4, 2)
+    tokens = torch.arange(log.shape[2], device=log.device)
+    within = _exp(within[..., :, None] - within[..., None, :], tokens[:, None] < tokens, dt.dtype)
+
+    chunks = torch.arange(log.shape[1], device=log.device)
+    end = total.squeeze(2).cumsum(1)
+    start = F.pad(end, (0, 0, 0, 0, 1, -1))
+    between = start.permute(0, 2, 3, 1)[..., :, None] - end.permute(0, 2, 3, 1)[..., None, :]
+    between = _exp(between, chunks[:, None] <= chunks, dt.dtype)
+    return _Decays(
+        within, log.to(dt.dtype).exp()[..., None], (total - log).to(dt.dtype).exp()[..., None], between
+    )
+
+
+def _exp(spans: Tensor, backwards: Tensor, dtype: torch.dtype) -> Tensor:
+    return spans.to(dtype).masked_fill(backwards, float("-inf")).exp()
+
+
+def _hand_over(states: Tensor, decay: Tensor) -> Tensor:
+    """decay[z, s] states[s], summed over s. [B, Z, G, R*P, N], [B, G, R, Z, Z] -> [B, Z, G, R*P, N]."""
+    by_head = states.unflatten(3, (decay.shape[2], -1)).permute(0, 2, 3, 1, 4, 5)  # [B, G, R, Z, P, N]
+    summed = (decay @ by_head.flatten(4)).view_as(by_head)
+    return summed.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)
+
+
+def _from_here_on(x: Tensor) -> Tensor:
+    """Sum of x over this and the later tokens of a chunk. [B, Z, Q, ...] -> the same."""
+    return x.sum(2, keepdim=True) - x.cumsum(2) + x
 
 
 def _by_group(x: Tensor) -> Tensor:
@@ -114,36 +145,3 @@ def _by_head(x: Tensor) -> Tensor:
 def _by_head_inverse(x: Tensor) -> Tensor:
     """[B, Z, G, R, Q, P] -> [B, Z, Q, G, R, P]."""
     return x.permute(0, 1, 4, 2, 3, 5)
-
-
-def _decay_within(log_decay: Tensor) -> Tensor:
-    """exp(L_t - L_s), 0 where s > t. [B, Z, Q, G, R] -> [B, Z, G, R, Q (t), Q (s)]."""
-    log_decay = log_decay.permute(0, 1, 3, 4, 2)
-    tokens = torch.arange(log_decay.shape[-1], device=log_decay.device)
-    span = log_decay[..., :, None] - log_decay[..., None, :]
-    return span.masked_fill(tokens[:, None] < tokens, float("-inf")).exp()
-
-
-def _decay_between(total: Tensor) -> Tensor:
-    """Decay from the end of chunk s to the start of chunk z, 0 where s >= z.
-
-    total: [B, Z, G, R] -> [B, G, R, Z (z), Z (s)]. Sums each span by itself: differences of one running sum
-    would lose more digits the longer the sequence.
-    """
-    total = total.permute(0, 2, 3, 1)
-    chunks = torch.arange(total.shape[-1], device=total.device)
-    later = chunks[:, None] > chunks
-    spans = torch.where(later, total[..., :, None], 0.0).cumsum(-2) - total[..., :, None]
-    return spans.masked_fill(~later, float("-inf")).exp()
-
-
-def _hand_over(states: Tensor, decay: Tensor) -> Tensor:
-    """decay[z, s] states[s], summed over s. [B, Z, G, R*P, N], [B, G, R, Z, Z] -> [B, Z, G, R*P, N]."""
-    by_head = states.unflatten(3, (decay.shape[2], -1)).permute(0, 2, 3, 1, 4, 5)  # [B, G, R, Z, P, N]
-    summed = (decay @ by_head.flatten(4)).view_as(by_head)
-    return summed.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)
-
-
-def _from_here_on(x: Tensor) -> Tensor:
-    """Sum of x over this and the later tokens of a chunk. [B, Z, Q, ...] -> the same."""
-    return x.sum(2, keepdim=True) - x.cumsum(2) + x

@@ -1,0 +1,131 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fourbits.model.loss import chunk_length, chunked_loss, summed_cross_entropy
+from model.shapes import random_tokens, small_model
+
+EPS = torch.finfo(torch.float32).eps
+
+
+class Recorder(nn.Linear):
+    """A head that notes how many rows it was given."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes, bias=False)
+        self.rows = []
+
+    def forward(self, input):
+        self.rows.append(len(input))
+        return super().forward(input)
+
+
+def problem(tokens=50, width=24, vocab=100):
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    targets = torch.randint(vocab, (tokens,))
+    targets[::7] = -100
+    return Recorder(width, vocab), hidden, targets
+
+
+def run_chunked(head, hidden, targets, length):
+    return chunked_loss(lambda h, t: summed_cross_entropy(head(h), t), head, hidden, targets, length)
+
+
+@pytest.mark.parametrize("length", [50, 25, 13, 1])
+def test_chunks_give_the_cross_entropy_of_full_logits_and_its_gradients(length):
+    head, hidden, targets = problem()
+    inputs = (hidden, head.weight)
+    wanted = F.cross_entropy(head(hidden), targets, ignore_index=-100, reduction="sum") / 7
+    wanted_grads = torch.autograd.grad(wanted, inputs)
+    found = run_chunked(head, hidden, targets, length) / 7
+    assert abs(found - wanted) <= 50 * EPS * abs(wanted)  # another order of a sum of 50
+    for got, true in zip(torch.autograd.grad(found, inputs), wanted_grads, strict=True):
+        # A sum over 100 logits or 50 tokens in another order.
+        assert (got - true).norm() <= 16 * EPS * true.norm()
+
+
+def test_the_head_never_sees_more_tokens_than_a_chunk():
+    head, hidden, targets = problem()
+    run_chunked(head, hidden, targets, 13).backward()
+    assert head.rows == [13, 13, 13, 11]
+
+
+def test_without_gradients_the_loss_has_the_same_bits():
+    head, hidden, targets = problem()
+    with torch.no_grad():
+        evaluated = run_chunked(head, hidden, targets, 13)
+    assert torch.equal(evaluated, run_chunked(head, hidden, targets, 13))
+    assert not evaluated.requires_grad
+
+
+def test_frozen_parameters_get_no_gradient():
+    head, hidden, targets = problem()
+    head.weight.requires_grad_(False)
+    run_chunked(head, hidden, targets, 13).backward()
+    assert head.weight.grad is None
+    assert hidden.grad is not None
+
+
+def test_targets_that_do_not_count_contribute_nothing():
+    model = small_model("M-")
+    tokens, targets = random_tokens(2, 12), random_tokens(2, 12)
+    targets[0] = -100
+    loss, count = model.loss(tokens, targets)
+    alone, alone_count = model.loss(tokens[1:], targets[1:])
+    assert count == alone_count == 12
+    torch.testing.assert_close(loss, alone, rtol=1e-5, atol=0)
+    nothing, none = model.loss(tokens, torch.full_like(targets, -100))
+    nothing.backward()
+    assert nothing == none == 0
+    assert all((parameter.grad == 0).all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_models_loss_is_the_cross_entropy_of_its_logits(tied):
+    model = small_model("M-*-", tie_embeddings=tied)
+    tokens, targets = random_tokens(2, 12), random_tokens(2, 12)
+    parameters = list(model.parameters())
+    wanted = F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten(), reduction="sum")
+    found, count = model.loss(tokens, targets)
+    assert count == 24
+    torch.testing.assert_close(found, wanted, rtol=24 * EPS, atol=0)
+    pairs = zip(torch.autograd.grad(found, parameters), torch.autograd.grad(wanted, parameters), strict=True)
+    for got, true in pairs:
+        assert (got - true).norm() <= 1e-5 * true.norm()  # FP32 through four blocks
+
+
+def test_bf16_logits_give_a_gradient_within_bf16_of_the_exact_one():
+    logits = (4 * torch.randn(20, 50)).bfloat16().requires_grad_()
+    targets = torch.randint(50, (20,))
+    exact = logits.detach().double().requires_grad_()
+    wanted = F.cross_entropy(exact, targets, reduction="sum")
+    found = summed_cross_entropy(logits, targets)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), wanted, rtol=20 * EPS, atol=0)
+    (got,) = torch.autograd.grad(found, logits)
+    (true,) = torch.autograd.grad(wanted, exact)
+    assert ((got - true).abs() <= torch.finfo(torch.bfloat16).eps * true.abs() + 1e-6).all()
+
+
+def test_one_backward_pass_is_all_there_is():
+    head, hidden, targets = problem()
+    loss = run_chunked(head, hidden, targets, 13)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="once"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "limit", "length"),
+    [
+        (2048, 2048, 1 << 26, 2048),
+        (32768, 131072, 1 << 26, 512),
+        (48, 10, 100, 8),
+        (13, 10, 50, 5),
+        (5, 10, 1, 1),
+    ],
+)
+def test_chunks_respect_the_limit_and_are_equal_where_that_costs_little(tokens, vocab, limit, length):
+    assert chunk_length(tokens, vocab, limit) == length
+    assert length == 1 or length * vocab <= limit
