@@ -1,7 +1,6 @@
 """A run in one process: build or resume, loop over steps, and write down how it ended."""
 
 import contextlib
-import time
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from fourbits.data.dataset import PreparedData
 from fourbits.device import Device, choose_backend, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.checkpoint import remove_old, save_checkpoint
+from fourbits.train.clock import Mark
 from fourbits.train.config import RunConfig
 from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
@@ -42,7 +42,7 @@ class Session:
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = peak / flops if peak else None
         self.waiting: PendingStep | None = None
-        self.clock = time.perf_counter()
+        self.mark = Mark(torch_device)
 
     def run(self, request: StopRequest) -> Summary:
         """Loop, then write summary.json whatever happens."""
@@ -70,7 +70,7 @@ class Session:
 
     def _loop(self, metrics: MetricsFile, request: StopRequest) -> str:
         train, trainer = self.config.train, self.trainer
-        self.clock = time.perf_counter()
+        self.mark = Mark(self.trainer.device)
         while trainer.step < train.num_steps:
             self._record(trainer.run_step(), metrics)
             last = trainer.step == train.num_steps or request.requested
@@ -96,7 +96,7 @@ class Session:
             return
         pending, self.waiting = self.waiting, None
         result = self.trainer.check(pending)
-        seconds, self.clock = result.finished_at - self.clock, result.finished_at
+        seconds, self.mark = result.finished.seconds_since(self.mark), result.finished
         rate = self.config.train.tokens_per_step / seconds
         record: dict[str, Any] = {
             "kind": "train",
@@ -128,7 +128,7 @@ class Session:
             record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
         metrics.append(record)
         self.report.validation(record)
-        self.clock = time.perf_counter()
+        self.mark = Mark(self.trainer.device)
 
     def _save(self, metrics: MetricsFile) -> None:
         metrics.sync()
@@ -139,7 +139,7 @@ class Session:
         }
         save_checkpoint(self.folder.checkpoints, step, self.trainer.tensors(), state)
         remove_old(self.folder.checkpoints, self.config.train.keep_checkpoints)
-        self.clock = time.perf_counter()
+        self.mark = Mark(self.trainer.device)
 
     def _start(self) -> RunStart:
         return RunStart(

@@ -4,7 +4,6 @@ This is the one place where model and recipe meet: the model is built, then conv
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
 from fourbits.recipe.convert import convert, set_step
 from fourbits.train.checkpoint import Checkpoint, load_tensors
+from fourbits.train.clock import Mark
 from fourbits.train.config import RunConfig
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer
@@ -36,7 +36,7 @@ class StepResult:
     lr: float
     grad_norm: float
     skipped: bool
-    finished_at: float
+    finished: Mark
 
 
 class PendingStep:
@@ -45,26 +45,22 @@ class PendingStep:
     def __init__(self, step: int, lr: float, numbers: Tensor) -> None:
         """numbers: loss, whether the update was left out, gradient norm, norm per parameter."""
         self.step, self.lr = step, lr
-        self._arrived: torch.cuda.Event | None = None
+        self._numbers = numbers
         if numbers.is_cuda:
             self._numbers = torch.empty(numbers.shape, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-        else:
-            self._numbers = numbers
+        self._finished = Mark(numbers.device)
 
     @property
     def on_its_way(self) -> bool:
         """Whether `wait` would wait."""
-        return self._arrived is not None and not self._arrived.query()
+        return not self._finished.reached
 
     def wait(self) -> tuple[StepResult, list[float]]:
         """The numbers, and the gradient norm of each parameter."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        self._finished.wait()
         loss, left_out, grad_norm, *norms = self._numbers.tolist()
-        return StepResult(self.step, loss, self.lr, grad_norm, left_out != 0, time.perf_counter()), norms
+        return StepResult(self.step, loss, self.lr, grad_norm, left_out != 0, self._finished), norms
 
 
 class Trainer:
