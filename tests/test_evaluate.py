@@ -115,6 +115,11 @@ def test_a_context_longer_than_the_model_takes_is_cut_at_its_beginning(model):
     assert generate(model, long, 1) == generate(model, short, 1)
 
 
+def test_ids_that_the_tokenizer_lacks_are_never_written(model):
+    assert max(generate(model, [5], 60, temperature=1.0)) >= 8
+    assert max(generate(model, [5], 60, temperature=1.0, num_ids=8)) < 8
+
+
 def test_an_empty_prompt_is_refused(model):
     with pytest.raises(ValueError, match="at least one token"):
         generate(model, [], 1)

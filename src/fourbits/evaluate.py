@@ -100,12 +100,19 @@ def unigram_entropy(counts: npt.ArrayLike) -> float:
 
 
 def generate(
-    model: LanguageModel, prompt: Sequence[int], num_tokens: int, *, temperature: float = 0.0, seed: int = 0
+    model: LanguageModel,
+    prompt: Sequence[int],
+    num_tokens: int,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    num_ids: int | None = None,
 ) -> list[int]:
     """Continue `prompt` by num_tokens ids: the likeliest ones at temperature 0, else drawn from `seed`.
 
-    Every step recomputes the whole context, cut to the model's max_seq_len. Runs uncompiled, since each step
-    has a shape of its own.
+    num_ids: ids from it on are never written, as a model's vocabulary is padded beyond its tokenizer's. Every
+    step recomputes the whole context, cut to the model's max_seq_len. Runs uncompiled, since each step has a
+    shape of its own.
     """
     if not prompt:
         raise ValueError("generate: the prompt must have at least one token.")
@@ -115,7 +122,7 @@ def generate(
     with torch.no_grad(), evaluation_mode(model), uncompiled(model):
         for _ in range(num_tokens):
             context = torch.tensor([ids[-model.config.max_seq_len :]], device=device)
-            logits = model(context)[0, -1].float().cpu()
+            logits = model(context)[0, -1, :num_ids].float().cpu()
             if temperature > 0:
                 chances = torch.softmax(logits / temperature, dim=-1)
                 ids.append(int(torch.multinomial(chances, 1, generator=generator)))

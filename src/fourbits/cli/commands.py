@@ -11,7 +11,9 @@ from typing import Protocol, cast
 
 # name -> what `fourbits --help` says about it; the module is fourbits.cli.<name>
 COMMANDS = {
+    "demo": "train the tiny model in five precisions and report how they compare",
     "train": "train a model by a recipe, or continue a run",
+    "compare": "train several recipes and seeds on one configuration, and report",
     "recipes": "list the recipes, or show the precision of every operand in one",
     "data": "turn text into token files, look into them, make a corpus",
     "doctor": "say what this machine can run, and why",

@@ -1,0 +1,1 @@
+"""Several recipes and seeds on one configuration: the runs, the table, the report."""

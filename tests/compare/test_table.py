@@ -1,0 +1,110 @@
+"""The final table: pairing by seed, spreads, ratios within a session, runs that did not finish."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fabricated_runs import RECIPES, STEPS, fabricate_comparison, fabricate_run
+from fourbits.compare.comparison import Comparison
+from fourbits.compare.print_table import print_table
+from fourbits.compare.table import final_table, table_record
+
+
+@pytest.fixture(scope="module")
+def three_seeds(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return fabricate_comparison(tmp_path_factory.mktemp("runs"), ["bf16", "fp8", "nvfp4"], [0, 1, 2])
+
+
+def test_a_gap_is_the_mean_of_the_gaps_within_each_seed(three_seeds: Comparison):
+    row = final_table(three_seeds)[2]
+    last = {
+        recipe: [run.validation["val_loss"][-1] for run in runs.values()]
+        for recipe, runs in three_seeds.runs.items()
+    }
+    gaps = [b - a for a, b in zip(last["bf16"], last["nvfp4"], strict=True)]
+    assert row.gap_nats == pytest.approx(sum(gaps) / 3)
+    mean = sum(gaps) / 3
+    assert row.gap_nats_spread == pytest.approx((sum((gap - mean) ** 2 for gap in gaps) / 2) ** 0.5)
+    percents = [100 * gap / base for gap, base in zip(gaps, last["bf16"], strict=True)]
+    assert row.gap_percent == pytest.approx(sum(percents) / 3)
+
+
+def test_the_baseline_has_no_gap_to_itself_and_ratio_one(three_seeds: Comparison):
+    row = final_table(three_seeds)[0]
+    assert (row.gap_nats, row.gap_percent, row.speed_ratio) == (0.0, 0.0, 1.0)
+
+
+def test_a_gap_below_two_spreads_is_noise_and_one_far_above_is_not(three_seeds: Comparison):
+    _, fp8, nvfp4 = final_table(three_seeds)
+    assert nvfp4.within_noise is False  # made with a gap of 0.038 nats and a noise of 0.003
+    assert replace(fp8, gap_nats=0.004, gap_nats_spread=0.003).within_noise is True
+
+
+def test_one_seed_has_no_spread_and_no_verdict_on_noise(tmp_path: Path):
+    row = final_table(fabricate_comparison(tmp_path, ["bf16", "nvfp4"], [0]))[1]
+    assert row.gap_nats_spread is None
+    assert row.val_loss_spread is None
+    assert row.within_noise is None
+
+
+def test_speeds_compare_within_a_session_only(three_seeds: Comparison):
+    expected = RECIPES["nvfp4"][1] / RECIPES["bf16"][1]
+    assert final_table(three_seeds)[2].speed_ratio == pytest.approx(expected, rel=0.02)
+    elsewhere = {("nvfp4", seed): "another" for seed in (0, 1, 2)}
+    apart = replace(three_seeds, sessions={**three_seeds.sessions, **elsewhere})
+    assert final_table(apart)[2].speed_ratio is None
+    in_parts = {("nvfp4", seed): None for seed in (0, 1, 2)} | {("bf16", seed): None for seed in (0, 1, 2)}
+    parts = replace(three_seeds, sessions={**three_seeds.sessions, **in_parts})
+    assert final_table(parts)[2].speed_ratio is None
+
+
+def test_throughput_is_that_of_the_median_step_so_that_compilation_does_not_count(three_seeds: Comparison):
+    run = three_seeds.any_run
+    assert run.train["tokens_per_second"].min() < 0.2 * RECIPES["bf16"][1], "the first step is a slow one"
+    assert run.tokens_per_second == pytest.approx(RECIPES["bf16"][1], rel=0.01)
+
+
+def test_a_run_that_did_not_finish_has_a_verdict_and_no_losses(tmp_path: Path):
+    base = fabricate_run(tmp_path / "a", "bf16")
+    lost = fabricate_run(tmp_path / "b", "nvfp4-naive", lost_at=100)
+    runs = {"bf16": {0: base}, "nvfp4-naive": {0: lost}}
+    rows = final_table(Comparison("made up", "bf16", runs, {("bf16", 0): "s", ("nvfp4-naive", 0): "s"}))
+    assert (rows[1].val_loss, rows[1].gap_nats, rows[1].gap_percent, rows[1].train_loss) == (None,) * 4
+    assert rows[1].verdict == "diverged"
+    assert "step 100" in rows[1].verdict_reason
+    assert rows[0].gap_nats == 0.0
+
+
+def test_table_json_holds_the_rows_and_the_gap_over_training(three_seeds: Comparison):
+    record = json.loads(json.dumps(table_record(three_seeds, final_table(three_seeds)), allow_nan=False))
+    assert (record["baseline"], record["seeds"], record["steps"]) == ("bf16", [0, 1, 2], STEPS)
+    assert [row["recipe"] for row in record["rows"]] == ["bf16", "fp8", "nvfp4"]
+    course = record["gap_percent_over_training"]
+    assert set(course) == {"fp8", "nvfp4"}
+    assert course["nvfp4"][-1]["tokens"] == record["tokens_per_run"]
+    assert course["nvfp4"][-1]["gap_percent"] == pytest.approx(record["rows"][2]["gap_percent"])
+
+
+def test_recipes_that_did_not_start_alike_are_no_comparison(tmp_path: Path):
+    comparison = fabricate_comparison(tmp_path, ["bf16", "nvfp4"], [0])
+    comparison.check()
+    other = comparison.runs["nvfp4"][0]
+    hashes = {**other.manifest["hashes"], "initial_weights": "others"}
+    changed = replace(other, manifest={**other.manifest, "hashes": hashes})
+    broken = replace(comparison, runs={**comparison.runs, "nvfp4": {0: changed}})
+    with pytest.raises(ValueError, match="nvfp4/seed0: its initial weights must be that of bf16 with seed 0"):
+        broken.check()
+
+
+def test_a_piped_table_is_one_line_per_recipe_without_colour(three_seeds: Comparison):
+    out = StringIO()
+    print_table(final_table(three_seeds), "bf16", [0, 1, 2], Console(file=out, width=40))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 1 + 3 + 1
+    assert "\x1b" not in out.getvalue()
+    assert [line.split()[0] for line in lines[1:4]] == ["bf16", "fp8", "nvfp4"]
+    assert "3 seeds (0, 1, 2)" in lines[-1]
