@@ -99,7 +99,8 @@ def _about_emulation(comparison: Comparison) -> str:
 def _about_size(comparison: Comparison) -> str:
     tokens = words.short_count(comparison.any_run.tokens[-1])
     return (
-        f"{num_parameters(comparison.any_run)} parameters, {tokens} tokens. In published runs the gap of 4-bit "
-        "training changes with size and with tokens per parameter, and what fails there (nvfp4-naive diverges at "
-        "1.2B parameters in arXiv:2509.25149) need not fail in a small run. Nothing here predicts a large one."
+        f"{num_parameters(comparison.any_run)} parameters, {tokens} tokens. In published runs, the gap of "
+        "4-bit training changes with size and with tokens per parameter, and what fails there (nvfp4-naive "
+        "diverges at 1.2B parameters in arXiv:2509.25149) need not fail in a small run. Nothing here "
+        "predicts a large one."
     )
