@@ -40,6 +40,8 @@ def test_a_run_prints_its_precision_table_and_its_result(config, tmp_path, capsy
     assert [line for line in out.splitlines() if "blocks.1.mixer.up_proj" in line and "last 1 of 2" in line]
     assert "finished after 4 steps, 128 tokens: validation loss" in out
     assert "training: step 4/4  loss" in err
+    assert f"report: {tmp_path / 'run' / 'report.html'}" in out
+    assert "validation loss" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_json_is_the_summary_and_nothing_else(config, tmp_path, capsys):
@@ -119,3 +121,4 @@ def test_a_diverged_run_exits_with_1_and_names_the_step(config, tmp_path, capsys
     wild = ("--optim.lr", "1e30", "--optim.grad_clip", "null", "--optim.warmup_share", "0")
     assert train(config, "--out", tmp_path / "run", *wild) == 1
     assert "step 2: " in capsys.readouterr().err
+    assert (tmp_path / "run" / "report.html").is_file()

@@ -17,8 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fourbits.compare.run_report import write_run_report
 from fourbits.recipe.summary import ConversionSummary
 from fourbits.train.config import load_config
+from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.report import ProgressReport, RunStart
 from fourbits.train.run import run as train
@@ -38,12 +40,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Train. 0: finished; 130 or 143: stopped by SIGINT or SIGTERM, saved, to be continued."""
     config = load_config(args.config, RUN_PRESETS, args.overrides)
-    report = TrainReport(config.train.log_interval, tables=not args.json)
-    summary = train(config, _folder(args.config, args.out), report=report)
+    out = _folder(args.config, args.out)
+    try:
+        summary = train(config, out, report=TrainReport(config.train.log_interval, tables=not args.json))
+    except NonFiniteError:
+        _write_report(out)
+        raise
+    _write_report(out)
     if args.json:
         print(json.dumps(summary, indent=2))
     else:
-        _print_summary(summary, report.out)
+        _print_summary(summary, out)
     return 0 if summary["ended"] == "finished" else 128 + signal.Signals[summary["reason"]]
 
 
@@ -53,11 +60,9 @@ class TrainReport(ProgressReport):
     def __init__(self, log_interval: int, tables: bool) -> None:
         super().__init__(Console(stderr=True), log_interval)
         self.tables = tables
-        self.out: Path | None = None
 
     def begin(self, start: RunStart) -> None:
         """Print what is about to run."""
-        self.out = start.out
         if self.tables:
             console = Console()
             console.print(precision_table(start.conversion))
@@ -91,11 +96,18 @@ def _folder(config: str, out: str | None) -> Path:
     return Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _print_summary(summary: Summary, out: Path | None) -> None:
+def _write_report(out: Path) -> None:
+    if (out / "metrics.jsonl").stat().st_size:
+        write_run_report(out)
+
+
+def _print_summary(summary: Summary, out: Path) -> None:
     loss, bits = summary.get("val_loss"), summary.get("val_bits_per_byte")
     words = f"{summary['ended']} after {summary['steps']:,} steps, {summary['tokens']:,} tokens"
     if loss is not None:
         words += f": validation loss {loss:.4f} nats per token, {bits:.3f} bits per byte"
     print(words)
-    if summary["ended"] != "finished" and out is not None:
+    if summary["steps"]:
+        print(f"report: {out / 'report.html'}")
+    if summary["ended"] != "finished":
         print(f"continue with: fourbits train {out / 'config.yaml'}")
