@@ -1,6 +1,7 @@
 """A whole run: its folder, its continuation, its ends."""
 
 import json
+import resource
 import signal
 from dataclasses import replace
 
@@ -213,6 +214,24 @@ def test_a_run_that_ends_in_nan_says_so_and_keeps_its_checkpoints(config, train,
     assert "step 2" in summary["reason"]
     assert summary["steps"] == 1
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
+
+
+def test_a_disk_that_fills_up_costs_the_steps_since_the_last_checkpoint_and_nothing_else(
+    train, tmp_path, unbroken
+):
+    """The size limit of a process stands for the disk: metrics fit into it, a checkpoint does not."""
+    out, (soft, hard) = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    full = Ears(6, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard)))
+    try:
+        with pytest.raises(OSError, match="step 10 was not saved, earlier checkpoints are intact"):
+            train(out, full)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert json.loads((out / "summary.json").read_text())["ended"] == "failed"
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_5"]
+    train(out)
+    assert weights(out) == weights(unbroken)
+    assert comparable(out) == comparable(unbroken)
 
 
 def test_weights_on_disk_are_fp32_masters_under_the_names_of_the_model(unbroken):
