@@ -54,6 +54,15 @@ def test_a_run_outside_the_main_thread_leaves_signals_alone(config, data_cache, 
     assert signal.getsignal(signal.SIGINT) == handler
 
 
+def test_a_signal_while_the_stream_is_busy_counts_all_the_same():
+    def busy(text):
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
+
+    with stop_on_signals(busy) as request:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert request.signal == signal.SIGTERM
+
+
 def test_the_user_is_told_what_a_second_ctrl_c_does():
     told = []
     with stop_on_signals(told.append) as request:

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM as a request: the step is finished and saved, then the run ends."""
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Generator
@@ -37,7 +38,9 @@ def stop_on_signals(tell: Callable[[str], None]) -> Generator[StopRequest]:
         if request.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.signal = signal.Signals(number)
-        tell("stopping after this step; Ctrl-C again stops at once, without saving")
+        # A signal in the middle of printing finds the stream busy; the request counts all the same.
+        with contextlib.suppress(RuntimeError):
+            tell("stopping after this step; Ctrl-C again stops at once, without saving")
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
