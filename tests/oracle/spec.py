@@ -118,6 +118,7 @@ def why_not(s: Spec) -> str:
         "block must be positive": s.blocks != (0, 0) and min(br, bc) < 1,
         "outer needs nvfp4-double": s.outer is not None and kind.fp32 != "outer",
         "outer must be a multiple of the block": kind.fp32 == "outer"
+        and min(br, bc) > 0
         and any(o % b for o, b in zip(s.outer_blocks, s.blocks, strict=True)),
     }
     return next((rule for rule, is_broken in broken.items() if is_broken), "")
