@@ -23,6 +23,13 @@ def loss_and_gradients(model, tokens):
     return {"loss": loss.detach(), **grads}
 
 
+def evaluation(model, tokens):
+    with torch.no_grad():
+        loss, _ = model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert not loss.requires_grad
+    return {"loss": loss}
+
+
 def graphs_compiled():
     return counters["stats"]["unique_graphs"]
 
@@ -33,12 +40,13 @@ def runs():
     torch.manual_seed(0)
     tokens = random_tokens(2, 25)
     found: dict[str, dict] = {"fp32": loss_and_gradients(small_model(PATTERN), tokens)}
-    for name, seed in (("eager", 0), ("compiled", 0), ("again", 0), ("other model", 1)):
+    for name, seed in (("eager", 0), ("compiled", 0), ("again", 0), ("other model", 1), ("evaluated", 0)):
+        measure = evaluation if name == "evaluated" else loss_and_gradients
         model = small_model(PATTERN, dtype=torch.bfloat16, seed=seed)
         if name != "eager":
             compile_regions(model)
         before = graphs_compiled()
-        found[name] = loss_and_gradients(model, tokens)
+        found[name] = measure(model, tokens)
         found[name]["graphs"] = graphs_compiled() - before
     return found
 
@@ -54,6 +62,11 @@ def test_compiled_regions_are_as_close_to_fp32_as_eager_ones(runs):
 def test_a_graph_serves_all_layers_and_all_models(runs):
     assert runs["compiled"]["graphs"] == REGIONS
     assert runs["again"]["graphs"] == runs["other model"]["graphs"] == 0
+
+
+def test_evaluation_runs_the_graphs_of_training_with_the_same_bits(runs):
+    assert runs["evaluated"]["graphs"] == 0
+    assert torch.equal(runs["evaluated"]["loss"], runs["compiled"]["loss"])
 
 
 def test_compiled_regions_give_equal_bits_for_equal_inputs(runs):

@@ -15,11 +15,11 @@ from fourbits.model.ssd import ssd
 
 
 def causal_conv(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
-    """Depthwise, over a token and the W-1 before it. x: [B, T, C], taps: [W, C] -> [B, T, C] in FP32."""
+    """Depthwise, over a token and the W-1 before it. x: [B, T, C], taps: [W, C] -> [B, T, C]."""
     y = bias
     # W shifted multiply-adds, because they fuse with what stands before and behind; a convolution would not.
     for back, tap in enumerate(taps.flip(0)):
-        y = y + F.pad(x, (0, 0, back, 0))[:, : x.shape[1]].float() * tap
+        y = y + F.pad(x, (0, 0, back, 0))[:, : x.shape[1]] * tap
     return y
 
 
@@ -50,7 +50,7 @@ def mamba_core(
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
     d_state = (d_conv - d_mamba) // 2
     z, xbc, dt = projected.split((d_mamba, d_conv, num_heads), dim=-1)
-    xbc = F.silu(causal_conv(xbc, conv_taps, conv_bias))
+    xbc = F.silu(causal_conv(xbc.float(), conv_taps, conv_bias))
     x, b, c = xbc.split((d_mamba, d_state, d_state), dim=-1)
     x = x.unflatten(-1, (num_heads, -1))
     b, c = b.unflatten(-1, (num_groups, -1)), c.unflatten(-1, (num_groups, -1))

@@ -6,7 +6,7 @@ So the rest lives in module-level functions of tensors and constants (the region
 `RegionModule.run`, and `compile_regions` makes `run` use one compiled version per function, shared by all
 layers, models and recipes. A graph that contained the linears would belong to one recipe.
 
-Shapes are static in a graph: a new batch shape is compiled anew, once.
+Shapes are static in a graph: a new batch shape is compiled anew, once. A region returns one tensor.
 """
 
 import warnings
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
-Region = Callable[..., Any]
+Region = Callable[..., Tensor]
 
 # Graphs of one region in one process: one for each combination of shapes, dtypes and gradient mode.
 MAX_GRAPHS = 64
@@ -32,8 +32,15 @@ class CompiledRegion:
         self.region = region
         self.function = torch.compile(region, fullgraph=True, dynamic=False, mode=mode)
 
-    def __call__(self, *args: Any) -> Any:
-        """What the region returns."""
+    def __call__(self, *args: Any) -> Tensor:
+        """What the region returns, with a gradient or not as the caller's gradient mode has it."""
+        if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return self._run(*args)
+        # Evaluation runs the graph of training, with the same bits, rather than compile a second one.
+        with torch.enable_grad():
+            return self._run(*map(_as_in_training, args)).detach()
+
+    def _run(self, *args: Any) -> Tensor:
         try:
             return self.function(*args)
         except COMPILE_ERRORS as error:
@@ -43,9 +50,15 @@ class CompiledRegion:
             warnings.warn(
                 f"{self.region.__name__} runs uncompiled (same results, slower): torch.compile failed with "
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
-                stacklevel=2,
+                stacklevel=3,
             )
             return self.region(*args)
+
+
+def _as_in_training(arg: Any) -> Any:
+    if isinstance(arg, nn.Parameter) or not (isinstance(arg, Tensor) and arg.is_floating_point()):
+        return arg
+    return arg.detach().requires_grad_()
 
 
 _compiled: dict[tuple[Region, str], CompiledRegion] = {}
@@ -56,7 +69,7 @@ class RegionModule(nn.Module):
 
     compile_mode: str | None = None
 
-    def run(self, region: Region, *args: Any) -> Any:
+    def run(self, region: Region, *args: Any) -> Tensor:
         """Call a region as this module was told to: eagerly or compiled."""
         if self.compile_mode is None:
             return region(*args)
