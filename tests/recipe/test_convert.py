@@ -148,21 +148,25 @@ def test_layers_whose_weights_a_fused_kernel_reads_are_refused_by_name():
     assert "TransformerEncoderLayer" in kept["encoder.linear1"]
 
 
-def test_a_mamba_out_proj_of_transformers_is_refused_where_its_fused_kernel_is_installed(monkeypatch):
+def test_mamba_projections_of_transformers_are_refused_where_fused_kernels_read_them(monkeypatch):
     class Mixer(nn.Module):
-        __module__ = "transformers.models.mamba2"
+        __module__ = "transformers.models.mamba"
 
         def __init__(self):
             super().__init__()
-            self.conv1d, self.out_proj = nn.Conv1d(4, 4, 2), nn.Linear(32, 32)
+            self.conv1d = nn.Conv1d(4, 4, 2)
+            self.in_proj, self.x_proj, self.dt_proj, self.out_proj = (nn.Linear(32, 32) for _ in range(4))
 
     model = nn.Sequential(Mixer())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert reasons(convert(model, RECIPE)) == {}
+    assert set(reasons(convert(model, RECIPE))) == {"0.dt_proj"}
+    model.use_kernels = True  # type: ignore[assignment]
+    assert set(reasons(convert(model, RECIPE))) == {"0.x_proj", "0.dt_proj", "0.out_proj"}
+    del model.use_kernels
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "mamba_ssm" else None)
-    assert reasons(convert(model, RECIPE)) == {
-        "0.out_proj": "a fused kernel of Mixer reads this weight directly"
-    }
+    kept = reasons(convert(model, RECIPE))
+    assert set(kept) == {"0.x_proj", "0.dt_proj", "0.out_proj"}
+    assert kept["0.out_proj"] == "a fused kernel of Mixer reads this weight directly"
 
 
 def test_a_linear_that_was_wrapped_after_its_conversion_cannot_be_converted_again():

@@ -27,9 +27,9 @@ def ranks(tmp_path_factory) -> list[dict]:
     running = [
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for command in commands
     ]
-    for process in running:
+    for process, result in zip(running, results, strict=True):
         _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+        assert result.exists(), errors
     return [torch.load(path) for path in results]
 
 

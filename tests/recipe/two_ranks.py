@@ -4,6 +4,7 @@ arguments.
 Every case trains the same model on the same 64 tokens, 32 on each rank.
 """
 
+import os
 import sys
 
 import torch
@@ -105,7 +106,8 @@ def main() -> None:
         "fsdp2, recomputed": fully_sharded(rank, recompute=True),
         "fsdp2, bf16": fully_sharded(rank, torch.bfloat16),
     }
-    torch.save(found, result)
+    torch.save(found, f"{result}.part")
+    os.replace(f"{result}.part", result)
     dist.destroy_process_group()
 
 

@@ -91,24 +91,27 @@ def repeated_blocks(model: nn.Module) -> tuple[str, int]:
 
 def fused_weights(model: nn.Module) -> dict[str, str]:
     """Linears whose weight some fused kernel reads without calling the module, by name, with the reason."""
+    modules = list(model.named_modules())
+    kernels = importlib.util.find_spec("mamba_ssm") is not None
+    kernels = kernels or any(getattr(module, "use_kernels", False) is True for _, module in modules)
     found: dict[str, str] = {}
-    mamba_kernels = importlib.util.find_spec("mamba_ssm") is not None
-    for name, module in model.named_modules():
-        children: Sequence[str] = ()
-        if isinstance(module, nn.MultiheadAttention):
-            children = ("out_proj",)
-        elif isinstance(module, nn.TransformerEncoderLayer):
-            children = ("linear1", "linear2")
-        elif (
-            mamba_kernels
-            and type(module).__module__.startswith("transformers.")
-            and hasattr(module, "conv1d")
-        ):
-            children = ("out_proj",)
-        for child in children:
+    for name, module in modules:
+        for child in _read_directly(module, kernels):
             key = f"{name}.{child}" if name else child
             found[key] = f"a fused kernel of {type(module).__name__} reads this weight directly"
     return found
+
+
+def _read_directly(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
+    """Names of the children whose weights a module reads past their forward."""
+    if isinstance(module, nn.MultiheadAttention):
+        return ("out_proj",)
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return ("linear1", "linear2")
+    if type(module).__module__.startswith("transformers.") and hasattr(module, "conv1d"):
+        # the mixers of Mamba models; a Mamba-1 mixer multiplies by dt_proj's weight itself in any case
+        return ("x_proj", "dt_proj", "out_proj") if mamba_kernels else ("dt_proj",)
+    return ()
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
