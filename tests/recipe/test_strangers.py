@@ -35,6 +35,14 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
+MAMBA: dict[str, Any] = {
+    "hybrid_override_pattern": "M-M*-M-M-M*-M-M",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+}
 
 
 def llama() -> LlamaForCausalLM:
@@ -111,8 +119,7 @@ def test_a_qwen_with_tied_embeddings_keeps_its_head():
 
 def test_a_hybrid_keeps_embedding_head_norms_convolutions_and_scan(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    sizes = {**SIZES, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2}
-    config = NemotronHConfig(**sizes, **{"chunk_size": 16, "hybrid_override_pattern": "M-M*-M-M-M*-M-M"})
+    config = NemotronHConfig(**SIZES, **MAMBA)
     model = NemotronHForCausalLM(config)
     summary = convert(model, "nvfp4")
     blocks = len(model.model.layers)
