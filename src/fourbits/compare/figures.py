@@ -89,13 +89,13 @@ def loss_chart(curves: LossCurves) -> Markup:
         _enlarge(part, curves.validation)
         whole.set_title("Whole run")
         part.set_title(f"Last {1 - ENLARGED_FROM:.0%}, validation")
-        for axes in (whole, part):
-            _mark_switches(axes, curves.switches, narrow)
+        _mark_switches(whole, curves.switches, short=True)
+        _mark_switches(part, curves.switches, short=narrow)
         _name_ends(part, curves.validation)
 
     caption = (
         "Cross-entropy in nats per token, against training tokens. Strong: validation. Faint: training, "
-        "running mean, which moves where a new phase of the data begins."
+        "running mean. Dotted: a new phase of the data begins, which moves the training loss."
     )
     return chart(draw, "Loss over training", heights=(330, 560), caption=caption)
 
@@ -114,7 +114,7 @@ def gap_chart(curves: GapCurves) -> Markup:
         axes.axhline(0, color=MUTED, lw=1.2)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %".replace("-", MINUS))
         _token_axis(axes, 3 if narrow else 6)
-        _mark_switches(axes, curves.switches, narrow)
+        _mark_switches(axes, curves.switches, short=narrow)
         _name_ends(axes, curves.validation, (0.0, curves.baseline, MUTED))
 
     caption = (
@@ -137,7 +137,7 @@ def run_loss_chart(steps: Line, train: Line, validation: Line, switches: Sequenc
             axes.plot(validation.tokens, validation.value, color=INK, lw=1.6, marker="o", ms=3.5)
             ends.append((float(validation.value[-1]), validation.name, INK))
         _token_axis(axes, 3 if narrow else 6)
-        _mark_switches(axes, switches, narrow)
+        _mark_switches(axes, switches, short=narrow)
         _name_ends(axes, [train], *ends)
 
     caption = (
@@ -191,12 +191,12 @@ def _mark_entropy(axes: "Axes", entropy: float | None) -> None:
     )
 
 
-def _mark_switches(axes: "Axes", switches: Sequence[float], narrow: bool) -> None:
+def _mark_switches(axes: "Axes", switches: Sequence[float], *, short: bool) -> None:
     for phase, tokens in enumerate(switches, start=2):
         if axes.get_xlim()[0] < tokens < axes.get_xlim()[1]:
             axes.axvline(tokens, color=RULE, lw=1, ls=(0, (2, 2)), zorder=0)
             axes.annotate(
-                str(phase) if narrow else f"phase {phase}",
+                str(phase) if short else f"phase {phase}",
                 xy=(tokens, 1),
                 xycoords=("data", "axes fraction"),
                 xytext=(4, -2),
@@ -211,7 +211,9 @@ def _enlarge(axes: "Axes", lines: Sequence[Line]) -> None:
     """Limits around what the last part of the run holds; a run that was lost does not flatten the others."""
     end = max((float(line.tokens[-1]) for line in lines if len(line.tokens)), default=1.0)
     start = ENLARGED_FROM * end
-    values = np.concatenate([line.value[line.tokens >= start] for line in lines])
+    shown = [line for line in lines if len(line.tokens)]
+    at_start = [np.interp(start, line.tokens, line.value, left=np.nan) for line in shown]
+    values = np.concatenate([at_start, *(line.value[line.tokens >= start] for line in shown)])
     values = values[np.isfinite(values)]
     axes.set_xlim(start, end)
     if values.size:

@@ -74,7 +74,7 @@ def _block(
 
 
 def _cell(row: Linear, named: bool, colours: Mapping[str, str]) -> Markup:
-    name = row["name"].rsplit(".", 1)[-1]
+    name = row["name"].rsplit(".", 1)[-1].removesuffix("_proj")
     shape = "x".join(map(str, row["shape"]))
     note = f"{row['name']}, {shape}: {row['precision']}, {row['reason']}"
     kind = "cell kept" if row["precision"] == "bf16" else "cell"
