@@ -1,0 +1,70 @@
+"""One read of a tensor, both exact operands: the kernel behind the emulated backend.
+
+A program owns a tile. The row operand (blocks along the columns) and the column operand (blocks and transform
+down the rows) are computed from the same registers and written as BF16 values in the tensor's own layout,
+which is what a BF16 GEMM multiplies.
+"""
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# (the types of kernels are their compiler's)
+
+import triton
+import triton.language as tl
+
+from fourbits.quant.rounding_triton import as_bf16, with_sign
+from fourbits.quant.tile_triton import load_tile, prepared_tile, rounded_tile, tensor_amax, tile_start
+
+
+@triton.jit
+def store_tile(out_ptr, stride, values, row, column, M, K, VECTOR: tl.constexpr, ROWS: tl.constexpr,
+               COLUMNS: tl.constexpr):  # fmt: skip
+    """Write a tile to out from (row, column) on, where it lies in [M, K]; a thread holds VECTOR columns."""
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.max_contiguous(tl.multiple_of(tl.arange(0, COLUMNS), VECTOR), VECTOR)[None, :]
+    inside = (rows < M - row) & (columns < K - column)
+    start = out_ptr + row.to(tl.int64) * stride + column
+    tl.store(start + rows * stride + columns, values, mask=inside)
+
+
+@triton.jit
+def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, row, column, out_m, out_k, amax_ptr,
+                  global_ptr, key_ptr, stream, FIELDS: tl.constexpr, PARTS: tl.constexpr, PLAN: tl.constexpr,
+                  VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                  HARDWARE: tl.constexpr):  # fmt: skip
+    """Quantize a tile by one plan and write element * block scale."""
+    y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE)
+    tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
+    rounded, scaled, scale = rounded_tile(
+        y, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
+    )
+    values = tl.reshape(with_sign(rounded * scale, scaled), (ROWS, COLUMNS))
+    store_tile(
+        out_ptr, out_stride, as_bf16(values, HARDWARE), row, column, out_m, out_k, VECTOR, ROWS, COLUMNS
+    )
+
+
+@triton.jit(do_not_specialize=["row_stream", "column_stream"])
+def operands_kernel(
+    x_ptr, x_stride, M, K,
+    row_ptr, row_stride, row_k, row_amax_ptr, row_key_ptr, row_stream,
+    column_ptr, column_stride, column_m, column_amax_ptr, column_key_ptr, column_stream,
+    global_ptr,
+    ROW: tl.constexpr, ROW_FIELDS: tl.constexpr, ROW_PARTS: tl.constexpr,
+    COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
+    COLUMN_VECTOR: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
+):  # fmt: skip
+    """Exact operands of x [M, K]: row_ptr [M, row_k] by the plan ROW, column_ptr [column_m, K] by COLUMN.
+
+    Either plan may be None. global_ptr: fp32 [2], the global scale of each. amax: fp32 partial maxima.
+    """
+    row, column = tile_start(K, ROWS, COLUMNS)
+    IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
+    if ROW is not None:
+        write_operand(x, IS_BF16, row_ptr, row_stride, row, column, M, row_k, row_amax_ptr, global_ptr,
+                      row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, 8, ROWS, COLUMNS,
+                      HARDWARE)  # fmt: skip
+    if COLUMN is not None:
+        write_operand(x, IS_BF16, column_ptr, column_stride, row, column, column_m, K, column_amax_ptr,
+                      global_ptr + 1, column_key_ptr, column_stream, COLUMN_FIELDS, COLUMN_PARTS, COLUMN,
+                      COLUMN_VECTOR, ROWS, COLUMNS, HARDWARE)  # fmt: skip

@@ -1,0 +1,132 @@
+"""Rounding inside kernels: onto a float grid, to nearest even or stochastically, and to BF16.
+
+A grid with t mantissa bits is uniform within a binade, so adding 1.5 * 2^23 grid steps and taking it away
+again rounds to nearest even, exactly as fp32 addition does. Stochastic rounding adds the noise below the last
+bit that is kept and cuts. Nothing relies on casts to narrow types, which the interpreter gets wrong.
+docs/nvfp4.md, sections 4 and 10. Launch with enable_fp_fusion=False.
+"""
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# (the types of kernels are their compiler's)
+
+import triton
+import triton.language as tl
+
+SIGN_BIT = tl.constexpr(-0x80000000)
+ABS_BITS = tl.constexpr(0x7FFFFFFF)
+EXPONENT_BITS = tl.constexpr(0x7F800000)
+FLT_MAX = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit
+def bits_of(x):
+    """Pattern of fp32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def float_of(bits):
+    """Inverse of bits_of."""
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bf16_bits(x):
+    """Pattern of fp32 values rounded to bfloat16, int32 with 16 zero bits below; NaN becomes quiet."""
+    bits = bits_of(x)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) & -0x10000
+    return tl.where((bits & ABS_BITS) > EXPONENT_BITS, 0x7FC00000, rounded)
+
+
+@triton.jit
+def as_bf16(x, HARDWARE: tl.constexpr):
+    """fp32 rounded to bfloat16. HARDWARE: by the conversion, which the interpreter truncates."""
+    if HARDWARE:
+        result = x.to(tl.bfloat16)
+    else:
+        result = (bf16_bits(x) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return result
+
+
+@triton.jit
+def to_bf16(x, HARDWARE: tl.constexpr):
+    """fp32 rounded to bfloat16 and back. HARDWARE: in pairs, which the compiler does not find by itself."""
+    if HARDWARE:
+        pairs = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+        result = pairs.to(tl.float32)
+    else:
+        result = float_of(bf16_bits(x))
+    return result
+
+
+@triton.jit
+def as_fp32(x, HARDWARE: tl.constexpr):
+    """fp32 values of fp32, bf16 or fp16. HARDWARE: by the conversion; the interpreter's loses subnormals."""
+    if HARDWARE or x.dtype != tl.bfloat16:
+        result = x.to(tl.float32)
+    else:
+        result = float_of(x.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return result
+
+
+@triton.jit
+def shifter(magnitude, GRID: tl.constexpr):
+    """1.5 * 2^23 grid steps at each magnitude, fp32: what nearest rounding adds and takes away."""
+    UP: tl.constexpr = ((23 - GRID.mantissa_bits) << 23) + 0x400000
+    LEAST: tl.constexpr = ((127 + GRID.min_exponent) << 23) + UP
+    return float_of(tl.maximum((bits_of(magnitude) & EXPONENT_BITS) + UP, LEAST))
+
+
+@triton.jit
+def nearest(values, GRID: tl.constexpr):
+    """Magnitudes of values rounded to nearest even on the grid, saturating. fp32 -> fp32, without sign."""
+    magnitude = tl.minimum(tl.abs(values), GRID.largest)
+    shift = shifter(magnitude, GRID)
+    return (magnitude + shift) - shift
+
+
+@triton.jit
+def stochastic(values, noise, GRID: tl.constexpr):
+    """Magnitudes of values rounded up where noise + floor(256 f) >= 256. noise: uint32 below 256.
+
+    Subnormals are lifted into the first normal binade, so that the grid's last bit is the same mantissa bit.
+    Bits below the 11th of the mantissa are cut first: 8-bit rounding does not look at them, and without them
+    the lift is exact.
+    """
+    LEAST: tl.constexpr = 2.0**GRID.min_exponent
+    magnitude = tl.minimum(tl.abs(values), GRID.largest)
+    base = tl.where(magnitude < LEAST, LEAST, 0.0)
+    lifted = float_of(bits_of(magnitude) & -0x1000) + base
+    carried = bits_of(lifted) + (noise << (15 - GRID.mantissa_bits)).to(tl.int32)
+    return float_of(carried & -(1 << (23 - GRID.mantissa_bits))) - base
+
+
+@triton.jit
+def stochastic_24(values, noise, GRID: tl.constexpr):
+    """Magnitudes of values rounded up where (noise >> 8) * 2^-24 < f. noise: uint32 words."""
+    LEAST: tl.constexpr = (127 + GRID.min_exponent) << 23
+    magnitude = tl.minimum(tl.abs(values), GRID.largest)
+    binade = tl.maximum(bits_of(magnitude) & EXPONENT_BITS, LEAST)
+    step = float_of(binade - (GRID.mantissa_bits << 23))
+    steps = magnitude * float_of(((254 + GRID.mantissa_bits) << 23) - binade)
+    low = tl.floor(steps)
+    uniform = (noise >> 8).to(tl.float32) * (2.0**-24)
+    return (low + tl.where(uniform < steps - low, 1.0, 0.0)) * step
+
+
+@triton.jit
+def code_of(magnitude, GRID: tl.constexpr):
+    """Codes of magnitudes that lie on the grid, int32, without sign."""
+    LEAST: tl.constexpr = 2.0**GRID.min_exponent
+    NORMAL: tl.constexpr = (126 + GRID.min_exponent) << GRID.mantissa_bits
+    SUBNORMAL: tl.constexpr = (127 + GRID.min_exponent) << GRID.mantissa_bits
+    subnormal = magnitude < LEAST
+    lifted = bits_of(magnitude + tl.where(subnormal, LEAST, 0.0)) >> (23 - GRID.mantissa_bits)
+    return lifted - tl.where(subnormal, SUBNORMAL, NORMAL)
+
+
+@triton.jit
+def with_sign(magnitude, values):
+    """magnitude with the sign bit of values, also for zero."""
+    return float_of(bits_of(magnitude) | (bits_of(values) & SIGN_BIT))

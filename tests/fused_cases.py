@@ -1,0 +1,181 @@
+"""Cases in which the fused kernels must give the reference's bytes, for the interpreter and for a card.
+
+Run as a program it checks cases in Triton's interpreter: TRITON_INTERPRET=1 python fused_cases.py NAME...
+"""
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.fused import Wanted, fused_operands, fused_quantize
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import exact_operand, quantize
+from triton_interpreter import prepare
+
+ROW = OperandSpec()
+ROW_SR = OperandSpec(rounding="sr")
+COLUMN = OperandSpec(rht=16)
+COLUMN_SR = OperandSpec(rounding="sr", rht=16)
+TILE = OperandSpec(block=(16, 16), source="bf16")
+MX4 = OperandSpec(format="mxfp4")
+MX8 = OperandSpec(format="mxfp8")
+FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
+
+#: (row operand, column operand); either may be missing
+PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
+    "nearest": (ROW, COLUMN),
+    "stochastic": (ROW_SR, COLUMN_SR),
+    "weight": (TILE, None),
+    "plain columns": (None, ROW_SR),
+    "square columns": (None, TILE),
+    "signs drawn once": (None, replace(COLUMN, rht_signs="per-layer")),
+    "signs drawn per call": (None, replace(COLUMN_SR, rht_signs="per-call")),
+    "no signs": (None, replace(COLUMN, rht_signs="none")),
+    "zero codes under zero scales": (replace(ROW, te_compat=False), replace(COLUMN, te_compat=False)),
+    "24-bit noise": (replace(ROW, rounding="sr32"), replace(COLUMN, rounding="sr32")),
+    "headroom": (replace(ROW_SR, sr_headroom=True), replace(COLUMN, scale_bound=256)),
+    "other grids": (replace(ROW_SR, format="nve1m2"), replace(COLUMN, format="nvfp4-ue5m3")),
+    "mxfp4": (MX4, replace(MX4, rounding="sr", rht=32)),
+    "mxfp4 weight": (replace(MX4, block=(32, 32), source="bf16"), None),
+    "mxfp8": (MX8, replace(MX8, scale_rule="ceil")),
+    "fp8": (OperandSpec(format="fp8"), OperandSpec(format="fp8")),
+    "fp8 weight": (FP8_TILE, FP8_TILE),
+    "fp8-e5m2": (OperandSpec(format="fp8-e5m2"), None),
+    "mxfp8 stochastic": (replace(MX8, rounding="sr"), replace(MX8, format="mxfp8-e5m2", rounding="sr")),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tensor and the operands to make of it. `given`: an amax to use, instead of the tensor's own."""
+
+    pair: str
+    shape: tuple[int, int]
+    dtype: torch.dtype = torch.bfloat16
+    values: str = "wide"
+    given: float | None = None
+    #: whether to compare exact operands too; codes and scales say nearly everything
+    exact: bool = True
+
+    @property
+    def name(self) -> str:
+        given = "" if self.given is None else f", amax {self.given:g}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.pair}, {self.shape[0]}x{self.shape[1]} {dtype}, {self.values}{given}"
+
+
+def tensor(case: Case, device: torch.device | str) -> Tensor:
+    """The case's values: of widely spread magnitudes, with something in their midst."""
+    generator = torch.Generator().manual_seed(len(case.name))
+    x = torch.randn(case.shape, generator=generator)
+    x = x * torch.exp2(torch.randint(-30, 31, case.shape, generator=generator).float() / 3)
+    if case.values == "tiny":
+        x = x * 2.0**-130
+    elif case.values == "huge":
+        x = (x.sign() * 3.0e38) * torch.rand(case.shape, generator=generator).round()
+    elif case.values == "zeros":
+        x = torch.where(torch.rand(case.shape, generator=generator) < 0.5, -0.0, 0.0)
+    elif case.values == "zero blocks":
+        x[:, 16:32] = -0.0
+        x[16:32] = 0.0
+    elif case.values == "nan and inf":
+        x[1, 3], x[-1, 9], x[5, 20], x[-1, -1] = torch.nan, -torch.nan, -torch.inf, torch.inf
+    elif case.values == "ties":
+        x = torch.randint(-24, 25, case.shape, generator=generator) * 0.25
+    return x.to(case.dtype).to(device)
+
+
+def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
+    """What differs from the reference, field by field; empty if every byte is the same."""
+    x = tensor(case, device)
+    key = torch.tensor([1234, 5 * 8 + 4, 17, 48, 3], device=device)
+    amax = None if case.given is None else torch.tensor(case.given, device=device)
+    row, column = PAIRS[case.pair]
+    wanted = [
+        Wanted(spec, axis, key, amax if spec.tensor_scaled else None)
+        for spec, axis in ((row, 1), (column, 0))
+        if spec is not None
+    ]
+    found = []
+    for made, want in zip(fused_operands(x, wanted) if case.exact else (), wanted, strict=case.exact):
+        true = exact_operand(x.cpu(), want.spec, want.axis, _cpu(want.amax), key.cpu())
+        shapes = _unequal(f"axis {want.axis} padded", made.values[:0], true.values.to(made.values.dtype)[:0])
+        values, true_values = (
+            op.values[: x.shape[0], : x.shape[1]].to(torch.bfloat16) for op in (made, true)
+        )
+        found += shapes or _unequal(f"axis {want.axis} values", values, true_values)
+        found += _unequal(f"axis {want.axis} scale", made.scale, true.scale)
+    for made, want in zip(fused_quantize(x, wanted), wanted, strict=True):
+        true = quantize(x.cpu(), want.spec, want.axis, _cpu(want.amax), key.cpu())
+        for field in ("codes", "block_scale", "global_scale"):
+            found += _unequal(f"axis {want.axis} {field}", getattr(made, field), getattr(true, field))
+    return found
+
+
+def _unequal(what: str, made: Tensor, true: Tensor) -> list[str]:
+    """Bytes compared; a NaN is a NaN whatever its sign and payload, which arithmetic does not promise."""
+    made = made.cpu()
+    if made.shape != true.shape or made.dtype != true.dtype:
+        return [f"{what}: {made.dtype} {list(made.shape)} for {true.dtype} {list(true.shape)}"]
+    if made.dtype in (torch.float32, torch.bfloat16):
+        nan = torch.isnan(true)
+        if not torch.equal(torch.isnan(made), nan):
+            return [f"{what}: NaN elsewhere"]
+        made, true = torch.where(nan, 0.0, made), torch.where(nan, 0.0, true)
+    patterns = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[made.element_size()]
+    count = int((made.contiguous().view(patterns) != true.contiguous().view(patterns)).sum())
+    return [f"{what}: {count} of {made.numel()} differ"] if count else []
+
+
+def _cpu(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.cpu()
+
+
+EDGES = [
+    *(Case("nearest", shape) for shape in ((1, 16), (1, 1))),
+    Case("stochastic", (16, 32), torch.float16),
+    Case("weight", (17, 32), torch.float32),
+    *(Case("stochastic", (16, 32), dtype, "tiny") for dtype in (torch.float32, torch.bfloat16)),
+    *(Case(pair, (16, 32), torch.float32, "huge") for pair in ("nearest", "weight")),
+    *(Case(pair, (16, 32), values="zeros") for pair in ("stochastic", "mxfp4")),
+    *(Case(pair, (33, 48), values="zero blocks") for pair in ("stochastic", "zero codes under zero scales")),
+    *(Case(pair, (18, 50), values="nan and inf") for pair in ("weight", "mxfp4")),
+    *(Case("stochastic", (18, 50), values="nan and inf", given=given) for given in (3.0, float("nan"))),
+    *(Case("stochastic", (16, 16), given=given) for given in (0.0, 1e-3, 1e6, -2.0)),
+    *(Case(pair, (16, 32), values="ties") for pair in ("nearest", "stochastic", "mxfp8")),
+]
+#: small enough for the interpreter, which spends its time on operations rather than on elements
+SMALL = [
+    *(Case(pair, (16, 48)) for pair in PAIRS),
+    Case("nearest", (32, 144)),
+    *(Case(pair, (18, 50)) for pair in ("stochastic", "weight")),
+    *(Case(pair, (18, 50), values="nan and inf") for pair in ("nearest", "mxfp8")),
+    *(Case("fp8", shape, torch.float32, "nan and inf") for shape in ((150, 40), (18, 300))),
+    Case("fp8 weight", (130, 140), torch.float32),
+    *(Case("nearest", shape, given=given) for shape in ((0, 32), (32, 0)) for given in (None, 2.0)),
+    *(replace(case, exact=False) for case in EDGES),
+]
+
+
+def main(names: list[str]) -> int:
+    """Check cases by name (all without names); print what differs."""
+    prepare()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN or 255
+    warnings.simplefilter("ignore", RuntimeWarning)  # numpy's word on 1 / 0, which has a defined result here
+    failed = 0
+    for case in SMALL:
+        if not names or case.name in names:
+            found = differences(case)
+            failed += bool(found)
+            print(case.name, *found, sep="\n  ")
+    return failed
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1"
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""Compile the kernels that a launch would start, for any card and without one.
+
+A launch runs on CPU tensors that claim to be on a card; the kernels it would start are recorded and compiled
+ahead of time, with the tiles, types and alignments that the launch chose.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import CompiledKernel
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+_TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
+
+
+class OnCard(torch.Tensor):
+    """A CPU tensor that says it is on a card."""
+
+    is_cuda = True  # pyright: ignore[reportAssignmentType]
+
+
+@dataclass(frozen=True)
+class Start:
+    """One kernel that a launch would start."""
+
+    kernel: Any
+    arguments: dict[str, Any]
+
+    def build(self, capability: int) -> CompiledKernel:
+        """The kernel compiled for sm_<capability>."""
+        names = self.kernel.arg_names
+        free = [p.name for p in self.kernel.params if p.is_constexpr]
+        constants = {name: self.arguments[name] for name in free}
+        options = {name: value for name, value in self.arguments.items() if name not in names}
+        signature = {n: "constexpr" if n in free else _type_of(self.arguments[n]) for n in names}
+        aligned = [n for n in names if n not in free and _is_aligned(self.arguments[n])]
+        attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
+        source = ASTSource(self.kernel, signature, constexprs=constants, attrs=attributes)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+class _Recorder:
+    def __init__(self, kernel: Any, starts: list[Start]) -> None:
+        self.kernel, self.starts = kernel, starts
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def start(*values: Any, **named: Any) -> None:
+            self.starts.append(
+                Start(self.kernel, dict(zip(self.kernel.arg_names, values, strict=False)) | named)
+            )
+
+        return start
+
+
+@contextmanager
+def recording(module: ModuleType) -> Generator[list[Start]]:
+    """Record what the launches of a module would start, instead of starting it."""
+    starts: list[Start] = []
+    kernels = {name: value for name, value in vars(module).items() if isinstance(value, triton.JITFunction)}
+    try:
+        for name, kernel in kernels.items():
+            setattr(module, name, _Recorder(kernel, starts))
+        yield starts
+    finally:
+        for name, kernel in kernels.items():
+            setattr(module, name, kernel)
+
+
+def on_card(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(shape).to(dtype).as_subclass(OnCard)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>"
+    return f"*{_TYPES[value.dtype]}" if isinstance(value, torch.Tensor) else "i32"
+
+
+def _is_aligned(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)

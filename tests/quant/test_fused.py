@@ -1,0 +1,49 @@
+"""The fused quantizers without a card: equal bytes in Triton's interpreter, and what they refuse."""
+
+import pytest
+import torch
+
+from fourbits.quant.fused import Wanted, fused_operands, why_not_fused
+from fourbits.quant.operand import OperandSpec
+from triton_interpreter import run
+
+
+def test_fused_bytes_are_the_references():
+    result = run("fused_cases.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_tensor_without_a_card_is_refused_by_name():
+    with pytest.raises(ValueError, match="NVIDIA cards, x is on cpu"):
+        fused_operands(torch.zeros(16, 16), [Wanted(OperandSpec(), 1)])
+
+
+@pytest.mark.parametrize(
+    ("spec", "axis", "reason"),
+    [
+        (OperandSpec(format="nvfp4-double"), 1, "format nvfp4-double has no kernel"),
+        (OperandSpec(block=(1, 8)), 1, "blocks must be"),
+        (OperandSpec(scale_rule="search-mse"), 1, "scale_rule search-mse has no kernel"),
+        (OperandSpec(rht=128), 0, "sizes 16 and 32"),
+        (OperandSpec(rht=16), 1, "for axis 0"),
+        (OperandSpec(fp32_scale="pow2"), 1, "fp32_scale='pow2' has no kernel"),
+    ],
+)
+def test_what_has_no_kernel_is_named(monkeypatch, spec, axis, reason):
+    monkeypatch.setattr("fourbits.quant.fused.device_blocker", lambda device: None)
+    answer = why_not_fused(torch.zeros(16, 16), [Wanted(spec, axis)])
+    assert answer is not None
+    assert reason in answer
+
+
+def test_one_read_makes_one_operand_of_each_axis(monkeypatch):
+    monkeypatch.setattr("fourbits.quant.fused.device_blocker", lambda device: None)
+    answer = why_not_fused(torch.zeros(16, 16), [Wanted(OperandSpec(), 1)] * 2)
+    assert answer is not None
+    assert "one operand of each axis" in answer
+
+
+def test_noise_without_a_key_is_refused(monkeypatch):
+    monkeypatch.setattr("fourbits.quant.fused.device_blocker", lambda device: None)
+    with pytest.raises(ValueError, match="needs a key"):
+        fused_operands(torch.zeros(16, 16), [Wanted(OperandSpec(rounding="sr"), 1)])

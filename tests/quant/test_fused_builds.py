@@ -1,0 +1,59 @@
+"""The fused quantizers compiled for every card: instructions that must be there, and that must not."""
+
+import re
+
+import pytest
+import torch
+
+from fourbits.quant import fused_triton
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.plan import NoiseKey, fp8_plan, plan
+from kernel_builds import on_card, recording
+
+CARDS = [90, 100, 120]
+KEY = NoiseKey(torch.zeros(5, dtype=torch.int64))
+AMAX = torch.ones(512)
+
+
+def ptx_of(starts, card):
+    (start,) = starts
+    built = start.build(card)
+    assert built.asm["cubin"]
+    return built.asm["ptx"]
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_both_operands_of_a_gradient_round_as_written(card):
+    row, column = plan(OperandSpec(rounding="sr"), 1), plan(OperandSpec(rounding="sr", rht=16), 0)
+    with recording(fused_triton) as starts:
+        fused_triton.exact(on_card(64, 2048), row, column, (AMAX, AMAX), (KEY, KEY))
+    ptx = ptx_of(starts, card)
+    assert not re.search(r"\bfma\.", ptx), "a multiplication and an addition were contracted"
+    assert ".ftz" not in ptx, "subnormals are flushed"
+    assert "div.rn.f32" in ptx
+    assert "div.full" not in ptx, "a division is approximate"
+    assert re.search(r"ld\.global\S*\.v4\.b32", ptx), "loads are narrower than 16 bytes"
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_codes_are_converted_in_hardware_where_it_can(card, monkeypatch):
+    monkeypatch.setattr(fused_triton, "_converts", lambda device: card >= 100)
+    with recording(fused_triton) as starts:
+        fused_triton.packed(on_card(64, 1024), plan(OperandSpec(), 1, packed=True), AMAX, None, swizzled=True)
+    assert ("cvt.rn.satfinite.e2m1x2.f32" in ptx_of(starts, card)) == (card >= 100)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_the_amax_pass_keeps_copies_in_flight(card):
+    with recording(fused_triton) as starts:
+        fused_triton.amax_parts(on_card(64, 2048), plan(OperandSpec(), 1), plan(OperandSpec(rht=16), 0), None)
+    ptx = ptx_of(starts, card)
+    assert "cp.async" in ptx
+    assert "max.NaN" in ptx, "a NaN is lost"
+
+
+def test_fp8_codes_are_converted_in_hardware():
+    both = fp8_plan(OperandSpec(format="fp8"))
+    with recording(fused_triton) as starts:
+        fused_triton.fp8(on_card(256, 256), both, both)
+    assert "cvt.rn.satfinite.e4m3x2.f32" in ptx_of(starts, 90)

@@ -1,0 +1,46 @@
+"""Run a test program in Triton's interpreter, which must be chosen before Triton is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+import triton.language as tl
+import triton.runtime.interpreter as interpreter
+
+HERE = Path(__file__).parent
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run tests/<program> with the interpreter on; its output and exit code."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, str(HERE / program), *arguments]
+    return subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True, check=False)
+
+
+def prepare() -> None:
+    """Make the interpreter of Triton 3.6 usable: call first in a test program.
+
+    It converts arrays of one element as numpy no longer does, and it patches Triton's language anew at every
+    call of a device function, each patch around the last; once is enough and several times faster.
+    """
+    patch_tensor, patch_language = interpreter._patch_lang_tensor, interpreter._patch_lang
+    patched: set[frozenset[str]] = set()
+
+    def tensor(tensor: type, scope: interpreter._LangPatchScope) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    def language(function: FunctionType) -> interpreter._LangPatchScope:
+        seen = frozenset(value.__name__ for value in _modules(function) if value in (tl, tl.core))
+        if seen not in patched:
+            patched.add(seen)
+            patch_language(function)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang_tensor, interpreter._patch_lang = tensor, language
+
+
+def _modules(function: FunctionType) -> list[ModuleType]:
+    return [value for value in function.__globals__.values() if isinstance(value, ModuleType)]
