@@ -1,0 +1,61 @@
+"""The fused products without a card: within the bound in Triton's interpreter, compiled for every card."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fourbits.gemm import matmul_triton
+from kernel_builds import on_card, recording
+from triton_interpreter import run
+
+MATRIX_INSTRUCTION = {90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
+SHARED_MEMORY = {90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+ONE = torch.ones(())
+
+
+@pytest.fixture(params=[90, 100, 120])
+def card(request, monkeypatch):
+    facts = SimpleNamespace(
+        multi_processor_count=132,
+        major=request.param // 10,
+        shared_memory_per_block_optin=SHARED_MEMORY[request.param],
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(matmul_triton, "card_of", matmul_triton.card_of.__wrapped__)
+    monkeypatch.setattr(torch.Tensor, "device", SimpleNamespace(type="cuda"))
+    return request.param
+
+
+def test_fused_products_stay_within_the_bound():
+    result = run("matmul_cases.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("a_axis", "b_axis", "out"), [(1, 1, torch.bfloat16), (0, 0, torch.float32)])
+def test_tiles_arrive_by_bulk_copies_and_meet_the_matrix_instruction(card, a_axis, b_axis, out):
+    with recording(matmul_triton) as starts:
+        a, b = on_card(4096, 4096), on_card(4096, 4096)
+        matmul_triton.matmul(a, a_axis, b, b_axis, (ONE, ONE), on_card(4096, 4096, dtype=out), None, False)
+    (start,) = starts
+    built = start.build(card)
+    assert "cp.async.bulk.tensor" in built.asm["ptx"]
+    assert MATRIX_INSTRUCTION[card] in built.asm["ptx"]
+    assert built.metadata.shared <= SHARED_MEMORY[card]
+
+
+def test_fp8_blocks_meet_the_fp8_matrix_instruction():
+    a, b = (
+        matmul_triton.Blocks(on_card(512, 512, dtype=torch.float8_e4m3fn), torch.ones(rows, 4), 512 // rows)
+        for rows in (512, 4)
+    )
+    with recording(matmul_triton) as starts:
+        matmul_triton.matmul_fp8(a, b, on_card(512, 512), None, False)
+    (start,) = starts
+    assert "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3" in start.build(90).asm["ptx"]
+
+
+def test_the_tile_follows_the_shape_not_the_clock():
+    card = matmul_triton.Card(132, True, matmul_triton._LARGE_MEMORY)
+    assert matmul_triton.best_tile(card, 8192, 4096)[:2] == (128, 256)
+    assert matmul_triton.best_tile(card, 1024, 512)[:2] == (64, 128)

@@ -1,0 +1,117 @@
+"""Products of fused operands against the exact sum, for the interpreter and for a card.
+
+Run as a program it checks cases in Triton's interpreter: TRITON_INTERPRET=1 python matmul_cases.py
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fourbits.gemm import matmul_cuda, matmul_reference
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import exact_operand, quantize
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+from triton_interpreter import prepare
+
+ROW = OperandSpec()
+COLUMN = OperandSpec(rht=16)
+TILE = OperandSpec(block=(16, 16), source="bf16")
+FP8 = OperandSpec(format="fp8")
+FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
+
+#: (a, its axis, b, its axis): the three GEMMs of the recipes
+LAYOUTS: dict[str, tuple[OperandSpec, int, OperandSpec, int]] = {
+    "fprop": (ROW, 1, TILE, 1),
+    "dgrad": (ROW, 1, TILE, 0),
+    "wgrad": (COLUMN, 0, COLUMN, 0),
+    "both turned but one": (ROW, 0, ROW, 1),
+    "fp8 fprop": (FP8, 1, FP8_TILE, 1),
+    "fp8 dgrad": (FP8, 1, FP8_TILE, 0),
+    "fp8 wgrad": (FP8, 0, FP8, 0),
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A GEMM of shape (M, N, K), and what its epilogue does."""
+
+    layout: str
+    shape: tuple[int, int, int]
+    out_dtype: torch.dtype = torch.bfloat16
+    bias: bool = False
+    accumulate: bool = False
+
+    @property
+    def name(self) -> str:
+        extra = (" + bias" if self.bias else "") + (" + out" if self.accumulate else "")
+        return f"{self.layout} {'x'.join(map(str, self.shape))} {str(self.out_dtype)[6:]}{extra}"
+
+
+def excess(product: Product, device: torch.device | str = "cpu") -> float:
+    """Largest error over what docs/nvfp4.md, section 12.4, allows; at most 1 is right."""
+    (M, N, K), (spec_a, axis_a, spec_b, axis_b) = product.shape, LAYOUTS[product.layout]
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(rows, K, generator=generator) for rows in (M, N))
+    bias = torch.randn(N, generator=generator) if product.bias else None
+    before = torch.randn(M, N, generator=generator).to(product.out_dtype) if product.accumulate else None
+    sides = ((x, spec_a, axis_a), (w, spec_b, axis_b))
+    kept = [(t if axis == 1 else t.t().contiguous(), spec, axis) for t, spec, axis in sides]
+    left, right = (_operand(t, spec, axis, device) for t, spec, axis in kept)
+    into = None if before is None else before.clone().to(device)
+    out = matmul_cuda.matmul(left, right, product.out_dtype, _on(bias, device), into).cpu()
+    a, b = (quantize(t, spec, axis) for t, spec, axis in kept)
+    return _share_of_bound(out, a, b, bias, before)
+
+
+def _operand(x: Tensor, spec: OperandSpec, axis: int, device: torch.device | str) -> ExactOperand:
+    """An operand from the reference; FP8 with its contraction contiguous, as the fused kernel leaves it."""
+    made = exact_operand(x, spec, axis)
+    if spec.format != "fp8":
+        return ExactOperand(made.values.to(device), made.scale.to(device), axis, spec)
+    values = quantize(x, spec, axis).codes.to(device).view(torch.float8_e4m3fn)
+    return ExactOperand(values if axis == 1 else values.t(), made.scale.to(device), axis, spec)
+
+
+def _share_of_bound(
+    out: Tensor, a: QuantizedTensor, b: QuantizedTensor, bias: Tensor | None, before: Tensor | None
+) -> float:
+    true = matmul_reference.matmul(a, b, torch.float32, bias).double()
+    if before is not None:
+        true = true + before.double()
+    values = [(q.block_values() * q.global_scale).double() for q in (a, b)]
+    magnitude = values[0].abs() @ values[1].abs().t()
+    sums = values[0].shape[1] * 2.0**-23 * (magnitude + true.abs())
+    rounding = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-23}[out.dtype] * true.abs()
+    return float(((out.double() - true).abs() / (sums + rounding).clamp_min(1e-30)).max())
+
+
+def _on(x: Tensor | None, device: torch.device | str) -> Tensor | None:
+    return None if x is None else x.to(device)
+
+
+SMALL = [
+    *(Product(layout, (48, 80, 64), bias=True) for layout in LAYOUTS),
+    *(Product(layout, (33, 40, 50), torch.float32) for layout in LAYOUTS),
+    Product("fprop", (40, 136, 272), torch.float32, accumulate=True),
+    Product("fp8 dgrad", (40, 136, 272), torch.float32, accumulate=True),
+    Product("fprop", (16, 16, 0), bias=True),
+]
+
+
+def main() -> int:
+    """Check the small products; print the share of the bound each uses."""
+    prepare()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN
+    shares = {product.name: excess(product) for product in SMALL}
+    for name, share in shares.items():
+        print(f"{name}: {share:.3f} of the bound")
+    return sum(not share <= 1 for share in shares.values())
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1"
+    sys.exit(main())
