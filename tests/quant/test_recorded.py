@@ -59,3 +59,21 @@ def test_swizzled_scales_equal_torchao():
     scales, flat = OTHERS["swizzle"]["scales_200x9"], OTHERS["swizzle"]["ao_to_blocked"]
     assert_same_bytes(swizzle_scales(scales), flat)
     assert_same_bytes(unswizzle_scales(flat, 200, 9), scales)
+
+
+FOUR_OVER_SIX = [
+    (case, metric, bound)
+    for case in ROWS
+    for bound in (256, 448)
+    for metric in ("mse", "mae")
+    if f"4over6_{bound}_{metric}/codes" in ROWS[case]
+]
+
+
+@pytest.mark.parametrize(("case", "metric", "bound"), FOUR_OVER_SIX)
+def test_four_over_six_equals_the_reference(case, metric, bound):
+    recording = ROWS[case]
+    spec = OperandSpec(scale_rule=f"4over6-{metric}", scale_bound=bound)
+    name = f"4over6_{bound}_{metric}"
+    q = quantize(recording["x"], spec, axis=1, amax=recording["amax"])
+    assert_matches(q, recording[f"{name}/codes"], recording[f"{name}/scales"])

@@ -8,12 +8,9 @@ from torch import Tensor
 from fourbits.formats.descriptors import FloatFormat
 from fourbits.formats.rounding import FEW_BINADES, grid_step, round_nearest
 
-#: fp32 patterns as signed integers: those of negative numbers, -inf included and NaN not, are at most this
-_NEGATIVE_INF = -0x00800000
-
 
 def encode(values: Tensor, fmt: FloatFormat) -> Tensor:
-    """Codes of the nearest grid values, saturating; NaN gets the NaN code. values: fp32 -> uint8 of its shape.
+    """Codes of the nearest grid values, saturating; NaN gets the NaN code. values: fp32 -> uint8.
 
     A format without a NaN code gives NaN its largest magnitude, unsigned.
     """
@@ -23,21 +20,17 @@ def encode(values: Tensor, fmt: FloatFormat) -> Tensor:
 
 
 def grid_codes(magnitude: Tensor, sign_of: Tensor, fmt: FloatFormat) -> Tensor:
-    """Codes of magnitudes on the grid with the signs of another tensor (NaN: plus).
-
-    magnitude: fp32, on the grid; sign_of: fp32 -> uint8 of their shape.
-    """
-    code = _magnitude_code(magnitude, fmt).to(torch.int32)
-    if fmt.signed:
-        negative = is_negative(sign_of)
-        negated = (-code) & (2 * fmt.sign_code - 1) if fmt.twos_complement else code | fmt.sign_code
-        code = torch.where(negative, negated, code)
+    """Codes of magnitudes on the grid with the signs of another tensor. Both fp32, not NaN -> uint8."""
+    if fmt.dtype is not None:
+        return torch.copysign(magnitude, sign_of).to(fmt.dtype).view(torch.uint8)
+    code = _magnitude_code(magnitude, fmt)
+    if fmt.twos_complement:
+        signed = torch.copysign(code, sign_of)
+        code = torch.where(signed < 0, signed + 2.0 * fmt.sign_code, signed)
+    elif fmt.signed:
+        half = torch.full_like(code, 0.5 * fmt.sign_code)
+        code = code + (half - torch.copysign(half, sign_of))  # the sign bit, or nothing
     return code.to(torch.uint8)
-
-
-def is_negative(values: Tensor) -> Tensor:
-    """Whether the sign bit is set, for NaN never. values: fp32 -> bool of its shape."""
-    return values.view(torch.int32) <= _NEGATIVE_INF
 
 
 def decode(codes: Tensor, fmt: FloatFormat) -> Tensor:
@@ -48,8 +41,8 @@ def decode(codes: Tensor, fmt: FloatFormat) -> Tensor:
 def _magnitude_code(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
     """How many grid values lie below; fp32 whole numbers.
 
-    Within a binade the code grows by one per step. Steps grow with the binade, so the code is a concave function
-    of the magnitude: the least of the lines through the binades.
+    Within a binade the code grows by one per step. Steps grow with the binade, so the code is a concave
+    function of the magnitude: the least of the lines through the binades.
     """
     half_full = 1 << fmt.mantissa_bits
     if fmt.binades > FEW_BINADES:

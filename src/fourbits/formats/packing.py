@@ -18,19 +18,26 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 
 
 def pack_columns(codes: Tensor) -> Tensor:
-    """The packed transpose: uint8 codes [C, R] below 16, C a multiple of 16 -> uint8 [R, C / 2].
+    """The packed transpose: uint8 codes [C, R] below 16, C a multiple of 16 -> uint8 [R, C / 2]."""
+    return rows_of_words(column_words(codes))
 
-    Sixteen codes of a column become one word, so that what is transposed is an eighth of the words.
+
+def column_words(codes: Tensor) -> Tensor:
+    """Sixteen codes of a column in a word, the first lowest: uint8 [C, R] -> int64 [C / 16, R].
+
+    So what is left to transpose has an eighth of the elements.
     """
-    if not codes.numel():
-        return codes.new_empty((codes.shape[1], codes.shape[0] // 2))
-    lane = codes.unflatten(0, (-1, 2, 8)).to(torch.int32)  # [C / 16, half, code, R]
+    lane = codes.reshape(codes.shape[0] // 16, 2, 8, codes.shape[1]).to(torch.int32)  # [.., half, code, R]
     half = lane[:, :, 0]
     for i in range(1, 8):
         half = half | (lane[:, :, i] << (4 * i))
     low, high = half[:, 0].to(torch.int64), half[:, 1].to(torch.int64)
-    words = (low & 0xFFFFFFFF) | (high << 32)
-    return words.t().contiguous().view(torch.uint8)
+    return (low & 0xFFFFFFFF) | (high << 32)
+
+
+def rows_of_words(words: Tensor) -> Tensor:
+    """int64 [C / 16, R] of `column_words` -> uint8 [R, C / 2]."""
+    return words.t().reshape(-1).view(torch.uint8).view(words.shape[1], words.shape[0] * 8)
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Rounding onto a format's grid, to nearest even or stochastically. docs/nvfp4.md, sections 4 and 10.
 
-Every rule works in steps, the grid's spacing at a magnitude: a power of two, so dividing by it and multiplying
-back are exact, and all rounding is a rounding to a whole number of steps.
+Every rule works in steps, the grid's spacing at a magnitude: a power of two, so dividing by it and
+multiplying back are exact, and all rounding is a rounding to a whole number of steps.
 """
 
 import torch

@@ -24,8 +24,8 @@ def matmul(a: QuantizedTensor, b: QuantizedTensor, out_dtype: torch.dtype, bias:
     elif a.spec.block_format.quantized and b.spec.block_format.quantized:
         total, scales = _segment_sum(a, b).to(torch.float32), _outer_scales(a, b)
     else:
-        total = (a.block_values().double() @ b.block_values().double().t()).to(torch.float32)
-        scales = a.global_scale, b.global_scale
+        left, right = (values * scale for values, scale in (_elements_and_scales(a), _elements_and_scales(b)))
+        total, scales = (left @ right.t()).to(torch.float32), _outer_scales(a, b)
     return finish(total, scales[0], scales[1], out_dtype, bias)
 
 
@@ -81,14 +81,13 @@ def segments(length: int, block_lengths: tuple[int, ...]) -> list[tuple[int, int
 def _elements_and_scales(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
     """Decoded elements and the scale of each, block and outer together; both fp64 [R, Cp]."""
     fmt = q.spec.block_format
-    assert fmt.element is not None
     codes = q.element_codes()
-    elements = decode(codes, fmt.element).double()
+    elements = (codes if fmt.element is None else decode(codes, fmt.element)).double()
     scale = torch.ones_like(elements)
     if q.spec.block_size is not None:
         scale = spread(decode_scales(q.block_scale, fmt).double(), q.spec.block_size, codes.shape)
     if q.global_scale.dim() == 2:
-        scale = scale * spread(q.global_scale.double(), (1, fmt.outer_block), codes.shape)
+        scale = scale * spread(q.global_scale.double(), q.spec.outer_size, codes.shape)
     return elements, scale
 
 

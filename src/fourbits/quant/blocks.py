@@ -1,4 +1,4 @@
-"""Views of a 2-D tensor as blocks and back; padding. docs/nvfp4.md, sections 5 and 6.
+"""Views of a 2-D tensor as blocks and back; padding; grids of one number per block. docs/nvfp4.md, section 5.
 
 Tensors stay in their own layout: `axis` says along which axis blocks run, and nothing is transposed.
 """
@@ -14,46 +14,50 @@ def padded(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
     return _pad_end(x, axis, -x.shape[axis] % max(16, spec.rht))
 
 
-def block_view(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
-    """x as blocks [A / a, a, B / b, b], (a, b) the block in x's layout; zeros fill incomplete blocks.
+def completed(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
+    """x with zeros appended to both dimensions until every block is whole."""
+    size = in_layout(spec.block_size, axis)
+    if size is None:
+        return x
+    return _pad_end(_pad_end(x, 0, -x.shape[0] % size[0]), 1, -x.shape[1] % size[1])
 
-    Blocks of one row along axis 1 do not care which row they are in, so they become [number of blocks, 1, 1,
-    b].
+
+def in_layout(size: tuple[int, int] | None, axis: int) -> tuple[int, int] | None:
+    """(other axis, contraction axis) as (dimension 0, dimension 1) of a tensor with that contraction axis."""
+    return size if size is None or axis == 1 else (size[1], size[0])
+
+
+def block_view(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
+    """x, completed, as blocks [A / a, a, B / b, b], (a, b) the block in x's layout.
+
+    Blocks of one row along axis 1 do not care which row they are in, so they become [blocks, 1, 1, b].
     """
-    size = spec.block_size
+    size = in_layout(spec.block_size, axis)
     if size is None:
         return x[None, :, None, :]
-    x = _pad_end(_pad_end(x, axis, -x.shape[axis] % size[1]), 1 - axis, -x.shape[1 - axis] % size[0])
     if axis == 1 and size[0] == 1:
         return x.reshape(x.numel() // size[1], 1, 1, size[1])
-    tall, wide = size if axis == 1 else size[::-1]
-    return x.reshape(x.shape[0] // tall, tall, x.shape[1] // wide, wide)
+    return x.reshape(x.shape[0] // size[0], size[0], x.shape[1] // size[1], size[1])
 
 
-def unblock(blocks: Tensor, spec: OperandSpec, axis: int, shape: torch.Size) -> Tensor:
-    """Inverse of `block_view`: elements in `shape`, what filled incomplete blocks cropped."""
-    if blocks.numel() == shape.numel():
-        return blocks.reshape(shape)
-    if spec.block_size is not None and axis == 1 and spec.block_size[0] == 1:
-        return blocks.reshape(shape[0], -1)[:, : shape[1]]
-    return blocks.flatten(2, 3).flatten(0, 1)[: shape[0], : shape[1]]
+def grid_shape(x: Tensor, spec: OperandSpec, axis: int) -> tuple[int, int]:
+    """Blocks down and across a completed tensor."""
+    size = in_layout(spec.block_size, axis)
+    return (1, 1) if size is None else (x.shape[0] // size[0], x.shape[1] // size[1])
 
 
-def scale_grid(block_scale: Tensor, spec: OperandSpec, axis: int, shape: torch.Size) -> Tensor:
-    """Block scales as a grid in the layout of the tensor: [A / a, 1, B / b, 1] -> [ceil(A / a), ceil(B /
-    b)].
-    """
-    size = spec.block_size
-    if size is not None and axis == 1 and size[0] == 1:
-        return block_scale.reshape(shape[0], -(-shape[1] // size[1]))
-    return block_scale[:, 0, :, 0]
+def coarser_maxima(grid: Tensor, ratio: tuple[int, int]) -> Tensor:
+    """Largest entry of every ratio[0] x ratio[1] cells: [A, B] -> [ceil(A / r), ceil(B / c)]."""
+    grid = _pad_end(_pad_end(grid, 0, -grid.shape[0] % ratio[0]), 1, -grid.shape[1] % ratio[1])
+    rows, cols = grid.shape[0] // ratio[0], grid.shape[1] // ratio[1]
+    return grid.reshape(rows, ratio[0], cols, ratio[1]).amax(dim=(1, 3))
 
 
-def lane_view(x: Tensor, size: int, axis: int) -> Tensor:
-    """x with every `size` consecutive elements along axis in a dimension of their own, dimension 1."""
-    if axis == 0:
-        return x.reshape(x.shape[0] // size, size, x.shape[1])
-    return x.reshape(x.numel() // size, size)
+def finer(grid: Tensor, ratio: tuple[int, int], shape: torch.Size | tuple[int, int]) -> Tensor:
+    """Every entry repeated over ratio[0] x ratio[1] cells, cropped to shape."""
+    rows, cols = grid.shape
+    cells = grid[:, None, :, None].expand(rows, ratio[0], cols, ratio[1])
+    return cells.reshape(rows * ratio[0], cols * ratio[1])[: shape[0], : shape[1]]
 
 
 def _pad_end(x: Tensor, axis: int, missing: int) -> Tensor:

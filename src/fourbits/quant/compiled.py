@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch._dynamo import config as dynamo_config  # pyright: ignore[reportPrivateUsage]
+from torch._dynamo import mark_static  # pyright: ignore[reportPrivateUsage]
 from torch._dynamo.exc import BackendCompilerFailed  # pyright: ignore[reportPrivateUsage]
 from torch._inductor.exc import InductorError  # pyright: ignore[reportPrivateUsage]
 
@@ -43,6 +45,13 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return call
+
+
+def with_static_sizes(x: Tensor, *dims: int) -> Tensor:
+    """x, marked: the sizes of these dimensions are constants of the code that is compiled for it."""
+    for dim in dims:
+        mark_static(x, dim)
+    return x
 
 
 def _first_line(error: Exception) -> str:

@@ -7,25 +7,40 @@ docs/nvfp4.md, section 9.
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fourbits.quant.compiled import with_static_sizes
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import SIGN_ROLE, SIGN_WORD, philox
+
+Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: the sign vector of TransformerEngine and torchao (numerics as recorded from TransformerEngine d0067d0)
 TE16_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
-def butterfly(lanes: Tensor, signs: Tensor | None) -> Tensor:
-    """The transform along dimension 1, bf16. lanes: [.., size, ..]; signs: fp32 [size] of +-1, or None.
+def transformed(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None, run: Runner) -> Tensor:
+    """The transform of x along axis, bf16 of its shape. x: floats, spec.rht divides its extent along axis."""
+    signs = sign_vector(spec, sr_key, x.device)
+    x = x.to(torch.bfloat16)  # before the compiled part, where a cast there and back may be dropped
+    if axis == 0:
+        lanes = x.reshape(x.shape[0] // spec.rht, spec.rht, x.shape[1])
+    else:
+        lanes = x.reshape(x.numel() // spec.rht, spec.rht)
+    return run(butterfly)(with_static_sizes(lanes, 1), signs).reshape(x.shape)
 
-    The input is rounded to bf16; fp32 additions in stages 1, 2, 4, ...; one multiplication by size**-0.5; one
-    rounding to bf16.
+
+def butterfly(lanes: Tensor, signs: Tensor | None) -> Tensor:
+    """The transform along dimension 1. lanes: bf16 [.., size, ..]; signs: fp32 [size] of +-1, or None -> bf16.
+
+    fp32 additions in stages 1, 2, 4, ...; one multiplication by size**-0.5; one rounding to bf16.
     """
     size = lanes.shape[1]
-    lane = [x.to(torch.bfloat16).to(torch.float32) for x in lanes.unbind(1)]
+    lane = [x.to(torch.float32) for x in lanes.unbind(1)]
     if signs is not None:
         lane = [x * sign for x, sign in zip(lane, signs.unbind(), strict=True)]
     stride = 1

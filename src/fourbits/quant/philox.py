@@ -22,65 +22,80 @@ SIGN_WORD = 5
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four 32-bit words per counter. counter: four, key: two broadcastable int64 tensors in [0, 2**32).
-
-    A 32 x 32 product is formed in wrapping int64, whose 64 bits are those of the unsigned product.
-    """
+    """Four 32-bit words per counter. counter: four, key: two broadcastable int64 tensors in [0, 2**32)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((product1 >> 32) & _LOW_WORD) ^ c1 ^ k0,
-            product1 & _LOW_WORD,
-            ((product0 >> 32) & _LOW_WORD) ^ c3 ^ k1,
-            product0 & _LOW_WORD,
-        )
+        high0, low0 = _product(c0, _MULTIPLIERS[0])
+        high1, low1 = _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW_WORD, (k1 + _KEY_STEPS[1]) & _LOW_WORD
     return c0, c1, c2, c3
 
 
-def words_of_blocks(
-    sr_key: Tensor, rows: int, blocks: int, word: int, rows_first: bool
-) -> tuple[Tensor, ...]:
-    """The four words of every 16-element block.
+def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of word * multiplier, both below 2**32.
 
-    sr_key: int64 [5] = (seed, stream, step, first row, first block) -> four int64 tensors, [rows, blocks]
-    when rows_first, else [blocks, rows] (the layout of an operand whose contraction axis is 0).
+    In two halves, because the whole product may exceed int64, and what a C++ compiler makes of that is undefined.
+    """
+    lower = word * (multiplier & 0xFFFF)
+    upper = word * (multiplier >> 16) + (lower >> 16)
+    return upper >> 16, ((upper & 0xFFFF) << 16) | (lower & 0xFFFF)
+
+
+def words_at(sr_key: Tensor, rows: Tensor, units: Tensor, word: int) -> tuple[Tensor, ...]:
+    """The four words of 16-element units. sr_key: int64 [5] = (seed, stream, step, first row, first block).
+
+    rows, units: int64, broadcastable: stored row, and 16-element unit along the contraction, from the first.
     """
     seed, stream, step, first_row, first_block = sr_key.unbind()
-    row = (first_row + torch.arange(rows, device=sr_key.device)) & _LOW_WORD
-    block = (first_block + torch.arange(blocks, device=sr_key.device)) & _LOW_WORD
-    row, block = (row[:, None], block[None, :]) if rows_first else (row[None, :], block[:, None])
-    zero = torch.zeros_like(row + block)
-    return philox((step + zero, block + zero, row + zero, zero + word), (seed + zero, stream + zero))
+    row, unit = (first_row + rows) & _LOW_WORD, (first_block + units) & _LOW_WORD
+    zero = torch.zeros_like(row + unit)
+    return philox((step + zero, unit + zero, row + zero, zero + word), (seed + zero, stream + zero))
 
 
-def byte_noise(sr_key: Tensor, rows: int, blocks: int, axis: int) -> Tensor:
+def byte_noise(sr_key: Tensor, rows: int, units: int, axis: int) -> Tensor:
     """8 random bits per element, in the layout of the operand.
 
-    -> uint8 [rows, blocks * 16] for axis 1, [blocks * 16, rows] for axis 0. Byte i of a block's 16
+    -> uint8 [rows, units * 16] for axis 1, [units * 16, rows] for axis 0. Byte i of a unit's 16
     (little-endian words) belongs to element i.
     """
-    words = words_of_blocks(sr_key, rows, blocks, 0, axis == 1)
+    words = _unit_words(sr_key, rows, units, 0, axis)
     noise = [(words[i // 4] >> (8 * (i % 4))).to(torch.uint8) for i in range(16)]
-    return (
-        torch.stack(noise, dim=2 if axis == 1 else 1).flatten(1, 2)
-        if axis == 1
-        else torch.stack(noise, 1).flatten(0, 1)
-    )
+    return torch.stack(noise, 1 + axis).flatten(axis, 1 + axis)
 
 
-def word_noise(sr_key: Tensor, rows: int, blocks: int, axis: int) -> Tensor:
+def word_noise(sr_key: Tensor, rows: int, units: int, axis: int) -> Tensor:
     """32 random bits per element, in the layout of the operand.
 
-    -> int64 in [0, 2**32), shaped as by `byte_noise`. Element i of a block takes word i % 4 of counter word i
-    // 4.
+    -> int32, shaped as by `byte_noise`. Element i of a unit takes word i % 4 of counter word i // 4.
     """
     noise: list[Tensor] = []
     for word in range(4):
-        noise.extend(words_of_blocks(sr_key, rows, blocks, word, axis == 1))
-    return torch.stack(noise, 2).flatten(1, 2) if axis == 1 else torch.stack(noise, 1).flatten(0, 1)
+        noise.extend(_unit_words(sr_key, rows, units, word, axis))
+    return torch.stack([word.to(torch.int32) for word in noise], 1 + axis).flatten(axis, 1 + axis)
+
+
+def scale_noise(sr_key: Tensor, block: tuple[int, int], grid: tuple[int, int], axis: int) -> Tensor:
+    """32 random bits per block, int32 of the grid's shape, in the layout of the operand.
+
+    block: (other axis, contraction axis); a block takes its first row and the word of its first element.
+    """
+    rows = torch.arange(grid[1 - axis], device=sr_key.device) * block[0]
+    starts = torch.arange(grid[axis], device=sr_key.device) * block[1]
+    rows, starts = (rows[:, None], starts[None, :]) if axis == 1 else (rows[None, :], starts[:, None])
+    words = words_at(sr_key, rows, starts // 16, SCALE_WORD)
+    chosen, place = words[0], (starts % 16) // 4
+    for i in range(1, 4):
+        chosen = torch.where(place == i, words[i], chosen)
+    return chosen.to(torch.int32)
+
+
+def _unit_words(sr_key: Tensor, rows: int, units: int, word: int, axis: int) -> tuple[Tensor, ...]:
+    """Four int64 tensors, [rows, units] for axis 1, [units, rows] for axis 0."""
+    row, unit = torch.arange(rows, device=sr_key.device), torch.arange(units, device=sr_key.device)
+    row, unit = (row[:, None], unit[None, :]) if axis == 1 else (row[None, :], unit[:, None])
+    return words_at(sr_key, row, unit, word)
 
 
 def as_sr_key(sr_key: Tensor) -> Tensor:

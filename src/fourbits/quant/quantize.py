@@ -1,30 +1,44 @@
 """The public entry of quantization: from a tensor to a packed or an exact operand. docs/nvfp4.md, section 6.
 
 Bits never depend on who computes. The reference (`quantize_reference.py`) runs eagerly on small tensors; on
-larger ones the same source runs compiled.
+larger ones the same source runs compiled, stage by stage, so that operands share what is compiled.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fourbits.formats.packing import column_words, pack_nibbles, rows_of_words
+from fourbits.quant import eden
 from fourbits.quant import quantize_reference as reference
-from fourbits.quant.blocks import block_view, lane_view, padded, scale_grid, unblock
-from fourbits.quant.compiled import compiled
-from fourbits.quant.hadamard import butterfly, sign_vector
+from fourbits.quant.blocks import block_view, completed, grid_shape, padded
+from fourbits.quant.choice import lanes_first
+from fourbits.quant.compiled import compiled, with_static_sizes
+from fourbits.quant.hadamard import transformed
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.philox import as_sr_key, byte_noise, word_noise
+from fourbits.quant.philox import as_sr_key, byte_noise, scale_noise, word_noise
+from fourbits.quant.quantize_reference import Runner, eager
+from fourbits.quant.scale_codes import encode_scales
 from fourbits.quant.scaling import Scales
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor, encode_scales, pack_codes
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 #: elements from which the compiled source is worth its compilation
 COMPILE_FROM = 1 << 16
 
-Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+class _Job(NamedTuple):
+    """One operand on its way: the checked arguments, and who runs the stages."""
+
+    spec: OperandSpec
+    axis: int
+    amax: Tensor | None
+    sr_key: Tensor | None
+    run: Runner
 
 
+@torch.no_grad()
 def quantize(
     x: Tensor, spec: OperandSpec, axis: int = -1, amax: Tensor | None = None, sr_key: Tensor | None = None
 ) -> QuantizedTensor:
@@ -32,56 +46,41 @@ def quantize(
 
     x: 2-D fp32, bf16 or fp16; axis: the contraction axis, 0 or 1 (or -1, -2); amax: fp32 scalar to use
     instead of the tensor's own (of the transformed tensor where spec.rht is set); sr_key: int64 [5] (seed,
-    stream, step, first row, first 16-element block) or [2] (seed, step), required by stochastic rounding.
+    stream, step, first row, first 16-element block) or [2] (seed, step), required where random bits are.
     Raises ValueError for other inputs.
     """
-    axis, amax, sr_key = checked(x, spec, axis, amax, sr_key)
+    job = _checked(x, spec, axis, amax, sr_key)
+    ready = _prepared(x, job)
     shape = (x.shape[0], x.shape[1])
-    run = _runner(x)
-    if spec.block_format.element is None:
-        values = prepared(x, spec, axis, sr_key, run).to(spec.block_format.dtype)
-        return QuantizedTensor(_stored(values, axis), _empty_scale(x), _one(x), axis, shape, spec)
-    ready = prepared(x, spec, axis, sr_key, run)
-    blocks, scales, noise = _measured(ready, spec, axis, amax, sr_key, run)
-    codes = unblock(
-        run(reference.element_codes)(blocks, scales, spec.for_rounding(), noise), spec, axis, ready.shape
-    )
-    if not spec.rht and ready.shape[axis] != x.shape[axis]:
-        codes = padded(
-            codes[: x.shape[0], : x.shape[1]], spec, axis
-        )  # padding codes are 0, in poisoned blocks too
-    packed = run(pack_codes)(_stored(codes, axis), spec.for_rounding())
+    if not spec.block_format.quantized:
+        values = _stored(ready.to(spec.block_format.dtype), job.axis)
+        return QuantizedTensor(values, _no_blocks(x), _one(x), job.axis, shape, spec)
+    codes, scales = _rounded(reference.element_codes, ready, job)
+    if not spec.rht and ready.shape[job.axis] != x.shape[job.axis]:
+        codes = padded(codes[: x.shape[0], : x.shape[1]], spec, job.axis)  # 0, in poisoned blocks too
+    codes = _packed(codes, job)
     if spec.block_size is None:
-        return QuantizedTensor(packed, _empty_scale(x), scales.block_scale.reshape(()), axis, shape, spec)
-    grid = encode_scales(scale_grid(scales.block_scale, spec, axis, ready.shape), spec.block_format)
-    return QuantizedTensor(packed, _stored(grid, axis), scales.global_scale, axis, shape, spec)
+        return QuantizedTensor(codes, _no_blocks(x), scales.block_scale.reshape(()), job.axis, shape, spec)
+    block_scale = _stored(encode_scales(scales.block_scale, spec.block_format), job.axis)
+    return QuantizedTensor(codes, block_scale, _stored(scales.global_scale, job.axis), job.axis, shape, spec)
 
 
+@torch.no_grad()
 def exact_operand(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None = None, sr_key: Tensor | None = None
 ) -> ExactOperand:
     """Values ready for a GEMM, equal to those of `quantize`'s codes and scales; arguments as there."""
-    axis, amax, sr_key = checked(x, spec, axis, amax, sr_key)
-    run = _runner(x)
-    ready = prepared(x, spec, axis, sr_key, run)
-    if spec.block_format.element is None:
-        return ExactOperand(ready.to(spec.block_format.dtype), _one(x), axis, spec)
-    blocks, scales, noise = _measured(ready, spec, axis, amax, sr_key, run)
-    values = run(reference.exact_values)(blocks, scales, spec.for_rounding(), noise)
-    values = unblock(values, spec, axis, ready.shape)
-    if spec.block_format.scale != "fp32":
-        return ExactOperand(values, scales.global_scale, axis, spec)
-    if spec.block_size is None:
-        return ExactOperand(values, scales.block_scale.reshape(()), axis, spec)
-    return ExactOperand(values, scale_grid(scales.block_scale, spec, axis, ready.shape), axis, spec)
+    job = _checked(x, spec, axis, amax, sr_key)
+    ready = _prepared(x, job)
+    if not spec.block_format.quantized:
+        return ExactOperand(ready.to(spec.block_format.dtype), _one(x), job.axis, spec)
+    values, scales = _rounded(reference.exact_values, ready, job)
+    scale = scales.block_scale if spec.block_format.scale == "fp32" else scales.global_scale
+    return ExactOperand(values, scale.reshape(()) if spec.block_size is None else scale, job.axis, spec)
 
 
-def checked(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
-) -> tuple[int, Tensor | None, Tensor | None]:
-    """Axis as 0 or 1, a given amax as an fp32 scalar, the full key. Raises ValueError for what cannot be
-    quantized.
-    """
+def _checked(x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None) -> _Job:
+    """The arguments in their normal form. Raises ValueError for what cannot be quantized."""
     if x.dim() != 2 or axis not in (-2, -1, 0, 1):
         raise ValueError(
             f"quantize: x must be 2-D and axis 0 or 1, got shape {list(x.shape)}, axis {axis}. "
@@ -90,7 +89,7 @@ def checked(
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"quantize: x must be float32, bfloat16 or float16, got {x.dtype}. Cast it first.")
     if amax is not None:
-        if not spec.block_format.has_global_scale and spec.block_size is not None:
+        if not spec.tensor_scaled:
             raise ValueError(
                 f"quantize: {spec.format} has no scale of the whole tensor, so amax means nothing. "
                 "Leave it out."
@@ -98,42 +97,109 @@ def checked(
         amax = amax.to(torch.float32).reshape(()).abs()
     if spec.stochastic and sr_key is None:
         raise ValueError(
-            f"quantize: rounding={spec.rounding!r} needs sr_key, the seed and counter of its random bits."
+            f"quantize: rounding={spec.rounding!r}, scale_rounding={spec.scale_rounding!r} needs sr_key, "
+            "the seed and counter of its random bits."
         )
-    return axis % 2, amax, None if sr_key is None else as_sr_key(sr_key)
+    key = None if sr_key is None else as_sr_key(sr_key)
+    return _Job(spec, axis % 2, amax, key, compiled if x.numel() >= COMPILE_FROM else eager)
 
 
-def prepared(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None, run: Runner) -> Tensor:
+def _prepared(x: Tensor, job: _Job) -> Tensor:
     """The tensor that is quantized, in x's layout: its source, padded along axis to Cp, transformed."""
-    x = padded(x.to(torch.bfloat16) if spec.source == "bf16" else x, spec, axis)
-    if not spec.rht or x.numel() == 0:
+    x = padded(x.to(torch.bfloat16) if job.spec.source == "bf16" else x, job.spec, job.axis)
+    if not job.spec.rht or x.numel() == 0:
         return x
-    signs = sign_vector(spec, sr_key, x.device)
-    return run(butterfly)(lane_view(x, spec.rht, axis), signs).reshape(x.shape)
+    return transformed(x, job.spec, job.axis, job.sr_key, job.run)
 
 
-def _measured(
-    ready: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None, run: Runner
-) -> tuple[Tensor, Scales, Tensor | None]:
-    """Blocks of the prepared tensor, their scales, and the noise in the same blocks."""
-    blocks = block_view(ready, spec, axis)
-    if blocks.numel() == 0:
-        amax = torch.zeros((), dtype=torch.float32, device=ready.device)
-    scales = run(reference.measure)(blocks, spec.for_measuring(), amax)
-    if not spec.stochastic:
-        return blocks, scales, None
-    draw = byte_noise if spec.rounding == "sr" else word_noise
-    noise = run(draw)(sr_key, ready.shape[1 - axis], ready.shape[axis] // 16, axis)
-    return blocks, scales, block_view(noise, spec, axis)
+def _rounded(stage: Callable[..., Tensor], ready: Tensor, job: _Job) -> tuple[Tensor, Scales]:
+    """Every element after `stage`, in the shape of ready, and the scales of its blocks."""
+    whole = completed(ready, job.spec, job.axis)
+    scales = _scales(whole, job)
+    blocks = _as_blocks(whole, job)
+    cells = (blocks.shape[0], 1, blocks.shape[2], 1)
+    noise = _noise(ready, job)
+    rounded = job.run(stage)(
+        blocks,
+        scales.encode.reshape(cells),
+        scales.block_scale.reshape(cells),
+        None if noise is None else _as_blocks(noise, job),
+        job.spec.for_elements(),
+    )
+    return rounded.reshape(whole.shape)[: ready.shape[0], : ready.shape[1]], scales
 
 
-def _runner(x: Tensor) -> Runner:
-    """Eager below COMPILE_FROM elements, compiled above."""
-    return compiled if x.numel() >= COMPILE_FROM else _eager
+def _scales(whole: Tensor, job: _Job) -> Scales:
+    """Scales of every block of a completed tensor, in its layout."""
+    spec, axis, run = job.spec.for_scales(), job.axis, job.run
+    grid = grid_shape(whole, spec, axis)
+    if whole.numel():
+        block_amax = run(reference.block_maxima)(_as_blocks(whole, job)).reshape(grid)
+    else:
+        block_amax = torch.zeros(grid, dtype=torch.float32, device=whole.device)
+    words = None
+    if job.spec.scale_rounding == "sr" or job.spec.rounding == "ms-eden":
+        assert spec.block_size is not None
+        words = run(scale_noise)(job.sr_key, spec.block_size, grid, axis)
+    if spec.error_metric is None:
+        scales = run(reference.scales_of)(block_amax, job.amax, words, None, spec, axis)
+        return scales if spec.rounding != "ms-eden" else _corrected(whole, scales, words, job)
+    lanes = _lanes(whole, job)
+    if spec.scale_rule.startswith("search"):  # compiled candidate by candidate
+        return reference.scales_of(block_amax, job.amax, words, lanes, spec, axis, run)
+    return run(reference.scales_of)(block_amax, job.amax, words, lanes, spec, axis)
 
 
-def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
+def _corrected(whole: Tensor, scales: Scales, words: Tensor | None, job: _Job) -> Scales:
+    """Scales after the correction of MS-EDEN, group by group."""
+    size = job.spec.rht
+    length = whole.shape[1] if job.axis == 0 else 1
+    groups = whole.reshape(whole.numel() // (size * length), size // 16, 16, length)
+    cells, grid = (groups.shape[0], size // 16, length), scales.block_scale.shape
+    assert words is not None
+    block_scale, encode = job.run(eden.corrected)(
+        with_static_sizes(groups, 1, 2),
+        with_static_sizes(scales.encode.reshape(cells), 1),
+        with_static_sizes(scales.block_scale.reshape(cells), 1),
+        with_static_sizes(words.reshape(cells), 1),
+    )
+    return scales._replace(block_scale=block_scale.reshape(grid), encode=encode.reshape(grid))
+
+
+def _as_blocks(whole: Tensor, job: _Job) -> Tensor:
+    """The view of blocks, their size a constant of compiled code."""
+    blocks = block_view(whole, job.spec, job.axis)
+    return blocks if job.spec.block_size is None else with_static_sizes(blocks, 1, 3)
+
+
+def _lanes(whole: Tensor, job: _Job) -> Tensor:
+    """What `block_errors` sums over: slices by element of a block's row."""
+    assert job.spec.block_size is not None
+    if job.axis == 0:
+        return _as_blocks(whole, job)
+    rows, cols = job.spec.block_size
+    blocks = whole.reshape(whole.shape[0] // rows, rows, whole.shape[1] // cols, cols)
+    return with_static_sizes(job.run(lanes_first)(with_static_sizes(blocks, 1, 3)), 0, 2)
+
+
+def _noise(ready: Tensor, job: _Job) -> Tensor | None:
+    """Random bits of the elements, completed, in layout; None where none are drawn."""
+    if job.spec.rounding not in ("sr", "sr32"):
+        return None
+    draw = byte_noise if job.spec.rounding == "sr" else word_noise
+    noise = job.run(draw)(job.sr_key, ready.shape[1 - job.axis], ready.shape[job.axis] // 16, job.axis)
+    return completed(noise, job.spec, job.axis)
+
+
+def _packed(codes: Tensor, job: _Job) -> Tensor:
+    """Codes as stored. codes: uint8, one per element, in layout."""
+    element = job.spec.block_format.element
+    assert element is not None
+    if element.bits == 8:
+        return _stored(codes, job.axis)
+    if job.axis == 0:
+        return rows_of_words(job.run(column_words)(codes))
+    return job.run(pack_nibbles)(codes)
 
 
 def _stored(x: Tensor, axis: int) -> Tensor:
@@ -141,7 +207,7 @@ def _stored(x: Tensor, axis: int) -> Tensor:
     return (x.t() if axis == 0 else x).contiguous()
 
 
-def _empty_scale(x: Tensor) -> Tensor:
+def _no_blocks(x: Tensor) -> Tensor:
     return torch.empty((0, 0), dtype=torch.float32, device=x.device)
 
 

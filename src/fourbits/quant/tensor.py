@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fourbits.formats.codes import decode, encode
-from fourbits.formats.descriptors import E4M3, UE5M3, BlockFormat
+from fourbits.formats.codes import decode
 from fourbits.formats.packing import pack_nibbles, unpack_nibbles
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.scale_codes import SCALE_FORMATS, decode_scales, encode_scales, spread
 
-#: block scales that are stored as element codes
-SCALE_FORMATS = {"e4m3": E4M3, "ue5m3": UE5M3}
+__all__ = ["SCALE_FORMATS", "ExactOperand", "QuantizedTensor", "decode_scales", "spread", "unpacked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +53,33 @@ class QuantizedTensor:
         Only square blocks mean the same in both directions. Raises ValueError for others, and after a
         transform.
         """
-        size = self.spec.block_size
-        if size is not None and size[0] != size[1]:
-            raise ValueError(
-                f"QuantizedTensor.t(): needs square blocks, got {size[0]}x{size[1]}. "
-                "Quantize the other axis instead."
-            )
-        if self.spec.rht:
-            raise ValueError(
-                f"QuantizedTensor.t(): transformed along axis {self.axis}. Quantize the other axis instead."
-            )
+        _check_square(self.spec, f"QuantizedTensor.t() along axis {self.axis}")
         codes = self.element_codes()[:, : self.contraction_size].t()
         codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 16)).contiguous()
-        rows, blocks = codes.shape[0], codes.shape[1]
-        scale = (
-            self.block_scale.view(torch.uint8) if self.block_scale.element_size() == 1 else self.block_scale
-        )
-        if size is not None:
-            scale = scale[:, : -(-rows // size[1])].t().contiguous()[:, : -(-blocks // size[1])]
+        element = self.spec.block_format.element
         return replace(
             self,
-            codes=pack_codes(codes, self.spec),
-            block_scale=scale.view(self.block_scale.dtype),
+            codes=pack_nibbles(codes) if element is not None and element.bits == 4 else codes,
+            block_scale=self._transposed_block_scale(codes.shape),
+            global_scale=_transposed(self.global_scale, self.spec.outer_size, codes.shape, fill=1.0),
             shape=(self.shape[1], self.shape[0]),
         )
+
+    def _transposed_block_scale(self, shape: torch.Size) -> Tensor:
+        """Scales of t(), whose codes have this shape. Blocks of nothing but padding have the scale of zeros.
+
+        Where all are poisoned by the tensor's amax, so are those of padding.
+        """
+        size, fmt = self.spec.block_size, self.spec.block_format
+        if size is None:
+            return self.block_scale
+        scale = decode_scales(self.block_scale, fmt)
+        zeros = {"fp32": 1.0, "e8m0": 2.0**-127}.get(fmt.scale or "", 0.0)
+        moved = _transposed(scale, size, shape, fill=zeros)
+        if fmt.has_global_scale and self.global_scale.dim() == 0:
+            all_poisoned = torch.isnan(scale).all() & (self.global_scale == 1.0)
+            moved = torch.where(all_poisoned, torch.nan, moved)
+        return encode_scales(moved, fmt)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Values in the original shape; after a transform, the transformed tensor with Cp along the axis.
@@ -85,8 +87,7 @@ class QuantizedTensor:
         fp32(fp32(code * block_scale) * global_scale), then dtype.
         """
         values = self.block_values()
-        outer = self.spec.block_format.outer_block
-        values = values * spread(self.global_scale, (1, outer) if outer else None, values.shape)
+        values = values * spread(self.global_scale, self.spec.outer_size, values.shape)
         if not self.spec.rht:
             values = values[:, : self.contraction_size]
         return (values.t() if self.axis == 0 else values).to(dtype)
@@ -125,59 +126,39 @@ class ExactOperand:
     @property
     def scale_block(self) -> tuple[int, int]:
         """Elements (other axis, contraction axis) under one entry of a 2-D `scale`."""
-        outer = self.spec.block_format.outer_block
-        if outer:
-            return (1, outer)
-        assert self.spec.block_size is not None, "a tensor without blocks has one scale"
-        return self.spec.block_size
+        size = self.spec.outer_size or self.spec.block_size
+        assert size is not None, "a tensor without blocks has one scale"
+        return size
 
     def along(self, axis: int) -> "ExactOperand":
         """The same values summed over the other axis; square blocks without transform only."""
         if axis == self.axis:
             return self
-        size = self.spec.block_size
-        if self.spec.rht or (size is not None and size[0] != size[1]):
+        _check_square(self.spec, f"ExactOperand.along({axis})")
+        return replace(self, axis=axis)
+
+
+def _check_square(spec: OperandSpec, what: str) -> None:
+    """Raises ValueError unless the operand means the same along both axes."""
+    for name, size in (("blocks", spec.block_size), ("outer blocks", spec.outer_size)):
+        if size is not None and size[0] != size[1]:
             raise ValueError(
-                f"ExactOperand.along({axis}): blocks of {size} (rht {self.spec.rht}) only fit axis "
-                f"{self.axis}."
+                f"{what}: needs square blocks, got {name} of {size[0]}x{size[1]}. "
+                "Quantize the other axis instead."
             )
-        return replace(self, axis=axis, scale=self.scale.t() if self.scale.dim() == 2 else self.scale)
+    if spec.rht:
+        raise ValueError(
+            f"{what}: the transform fits one axis only (rht {spec.rht}). Quantize the other axis."
+        )
 
 
-def spread(scale: Tensor, block: tuple[int, int] | None, shape: tuple[int, ...]) -> Tensor:
-    """Repeat a grid of scales over the elements it covers: [ceil(R / r), ceil(C / c)] -> [R, C]; a scalar
-    stays one.
-    """
+def _transposed(scale: Tensor, block: tuple[int, int] | None, shape: torch.Size, fill: float) -> Tensor:
+    """A grid of scales for the transpose, whose codes have this shape; a scalar stays one."""
     if scale.dim() == 0 or block is None:
         return scale
-    rows = scale.repeat_interleave(block[0], 0)[: shape[0]]
-    return rows.repeat_interleave(block[1], 1)[:, : shape[1]]
-
-
-def decode_scales(block_scale: Tensor, block_format: BlockFormat) -> Tensor:
-    """Stored block scales as fp32 of the same shape."""
-    element = SCALE_FORMATS.get(block_format.scale or "")
-    return (
-        block_scale.to(torch.float32) if element is None else decode(block_scale.view(torch.uint8), element)
-    )
-
-
-def encode_scales(block_scale: Tensor, block_format: BlockFormat) -> Tensor:
-    """fp32 block scales that lie on the format's grid, in its storage dtype. NaN becomes the format's NaN."""
-    if block_format.scale == "e8m0":
-        codes = (block_scale.view(torch.int32) >> 23) & 0xFF  # 2**-127 is subnormal and has code 0
-        return codes.to(torch.uint8).view(torch.float8_e8m0fnu)
-    element = SCALE_FORMATS.get(block_format.scale or "")
-    if element is None:
-        return block_scale
-    codes = encode(block_scale, element)
-    return codes if element.dtype is None else codes.view(element.dtype)
-
-
-def pack_codes(codes: Tensor, spec: OperandSpec) -> Tensor:
-    """Codes as stored: two to a byte where elements have 4 bits. codes: uint8 [R, Cp], contiguous."""
-    element = spec.block_format.element
-    return pack_nibbles(codes) if element is not None and element.bits == 4 else codes
+    rows, cols = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    moved = scale.t()[:rows, :cols]
+    return torch.nn.functional.pad(moved, (0, cols - moved.shape[1], 0, rows - moved.shape[0]), value=fill)
 
 
 def unpacked(q: QuantizedTensor) -> ExactOperand:

@@ -1,0 +1,167 @@
+"""What the fields of an OperandSpec must satisfy. docs/nvfp4.md, section 3.3: the rest combines."""
+
+import math
+from collections.abc import Callable
+
+from fourbits.formats.descriptors import BLOCK_FORMATS
+from fourbits.quant.operand_fields import CHOICES, OperandFields
+
+RHT_SIZES = (0, 4, 8, 16, 32, 64, 128)
+_SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
+_SMALL_FLOAT_SCALES = ("e4m3", "ue5m3")
+
+
+def problem(spec: OperandFields) -> str | None:
+    """The first rule that spec breaks: field, rule, value, remedy. None where there is none."""
+    for rule in _RULES:
+        if message := rule(spec):
+            return message
+    return None
+
+
+def _format(spec: OperandFields) -> str | None:
+    if spec.format in BLOCK_FORMATS:
+        return None
+    return f"format: no format is called {spec.format!r}. Known: {', '.join(BLOCK_FORMATS)}."
+
+
+def _choices(spec: OperandFields) -> str | None:
+    for field, allowed in CHOICES.items():
+        if getattr(spec, field) not in allowed:
+            return f"{field}: must be one of {', '.join(allowed)}, got {getattr(spec, field)!r}."
+    return None
+
+
+def _block(spec: OperandFields) -> str | None:
+    if spec.block is None or not spec.block_format.quantized:
+        return None
+    if spec.block == (0, 0):
+        if spec.block_format.scale == "fp32":
+            return None
+        return f"block: (0, 0) needs fp32 scales (fp8, fp8-e5m2, int8), got format {spec.format}."
+    if min(spec.block) < 1:
+        return f"block: both sizes must be at least 1, got {spec.block}."
+    return None
+
+
+def _outer(spec: OperandFields) -> str | None:
+    if not spec.block_format.outer_block:
+        if spec.outer is None:
+            return None
+        return f"outer: only nvfp4-double has outer blocks, got {spec.outer} for {spec.format}. Leave it out."
+    outer, block = spec.outer_size, spec.block_size
+    assert outer is not None
+    assert block is not None
+    if min(outer) < 1 or outer[0] % block[0] or outer[1] % block[1]:
+        return f"outer: must be a multiple of the block {block} in both directions, got {outer}."
+    return None
+
+
+def _transform(spec: OperandFields) -> str | None:
+    if spec.rht not in RHT_SIZES:
+        return f"rht: must be one of {RHT_SIZES}, got {spec.rht}."
+    if spec.rht_signs == "te16" and spec.rht != 16:
+        return f"rht_signs: te16 is a vector of 16 signs, got rht={spec.rht}. Use fixed:SEED for other sizes."
+    kind, _, seed = spec.rht_signs.partition(":")
+    if spec.rht_signs in _SIGN_RULES or (kind == "fixed" and seed.isdecimal() and int(seed) < 1 << 32):
+        return None
+    return (
+        f"rht_signs: got {spec.rht_signs!r}. "
+        "Allowed: te16, fixed:SEED (0 <= SEED < 2**32), per-layer, per-call, none."
+    )
+
+
+def _scale_rule(spec: OperandFields) -> str | None:
+    fmt, rule = spec.block_format, spec.scale_rule
+    if rule == "ceil" and fmt.scale != "e8m0":
+        return f"scale_rule: ceil rounds powers of two up and needs an MX format, got {spec.format}."
+    if rule.startswith("4over6") and (
+        fmt.scale != "e4m3" or fmt.element is None or fmt.element.name != "e2m1"
+    ):
+        return f"scale_rule: {rule} needs E2M1 elements with E4M3 scales, got {spec.format}. Use nvfp4."
+    if rule.startswith("search") and fmt.scale != "e4m3":
+        return f"scale_rule: {rule} searches E4M3 scales, got {spec.format}. Use nvfp4, nve1m2 or nvint4."
+    if rule.startswith("search") and spec.scale_rounding == "sr":
+        return f"scale_rounding: {rule} chooses a stored scale, which leaves nothing to round. Use rne."
+    return None
+
+
+def _scale(spec: OperandFields) -> str | None:
+    fmt = spec.block_format
+    if spec.scale_bound not in (0, 256, 448):
+        return f"scale_bound: must be 256, 448 or 0 for the rule's own, got {spec.scale_bound}."
+    if spec.scale_bound and fmt.scale != "e4m3":
+        return f"scale_bound: {spec.format} has no E4M3 scales to bound, got {spec.scale_bound}. Use 0."
+    if spec.scale_rounding == "sr" and fmt.scale not in _SMALL_FLOAT_SCALES:
+        return f"scale_rounding: sr needs E4M3 or UE5M3 scales, got {spec.format}. Use rne."
+    if spec.scale_rounding == "sr" and spec.block_size is not None and spec.block_size[1] < 4:
+        return (
+            f"scale_rounding: sr has random bits for every four elements along the contraction, "
+            f"got blocks of {spec.block_size}. Use blocks of at least 4, or rne."
+        )
+    if spec.fp32_scale == "pow2" and not (fmt.has_global_scale or fmt.scale == "fp32"):
+        return f"fp32_scale: {spec.format} has no FP32 scale to round. Use exact."
+    return None
+
+
+def _headroom(spec: OperandFields) -> str | None:
+    if not spec.sr_headroom:
+        return None
+    if spec.block_format.scale not in _SMALL_FLOAT_SCALES:
+        return f"sr_headroom: needs a scale of two levels (nvfp4 and its relatives), got {spec.format}."
+    if spec.rounding not in ("sr", "sr32"):
+        return f"sr_headroom: is for rounding sr and sr32, got {spec.rounding}. Set it to false."
+    return None
+
+
+def _eden(spec: OperandFields) -> str | None:
+    if spec.rounding != "ms-eden":
+        return None
+    wants = {"format": "nvfp4", "scale_rule": "max", "scale_rounding": "rne", "scale_bound": 0}
+    for field, value in wants.items():
+        if getattr(spec, field) != value:
+            return f"{field}: ms-eden needs {value}, got {getattr(spec, field)!r}."
+    if spec.block_size != (1, 16):
+        return f"block: ms-eden needs (1, 16), got {spec.block_size}."
+    if spec.rht < 16:
+        return f"rht: ms-eden corrects the groups of a transform of at least 16, got rht={spec.rht}."
+    return None
+
+
+def _amax(spec: OperandFields) -> str | None:
+    if spec.amax_policy != "current" and not spec.tensor_scaled:
+        return f"amax_policy: {spec.amax_policy} needs one FP32 scale per tensor, got {spec.format}."
+    if min(spec.amax_interval, spec.amax_history) < 1:
+        return (
+            f"amax_interval: amax_interval and amax_history count steps from 1, "
+            f"got {spec.amax_interval} and {spec.amax_history}."
+        )
+    if not 0.0 < spec.amax_headroom < math.inf:
+        return f"amax_headroom: must be a positive factor, got {spec.amax_headroom}."
+    return None
+
+
+def _adaptive(spec: OperandFields) -> str | None:
+    block = {"outer": (1, 16), "block": (16, 16)}.get(spec.adaptive)
+    if block is not None and (spec.format != "nvfp4" or spec.block_size != block):
+        return f"adaptive: {spec.adaptive} starts from nvfp4 {block}, got {spec.format} {spec.block_size}."
+    if spec.adaptive == "outer" and spec.amax_policy != "current":
+        return f"adaptive: outer chooses FP32 scales, so amax_policy must be current, got {spec.amax_policy}."
+    if spec.adaptive_interval < 1:
+        return f"adaptive_interval: counts steps from 1, got {spec.adaptive_interval}."
+    return None
+
+
+_RULES: tuple[Callable[[OperandFields], str | None], ...] = (
+    _format,
+    _choices,
+    _block,
+    _outer,
+    _transform,
+    _scale_rule,
+    _scale,
+    _headroom,
+    _eden,
+    _amax,
+    _adaptive,
+)

@@ -1,0 +1,37 @@
+"""Block scales as they are stored, and back. docs/nvfp4.md, section 5."""
+
+import torch
+from torch import Tensor
+
+from fourbits.formats.codes import decode, encode
+from fourbits.formats.descriptors import E4M3, E8M0, UE5M3, BlockFormat
+
+#: block scales on the grid of a small float
+SCALE_FORMATS = {"e4m3": E4M3, "ue5m3": UE5M3}
+
+
+def encode_scales(block_scale: Tensor, block_format: BlockFormat) -> Tensor:
+    """fp32 block scales that lie on the format's grid, in its storage dtype. NaN becomes the format's NaN."""
+    if block_format.scale == "e8m0":
+        codes = (block_scale.view(torch.int32) >> 23) & 0xFF  # 2**-127 is subnormal and has code 0
+        return codes.to(torch.uint8).view(torch.float8_e8m0fnu)
+    if block_format.scale == "e4m3":
+        return block_scale.to(torch.float8_e4m3fn)
+    grid = SCALE_FORMATS.get(block_format.scale or "")
+    return block_scale if grid is None else encode(block_scale, grid)
+
+
+def decode_scales(block_scale: Tensor, block_format: BlockFormat) -> Tensor:
+    """Stored block scales as fp32 of the same shape."""
+    if block_format.scale == "e4m3":
+        return block_scale.to(torch.float32)
+    grid = E8M0 if block_format.scale == "e8m0" else SCALE_FORMATS.get(block_format.scale or "")
+    return block_scale if grid is None else decode(block_scale.view(torch.uint8), grid)
+
+
+def spread(scale: Tensor, block: tuple[int, int] | None, shape: tuple[int, ...]) -> Tensor:
+    """Repeat a grid of scales over what it covers: [ceil(R / r), ceil(C / c)] -> [R, C]; not a scalar."""
+    if scale.dim() == 0 or block is None:
+        return scale
+    rows = scale.repeat_interleave(block[0], 0)[: shape[0]]
+    return rows.repeat_interleave(block[1], 1)[:, : shape[1]]
