@@ -4,7 +4,8 @@ The straight-through rule says that a product is differentiated as if its operan
 that the derivative is then computed from quantized operands of its own (docs/nvfp4.md, section 2).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ class Clock:
     layer: int = 0
     step: int = 0
     first_token: int = 0
+    #: amaxes that operands use instead of their own, by role
+    amaxes: Mapping[str, Tensor] = field(default_factory=dict)
 
     def sr_key(self, role: str) -> Tensor:
         """Tokens are the rows of the operands of Fprop.lhs and Dgrad.lhs, and the contraction of Wgrad's."""
@@ -59,7 +62,7 @@ def product(lhs: Tensor, rhs: Tensor) -> Product:
 
 def operand(x: Tensor, spec: OperandSpec, axis: int, clock: Clock, role: str) -> Tensor:
     """The stored matrix of an operand in float64, transformed where the spec says so."""
-    q = quantize(x, spec, axis, sr_key=clock.sr_key(role))
+    q = quantize(x, spec, axis, amax=clock.amaxes.get(role), sr_key=clock.sr_key(role))
     values = q.dequantize(torch.float32).double()
     return values.t() if axis == 0 else values
 
@@ -84,16 +87,20 @@ def fprop(x: Tensor, weight: Tensor, bias: Tensor | None, table: GemmTable, cloc
 
 
 def dgrad(dy: Tensor, weight: Tensor, table: GemmTable, clock: Clock) -> Product:
-    """dX = dY W. With shared codes W is the transpose of Fprop's operand."""
-    if not table.shares_weight:
-        return _gemm(dy, weight, table.dgrad, (1, 0), clock, "dgrad")
-    shared = operand(weight, table.fprop.rhs, 1, clock, "fprop.rhs").t()
-    lhs = operand(dy, table.dgrad.lhs, 1, clock, "dgrad.lhs")
-    return product(lhs, shared)
+    """dX = dY W. With shared codes W is the transpose of Fprop's operand; it may also be made from it."""
+    fprop_weight = operand(weight, table.fprop.rhs, 1, clock, "fprop.rhs")
+    if table.shares_weight:
+        lhs = operand(dy, table.dgrad.lhs, 1, clock, "dgrad.lhs")
+        return product(lhs, fprop_weight.t())
+    if table.dgrad.rhs.source == "forward":
+        weight = fprop_weight.float()
+    return _gemm(dy, weight, table.dgrad, (1, 0), clock, "dgrad")
 
 
 def wgrad(dy: Tensor, x: Tensor, table: GemmTable, clock: Clock) -> Product:
-    """dW = dY^T X."""
+    """dW = dY^T X. X may be made from Fprop's operand."""
+    if table.wgrad.rhs.source == "forward":
+        x = operand(x, table.fprop.lhs, 1, clock, "fprop.lhs").float()
     return _gemm(dy, x, table.wgrad, (0, 0), clock, "wgrad")
 
 

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from fourbits.cli.main import main
+from fourbits.cli.recipes import operand_words
 from fourbits.recipe.presets import get_recipe, list_recipes
+from fourbits.settings import override
 
 
 def shown(capsys, *argv: str) -> str:
@@ -33,6 +35,14 @@ def test_the_table_shows_both_operands_of_every_gemm(capsys):
     for words in ("X: nvfp4 1x16 rne", "W: nvfp4 16x16 rne", "dY: nvfp4 1x16 sr", "W: the codes of Fprop"):
         assert words in text
     assert "first 2/62 of the blocks; last 8/62 of the blocks" in text
+
+
+def test_an_operands_words_hold_every_option_that_is_not_the_usual_one():
+    settings = {"fprop.lhs.amax_policy": "delayed", "fprop.lhs.scale_bound": 256}
+    recipe = override(get_recipe("quartet2-46"), settings)
+    words = operand_words(recipe.fprop.lhs)
+    assert words == "nvfp4 1x16 rne, 4over6-mse, scale_bound 256, amax_policy delayed"
+    assert operand_words(recipe.wgrad.rhs) == "nvfp4 1x16 ms-eden, rht 128 (per-call), of Fprop's copy"
 
 
 def test_a_setting_shows_what_it_would_change(capsys):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from assertions import assert_same_bytes
 from fourbits.recipe.convert import convert
+from fourbits.recipe.state import recipe_state
 from recipe import two_ranks
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
@@ -77,3 +78,26 @@ def test_sharded_linears_can_be_given_back(ranks, case):
     for rank, found in enumerate(ranks):
         expected = two_ranks.Model()(two_ranks.data(rank)[0])
         assert_same_bytes(found[case]["after"], expected.detach())
+
+
+def test_amax_policies_of_two_ranks_are_those_of_one_process_with_two_micro_batches(ranks):
+    model = two_ranks.Model()
+    convert(model, two_ranks.delayed())
+    losses: list[Tensor] = []
+    for step in (two_ranks.STEP, two_ranks.STEP + 1):
+        model.zero_grad()
+        losses = [two_ranks.backward(model, rank, step) for rank in range(two_ranks.WORLD)]
+    state = recipe_state(model)
+    for rank, found in enumerate(ranks):
+        found = found["amax policies"]
+        assert_same_bytes(found["loss"], losses[rank], f"loss of rank {rank}")
+        assert found["state"].keys() == state.keys()
+        for key, value in state.items():
+            assert_same_bytes(found["state"][key], value, key)
+        for name, grad in two_ranks.gradients(model).items():
+            assert_same_bytes(found["gradients"][name] * two_ranks.WORLD, grad, name)
+
+
+def test_several_ranks_without_a_reduction_are_refused(ranks):
+    for found in ranks:
+        assert "other than current needs maxima over all ranks" in found["amax policies"]["refused"]

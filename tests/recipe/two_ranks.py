@@ -17,7 +17,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from fourbits.quant.philox import ROLES
+from fourbits.recipe.amax import Reduce
 from fourbits.recipe.convert import convert, set_step
+from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import Recipe
+from fourbits.recipe.state import recipe_state
+from fourbits.settings import override
 from straight_through import grad_of
 
 WORLD, TOKENS, STEP = 2, 32, 3
@@ -55,9 +61,9 @@ def data(rank: int) -> tuple[Tensor, Tensor]:
     return torch.randn(TOKENS, 32, generator=generator), torch.randn(TOKENS, 32, generator=generator)
 
 
-def backward(model: nn.Module, rank: int) -> Tensor:
+def backward(model: nn.Module, rank: int, step: int = STEP, reduce: Reduce | None = None) -> Tensor:
     """Loss of this rank's tokens, gradients in the parameters."""
-    set_step(model, STEP, first_token=rank * TOKENS)
+    set_step(model, step, rank * TOKENS, reduce)
     x, target = data(rank)
     loss = (model(x).float() - target).square().mean()
     loss.backward()
@@ -96,6 +102,33 @@ def fully_sharded(rank: int, dtype: torch.dtype | None = None, recompute: bool =
     return {"loss": loss, "gradients": found, "keys": list(state), "after": after}
 
 
+def delayed() -> Recipe:
+    """nvfp4 with the amax of the step before, where a tensor has one."""
+    policies = {f"{role}.amax_policy": "delayed" for role in ROLES[:6]}
+    return override(get_recipe("nvfp4"), policies)
+
+
+def with_amax_policies(rank: int) -> dict[str, object]:
+    model = Model()
+    convert(model, delayed())
+    wrapped = DistributedDataParallel(model)
+    backward(wrapped, rank, STEP, all_reduced)
+    refused = ""
+    try:
+        set_step(model, STEP + 1)
+    except ValueError as error:
+        refused = str(error)
+    model.zero_grad()
+    loss = backward(wrapped, rank, STEP + 1, all_reduced)
+    state = recipe_state(model, all_reduced)
+    return {"loss": loss, "gradients": gradients(model), "state": state, "refused": refused}
+
+
+def all_reduced(x: Tensor, how: str) -> Tensor:
+    dist.all_reduce(x, op=dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM)
+    return x
+
+
 def main() -> None:
     rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)
@@ -105,6 +138,7 @@ def main() -> None:
         "fsdp2": fully_sharded(rank),
         "fsdp2, recomputed": fully_sharded(rank, recompute=True),
         "fsdp2, bf16": fully_sharded(rank, torch.bfloat16),
+        "amax policies": with_amax_policies(rank),
     }
     torch.save(found, f"{result}.part")
     os.replace(f"{result}.part", result)

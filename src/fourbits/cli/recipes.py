@@ -6,6 +6,7 @@ NAME is a shipped recipe or a YAML file. Settings such as --wgrad.lhs.rht 0 show
 
 import json
 from argparse import ArgumentParser, Namespace
+from dataclasses import fields
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +20,8 @@ from fourbits.settings import dump_yaml, override, to_dict
 EXAMPLE = "fourbits recipes show nvfp4"
 OVERRIDES = True
 
+# fields of an operand that its words begin with
+IN_WORDS = ("format", "block", "rounding", "rht", "rht_signs", "source", "scale_rule")
 # GEMM -> what it computes, and what its two operands are called
 GEMMS = {
     "fprop": ("Y = X W^T", "X", "W"),
@@ -56,14 +59,19 @@ def run(args: Namespace) -> int:
 
 
 def operand_words(spec: OperandSpec) -> str:
-    """One operand in a few words, e.g. 'nvfp4 1x16 sr, rht 16 (te16)'."""
+    """One operand in a few words, e.g. 'nvfp4 1x16 sr, rht 16 (te16)'; every option but the usual ones."""
     if not spec.block_format.quantized:
         return spec.format
     size = spec.block_size
     words = f"{spec.format} {f'{size[0]}x{size[1]}' if size else 'whole tensor'} {spec.rounding}"
     words += f", rht {spec.rht} ({spec.signs})" if spec.rht else ""
+    words += ", of Fprop's copy" if spec.source == "forward" else ""
     words += f", {spec.scale_rule}" if spec.scale_rule != "max" else ""
-    return words + (f", amax {spec.amax_policy}" if spec.amax_policy != "current" else "")
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if field.name not in IN_WORDS and value != field.default:
+            words += f", {field.name} {value}"
+    return words
 
 
 def kept_words(keep: KeepBF16) -> str:

@@ -7,11 +7,13 @@ changes.
 import torch
 from torch import Tensor, nn
 
+from fourbits.recipe.amax import Reduce
 from fourbits.recipe.decide import Decider
 from fourbits.recipe.linear import LinearState, QuantizedLinear
 from fourbits.recipe.linear_ops import new_clock
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
+from fourbits.recipe.state import books_of, open_books
 from fourbits.recipe.summary import ConversionSummary, LinearReport, precision_of
 
 
@@ -36,17 +38,19 @@ def convert(model: nn.Module, recipe: str | Recipe = "nvfp4", seed: int = 0) -> 
         reports.append(LinearReport(name, (linear.out_features, linear.in_features), precision, reason))
         if table is not None:
             _adopt(linear, LinearState(type(linear), table, layer, seed, chosen.quantize_eval))
+    open_books(model)
     parameters = sum(p.numel() for p in model.parameters())
     return ConversionSummary(chosen.name, chosen.digest, tuple(reports), parameters)
 
 
-def set_step(model: nn.Module, step: int, first_token: int = 0) -> None:
-    """Move every random stream of the model; call before each micro-batch.
+def set_step(model: nn.Module, step: int, first_token: int = 0, reduce: Reduce | None = None) -> None:
+    """Move every random stream of the model, and its amax policies; call before each micro-batch.
 
     step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
     step (over ranks and micro-batches), a multiple of 16. Random bits are then a function of (seed, step,
-    token), whatever the number of ranks and micro-batches, and a resumed run repeats them. Raises ValueError
-    for values out of range.
+    token), whatever the number of ranks and micro-batches, and a resumed run repeats them. reduce: needed by
+    amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. Raises ValueError for
+    values out of range.
     """
     if not 0 <= step < 1 << 32:
         raise ValueError(f"set_step: step must be in [0, 2**32), got {step}.")
@@ -55,6 +59,8 @@ def set_step(model: nn.Module, step: int, first_token: int = 0) -> None:
             f"set_step: first_token must be a multiple of 16 (one block), got {first_token}. "
             "Make the token count of a micro-batch a multiple of 16."
         )
+    for book in books_of(model):
+        book.advance(step, reduce)
     clocks: dict[tuple[int, torch.device], Tensor] = {}
     for module in model.modules():
         if isinstance(module, QuantizedLinear):

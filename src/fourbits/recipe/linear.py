@@ -1,11 +1,12 @@
 """QuantizedLinear: nn.Linear whose three GEMMs obey a table. Same parameters, same state_dict, same call."""
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fourbits.recipe.amax import IN_USE, AmaxBook, commit, observe
 from fourbits.recipe.linear_ops import linear_backward, linear_forward, new_clock
 from fourbits.recipe.recipe import GemmTable
 
@@ -31,6 +32,9 @@ class LinearState:
         self.clock = new_clock(seed, 0, 0)
         #: True until set_step is called: the layer then advances its own clock with every backward pass
         self.counts_itself = True
+        #: the model's amax policies and this layer's slot, where its table has any
+        self.book: AmaxBook | None = None
+        self.slot = 0
 
     def clock_on(self, device: torch.device) -> Tensor:
         """The clock where the layer computes; it stays there, so that a step copies it at most once."""
@@ -40,9 +44,28 @@ class LinearState:
             self.clock = self.clock.to(device)
         return self.clock
 
+    def amaxes_on(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The model's amaxes, counters and policy where the layer computes; None without a policy."""
+        if self.book is None:
+            return (None, None, None)
+        book = self.book.to(device)
+        return (book.amaxes, book.counters, book.policy)
+
+
+class _Facts(NamedTuple):
+    """What a call knows beforehand."""
+
+    layer: int
+    table: str
+    #: whether the layer advances its own clock
+    counts_itself: bool
+    #: whether this is training, which amax policies learn from
+    observes: bool
+    slot: int
+
 
 class _QuantizedProduct(torch.autograd.Function):
-    """The three GEMMs, and nothing else."""
+    """The three GEMMs; around them, what the layer's clock and amax policies note."""
 
     @staticmethod
     def forward(
@@ -51,31 +74,41 @@ class _QuantizedProduct(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         clock: Tensor,
-        layer: int,
-        table: str,
-        counts_itself: bool,
+        amaxes: Tensor | None,
+        counters: Tensor | None,
+        policy: Tensor | None,
+        facts: _Facts,
     ) -> Tensor:
-        key = clock.clone() if counts_itself else clock
+        key = clock.clone() if facts.counts_itself else clock
+        amax = None if amaxes is None else amaxes[facts.slot, :, IN_USE].clone()
         keep_weight = bool(ctx.needs_input_grad[0])
-        y, w_values, w_scale = linear_forward(x, weight, bias, key, layer, table, keep_weight)
-        ctx.save_for_backward(x, weight, w_values, w_scale, key)
-        ctx.layer, ctx.table = layer, table
-        ctx.clock = clock if counts_itself else None
+        y, w_values, w_scale, own, counts = linear_forward(
+            x, weight, bias, key, amax, facts.layer, facts.table, keep_weight
+        )
+        ctx.save_for_backward(x, weight, w_values, w_scale, key, amax)
+        ctx.facts, ctx.clock = facts, clock
+        ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
+        if facts.observes and amaxes is not None and counters is not None:
+            observe(amaxes, counters, own, counts, facts.slot, 0)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, w_values, w_scale, key = ctx.saved_tensors
-        needs = list(ctx.needs_input_grad[:3])
+        x, weight, w_values, w_scale, key, amax = ctx.saved_tensors
+        facts, needs = ctx.facts, list(ctx.needs_input_grad[:3])
         with torch.no_grad():
-            grads = linear_backward(
-                dy.contiguous(), x, weight, w_values, w_scale, key, ctx.layer, ctx.table, needs
+            *grads, own, counts = linear_backward(
+                dy.contiguous(), x, weight, w_values, w_scale, key, amax, facts.layer, facts.table, needs
             )
-        if ctx.clock is not None:
+            if facts.observes and ctx.amaxes is not None:
+                observe(ctx.amaxes, ctx.counters, own, counts, facts.slot, 2)
+        if facts.counts_itself:
             tick(ctx.clock)
+            if facts.observes and ctx.amaxes is not None:
+                commit(ctx.amaxes, ctx.counters, ctx.policy, ctx.clock, facts.slot)
         if torch.is_grad_enabled():
             grads = [_FirstDerivative.apply(grad, dy, x, weight) for grad in grads]
-        return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 4)
+        return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 5)
 
 
 class _FirstDerivative(torch.autograd.Function):
@@ -131,10 +164,15 @@ class QuantizedLinear(nn.Linear):
         device = input.device
         if device.type != "meta" and torch.is_autocast_enabled(device.type) and input.dtype in _CAST:
             input = input.to(torch.get_autocast_dtype(device.type))
-        flat = input.reshape(-1, self.in_features)
-        clock = state.clock_on(device)
+        observes = self.training and torch.is_grad_enabled()
+        facts = _Facts(state.layer, state.table, state.counts_itself, observes, state.slot)
         y = _QuantizedProduct.apply(
-            flat, self.weight, self.bias, clock, state.layer, state.table, state.counts_itself
+            input.reshape(-1, self.in_features),
+            self.weight,
+            self.bias,
+            state.clock_on(device),
+            *state.amaxes_on(device),
+            facts,
         )
         return y.view(*input.shape[:-1], self.out_features)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fourbits.quant.operand import OperandSpec
-from fourbits.recipe.recipe import GemmSpec, KeepBF16, Recipe
+from fourbits.recipe.recipe import GemmSpec, GemmTable, KeepBF16, LayerRule, Recipe
 from fourbits.settings import build, load_yaml, nearest, to_dict
 
 _PAPER_BLOCKS = KeepBF16(first_blocks="2/62", last_blocks="8/62")
@@ -18,12 +18,31 @@ _TILE = OperandSpec(block=(16, 16), source="bf16")
 _NVFP4_DGRAD = GemmSpec(lhs=_ROW_SR, rhs=_TILE)
 _NVFP4_WGRAD = GemmSpec(lhs=replace(_ROW_SR, rht=16), rhs=replace(_ROW, rht=16))
 
+_ROW_46 = replace(_ROW, scale_rule="4over6-mse")
+_TILE_46 = replace(_TILE, scale_rule="4over6-mse")
+
 _NAIVE = GemmSpec(lhs=_ROW, rhs=_ROW)
 _NAIVE_WEIGHT = GemmSpec(lhs=_ROW, rhs=replace(_ROW, source="bf16"))
 
 _MX4 = OperandSpec(format="mxfp4")
 _MX4_SR = OperandSpec(format="mxfp4", rounding="sr")
 _MX4_TILE = OperandSpec(format="mxfp4", block=(32, 32), source="bf16")
+
+_MX8 = OperandSpec(format="mxfp8", scale_rule="ceil")
+_MX8_WEIGHT = replace(_MX8, source="bf16")
+_MXFP8 = GemmTable(
+    fprop=GemmSpec(lhs=_MX8, rhs=_MX8_WEIGHT),
+    dgrad=GemmSpec(lhs=_MX8, rhs=_MX8_WEIGHT),
+    wgrad=GemmSpec(lhs=_MX8, rhs=_MX8),
+)
+
+_EDEN = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
+_EDEN_FORWARD = replace(_EDEN, source="forward")
+_QUARTET2_BACKWARD = GemmSpec(lhs=_EDEN, rhs=_EDEN_FORWARD)
+_QUARTET2 = (
+    "arXiv:2601.22813: MS-EDEN on all four backward operands, W and X quantized anew from their forward "
+    "codes, no BF16 blocks. Deviates: ties to even; signs drawn per layer, GEMM and step; rows padded to 128."
+)
 
 _FP8 = OperandSpec(format="fp8", block=(1, 128))
 _FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
@@ -38,6 +57,13 @@ _RECIPES = (
         dgrad=GemmSpec(lhs=_FP8, rhs=_FP8_TILE),
         wgrad=GemmSpec(lhs=_FP8, rhs=_FP8),
         keep_bf16=KeepBF16(first_blocks="1/62", last_blocks="2/62"),
+    ),
+    Recipe(
+        name="mxfp8",
+        source="arXiv:2506.08027: E4M3 in 1x32 blocks for every operand, scales rounded up.",
+        fprop=_MXFP8.fprop,
+        dgrad=_MXFP8.dgrad,
+        wgrad=_MXFP8.wgrad,
     ),
     Recipe(
         name="mxfp4",
@@ -65,6 +91,55 @@ _RECIPES = (
         fprop=_NAIVE_WEIGHT,
         dgrad=_NAIVE_WEIGHT,
         wgrad=_NAIVE,
+    ),
+    Recipe(
+        name="nvfp4-fwd",
+        source="After arXiv:2509.25149, whose ablations find most of the gap in the forward: Fprop as nvfp4, "
+        "Dgrad and Wgrad in BF16. Not a recipe of that paper.",
+        fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
+        keep_bf16=_PAPER_BLOCKS,
+    ),
+    Recipe(
+        name="nvfp4-46",
+        source="arXiv:2512.02010 on top of nvfp4: scales of Fprop's operands chosen by squared error (Four "
+        "Over Six). Gradients and X of Wgrad as in nvfp4.",
+        fprop=GemmSpec(lhs=_ROW_46, rhs=_TILE_46),
+        dgrad=GemmSpec(lhs=_ROW_SR, rhs=_TILE_46),
+        wgrad=_NVFP4_WGRAD,
+        keep_bf16=_PAPER_BLOCKS,
+    ),
+    Recipe(
+        name="quartet2",
+        source=_QUARTET2,
+        fprop=_NAIVE_WEIGHT,
+        dgrad=_QUARTET2_BACKWARD,
+        wgrad=_QUARTET2_BACKWARD,
+    ),
+    Recipe(
+        name="quartet2-46",
+        source=_QUARTET2 + " Fprop with Four Over Six.",
+        fprop=GemmSpec(lhs=_ROW_46, rhs=replace(_ROW_46, source="bf16")),
+        dgrad=_QUARTET2_BACKWARD,
+        wgrad=_QUARTET2_BACKWARD,
+    ),
+    Recipe(
+        name="nemotron3-super",
+        source="The report of Nemotron 3 Super, section 2.2: nvfp4 with attention projections and the last "
+        "15 % of blocks in BF16, Mamba output projections in MXFP8. Without its latent projections and MTP.",
+        fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
+        dgrad=_NVFP4_DGRAD,
+        wgrad=_NVFP4_WGRAD,
+        keep_bf16=KeepBF16(last_blocks="15/100"),
+        layers=(
+            LayerRule(
+                names=("*.q_proj", "*.k_proj", "*.v_proj", "*.o_proj"),
+                table=GemmTable(),
+                why="attention projection",
+            ),
+            LayerRule(
+                names=("*.mixer.out_proj", "*.mamba.out_proj"), table=_MXFP8, why="Mamba output projection"
+            ),
+        ),
     ),
 )
 

@@ -15,6 +15,16 @@ from fourbits.settings import build, to_dict
 
 BF16 = OperandSpec(format="bf16")
 
+#: operands by role, and the operand of Fprop that a source of `forward` stands for
+_MAY_BE_FORWARD = {
+    "fprop.lhs": None,
+    "fprop.rhs": None,
+    "dgrad.lhs": None,
+    "dgrad.rhs": "fprop.rhs",
+    "wgrad.lhs": None,
+    "wgrad.rhs": "fprop.lhs",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmSpec:
@@ -44,11 +54,28 @@ class GemmTable:
     dgrad: GemmSpec = field(default_factory=GemmSpec)
     wgrad: GemmSpec = field(default_factory=GemmSpec)
 
+    def __post_init__(self) -> None:
+        for role, of_fprop in _MAY_BE_FORWARD.items():
+            spec = self.operand(role)
+            if spec.source == "forward" and (of_fprop is None or self.operand(of_fprop).rht):
+                raise ValueError(_no_forward(role, of_fprop))
+
+    def operand(self, role: str) -> OperandSpec:
+        """The spec of one operand. role: 'fprop.lhs' to 'wgrad.rhs'."""
+        gemm, side = role.split(".")
+        return getattr(getattr(self, gemm), side)
+
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether Dgrad starts from W as Fprop multiplied it: its codes, or its values quantized anew."""
+        remakes = self.dgrad.rhs.source == "forward" and self.fprop.rhs.block_format.quantized
+        return self.shares_weight or remakes
+
     @property
     def shares_weight(self) -> bool:
         """Whether Dgrad multiplies the codes of W that Fprop did: one spec, square blocks, no transform."""
         spec = self.fprop.rhs
-        square = spec.block_size is None or spec.block_size[0] == spec.block_size[1]
+        square = all(size is None or size[0] == size[1] for size in (spec.block_size, spec.outer_size))
         same = spec == self.dgrad.rhs and spec.block_format.quantized
         return same and square and not spec.rht and not spec.stochastic
 
@@ -116,6 +143,9 @@ class Recipe:
     #: whether evaluation and no_grad forwards are quantized as training's are
     quantize_eval: bool = True
 
+    def __post_init__(self) -> None:
+        self.table.operand("fprop.lhs")  # building the table checks it
+
     @property
     def table(self) -> GemmTable:
         """The table of linears that no rule singles out."""
@@ -127,6 +157,14 @@ class Recipe:
         content = {key: value for key, value in to_dict(self).items() if key not in ("name", "source")}
         content["layers"] = [{**rule, "why": ""} for rule in content["layers"]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _no_forward(role: str, of_fprop: str | None) -> str:
+    if of_fprop is None:
+        reason = "only dgrad.rhs (W) and wgrad.rhs (X) are operands of Fprop, too"
+    else:
+        reason = f"it needs {of_fprop} in Fprop without a transform; set {of_fprop}.rht to 0"
+    return f"{role}.source: forward quantizes anew what Fprop multiplied; {reason}."
 
 
 def _share(value: int | str, where: str) -> Fraction | int:
