@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from types import ModuleType
 from typing import Any
 
@@ -143,15 +144,6 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def run_script(*argv: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *argv], capture_output=True, text=True, timeout=300, cwd=EXAMPLES, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_plain_loop_learns_and_its_loss_does_not_depend_on_the_number_of_micro_batches():
     """With one micro-batch or two the noise is the same; amax, and with it scales, may differ."""
     losses = [example("01_plain_loop").main(steps=8, micro_batches=count) for count in (1, 2)]
@@ -186,12 +178,18 @@ def test_the_callback_numbers_micro_batches_over_ranks(monkeypatch):
     assert calls == [(7, 1 * 64), (7, 5 * 64)]
 
 
-def test_fsdp2_runs_on_two_processes():
-    output = run_script(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "03_fsdp2.py")
-    )
-    first, last = (float(word) for word in output.split("rank 0:")[1].split("->"))
-    assert last < 0.2 * first
+def test_fsdp2_and_ddp_run_on_two_processes():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    running = [
+        subprocess.Popen([*launch, name], stdout=PIPE, stderr=PIPE, text=True, cwd=EXAMPLES, env=environment)
+        for name in ("03_fsdp2.py", "04_ddp.py")
+    ]
+    for process in running:
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        first, last = (float(word) for word in output.split("rank 0:")[1].split("->"))
+        assert last < 0.2 * first
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
