@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fourbits.gemm import matmul_cuda, matmul_reference
+from fourbits.gemm import matmul_cuda
+from fourbits.gemm.matmul_check import share_of_bound
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand, quantize
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+from fourbits.quant.tensor import ExactOperand
 from triton_interpreter import prepare
 
 ROW = OperandSpec()
@@ -63,7 +64,7 @@ def excess(product: Product, device: torch.device | str = "cpu") -> float:
     into = None if before is None else before.clone().to(device)
     out = matmul_cuda.matmul(left, right, product.out_dtype, _on(bias, device), into).cpu()
     a, b = (quantize(t, spec, axis) for t, spec, axis in kept)
-    return _share_of_bound(out, a, b, bias, before)
+    return share_of_bound(out, a, b, bias, before)
 
 
 def _operand(x: Tensor, spec: OperandSpec, axis: int, device: torch.device | str) -> ExactOperand:
@@ -73,19 +74,6 @@ def _operand(x: Tensor, spec: OperandSpec, axis: int, device: torch.device | str
         return ExactOperand(made.values.to(device), made.scale.to(device), axis, spec)
     values = quantize(x, spec, axis).codes.to(device).view(torch.float8_e4m3fn)
     return ExactOperand(values if axis == 1 else values.t(), made.scale.to(device), axis, spec)
-
-
-def _share_of_bound(
-    out: Tensor, a: QuantizedTensor, b: QuantizedTensor, bias: Tensor | None, before: Tensor | None
-) -> float:
-    true = matmul_reference.matmul(a, b, torch.float32, bias).double()
-    if before is not None:
-        true = true + before.double()
-    values = [(q.block_values() * q.global_scale).double() for q in (a, b)]
-    magnitude = values[0].abs() @ values[1].abs().t()
-    sums = values[0].shape[1] * 2.0**-23 * (magnitude + true.abs())
-    rounding = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-23}[out.dtype] * true.abs()
-    return float(((out.double() - true).abs() / (sums + rounding).clamp_min(1e-30)).max())
 
 
 def _on(x: Tensor | None, device: torch.device | str) -> Tensor | None:

@@ -1,0 +1,113 @@
+"""The native product without its card: a model of the tensor cores reads the operands; the self-check."""
+
+import pytest
+import torch
+
+from fourbits.formats.codes import decode
+from fourbits.formats.descriptors import E2M1
+from fourbits.formats.packing import unpack_nibbles, unswizzle_scales
+from fourbits.gemm import matmul_check, matmul_native
+from fourbits.gemm.matmul_check import share_of_bound
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import quantize
+
+TILE = OperandSpec(block=(16, 16), source="bf16")
+
+
+def read_operand(codes, scales, global_scale):
+    """Values of rows with the contraction last, as FP4 tensor cores take them from memory."""
+    assert codes.dtype == torch.float4_e2m1fn_x2
+    assert codes.is_contiguous(), "the contraction must be contiguous"
+    codes = unpack_nibbles(codes.view(torch.uint8))
+    rows, length = codes.shape
+    assert length % 32 == 0
+    assert scales.dtype == torch.float8_e4m3fn
+    assert scales.numel() == -(-rows // 128) * 128 * -(-length // 64) * 4
+    grid = unswizzle_scales(scales, rows, length // 16).to(torch.float32)
+    return decode(codes, E2M1) * grid.repeat_interleave(16, 1), global_scale
+
+
+def model_of_scaled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b, swizzle_a, swizzle_b, *, output_dtype):
+    assert recipe_a == recipe_b == matmul_native._RECIPE
+    assert swizzle_a == swizzle_b == matmul_native._SWIZZLE
+    left, global_a = read_operand(a, *scale_a)
+    right, global_b = read_operand(b.t(), *scale_b)
+    assert right.shape[0] % 16 == 0
+    return ((left.double() @ right.double().t()).float() * (global_a * global_b)).to(output_dtype)
+
+
+@pytest.fixture(autouse=True)
+def tensor_cores(monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", model_of_scaled_mm)
+
+
+@pytest.mark.parametrize("shape", [(48, 32, 64), (17, 33, 50), (130, 16, 80)])
+@pytest.mark.parametrize(("a_axis", "b_axis", "b_spec"), [(1, 1, TILE), (1, 0, TILE), (0, 0, OperandSpec())])
+def test_tensor_cores_read_the_codes_and_scales_that_were_meant(shape, a_axis, b_axis, b_spec):
+    M, N, K = shape
+    x, w = (torch.randn((rows, K) if axis == 1 else (K, rows)) for rows, axis in ((M, a_axis), (N, b_axis)))
+    a, b = quantize(x, OperandSpec(), a_axis), quantize(w, b_spec, b_axis)
+    bias = torch.randn(N)
+    for out_dtype, added in ((torch.bfloat16, None), (torch.float32, None), (torch.bfloat16, bias)):
+        out = matmul_native.matmul(a, b, out_dtype, added)
+        assert out.shape == (M, N)
+        assert share_of_bound(out, a, b, added) <= 1
+
+
+def test_the_transpose_of_a_square_weight_is_read_as_such():
+    w = torch.randn(48, 80)
+    forward, turned = quantize(w, TILE, 1), quantize(w, TILE, 0)
+    x = quantize(torch.randn(16, 48), OperandSpec(), 1)
+    assert torch.equal(
+        matmul_native.matmul(x, forward.t(), torch.float32, None),
+        matmul_native.matmul(x, turned, torch.float32, None),
+    )
+
+
+def test_other_formats_are_refused_by_name():
+    q = quantize(torch.randn(32, 64), OperandSpec(format="mxfp4"), 1)
+    with pytest.raises(ValueError, match="needs nvfp4 in blocks of 16 along the contraction, got mxfp4"):
+        matmul_native.native_operand(q)
+
+
+def without_card(x, wanted):
+    return tuple(quantize(x, want.spec, want.axis, want.amax, want.key) for want in wanted)
+
+
+def test_the_self_check_passes_where_the_arithmetic_is_right(monkeypatch):
+    monkeypatch.setattr(matmul_check, "fused_quantize", without_card)
+    findings = matmul_check.check_native(torch.device("cpu"))
+    assert len(findings) == 7
+    assert all(finding.passed for finding in findings), findings
+
+
+def failed(findings):
+    return [finding.what for finding in findings if not finding.passed]
+
+
+def test_the_self_check_sees_gradients_that_are_zero(monkeypatch):
+    monkeypatch.setattr(matmul_check, "fused_quantize", without_card)
+    zero = lambda a, b, dtype, bias: torch.zeros(a.rows, b.rows, dtype=dtype)  # noqa: E731
+    assert failed(matmul_check.check_native(torch.device("cpu"), zero)) == [
+        "fprop: product",
+        "dgrad: product",
+        "wgrad: product",
+    ]
+
+
+def test_the_self_check_sees_rounding_that_is_not_stochastic(monkeypatch):
+    def nearest(x, wanted):
+        return tuple(quantize(x, OperandSpec(rht=want.spec.rht), want.axis, want.amax) for want in wanted)
+
+    monkeypatch.setattr(matmul_check, "fused_quantize", nearest)
+    assert "stochastic rounding" in failed(matmul_check.check_native(torch.device("cpu")))
+
+
+def test_the_self_check_sees_a_sum_in_half_precision(monkeypatch):
+    monkeypatch.setattr(matmul_check, "fused_quantize", without_card)
+
+    def coarse(a, b, dtype, bias):
+        product = (a.block_values().to(torch.bfloat16) @ b.block_values().to(torch.bfloat16).t()).half()
+        return (product.float() * a.global_scale * b.global_scale * 1.02).to(dtype)
+
+    assert "fprop: product" in failed(matmul_check.check_native(torch.device("cpu"), coarse))
