@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fourbits.quant.fused import Wanted, fused_operands, fused_quantize
+from fourbits.quant.fused import Wanted, fused_observed, fused_operands, fused_quantize
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.own_amax import own_amax
 from fourbits.quant.quantize import exact_operand, quantize
 from triton_interpreter import prepare
 
@@ -116,6 +117,23 @@ def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
     return found
 
 
+def policy_differences(stored: tuple[float, float], device: torch.device | str = "cpu") -> list[str]:
+    """The same for both operands under amax policies that have stored these amaxes (negative: none yet)."""
+    x = tensor(Case("nearest", (40, 48)), device)
+    key = torch.tensor([1234, 5 * 8 + 4, 17, 48, 3], device=device)
+    given = torch.tensor(stored, device=device)
+    wanted = [Wanted(ROW_SR, 1, key, stored=given[0]), Wanted(COLUMN_SR, 0, key, stored=given[1])]
+    found = []
+    for made, note, want in zip(*fused_observed(x, wanted), wanted, strict=True):
+        true = own_amax(x.cpu(), want.spec, want.axis, given[1 - want.axis].cpu(), key.cpu())
+        operand = exact_operand(x.cpu(), want.spec, want.axis, true.used, key.cpu())
+        found += _unequal(f"axis {want.axis} values", made.values, operand.values)
+        found += _unequal(f"axis {want.axis} scale", made.scale, operand.scale)
+        found += _unequal(f"axis {want.axis} own amax", note[0], true.own)
+        found += [] if note[1].tolist() == true.counts.tolist() else [f"axis {want.axis} counts {note[1]}"]
+    return found
+
+
 def _unequal(what: str, made: Tensor, true: Tensor) -> list[str]:
     """Bytes compared; a NaN is a NaN whatever its sign and payload, which arithmetic does not promise."""
     made = made.cpu()
@@ -161,6 +179,10 @@ SMALL = [
 ]
 
 
+#: amaxes stored for the row and the column operand
+POLICIES = [(-1.0, -1.0), (7.5, 2.5), (300.0, -1.0)]
+
+
 def main(names: list[str]) -> int:
     """Check cases by name (all without names); print what differs."""
     prepare()
@@ -173,6 +195,10 @@ def main(names: list[str]) -> int:
             found = differences(case)
             failed += bool(found)
             print(case.name, *found, sep="\n  ")
+    for stored in () if names else POLICIES:
+        found = policy_differences(stored)
+        failed += bool(found)
+        print(f"stored amaxes {stored}", *found, sep="\n  ")
     return failed
 
 

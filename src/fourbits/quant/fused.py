@@ -36,6 +36,8 @@ class Wanted(NamedTuple):
     key: NoiseKey | Tensor | None = None
     #: fp32: the maximum to use instead of the tensor's own, or partial maxima of it
     amax: Tensor | None = None
+    #: fp32 scalar that an amax policy has stored: as amax, or negative to use the tensor's own
+    stored: Tensor | None = None
 
 
 def why_not_fused(x: Tensor, wanted: Sequence[Wanted]) -> str | None:
@@ -62,20 +64,51 @@ def fused_operands(x: Tensor, wanted: Sequence[Wanted]) -> tuple[ExactOperand, .
     operands. FP8 operands have float8 values whose contraction axis is contiguous, as FP8 tensor cores want.
     Raises ValueError with the reason where the kernels cannot do it.
     """
+    return _operands(x, wanted, observe=False)[0]
+
+
+def fused_observed(
+    x: Tensor, wanted: Sequence[Wanted]
+) -> tuple[tuple[ExactOperand, ...], tuple[tuple[Tensor, Tensor], ...]]:
+    """`fused_operands`, and for each operand (own amax, counts) as `own_amax` gives them, from the same read.
+
+    Every operand wanted has one scale for the whole tensor.
+    """
+    made, seen = _operands(x, wanted, observe=True)
+    assert seen is not None
+    own, saturated = seen.own.amax(1), seen.saturated.sum(1)
+    notes: list[tuple[Tensor, Tensor]] = []
+    for want in wanted:
+        blocks = _number_of_blocks(x, want)
+        counts = torch.stack((saturated[1 - want.axis], saturated.new_full((), blocks)))
+        notes.append((own[1 - want.axis], counts))
+    return made, tuple(notes)
+
+
+def _number_of_blocks(x: Tensor, want: Wanted) -> int:
+    size = want.spec.block_size
+    assert size is not None
+    padded = -(-x.shape[want.axis] // max(16, want.spec.rht)) * max(16, want.spec.rht)
+    return -(-x.shape[1 - want.axis] // size[0]) * -(-padded // size[1])
+
+
+def _operands(
+    x: Tensor, wanted: Sequence[Wanted], observe: bool
+) -> "tuple[tuple[ExactOperand, ...], kernels.Observed | None]":
     x = _checked(x, wanted)
     if wanted[0].spec.format in FP8_FORMATS:
-        return tuple(_fp8_operand(q) for q in _fp8(x, wanted))
+        return tuple(_fp8_operand(q) for q in _fp8(x, wanted)), None
     row, column = _by_axis(wanted)
     row_plan, column_plan = (None if want is None else plan(want.spec, want.axis) for want in (row, column))
     keys = (_noise_key(row), _noise_key(column))
     amaxes = _amaxes(x, (row, column), (row_plan, column_plan), keys[1])
-    row_values, column_values, scales = kernels.exact(x, row_plan, column_plan, amaxes, keys)
+    row_values, column_values, scales, seen = kernels.exact(x, row_plan, column_plan, amaxes, keys, observe)
     made: list[ExactOperand] = []
     for want in wanted:
         values = row_values if want.axis == 1 else column_values
         assert values is not None
         made.append(ExactOperand(values, scales[1 - want.axis], want.axis, want.spec))
-    return tuple(made)
+    return tuple(made), seen
 
 
 def fused_quantize(x: Tensor, wanted: Sequence[Wanted]) -> tuple[QuantizedTensor, ...]:
@@ -136,7 +169,8 @@ def _amaxes(
     )
     if row is None and column is None:
         return given[0], given[1]
-    parts = kernels.amax_parts(x, row, column, key)
+    stored = [None if want is None else want.stored for want in wanted]
+    parts = kernels.amax_parts(x, row, column, key, (stored[0], stored[1]))
     return given[0] if row is None else parts[0], given[1] if column is None else parts[1]
 
 

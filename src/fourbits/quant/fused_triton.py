@@ -30,10 +30,26 @@ class Tile(NamedTuple):
     vector: int = 8
 
 
-def amax_parts(x: Tensor, row: Plan | None, column: Plan | None, key: NoiseKey | None) -> Tensor:
+class Observed(NamedTuple):
+    """What amax policies learn from: one entry for each program of a kernel, for the row and column plan."""
+
+    #: fp32 [2, programs], largest magnitudes
+    own: Tensor
+    #: int32 [2, programs], saturated blocks
+    saturated: Tensor
+
+
+def amax_parts(
+    x: Tensor,
+    row: Plan | None,
+    column: Plan | None,
+    key: NoiseKey | None,
+    stored: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
     """Partial maxima of |y| for both plans in one read, fp32 [2, parts]; a missing plan's are not written.
 
-    x: [M, K] with unit stride along K; key: of the column plan, needed where its signs are drawn.
+    x: [M, K] with unit stride along K; key: of the column plan, needed where its signs are drawn; stored:
+    fp32 scalars that take the place of the plans' own maxima unless they are negative.
     """
     tile = _amax_tile(x, column)
     count = PARTS if x.is_cuda else 2
@@ -45,11 +61,15 @@ def amax_parts(x: Tensor, row: Plan | None, column: Plan | None, key: NoiseKey |
         x.shape[0],
         x.shape[1],
         parts[0],
+        parts if stored[0] is None else stored[0],
         parts[1],
+        parts if stored[1] is None else stored[1],
         entries,
         stream,
         ROW=row,
+        ROW_STORED=stored[0] is not None,
         COLUMN=column,
+        COLUMN_STORED=stored[1] is not None,
         FIELDS=key_fields,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
@@ -67,10 +87,12 @@ def exact(
     column: Plan | None,
     amaxes: tuple[Tensor | None, Tensor | None],
     keys: tuple[NoiseKey | None, NoiseKey | None],
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    observe: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor, Observed | None]:
     """Exact values for both plans in one read, bf16 in x's layout, and both global scales, fp32 [2].
 
-    amaxes: fp32 vectors of partial maxima (or of one maximum), for plans with a scale of the whole tensor.
+    amaxes: fp32 vectors of partial maxima (or of one maximum), for plans with a scale of the whole tensor;
+    all plans have one if `observe` asks for what amax policies learn from.
     """
     M, K = x.shape
     scales = torch.empty(2, dtype=torch.float32, device=x.device)
@@ -82,7 +104,9 @@ def exact(
     row_out, column_out = (
         scales[None] if values is None else values for values in (row_values, column_values)
     )
-    operands_kernel[(_programs(x, tile),)](
+    programs = _programs(x, tile)
+    seen = _observed(x, programs) if observe else None
+    operands_kernel[(programs,)](
         x,
         x.stride(0),
         M,
@@ -100,6 +124,8 @@ def exact(
         column_key.entries,
         column_key.stream,
         scales,
+        scales if seen is None else seen.own,
+        scales if seen is None else seen.saturated,
         ROW=row,
         ROW_FIELDS=row_key.fields,
         ROW_PARTS=row_amax.shape[0],
@@ -107,13 +133,14 @@ def exact(
         COLUMN_FIELDS=column_key.fields,
         COLUMN_PARTS=column_amax.shape[0],
         COLUMN_VECTOR=tile.vector,
+        OBSERVE=observe,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         HARDWARE=x.is_cuda,
         num_warps=tile.warps,
         enable_fp_fusion=False,
     )
-    return row_values, column_values, scales
+    return row_values, column_values, scales, seen
 
 
 def packed(
@@ -250,6 +277,11 @@ def _programs(x: Tensor, tile: Tile) -> int:
 def _converts(device: torch.device) -> bool:
     """Whether the card converts to E2M1 in hardware."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0)
+
+
+def _observed(x: Tensor, programs: int) -> Observed:
+    own = torch.empty((2, programs), dtype=torch.float32, device=x.device)
+    return Observed(own, torch.empty((2, programs), dtype=torch.int32, device=x.device))
 
 
 def _matrix(x: Tensor, rows: int, columns: int) -> Tensor:

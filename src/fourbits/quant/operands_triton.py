@@ -10,7 +10,8 @@ which is what a BF16 GEMM multiplies.
 import triton
 import triton.language as tl
 
-from fourbits.quant.rounding_triton import as_bf16, with_sign
+from fourbits.quant.rounding_triton import as_bf16, float_of, with_sign
+from fourbits.quant.scaling_triton import block_amax, encode_scale
 from fourbits.quant.tile_triton import load_tile, prepared_tile, rounded_tile, tensor_amax, tile_start
 
 
@@ -26,15 +27,31 @@ def store_tile(out_ptr, stride, values, row, column, M, K, VECTOR: tl.constexpr,
 
 
 @triton.jit
+def observe(amax_bits, tensor_bits, own_ptr, saturated_ptr, PLAN: tl.constexpr):
+    """Leave this program's largest magnitude and its count of saturated blocks. docs/nvfp4.md, section 16.
+
+    A block is saturated when its scale would have rounded above 448. Padding has the scale 0.
+    """
+    largest = tl.max(tl.reshape(amax_bits, (amax_bits.numel,)), axis=0)
+    wanted = float_of(amax_bits) * (encode_scale(tensor_bits, PLAN.target) * PLAN.kappa)
+    saturated = tl.reshape((wanted > 464.0).to(tl.int32), (amax_bits.numel,))
+    tl.store(own_ptr + tl.program_id(0), float_of(largest))
+    tl.store(saturated_ptr + tl.program_id(0), tl.sum(saturated, axis=0))
+
+
+@triton.jit
 def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, row, column, out_m, out_k, amax_ptr,
                   global_ptr, key_ptr, stream, FIELDS: tl.constexpr, PARTS: tl.constexpr, PLAN: tl.constexpr,
-                  VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                  HARDWARE: tl.constexpr):  # fmt: skip
+                  own_ptr, saturated_ptr, OBSERVE: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr,
+                  COLUMNS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
     """Quantize a tile by one plan and write element * block scale."""
     y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE)
     tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
+    amax_bits = block_amax(y, PLAN, ROWS, COLUMNS)
+    if OBSERVE:
+        observe(amax_bits, tensor_bits, own_ptr, saturated_ptr, PLAN)
     rounded, scaled, scale = rounded_tile(
-        y, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
+        y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
     )
     values = tl.reshape(with_sign(rounded * scale, scaled), (ROWS, COLUMNS))
     store_tile(
@@ -47,24 +64,26 @@ def operands_kernel(
     x_ptr, x_stride, M, K,
     row_ptr, row_stride, row_k, row_amax_ptr, row_key_ptr, row_stream,
     column_ptr, column_stride, column_m, column_amax_ptr, column_key_ptr, column_stream,
-    global_ptr,
+    global_ptr, own_ptr, saturated_ptr,
     ROW: tl.constexpr, ROW_FIELDS: tl.constexpr, ROW_PARTS: tl.constexpr,
     COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
-    COLUMN_VECTOR: tl.constexpr,
+    COLUMN_VECTOR: tl.constexpr, OBSERVE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """Exact operands of x [M, K]: row_ptr [M, row_k] by the plan ROW, column_ptr [column_m, K] by COLUMN.
 
     Either plan may be None. global_ptr: fp32 [2], the global scale of each. amax: fp32 partial maxima.
+    With OBSERVE own_ptr (fp32) and saturated_ptr (int32), [2, programs], take what amax policies learn from.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
     IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
     x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
     if ROW is not None:
         write_operand(x, IS_BF16, row_ptr, row_stride, row, column, M, row_k, row_amax_ptr, global_ptr,
-                      row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, 8, ROWS, COLUMNS,
-                      HARDWARE)  # fmt: skip
+                      row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, own_ptr, saturated_ptr, OBSERVE,
+                      8, ROWS, COLUMNS, HARDWARE)  # fmt: skip
     if COLUMN is not None:
         write_operand(x, IS_BF16, column_ptr, column_stride, row, column, column_m, K, column_amax_ptr,
                       global_ptr + 1, column_key_ptr, column_stream, COLUMN_FIELDS, COLUMN_PARTS, COLUMN,
+                      own_ptr + tl.num_programs(0), saturated_ptr + tl.num_programs(0), OBSERVE,
                       COLUMN_VECTOR, ROWS, COLUMNS, HARDWARE)  # fmt: skip

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from fourbits.quant.rounding_triton import ABS_BITS, EXPONENT_BITS, bits_of, code_of, with_sign
-from fourbits.quant.scaling_triton import blocked
+from fourbits.quant.scaling_triton import block_amax, blocked
 from fourbits.quant.tile_triton import load_tile, prepared_tile, rounded_tile, tensor_amax, tile_start
 
 
@@ -137,8 +137,9 @@ def packed_kernel(
     x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
     y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE)
     tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
+    amax_bits = block_amax(y, PLAN, ROWS, COLUMNS)
     rounded, scaled, scale = rounded_tile(
-        y, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
+        y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
     )
     if E2M1X2 and PLAN.rounding == "rne":
         rounded = tl.abs(scaled)  # the instruction rounds

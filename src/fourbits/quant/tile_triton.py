@@ -20,7 +20,7 @@ from fourbits.quant.rounding_triton import (
     stochastic_24,
     to_bf16,
 )
-from fourbits.quant.scaling_triton import block_amax, block_scales, blocked, encode_scale
+from fourbits.quant.scaling_triton import block_scales, blocked, encode_scale
 
 
 @triton.jit
@@ -76,14 +76,15 @@ def prepared_tile(x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexp
 
 
 @triton.jit
-def rounded_tile(y, tensor_bits, row, column, key_ptr, stream, FIELDS: tl.constexpr, PLAN: tl.constexpr,
-                 ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+def rounded_tile(y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS: tl.constexpr,
+                 PLAN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """(magnitudes on the grid, what was rounded, block scales), fp32 in blocks; scales [R, 1, C, 1].
 
-    What was rounded carries the signs. A poisoned block has a NaN scale and any magnitudes.
+    amax_bits: of y's blocks; tensor_bits: of the tensor. What was rounded carries the signs. A poisoned block
+    has a NaN scale and any magnitudes.
     """
     ELEMENT: tl.constexpr = PLAN.element
-    scale, encode = block_scales(block_amax(y, PLAN, ROWS, COLUMNS), tensor_bits, PLAN)
+    scale, encode = block_scales(amax_bits, tensor_bits, PLAN)
     scaled = blocked(y, PLAN, ROWS, COLUMNS) * encode
     if PLAN.rounding == "rne":
         rounded = nearest(scaled, ELEMENT)
