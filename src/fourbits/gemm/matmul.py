@@ -5,7 +5,7 @@ section 12.
 import torch
 from torch import Tensor
 
-from fourbits.gemm import matmul_emulated
+from fourbits.gemm import matmul_cuda, matmul_emulated
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
 
 
@@ -39,4 +39,6 @@ def matmul_exact(
             f"matmul: transforms differ, so they would not cancel: a has {a.spec.transform}, b has "
             f"{b.spec.transform}. Give both operands of a GEMM the same rht and rht_signs."
         )
+    if a.values.is_cuda and matmul_cuda.why_not_fused(a, b) is None:
+        return matmul_cuda.matmul(a, b, out_dtype, bias)
     return matmul_emulated.matmul(a, b, out_dtype, bias)

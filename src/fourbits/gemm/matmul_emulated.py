@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.matmul_reference import finish, segments
+from fourbits.quant.compiled import compiled
+from fourbits.quant.quantize import COMPILE_FROM
 from fourbits.quant.tensor import ExactOperand
 
 
@@ -18,11 +20,13 @@ def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tenso
     right = b.values.t() if b.axis == 1 else b.values
     length = min(left.shape[1], right.shape[0])  # what one operand has beyond is the other's zero padding
     left, right = left[:, :length], right[:length]
-    if a.scale.dim() == 0 and b.scale.dim() == 0:
-        return finish(_sum(left, right), a.scale, b.scale, out_dtype, bias)
     one = torch.ones((), dtype=torch.float32, device=left.device)
     scale_a, scale_b = (op.scale if op.scale.dim() == 0 else one for op in (a, b))
-    return finish(_scaled_sum(left, right, a, b), scale_a, scale_b, out_dtype, bias)
+    constant = a.scale.dim() == b.scale.dim() == 0
+    total = _sum(left, right) if constant else _scaled_sum(left, right, a, b)
+    large = total.device.type == "cpu" and total.numel() >= COMPILE_FROM
+    run = compiled(finish) if large else finish
+    return run(total, scale_a, scale_b, out_dtype, bias)
 
 
 def _sum(left: Tensor, right: Tensor) -> Tensor:

@@ -27,14 +27,18 @@ _broken: list[str] = []
 @functools.cache
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """`function` compiled for any shape. Raises nothing of the compiler's: its failure is announced once."""
+    for (
+        limit,
+        least,
+    ) in _LIMITS.items():  # of the whole process: to patch them around each call costs as much as it
+        setattr(dynamo_config, limit, max(least, getattr(dynamo_config, limit)))
     fast = cast(Callable[P, T], torch.compile(function, fullgraph=True, dynamic=True))  # pyright: ignore
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if _broken:
             return function(*args, **kwargs)
         try:
-            with dynamo_config.patch(_LIMITS):  # pyright: ignore[reportUnknownMemberType]
-                return fast(*args, **kwargs)
+            return fast(*args, **kwargs)
         except (BackendCompilerFailed, InductorError) as error:
             _broken.append(str(error))
             warnings.warn(

@@ -35,7 +35,7 @@ def transformed(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None, 
 
 
 def butterfly(lanes: Tensor, signs: Tensor | None) -> Tensor:
-    """The transform along dimension 1. lanes: bf16 [.., size, ..]; signs: fp32 [size] of +-1, or None -> bf16.
+    """The transform along dimension 1, bf16. lanes: bf16 [.., size, ..]; signs: fp32 [size] of +-1, or None.
 
     fp32 additions in stages 1, 2, 4, ...; one multiplication by size**-0.5; one rounding to bf16.
     """

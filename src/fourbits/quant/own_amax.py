@@ -36,7 +36,8 @@ def own_amax(x: Tensor, spec: OperandSpec, axis: int, given: Tensor, sr_key: Ten
 
     given: fp32 scalar, the amax to use; negative to use the operand's own.
     """
-    return _own_amax(x, spec, axis, given, sr_key, compiled if x.numel() >= COMPILE_FROM else _eager)
+    large = x.device.type == "cpu" and x.numel() >= COMPILE_FROM
+    return _own_amax(x, spec, axis, given, sr_key, compiled if large else _eager)
 
 
 def _own_amax(

@@ -36,7 +36,7 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
 def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     """High and low 32 bits of word * multiplier, both below 2**32.
 
-    In two halves, because the whole product may exceed int64, and what a C++ compiler makes of that is undefined.
+    In two halves: the whole product may exceed int64, and what a C++ compiler makes of that is undefined.
     """
     lower = word * (multiplier & 0xFFFF)
     upper = word * (multiplier >> 16) + (lower >> 16)
@@ -54,26 +54,30 @@ def words_at(sr_key: Tensor, rows: Tensor, units: Tensor, word: int) -> tuple[Te
     return philox((step + zero, unit + zero, row + zero, zero + word), (seed + zero, stream + zero))
 
 
-def byte_noise(sr_key: Tensor, rows: int, units: int, axis: int) -> Tensor:
-    """8 random bits per element, in the layout of the operand.
+def row_bytes(sr_key: Tensor, rows: int, units: int) -> Tensor:
+    """8 random bits per element for rows along the contraction, eight to a number: int64 [rows, units, 2].
 
-    -> uint8 [rows, units * 16] for axis 1, [units * 16, rows] for axis 0. Byte i of a unit's 16
-    (little-endian words) belongs to element i.
+    Byte i of a unit's 16 (little-endian words) belongs to element i.
     """
-    words = _unit_words(sr_key, rows, units, 0, axis)
-    noise = [(words[i // 4] >> (8 * (i % 4))).to(torch.uint8) for i in range(16)]
-    return torch.stack(noise, 1 + axis).flatten(axis, 1 + axis)
+    w = _unit_words(sr_key, rows, units, 0, 1)
+    return torch.stack((w[0] | (w[1] << 32), w[2] | (w[3] << 32)), 2)
+
+
+def column_bytes(sr_key: Tensor, rows: int, units: int) -> Tensor:
+    """The same bytes for columns along the contraction: uint8 [units, 16, rows]."""
+    words = _unit_words(sr_key, rows, units, 0, 0)
+    return torch.stack([(words[i // 4] >> (8 * (i % 4))).to(torch.uint8) for i in range(16)], 1)
 
 
 def word_noise(sr_key: Tensor, rows: int, units: int, axis: int) -> Tensor:
-    """32 random bits per element, in the layout of the operand.
+    """32 random bits per element: int32 [rows, units, 16] for axis 1, [units, 16, rows] for axis 0.
 
-    -> int32, shaped as by `byte_noise`. Element i of a unit takes word i % 4 of counter word i // 4.
+    Element i of a unit takes word i % 4 of counter word i // 4.
     """
     noise: list[Tensor] = []
     for word in range(4):
         noise.extend(_unit_words(sr_key, rows, units, word, axis))
-    return torch.stack([word.to(torch.int32) for word in noise], 1 + axis).flatten(axis, 1 + axis)
+    return torch.stack([word.to(torch.int32) for word in noise], 1 + axis)
 
 
 def scale_noise(sr_key: Tensor, block: tuple[int, int], grid: tuple[int, int], axis: int) -> Tensor:

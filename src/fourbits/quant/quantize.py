@@ -18,7 +18,7 @@ from fourbits.quant.choice import lanes_first
 from fourbits.quant.compiled import compiled, with_static_sizes
 from fourbits.quant.hadamard import transformed
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.philox import as_sr_key, byte_noise, scale_noise, word_noise
+from fourbits.quant.philox import as_sr_key, column_bytes, row_bytes, scale_noise, word_noise
 from fourbits.quant.quantize_reference import Runner, eager
 from fourbits.quant.scale_codes import encode_scales
 from fourbits.quant.scaling import Scales
@@ -101,7 +101,9 @@ def _checked(x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_ke
             "the seed and counter of its random bits."
         )
     key = None if sr_key is None else as_sr_key(sr_key)
-    return _Job(spec, axis % 2, amax, key, compiled if x.numel() >= COMPILE_FROM else eager)
+    # not on CUDA: the compiler's division there is not correctly rounded
+    large = x.device.type == "cpu" and x.numel() >= COMPILE_FROM
+    return _Job(spec, axis % 2, amax, key, compiled if large else eager)
 
 
 def _prepared(x: Tensor, job: _Job) -> Tensor:
@@ -186,9 +188,14 @@ def _noise(ready: Tensor, job: _Job) -> Tensor | None:
     """Random bits of the elements, completed, in layout; None where none are drawn."""
     if job.spec.rounding not in ("sr", "sr32"):
         return None
-    draw = byte_noise if job.spec.rounding == "sr" else word_noise
-    noise = job.run(draw)(job.sr_key, ready.shape[1 - job.axis], ready.shape[job.axis] // 16, job.axis)
-    return completed(noise, job.spec, job.axis)
+    rows, units = ready.shape[1 - job.axis], ready.shape[job.axis] // 16
+    if job.spec.rounding == "sr32":
+        noise = job.run(word_noise)(job.sr_key, rows, units, job.axis)
+    elif job.axis == 0:
+        noise = job.run(column_bytes)(job.sr_key, rows, units)
+    else:
+        noise = job.run(row_bytes)(job.sr_key, rows, units).view(torch.uint8)
+    return completed(noise.reshape(ready.shape), job.spec, job.axis)
 
 
 def _packed(codes: Tensor, job: _Job) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fourbits.recipe.amax import Reduce
 from fourbits.recipe.decide import Decider
 from fourbits.recipe.linear import LinearState, QuantizedLinear
-from fourbits.recipe.linear_ops import new_clock
+from fourbits.recipe.operands import new_clock
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.recipe.state import books_of, open_books

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.recipe.amax import IN_USE, AmaxBook, commit, observe
-from fourbits.recipe.linear_ops import linear_backward, linear_forward, new_clock
+from fourbits.recipe.linear_ops import linear_backward, linear_forward
+from fourbits.recipe.operands import new_clock
 from fourbits.recipe.recipe import GemmTable
 
 #: dtypes that autocast casts
@@ -28,7 +29,7 @@ class LinearState:
         self.layer = layer
         self.seed = seed
         self.quantize_eval = quantize_eval
-        #: int64 [5], linear_ops.CLOCK_FIELDS; shared by all layers of a model once set_step has been called
+        #: int64 [5], operands.CLOCK_FIELDS; shared by all layers of a model once set_step has been called
         self.clock = new_clock(seed, 0, 0)
         #: True until set_step is called: the layer then advances its own clock with every backward pass
         self.counts_itself = True

@@ -1,0 +1,112 @@
+"""Speed of a linear, forward and backward, as a share of the same linear in BF16 under torch.compile.
+
+Both have FP32 master weights and gradients. The ceiling is what the BF16 linear's time allows if quantization
+moved its bytes at copy bandwidth and the products took as long as in BF16.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
+from fourbits.model.linear import Linear
+from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.convert import convert, set_step
+from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import GemmSpec, KeepBF16, Recipe
+
+#: (tokens, in_features, out_features) -> goals with the tensors' own amax, and with an amax supplied
+_CARD_SHAPES = {
+    (8192, 5120, 20480): (0.90, 0.92),
+    (8192, 4096, 4096): (0.82, 0.86),
+    (8192, 2048, 6144): (0.76, 0.81),
+}
+_CPU_SHAPE, _CPU_GOAL = (2048, 2048, 2048), 0.4
+_UNIT = "of BF16"
+
+
+def bench_linear(device: torch.device) -> Report:
+    """Every bar of a linear on a device: nvfp4 with its own amaxes and with delayed ones, and fp8."""
+    rates = copy_bandwidth(device), product_rate(device)
+    shapes = _CARD_SHAPES if device.type == "cuda" else {_CPU_SHAPE: (_CPU_GOAL, None)}
+    bars: list[Bar] = []
+    for shape, goals in shapes.items():
+        bars += _bars(device, shape, goals, rates[0])
+    return measured("linear", device, tuple(bars), rates)
+
+
+def _bars(
+    device: torch.device,
+    shape: tuple[int, int, int],
+    goals: tuple[float | None, float | None],
+    bandwidth: float,
+) -> list[Bar]:
+    tokens, columns, rows = shape
+    x = torch.randn(tokens, columns, device=device, dtype=torch.bfloat16, requires_grad=True)
+    dy = torch.randn(tokens, rows, device=device, dtype=torch.bfloat16)
+    size = "x".join(map(str, shape))
+    recipes = {
+        f"{size} nvfp4": (_everywhere("nvfp4"), goals[0], True),
+        f"{size} nvfp4, amax supplied": (_with_delayed_amax(_everywhere("nvfp4")), goals[1], False),
+        f"{size} fp8": (_everywhere("fp8"), None, False),
+    }
+    bf16 = torch.compile(Linear(columns, rows).to(device))
+    steps = [_step(bf16, x, dy)] + [
+        _step(_converted(r, columns, rows, device), x, dy) for r, _, _ in recipes.values()
+    ]
+    base, *times = medians(steps, device, repeats=15)
+    bars = [Bar(name=f"{size} bf16", seconds=base, value=1.0, unit=_UNIT)]
+    for (name, (_, goal, own_amax)), seconds in zip(recipes.items(), times, strict=True):
+        ceiling = base / (base + _quantized_bytes(shape, own_amax) / bandwidth) if "nvfp4" in name else None
+        bars.append(
+            Bar(name=name, seconds=seconds, value=base / seconds, unit=_UNIT, goal=goal, ceiling=ceiling)
+        )
+    return bars
+
+
+def _quantized_bytes(shape: tuple[int, int, int], own_amax: bool) -> float:
+    """Least bytes of quantization: both operands of X and dY from one read, W once, an amax read before each.
+
+    The BF16 linear reads W in FP32 and writes it in BF16 too, which is taken off.
+    """
+    tokens, columns, rows = shape
+    activations = tokens * (columns + rows)
+    return activations * (8.0 if own_amax else 6.0) + columns * rows * (4.0 if own_amax else 0.0)
+
+
+def _step(layer: nn.Module | Callable[[Tensor], Tensor], x: Tensor, dy: Tensor) -> Callable[[], None]:
+    """Forward and backward of both inputs, gradients not accumulated."""
+
+    def step() -> None:
+        x.grad = None
+        if isinstance(layer, nn.Module):
+            layer.zero_grad(set_to_none=True)
+        layer(x).backward(dy)
+
+    return step
+
+
+def _converted(recipe: Recipe, columns: int, rows: int, device: torch.device) -> nn.Module:
+    layer = nn.Sequential(Linear(columns, rows)).to(device)
+    convert(layer, recipe)
+    set_step(layer, 1)
+    return layer
+
+
+def _everywhere(name: str) -> Recipe:
+    """A shipped recipe without layers that it keeps in BF16."""
+    return replace(get_recipe(name), keep_bf16=KeepBF16(names=()))
+
+
+def _with_delayed_amax(recipe: Recipe) -> Recipe:
+    """The recipe with every amax taken from the step before, as if whoever wrote the tensor had supplied it."""
+
+    def delayed(spec: OperandSpec) -> OperandSpec:
+        return replace(spec, amax_policy="delayed")
+
+    def both(gemm: GemmSpec) -> GemmSpec:
+        return GemmSpec(lhs=delayed(gemm.lhs), rhs=delayed(gemm.rhs))
+
+    return replace(recipe, fprop=both(recipe.fprop), dgrad=both(recipe.dgrad), wgrad=both(recipe.wgrad))

@@ -1,0 +1,83 @@
+"""Speed of the quantizers as a share of copying: bytes read and written over time, over copy bandwidth."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, median_seconds, product_rate
+from fourbits.quant.fused import Wanted, fused_operands, fused_quantize
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import exact_operand, quantize
+
+_UNIT = "of copy bandwidth"
+_ROW, _ROW_SR = OperandSpec(), OperandSpec(rounding="sr")
+_COLUMN, _COLUMN_SR = OperandSpec(rht=16), OperandSpec(rounding="sr", rht=16)
+_TILE = OperandSpec(block=(16, 16), source="bf16")
+_FP8 = OperandSpec(format="fp8")
+#: bytes of a packed 4-bit element with its share of a block scale
+_PACKED = 0.5 + 1 / 16
+_CARD_SHAPE, _CPU_SHAPE = (8192, 4096), (2048, 4096)
+
+
+def bench_quantize(device: torch.device) -> Report:
+    """Every bar of the quantizers on a device: the fused kernels on a card, the compiled reference elsewhere."""
+    rates = copy_bandwidth(device), product_rate(device)
+    bars = _card_bars(device, rates[0]) if device.type == "cuda" else _cpu_bars(device, rates[0])
+    return measured("quantize", device, bars, rates)
+
+
+def _card_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
+    x = torch.randn(_CARD_SHAPE, device=device).to(torch.bfloat16)
+    w = torch.randn(4096, 4096, device=device)
+    key = torch.tensor([1, 2, 3, 4, 5], device=device)
+    amax = x.float().abs().amax()
+    row, column = Wanted(_ROW, 1, None, amax), Wanted(_COLUMN, 0, None, amax)
+    row_sr, column_sr = Wanted(_ROW_SR, 1, key, amax), Wanted(_COLUMN_SR, 0, key, amax)
+
+    def bar(
+        name: str, run: Callable[[], object], of: Tensor, per_element: float, goal: float | None = None
+    ) -> Bar:
+        seconds = median_seconds(run, device)
+        value = of.numel() * per_element / seconds / bandwidth
+        return Bar(name=name, seconds=seconds, value=value, unit=_UNIT, goal=goal, ceiling=1.0)
+
+    def both(a: Wanted, b: Wanted) -> Callable[[], object]:
+        return lambda: fused_operands(x, (a, b))
+
+    def own(want: Wanted) -> Wanted:
+        return want._replace(amax=None)
+
+    return (
+        bar("row, to nearest", lambda: fused_operands(x, (row,)), x, 4, 0.80),
+        bar("row, stochastic", lambda: fused_operands(x, (row_sr,)), x, 4),
+        bar("row and column with RHT, to nearest", both(row, column), x, 6, 0.70),
+        bar("row and column with RHT, stochastic", both(row_sr, column_sr), x, 6, 0.45),
+        bar("row and column with RHT, to nearest, own amax", both(own(row), own(column)), x, 8),
+        bar("row and column with RHT, stochastic, own amax", both(own(row_sr), own(column_sr)), x, 8),
+        bar("weight 16x16 from FP32, own amax", lambda: fused_operands(w, (Wanted(_TILE, 1),)), w, 10),
+        bar("row, packed", lambda: fused_quantize(x, (row,)), x, 2 + _PACKED),
+        bar("column with RHT, packed", lambda: fused_quantize(x, (column,)), x, 2 + _PACKED),
+        bar("FP8 row and column", lambda: fused_operands(x, (Wanted(_FP8, 1), Wanted(_FP8, 0))), x, 4),
+    )
+
+
+def _cpu_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
+    x = torch.randn(_CPU_SHAPE).to(torch.bfloat16)
+    key = torch.tensor([1, 2, 3, 4, 5])
+
+    def bar(name: str, spec: OperandSpec, axis: int, packed: bool) -> Bar:
+        make = quantize if packed else exact_operand
+        seconds = median_seconds(lambda: make(x, spec, axis, sr_key=key), device)
+        moved = x.numel() * (4 + _PACKED if packed else 6)
+        return Bar(name=name, seconds=seconds, value=moved / seconds / bandwidth, unit=_UNIT, ceiling=1.0)
+
+    return (
+        bar("row, to nearest, own amax, packed", _ROW, 1, True),
+        bar("row, to nearest, own amax", _ROW, 1, False),
+        bar("row, stochastic, own amax", _ROW_SR, 1, False),
+        bar("column with RHT, to nearest, own amax", _COLUMN, 0, False),
+        bar("column with RHT, stochastic, own amax", _COLUMN_SR, 0, False),
+        bar("square, to nearest, own amax", replace(_TILE, source="as_is"), 1, False),
+    )

@@ -1,0 +1,129 @@
+"""Time on a device, and the two rates that bound everything: of copying and of multiplying.
+
+Medians. On a card times are between its own events, and a buffer larger than its caches is written before each
+repetition, so that inputs come from memory as in training.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from fourbits.device import probe
+
+#: more than the L2 cache of any card
+_CACHE_BYTES = 256 << 20
+_COPY_BYTES = {"cuda": 1 << 30, "cpu": 128 << 20}
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One measured figure. `value` is a share, larger is better; `goal` and `ceiling` are in its unit or None."""
+
+    name: str
+    seconds: float
+    value: float
+    unit: str
+    goal: float | None = None
+    #: what bytes over copy bandwidth and operations over the rate of products would allow in this run
+    ceiling: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All bars of one benchmark, and what they were measured on."""
+
+    benchmark: str
+    device: str
+    torch: str
+    triton: str | None
+    #: bytes read plus bytes written, per second
+    copy_bandwidth: float
+    #: operations per second of a BF16 product of 8192^3 (CPU: 2048^3)
+    product_rate: float
+    bars: tuple[Bar, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def measured(
+    benchmark: str, device: torch.device, bars: tuple[Bar, ...], rates: tuple[float, float]
+) -> Report:
+    """A report of bars on a device; rates: copy bandwidth and product rate of the same run."""
+    facts = probe(device.type)
+    return Report(
+        benchmark=benchmark,
+        device=facts.name,
+        torch=facts.torch_version,
+        triton=facts.triton_version,
+        copy_bandwidth=rates[0],
+        product_rate=rates[1],
+        bars=bars,
+    )
+
+
+def median_seconds(
+    run: Callable[[], object], device: torch.device, repeats: int = 20, cold: bool = True
+) -> float:
+    """Median time of a call. cold: on a card, with its caches full of something else."""
+    return medians([run], device, repeats, cold)[0]
+
+
+def medians(
+    runs: list[Callable[[], object]], device: torch.device, repeats: int = 20, cold: bool = False
+) -> list[float]:
+    """Median times of several calls taken in turns, so that a change of the clock meets all of them."""
+    for run in runs:
+        for _ in range(_WARM_UP):
+            run()
+    if device.type != "cuda":
+        return [
+            statistics.median(times)
+            for times in zip(*(_host_times(runs) for _ in range(repeats)), strict=True)
+        ]
+    filler = torch.empty(_CACHE_BYTES if cold else 0, dtype=torch.uint8, device=device)
+    events = [[_events_around(run, filler) for run in runs] for _ in range(repeats)]
+    torch.cuda.synchronize(device)
+    return [
+        statistics.median(start.elapsed_time(end) * 1e-3 for start, end in times)
+        for times in zip(*events, strict=True)
+    ]
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes read plus written per second by a large copy on the device."""
+    source = torch.empty(_COPY_BYTES[device.type], dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / median_seconds(lambda: target.copy_(source), device)
+
+
+def product_rate(device: torch.device) -> float:
+    """Operations per second of a large BF16 product of random numbers."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / median_seconds(lambda: a @ b, device, repeats=10, cold=False)
+
+
+def _host_times(runs: list[Callable[[], object]]) -> list[float]:
+    times: list[float] = []
+    for run in runs:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _events_around(
+    run: Callable[[], object], filler: torch.Tensor
+) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    filler.zero_()
+    start.record()
+    run()
+    end.record()
+    return start, end

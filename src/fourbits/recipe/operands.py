@@ -1,0 +1,147 @@
+"""The operands of one call of a linear: each role's spec, random bits and amax, and who quantizes.
+
+On NVIDIA cards the fused kernels do, both operands of a gradient from one read; elsewhere the reference's source.
+"""
+
+import functools
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.fused import Wanted, fused_operands, why_not_fused
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.own_amax import own_amax
+from fourbits.quant.philox import ROLES
+from fourbits.quant.plan import FP8_FORMATS, NoiseKey
+from fourbits.quant.quantize import exact_operand
+from fourbits.quant.tensor import ExactOperand
+from fourbits.recipe.recipe import GemmTable
+
+#: what the random bits of a layer depend on at run time; int64 [5], see `new_clock`
+CLOCK_FIELDS = ("seed", "step", "first_token", "first_token / 16", "zero")
+_SEED, _STEP, _TOKEN, _TOKEN_BLOCK, _ZERO = range(5)
+#: for each role, which clock fields are (seed, stream, step, first row, first block) of its sr_key
+_TOKENS_ARE_ROWS = (_SEED, _ZERO, _STEP, _TOKEN, _ZERO)
+_TOKENS_ARE_SUMMED = (_SEED, _ZERO, _STEP, _ZERO, _TOKEN_BLOCK)
+_NO_TOKENS = (_SEED, _ZERO, _STEP, _ZERO, _ZERO)
+_KEY_FIELDS = {
+    "fprop.lhs": _TOKENS_ARE_ROWS,
+    "fprop.rhs": _NO_TOKENS,
+    "dgrad.lhs": _TOKENS_ARE_ROWS,
+    "dgrad.rhs": _NO_TOKENS,
+    "wgrad.lhs": _TOKENS_ARE_SUMMED,
+    "wgrad.rhs": _TOKENS_ARE_SUMMED,
+}
+
+
+def new_clock(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
+    """The clock of one micro-batch: int64 [5], CLOCK_FIELDS."""
+    return torch.tensor([seed, step, first_token, first_token // 16, 0], dtype=torch.int64, device=device)
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of an operator: what its operands depend on, and what they turned out to be."""
+
+    table: GemmTable
+    clock: Tensor
+    layer: int
+    amax: Tensor | None
+    #: role -> (own amax, counts)
+    notes: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def operand(self, x: Tensor, axis: int, role: str) -> ExactOperand:
+        """x as the operand of this role."""
+        spec = self.table.operand(role)
+        if spec.amax_policy == "current" or self.amax is None:
+            if _is_fused(x, (wanted := self._wanted(axis, role),)):
+                return fused_operands(x, (wanted,))[0]
+            return exact_operand(x, spec, axis, sr_key=self._sr_key(role))
+        given = self.amax[ROLES.index(role)]
+        key = self._sr_key(role)
+        used, own, counts = own_amax(x, spec, axis, given, key)
+        if spec.amax_policy == "interval":  # what is not used need not be known
+            own = torch.where(given < 0, own, torch.nan)
+        self.notes[role] = (own, counts)
+        return exact_operand(x, spec, axis, amax=used, sr_key=key)
+
+    def gradient(
+        self, dy: Tensor, rows: bool, columns: bool
+    ) -> tuple[ExactOperand | None, ExactOperand | None]:
+        """dY as Dgrad (rows) and as Wgrad (columns) multiply it, None where not asked for; from one read if possible."""
+        if rows and columns and self.amax is None:
+            wanted = self._wanted(1, "dgrad.lhs"), self._wanted(0, "wgrad.lhs")
+            if _is_fused(dy, wanted):
+                return fused_operands(dy, wanted)  # type: ignore[return-value]
+        return (
+            self.operand(dy, 1, "dgrad.lhs") if rows else None,
+            self.operand(dy, 0, "wgrad.lhs") if columns else None,
+        )
+
+    def observed(self, roles: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """(own amaxes fp32 [n], counts int64 [n, 2]) of these roles; empty without amax."""
+        own, counts = nothing_observed(self.clock, self.amax, len(roles))
+        for index, role in enumerate(roles):
+            if role in self.notes:
+                own[index], counts[index] = self.notes[role]
+        return own, counts
+
+    def _wanted(self, axis: int, role: str) -> Wanted:
+        spec = self.table.operand(role)
+        if not _draws(spec):
+            return Wanted(spec, axis)
+        return Wanted(spec, axis, NoiseKey(self.clock, _KEY_FIELDS[role], self.layer * 8 + ROLES.index(role)))
+
+    def _sr_key(self, role: str) -> Tensor | None:
+        """(seed, stream, step, first row, first block) of one operand, int64 [5]; None where nothing is drawn."""
+        if not _draws(self.table.operand(role)):
+            return None
+        fields, stream = _key_parts(self.layer, role, self.clock.device)
+        return self.clock[fields] + stream
+
+
+def nothing_observed(clock: Tensor, amax: Tensor | None, roles: int) -> tuple[Tensor, Tensor]:
+    """NaN and zero counts for that many roles; empty without amax."""
+    own = clock.new_full((0 if amax is None else roles,), torch.nan, dtype=torch.float32)
+    return own, clock.new_zeros((own.shape[0], 2))
+
+
+def values_dtype(spec: OperandSpec, device: torch.device) -> torch.dtype:
+    """dtype of an exact operand's values on a device: FP8 elements stay FP8 where tensor cores multiply them."""
+    fmt = spec.block_format
+    if device.type == "cuda" and spec.format in FP8_FORMATS and fmt.element is not None and fmt.element.dtype:
+        probe = torch.empty((0, 0), device=device)
+        if why_not_fused(probe, (Wanted(spec, 1),)) is None:
+            return fmt.element.dtype
+    return fmt.dtype or torch.bfloat16
+
+
+def _is_fused(x: Tensor, wanted: tuple[Wanted, ...]) -> bool:
+    """Whether the fused kernels make these operands; says once why not, where x is on a CUDA device."""
+    if not x.is_cuda or not all(want.spec.block_format.quantized for want in wanted):
+        return False
+    reason = why_not_fused(x, wanted)
+    if reason is not None and len(wanted) == 1:
+        _announce(f"{wanted[0].spec.format}: {reason}")
+    return reason is None
+
+
+@functools.cache
+def _announce(reason: str) -> None:
+    warnings.warn(
+        f"fourbits: the eager reference quantizes on this GPU, many times slower, with the same bits ({reason}).",
+        stacklevel=4,
+    )
+
+
+def _draws(spec: OperandSpec) -> bool:
+    return spec.stochastic or bool(spec.rht and spec.signs in ("per-layer", "per-call"))
+
+
+@functools.lru_cache(maxsize=8192)
+def _key_parts(layer: int, role: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    fields = torch.tensor(_KEY_FIELDS[role], device=device)
+    stream = torch.tensor([0, layer * 8 + ROLES.index(role), 0, 0, 0], dtype=torch.int64, device=device)
+    return fields, stream
