@@ -21,6 +21,7 @@ LAYERS = [
     "data",
     "evaluate",
     "train",
+    "bench",
     "compare",
     "cli",
 ]

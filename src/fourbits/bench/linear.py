@@ -52,7 +52,7 @@ def _bars(
         f"{size} nvfp4, amax supplied": (_with_delayed_amax(_everywhere("nvfp4")), goals[1], False),
         f"{size} fp8": (_everywhere("fp8"), None, False),
     }
-    bf16 = torch.compile(Linear(columns, rows).to(device))
+    bf16 = torch.compile(_linear(columns, rows, device))
     steps = [_step(bf16, x, dy)] + [
         _step(_converted(r, columns, rows, device), x, dy) for r, _, _ in recipes.values()
     ]
@@ -76,7 +76,7 @@ def _quantized_bytes(shape: tuple[int, int, int], own_amax: bool) -> float:
     return activations * (8.0 if own_amax else 6.0) + columns * rows * (4.0 if own_amax else 0.0)
 
 
-def _step(layer: nn.Module | Callable[[Tensor], Tensor], x: Tensor, dy: Tensor) -> Callable[[], None]:
+def _step(layer: nn.Module | Callable[[Tensor], Tensor], x: Tensor, dy: Tensor) -> Callable[[], object]:
     """Forward and backward of both inputs, gradients not accumulated."""
 
     def step() -> None:
@@ -89,9 +89,15 @@ def _step(layer: nn.Module | Callable[[Tensor], Tensor], x: Tensor, dy: Tensor) 
 
 
 def _converted(recipe: Recipe, columns: int, rows: int, device: torch.device) -> nn.Module:
-    layer = nn.Sequential(Linear(columns, rows)).to(device)
+    layer = nn.Sequential(_linear(columns, rows, device))
     convert(layer, recipe)
     set_step(layer, 1)
+    return layer
+
+
+def _linear(columns: int, rows: int, device: torch.device) -> nn.Module:
+    layer = Linear(columns, rows).to(device)
+    nn.init.normal_(layer.weight, std=0.02)
     return layer
 
 
@@ -101,7 +107,7 @@ def _everywhere(name: str) -> Recipe:
 
 
 def _with_delayed_amax(recipe: Recipe) -> Recipe:
-    """The recipe with every amax taken from the step before, as if whoever wrote the tensor had supplied it."""
+    """The recipe with every amax taken from the step before, as if the tensor's writer had supplied it."""
 
     def delayed(spec: OperandSpec) -> OperandSpec:
         return replace(spec, amax_policy="delayed")

@@ -22,7 +22,7 @@ _CARD_SHAPE, _CPU_SHAPE = (8192, 4096), (2048, 4096)
 
 
 def bench_quantize(device: torch.device) -> Report:
-    """Every bar of the quantizers on a device: the fused kernels on a card, the compiled reference elsewhere."""
+    """Every bar of the quantizers on a device: fused kernels on a card, the compiled reference elsewhere."""
     rates = copy_bandwidth(device), product_rate(device)
     bars = _card_bars(device, rates[0]) if device.type == "cuda" else _cpu_bars(device, rates[0])
     return measured("quantize", device, bars, rates)

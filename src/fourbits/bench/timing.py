@@ -1,12 +1,12 @@
 """Time on a device, and the two rates that bound everything: of copying and of multiplying.
 
-Medians. On a card times are between its own events, and a buffer larger than its caches is written before each
-repetition, so that inputs come from memory as in training.
+Medians. On a card times are between its own events; `cold` writes a buffer larger than its caches before each
+repetition, so that inputs come from memory.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -21,7 +21,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One measured figure. `value` is a share, larger is better; `goal` and `ceiling` are in its unit or None."""
+    """One measured figure. `value` is a share, larger is better; `goal` and `ceiling` are in its unit."""
 
     name: str
     seconds: float
@@ -75,7 +75,7 @@ def median_seconds(
 
 
 def medians(
-    runs: list[Callable[[], object]], device: torch.device, repeats: int = 20, cold: bool = False
+    runs: Sequence[Callable[[], object]], device: torch.device, repeats: int = 20, cold: bool = False
 ) -> list[float]:
     """Median times of several calls taken in turns, so that a change of the clock meets all of them."""
     for run in runs:
@@ -109,7 +109,7 @@ def product_rate(device: torch.device) -> float:
     return 2 * size**3 / median_seconds(lambda: a @ b, device, repeats=10, cold=False)
 
 
-def _host_times(runs: list[Callable[[], object]]) -> list[float]:
+def _host_times(runs: Sequence[Callable[[], object]]) -> list[float]:
     times: list[float] = []
     for run in runs:
         start = time.perf_counter()

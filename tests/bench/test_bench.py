@@ -1,0 +1,47 @@
+"""The benchmarks measure and report; what they measure is for a quiet machine to say."""
+
+import json
+
+import pytest
+import torch
+
+from fourbits.bench import linear, quantize, timing
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(timing, "product_rate", lambda device: 1e12)
+    for module in (quantize, linear):
+        monkeypatch.setattr(module, "product_rate", lambda device: 1e12)
+    monkeypatch.setattr(quantize, "_CPU_SHAPE", (64, 64))
+    monkeypatch.setattr(linear, "_CPU_SHAPE", (32, 48, 64))
+    monkeypatch.setattr(torch, "compile", lambda layer: layer)
+
+
+@pytest.mark.parametrize(
+    ("bench", "name"), [(quantize.bench_quantize, "quantize"), (linear.bench_linear, "linear")]
+)
+def test_a_report_is_plain_data_with_a_bar_for_everything_measured(bench, name):
+    report = json.loads(json.dumps(bench(CPU).to_dict()))
+    assert report["benchmark"] == name
+    assert report["copy_bandwidth"] > 0
+    assert len(report["bars"]) >= 4
+    assert all(bar["seconds"] > 0 and bar["value"] > 0 for bar in report["bars"])
+
+
+def test_a_linear_is_compared_with_bf16_of_the_same_run():
+    bars = {bar.name: bar for bar in linear.bench_linear(CPU).bars}
+    base, ours = bars["32x48x64 bf16"], bars["32x48x64 nvfp4"]
+    assert ours.value == pytest.approx(base.seconds / ours.seconds)
+    assert ours.goal == 0.4
+    assert ours.ceiling is not None
+    assert ours.ceiling < 1
+
+
+def test_calls_are_timed_in_turns():
+    order = []
+    timing.medians([lambda: order.append("a"), lambda: order.append("b")], CPU, repeats=3)
+    assert order[-6:] == ["a", "b"] * 3

@@ -1,0 +1,138 @@
+"""The fused kernels on a card: the reference's bytes, products within the bound, noise as its bits say."""
+
+import pytest
+import torch
+
+from fourbits.formats.packing import swizzle_scales
+from fourbits.gemm.matmul import matmul
+from fourbits.gemm.matmul_check import check_native
+from fourbits.quant.fused import Wanted, fused_operands, fused_quantize, fused_swizzled
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.plan import NoiseKey
+from fused_cases import PAIRS, POLICIES, SMALL, Case, differences, policy_differences
+from matmul_cases import LAYOUTS, Product, excess
+from matmul_cases import SMALL as SMALL_PRODUCTS
+
+pytestmark = pytest.mark.gpu
+
+CARD = torch.device("cuda")
+LARGE = [
+    *(Case(pair, (304, 1072)) for pair in PAIRS),
+    *(Case(pair, (1024, 2048)) for pair in ("nearest", "stochastic", "weight")),
+    *(Case("stochastic", (304, 1072), dtype) for dtype in (torch.float32, torch.float16)),
+    Case("weight", (304, 1072), torch.float32),
+]
+LARGE_PRODUCTS = [
+    *(Product(layout, (520, 264, 1040)) for layout in LAYOUTS),
+    *(Product("wgrad", (264, 520, 1040), torch.float32, accumulate=added) for added in (False, True)),
+    Product("fprop", (264, 520, 1040), torch.float16, bias=True),
+]
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("case", [*SMALL, *LARGE], ids=lambda case: case.name)
+def test_bytes_are_the_references(case):
+    assert differences(case, CARD) == []
+
+
+@pytest.mark.parametrize("stored", POLICIES, ids=str)
+def test_amax_policies_use_and_observe_what_the_reference_does(stored):
+    assert policy_differences(stored, CARD) == []
+
+
+@pytest.mark.parametrize("product", [*SMALL_PRODUCTS, *LARGE_PRODUCTS], ids=lambda product: product.name)
+def test_products_stay_within_the_bound(product):
+    assert excess(product, CARD) <= 1
+
+
+def test_swizzled_scales_are_the_plain_ones_in_the_tensor_cores_layout():
+    x = torch.randn(300, 1040, device=CARD)
+    for want in (Wanted(OperandSpec(), 1), Wanted(OperandSpec(rht=16), 0)):
+        codes, scales, _ = fused_swizzled(x, want)
+        (plain,) = fused_quantize(x, (want,))
+        assert torch.equal(codes, plain.codes)
+        assert torch.equal(scales, swizzle_scales(plain.block_scale).view(torch.uint8))
+
+
+def test_the_self_check_passes_with_the_emulated_product():
+    findings = check_native(CARD, matmul)
+    assert all(finding.passed for finding in findings), findings
+
+
+def test_tiles_and_offsets_do_not_move_random_bits():
+    """A tensor quantized in two halves, with its coordinates in the key, has the bytes of the whole."""
+    x = torch.randn(256, 512, device=CARD)
+    amax = x.abs().amax()
+    # seed, step, zero, zero, first token of the second half, the same / 16
+    clock = torch.tensor([7, 3, 0, 0, 128, 8], device=CARD)
+    row, column = OperandSpec(rounding="sr"), OperandSpec(rounding="sr", rht=16)
+    column_amax = torch.tensor(9.0, device=CARD)
+
+    def made(part, token, token_block):
+        keys = NoiseKey(clock, (0, 2, 1, token, 2), 36), NoiseKey(clock, (0, 2, 1, 2, token_block), 38)
+        wanted = Wanted(row, 1, keys[0], amax), Wanted(column, 0, keys[1], column_amax)
+        return [operand.values for operand in fused_operands(part, wanted)]
+
+    whole, halves = made(x, 2, 2), [made(x[:128], 2, 2), made(x[128:], 4, 5)]
+    for i in range(2):
+        assert torch.equal(whole[i], torch.cat([half[i] for half in halves]))
+
+
+def test_stochastic_rounding_is_unbiased_over_keys():
+    """The mean over many keys approaches the value that rounds, within five standard errors."""
+    x = torch.randn(64, 256, device=CARD).to(torch.bfloat16)
+    spec, amax = OperandSpec(rounding="sr", sr_headroom=True), torch.tensor(8.0, device=CARD)
+    total, squares, keys = (
+        torch.zeros_like(x, dtype=torch.float64),
+        torch.zeros_like(x, dtype=torch.float64),
+        2048,
+    )
+    for step in range(keys):
+        key = torch.tensor([1, 44, step, 0, 0], device=CARD)
+        (q,) = fused_operands(x, (Wanted(spec, 1, key, amax),))
+        value = (q.values.float() * q.scale).double()
+        total, squares = total + value, squares + value.square()
+    mean = total / keys
+    error = ((squares / keys - mean.square()).clamp_min(0) / keys).sqrt()
+    step_size = (
+        x.unflatten(1, (-1, 16)).abs().amax(2).double().repeat_interleave(16, 1) / 3
+    )  # largest grid step
+    assert bool(((mean - x.double()).abs() <= 5 * error + step_size / 256).all())
+
+
+def test_a_captured_graph_replays_with_new_noise():
+    x = torch.randn(64, 256, device=CARD)
+    clock = torch.tensor([1, 44, 0, 0, 0], device=CARD)
+    want = Wanted(OperandSpec(rounding="sr"), 1, clock)
+    fused_operands(x, (want,))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (captured,) = fused_operands(x, (with_key(want, clock),))
+    for step in (0, 5):
+        clock[2] = step
+        graph.replay()
+        (eager,) = fused_operands(x, (with_key(want, clock.clone()),))
+        assert torch.equal(captured.values, eager.values)
+    clock[2] = 0
+    graph.replay()
+    assert not torch.equal(captured.values, eager.values)
+
+
+def with_key(want, entries):
+    return want._replace(key=NoiseKey(entries))
+
+
+def test_large_strides_and_views_give_equal_bytes():
+    x = torch.randn(512, 512, device=CARD).to(torch.bfloat16)
+    want = Wanted(OperandSpec(), 1)
+    (whole,) = fused_operands(x[32:160, 64:320].contiguous(), (want,))
+    (view,) = fused_operands(x[32:160, 64:320], (want,))
+    (turned,) = fused_operands(x[32:160, 64:320].t().contiguous().t(), (want,))
+    assert torch.equal(whole.values, view.values)
+    assert torch.equal(whole.values, turned.values)
