@@ -5,8 +5,8 @@ Where no C++ compiler works, the eager source runs instead, slower, and one warn
 
 import functools
 import warnings
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -27,18 +27,20 @@ _broken: list[str] = []
 @functools.cache
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """`function` compiled for any shape. Raises nothing of the compiler's: its failure is announced once."""
-    for (
-        limit,
-        least,
-    ) in _LIMITS.items():  # of the whole process: to patch them around each call costs as much as it
+    # Limits of the whole process: to patch them around each call costs as much as a small call.
+    for limit, least in _LIMITS.items():
         setattr(dynamo_config, limit, max(least, getattr(dynamo_config, limit)))
-    fast = cast(Callable[P, T], torch.compile(function, fullgraph=True, dynamic=True))  # pyright: ignore
+    result = get_type_hints(function).get("return")
+    named = cast("Callable[[Iterable[object]], T] | None", getattr(result, "_make", None))
+    source = function if named is None else _plain(function)
+    fast = cast(Callable[P, T], torch.compile(source, fullgraph=True, dynamic=True))  # pyright: ignore
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if _broken:
             return function(*args, **kwargs)
         try:
-            return fast(*args, **kwargs)
+            made = fast(*args, **kwargs)
+            return made if named is None else named(cast(Iterable[object], made))
         except (BackendCompilerFailed, InductorError) as error:
             _broken.append(str(error))
             warnings.warn(
@@ -49,6 +51,15 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return call
+
+
+def _plain(function: Callable[P, T]) -> Callable[P, tuple[object, ...]]:
+    """`function` with its named tuple as a plain one: torch 2.11 compiles nothing that returns a named tuple."""
+
+    def plain(*args: P.args, **kwargs: P.kwargs) -> tuple[object, ...]:
+        return tuple(cast(Iterable[object], function(*args, **kwargs)))
+
+    return plain
 
 
 def with_static_sizes(x: Tensor, *dims: int) -> Tensor:
