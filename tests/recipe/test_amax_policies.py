@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from assertions import assert_same_bytes
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe import linear as linear_module
-from fourbits.recipe.amax import COUNT, HISTORY, IN_USE, AmaxBook, observe
+from fourbits.recipe.amax import COUNT, HISTORY, IN_USE, observe
+from fourbits.recipe.book import OperandBook
 from fourbits.recipe.convert import convert, set_step
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import GemmSpec, GemmTable, Recipe
@@ -84,7 +85,7 @@ SEQUENCE = [
 def test_the_book_follows_the_written_rule_step_by_step(name):
     """Against the oracle, for every step of a run that repeats, skips and goes back."""
     spec, operand = Spec(**POLICIES[name]), OperandSpec(**POLICIES[name])
-    book = AmaxBook([GemmTable(), GemmTable(wgrad=GemmSpec(lhs=operand))])
+    book = OperandBook([GemmTable(), GemmTable(wgrad=GemmSpec(lhs=operand))])
     slot, role, state, last = 1, 4, policies.AmaxState(), None
     for step, maxima in SEQUENCE:
         if last is not None and step > last:
@@ -99,7 +100,7 @@ def test_the_book_follows_the_written_rule_step_by_step(name):
             assert (bits(own) if found < 0 else bits(found)) == used
             note = own if observed else float("nan")
             backward = torch.tensor([float("nan"), float("nan"), note, float("nan")])
-            observe(book.amaxes, book.counters, backward, torch.zeros(4, 2, dtype=torch.int64), slot, 2)
+            observe(book.amaxes, book.counters, backward, torch.zeros(4, 4, dtype=torch.int64), slot, 2)
             if observed:
                 state = policies.observe(state, bits(own))
         count = int(book.counters[slot, role, COUNT])

@@ -36,18 +36,16 @@ def own_amax(x: Tensor, spec: OperandSpec, axis: int, given: Tensor, sr_key: Ten
 
     given: fp32 scalar, the amax to use; negative to use the operand's own.
     """
-    large = x.device.type == "cpu" and x.numel() >= COMPILE_FROM
-    return _own_amax(x, spec, axis, given, sr_key, compiled if large else _eager)
+    blocks = block_view(completed(prepared(x, spec, axis, sr_key), spec, axis), spec, axis)
+    return OwnAmax(*_runner(x)(_measured)(blocks, given, spec.for_scales()))
 
 
-def _own_amax(
-    x: Tensor, spec: OperandSpec, axis: int, given: Tensor, sr_key: Tensor | None, run: Runner
-) -> OwnAmax:
+def prepared(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None) -> Tensor:
+    """What is quantized, in x's layout: its source, padded along axis, transformed. As for `own_amax`."""
     ready = padded(x.to(torch.bfloat16) if spec.source == "bf16" else x, spec, axis)
-    if spec.rht and x.numel():
-        ready = transformed(ready, spec, axis, None if sr_key is None else as_sr_key(sr_key), run)
-    blocks = block_view(completed(ready, spec, axis), spec, axis)
-    return OwnAmax(*run(_measured)(blocks, given, spec.for_scales()))
+    if not spec.rht or not x.numel():
+        return ready
+    return transformed(ready, spec, axis, None if sr_key is None else as_sr_key(sr_key), _runner(x))
 
 
 def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,6 +64,15 @@ def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor,
         saturated = block_amax * (encode * kappa) > _SCALE_LIMIT
     total = torch.full((), saturated.numel() if blocks.numel() else 0, device=given.device)
     return used, own, torch.stack((saturated.sum(), total))
+
+
+def _runner(x: Tensor) -> Runner:
+    """Compiled on the CPU where x is worth it; on CUDA the compiler's division is not correctly rounded."""
+    return _as_runner(compiled if x.device.type == "cpu" and x.numel() >= COMPILE_FROM else _eager)
+
+
+def _as_runner(runner: Runner) -> Runner:
+    return runner
 
 
 def _eager(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,11 +1,11 @@
-"""Amax policies: operands whose FP32 scale comes from past steps. docs/nvfp4.md, section 16.
+"""What training learns of operands: amax policies and adaptive layouts. docs/nvfp4.md, sections 16 and 17.
 
-One book holds the state of all layers of a model in three stacked tensors, [layers, 6 roles, fields], so that
-a step costs a few kernels whatever the number of layers, and compiled graphs see a few tensors. Training
-observes maxima into the book; once per optimizer step they are committed, which fixes what the next one uses.
+The state of all layers of a model is three stacked tensors, [layers, 6 roles, fields], so that a step costs a
+few kernels whatever the number of layers, and compiled graphs see a few tensors. Training observes into them;
+once per optimizer step what was observed is committed, which fixes what the next step uses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -19,59 +19,47 @@ OPERANDS = ROLES[:6]
 #: fields of `amaxes`: what this step uses (-1: the operand's own), what it has observed (-1: nothing), and
 #: from HISTORY on the committed steps, newest first
 IN_USE, PENDING, HISTORY = range(3)
-#: fields of `counters`: committed steps in the history; saturated and all blocks, of this step and before it
-COUNT, SATURATED, BLOCKS, ALL_SATURATED, ALL_BLOCKS = range(5)
-#: fields of `policy`: length of the history (0: current), interval (0: none), headroom
-_LENGTH, _INTERVAL, _HEADROOM = range(3)
+#: fields of `counters`: committed steps in the history, the layout chosen (1: the other one), saturated and
+#: all blocks of past steps; then of the running step, from RUNNING on: saturated and all blocks, and of the
+#: layout's statistics all and those that speak for the other layout
+COUNT, LAYOUT, ALL_SATURATED, ALL_BLOCKS, SATURATED, BLOCKS, LAYOUT_ALL, LAYOUT_OTHER = range(8)
+RUNNING, COUNTERS = SATURATED, 8
+#: fields of `policy`: length of the history (0: current), interval (0: none), headroom, and how many times
+#: LAYOUT_OTHER must exceed LAYOUT_ALL for the other layout (0: not adaptive)
+_LENGTH, _INTERVAL, _HEADROOM, _LAYOUT_FACTOR = range(4)
+_LAYOUT_FACTORS = {"none": 0, "outer": 64, "block": 4}
 
 #: (tensor, how) -> the tensor reduced over all data-parallel ranks
 Reduce = Callable[[Tensor, Literal["max", "sum"]], Tensor]
 
 
-class AmaxBook:
-    """State of the layers with these tables. A layer's place in the list is its slot."""
-
-    def __init__(self, tables: Sequence[GemmTable]):
-        policy = torch.tensor([[_policy(table, role) for role in OPERANDS] for table in tables]).double()
-        length = int(policy[..., _LENGTH].max())
-        self.policy = policy
-        self.amaxes = torch.zeros(len(tables), len(OPERANDS), HISTORY + length)
-        self.amaxes[..., :HISTORY] = -1.0
-        self.counters = torch.zeros(len(tables), len(OPERANDS), 5, dtype=torch.int64)
-        #: the step that pending belongs to; None before the first set_step
-        self.step: int | None = None
-
-    def to(self, device: torch.device) -> "AmaxBook":
-        """Itself, with its tensors on the device where layers compute."""
-        if self.amaxes.device != device and device.type != "meta":
-            self.amaxes, self.counters = self.amaxes.to(device), self.counters.to(device)
-            self.policy = self.policy.to(device)
-        return self
-
-    def advance(self, step: int, reduce: Reduce | None) -> None:
-        """Go to an optimizer step: commit what an earlier one observed, discard what a later one did.
-
-        New tensors take the place of the old, so that a backward pass still under way keeps what its forward
-        used. Raises ValueError where several ranks would each use a maximum of their own.
-        """
-        if step == self.step:
-            return
-        amaxes, counters = self.amaxes.clone(), self.counters.clone()
-        if self.step is not None and step > self.step:
-            amaxes, counters = committed(*reduced(amaxes, counters, reduce), self.policy)
-        elif self.step is not None and step < self.step:
-            amaxes[..., PENDING] = -1.0
-        amaxes[..., IN_USE] = in_use(amaxes, self.policy, step)
-        self.amaxes, self.counters, self.step = amaxes, counters, step
+def empty(policy: Tensor) -> tuple[Tensor, Tensor]:
+    """(amaxes, counters) before the first step."""
+    length = max(1, int(policy[..., _LENGTH].max()))
+    amaxes = torch.zeros(*policy.shape[:-1], HISTORY + length)
+    amaxes[..., :HISTORY] = -1.0
+    return amaxes, torch.zeros(*policy.shape[:-1], COUNTERS, dtype=torch.int64)
 
 
-def policies_of(table: GemmTable) -> bool:
-    """Whether any operand of the table keeps a state."""
-    return any(table.operand(role).amax_policy != "current" for role in OPERANDS)
+def policy_of(table: GemmTable) -> list[tuple[float, float, float, float]]:
+    """The policies of a table's six operands: (length of history, interval, headroom, layout factor)."""
+    found = []
+    for role in OPERANDS:
+        spec = table.operand(role)
+        if role == "dgrad.rhs" and table.shares_weight:
+            found.append((0.0, 0.0, 1.0, 0.0))  # it is Fprop's operand
+            continue
+        lengths = {"current": 0, "history": spec.amax_history}
+        interval = spec.amax_interval if spec.amax_policy == "interval" else 0
+        factor = _LAYOUT_FACTORS[spec.adaptive]
+        found.append((lengths.get(spec.amax_policy, 1), interval, spec.amax_headroom, factor))
+    return found
 
 
 def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor, Tensor]:
-    """Both after the end of a step: pending becomes the newest entry of the history, counts are added up."""
+    """Both after the end of a step: pending becomes the newest entry of the history, counts are added up, and
+    where the layout's statistics were taken, they choose.
+    """
     pending, history = amaxes[..., PENDING], amaxes[..., HISTORY:]
     length = policy[..., _LENGTH]
     place = torch.arange(history.shape[-1], device=history.device)
@@ -82,8 +70,19 @@ def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor,
     amaxes[..., HISTORY:] = torch.where(seen[..., None], shifted, history)
     amaxes[..., PENDING] = -1.0
     counters[..., COUNT] = torch.minimum(counters[..., COUNT] + seen, length.long())
-    counters[..., ALL_SATURATED:] += counters[..., SATURATED:ALL_SATURATED]
-    counters[..., SATURATED:ALL_SATURATED] = 0
+    counters[..., ALL_SATURATED:RUNNING] += counters[..., SATURATED:LAYOUT_ALL]
+    every, other = counters[..., LAYOUT_ALL], counters[..., LAYOUT_OTHER]
+    chosen = policy[..., _LAYOUT_FACTOR].long() * other > every
+    counters[..., LAYOUT] = torch.where(every > 0, chosen, counters[..., LAYOUT])
+    counters[..., RUNNING:] = 0
+    return amaxes, counters
+
+
+def discarded(amaxes: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
+    """Both without what the running step has observed."""
+    amaxes, counters = amaxes.clone(), counters.clone()
+    amaxes[..., PENDING] = -1.0
+    counters[..., RUNNING:] = 0
     return amaxes, counters
 
 
@@ -104,8 +103,7 @@ def reduced(amaxes: Tensor, counters: Tensor, reduce: Reduce | None) -> tuple[Te
         return amaxes, counters
     amaxes, counters = amaxes.clone(), counters.clone()
     amaxes[..., PENDING] = reduce(amaxes[..., PENDING].contiguous(), "max")
-    running = slice(SATURATED, ALL_SATURATED)
-    counters[..., running] = reduce(counters[..., running].contiguous(), "sum")
+    counters[..., RUNNING:] = reduce(counters[..., RUNNING:].contiguous(), "sum")
     return amaxes, counters
 
 
@@ -113,15 +111,16 @@ def reduced(amaxes: Tensor, counters: Tensor, reduce: Reduce | None) -> tuple[Te
 def observe(
     amaxes: Tensor, counters: Tensor, own: Tensor, counts: Tensor, slot: int, first_role: int
 ) -> None:
-    """Note what operands of a training step were. own: fp32 [n], NaN where there is nothing to note; counts:
-    int64 [n, 2]; of n roles from first_role on.
+    """Note what operands of a training step were: n roles from first_role on.
+
+    own: fp32 [n], NaN where there is nothing to note; counts: int64 [n, 4], the fields from RUNNING on.
     """
     roles = slice(first_role, first_role + own.shape[0])
     pending = amaxes[slot, roles, PENDING]
     pending.copy_(torch.where(torch.isfinite(own), torch.maximum(pending, own), pending))
     # a forward inside a backward pass recomputes what was counted before; for a maximum that does not matter
     if first_role or torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
-        counters[slot, roles, SATURATED:ALL_SATURATED] += counts
+        counters[slot, roles, RUNNING:] += counts
 
 
 @observe.register_fake
@@ -142,20 +141,11 @@ def _(amaxes: Tensor, counters: Tensor, policy: Tensor, clock: Tensor, slot: int
     return None
 
 
-def _policy(table: GemmTable, role: str) -> tuple[float, float, float]:
-    """(length of history, interval, headroom) of one operand."""
-    spec = table.operand(role)
-    if spec.amax_policy == "current" or (role == "dgrad.rhs" and table.shares_weight):
-        return (0.0, 0.0, 1.0)
-    length = spec.amax_history if spec.amax_policy == "history" else 1
-    return (length, spec.amax_interval if spec.amax_policy == "interval" else 0.0, spec.amax_headroom)
-
-
 def _check_alone() -> None:
     """Raises ValueError where several ranks would each use a maximum of their own."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ValueError(
-            "amax_policy: one other than current needs maxima over all ranks. Pass set_step and recipe_state "
-            "reduce=function; function(x, how) all-reduces x by how ('max' or 'sum') and returns it."
+            "amax_policy and adaptive: options other than current and none need values over all ranks. Pass "
+            "set_step and recipe_state reduce=function, which all-reduces (x, 'max' or 'sum') and returns it."
         )

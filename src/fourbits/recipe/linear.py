@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fourbits.recipe.amax import IN_USE, AmaxBook, commit, observe
+from fourbits.recipe.amax import IN_USE, commit, observe
+from fourbits.recipe.book import OperandBook
 from fourbits.recipe.linear_ops import linear_backward, linear_forward
 from fourbits.recipe.operands import new_clock
 from fourbits.recipe.recipe import GemmTable
@@ -33,9 +34,23 @@ class LinearState:
         self.clock = new_clock(seed, 0, 0)
         #: True until set_step is called: the layer then advances its own clock with every backward pass
         self.counts_itself = True
-        #: the model's amax policies and this layer's slot, where its table has any
-        self.book: AmaxBook | None = None
+        #: the model's book and this layer's slot in it, where its table depends on the past
+        self.book: OperandBook | None = None
         self.slot = 0
+
+    def facts(self, training: bool) -> "_Facts":
+        """What a call knows beforehand. Raises ValueError where layouts adapt and set_step was not called."""
+        table, measured = self.table, ""
+        if self.book is not None:
+            table, measured = self.book.in_force[self.slot], self.book.measured[self.slot]
+            if training and self.counts_itself and self.book.adapts(self.slot):
+                raise ValueError(
+                    "QuantizedLinear: adaptive layouts are chosen between optimizer steps. Call "
+                    "fourbits.set_step(model, step) before each micro-batch."
+                )
+        return _Facts(
+            self.layer, table, self.counts_itself, training, measured if training else "", self.slot
+        )
 
     def clock_on(self, device: torch.device) -> Tensor:
         """The clock where the layer computes; it stays there, so that a step copies it at most once."""
@@ -46,7 +61,7 @@ class LinearState:
         return self.clock
 
     def amaxes_on(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The model's amaxes, counters and policy where the layer computes; None without a policy."""
+        """The book's amaxes, counters and policy where the layer computes; None without a book."""
         if self.book is None:
             return (None, None, None)
         book = self.book.to(device)
@@ -60,13 +75,15 @@ class _Facts(NamedTuple):
     table: str
     #: whether the layer advances its own clock
     counts_itself: bool
-    #: whether this is training, which amax policies learn from
+    #: whether this is training, from which the book learns
     observes: bool
+    #: operands whose layout's statistics are taken, as by layout.measured_at
+    measured: str
     slot: int
 
 
 class _QuantizedProduct(torch.autograd.Function):
-    """The three GEMMs; around them, what the layer's clock and amax policies note."""
+    """The three GEMMs; around them, what the layer's clock and book note."""
 
     @staticmethod
     def forward(
@@ -84,7 +101,7 @@ class _QuantizedProduct(torch.autograd.Function):
         amax = None if amaxes is None else amaxes[facts.slot, :, IN_USE].clone()
         keep_weight = bool(ctx.needs_input_grad[0])
         y, w_values, w_scale, own, counts = linear_forward(
-            x, weight, bias, key, amax, facts.layer, facts.table, keep_weight
+            x, weight, bias, key, amax, facts.layer, facts.table, facts.measured, keep_weight
         )
         ctx.save_for_backward(x, weight, w_values, w_scale, key, amax)
         ctx.facts, ctx.clock = facts, clock
@@ -96,10 +113,11 @@ class _QuantizedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, w_values, w_scale, key, amax = ctx.saved_tensors
-        facts, needs = ctx.facts, list(ctx.needs_input_grad[:3])
+        facts: _Facts = ctx.facts
+        needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
         with torch.no_grad():
             *grads, own, counts = linear_backward(
-                dy.contiguous(), x, weight, w_values, w_scale, key, amax, facts.layer, facts.table, needs
+                dy, x, weight, w_values, w_scale, key, amax, facts.layer, facts.table, facts.measured, needs
             )
             if facts.observes and ctx.amaxes is not None:
                 observe(ctx.amaxes, ctx.counters, own, counts, facts.slot, 2)
@@ -165,8 +183,7 @@ class QuantizedLinear(nn.Linear):
         device = input.device
         if device.type != "meta" and torch.is_autocast_enabled(device.type) and input.dtype in _CAST:
             input = input.to(torch.get_autocast_dtype(device.type))
-        observes = self.training and torch.is_grad_enabled()
-        facts = _Facts(state.layer, state.table, state.counts_itself, observes, state.slot)
+        facts = state.facts(training=self.training and torch.is_grad_enabled())
         y = _QuantizedProduct.apply(
             input.reshape(-1, self.in_features),
             self.weight,

@@ -27,16 +27,17 @@ def linear_forward(
     amax: Tensor | None,
     layer: int,
     table: str,
+    measured: str,
     keep_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y = x W^T + bias, [M, N] in x's dtype; W's exact values and scale; own amaxes and counts of X and W.
 
-    x: [M, K]; amax: fp32 [6], what operands with an amax policy use (negative: their own), None where none
-    has one. W's values are kept when keep_weight is set and Dgrad starts from them, else empty. Own amaxes,
-    fp32 [2], and counts, int64 [2, 2], are as `own_amax` gives them: NaN and 0 for an operand without a
-    policy, empty without amax.
+    x: [M, K]; amax: fp32 [6], what operands with an amax policy use (negative: their own), None where nothing
+    depends on the past; measured: as by `layout.measured_at`. W's values are kept when keep_weight is set and
+    Dgrad starts from them, else empty. Own amaxes, fp32 [2], and counts, int64 [2, 4], are those of
+    `own_amax` and `layout_counts`: NaN and 0 for an operand without, empty without amax.
     """
-    call = Call(table_from_text(table), clock, layer, amax)
+    call = Call(table_from_text(table), clock, layer, amax, measured)
     with torch.autocast(x.device.type, enabled=False):
         lhs = call.operand(x, 1, "fprop.lhs")
         rhs = call.operand(weight, 1, "fprop.rhs")
@@ -56,6 +57,7 @@ def _(
     amax: Tensor | None,
     layer: int,
     table: str,
+    measured: str,
     keep_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     specs = table_from_text(table)
@@ -81,6 +83,7 @@ def linear_backward(
     amax: Tensor | None,
     layer: int,
     table: str,
+    measured: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dX [M, K], dW [N, K], dbias [N] in the dtypes of x, weight and weight; own amaxes and counts.
@@ -89,7 +92,7 @@ def linear_backward(
     weight and bias want a gradient. The others get an empty tensor. Own amaxes and counts are of Dgrad's and
     Wgrad's operands, as in the forward.
     """
-    call = Call(table_from_text(table), clock, layer, amax)
+    call = Call(table_from_text(table), clock, layer, amax, measured)
     dx = dw = dbias = None
     with torch.autocast(dy.device.type, enabled=False):
         by_rows, by_columns = call.gradient(dy, needs[0], needs[1])
@@ -115,6 +118,7 @@ def _(
     amax: Tensor | None,
     layer: int,
     table: str,
+    measured: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (

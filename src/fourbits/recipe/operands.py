@@ -1,6 +1,7 @@
 """The operands of one call of a linear: each role's spec, random bits and amax, and who quantizes.
 
-On NVIDIA cards the fused kernels do, both operands of a gradient from one read; elsewhere the reference's source.
+On NVIDIA cards the fused kernels do, both operands of a gradient from one read; elsewhere the reference's
+source.
 """
 
 import functools
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fourbits.quant.adaptive import layout_counts
 from fourbits.quant.fused import Wanted, fused_operands, why_not_fused
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.own_amax import own_amax
@@ -49,12 +51,18 @@ class Call:
     clock: Tensor
     layer: int
     amax: Tensor | None
-    #: role -> (own amax, counts)
+    #: operands whose layout's statistics are taken, as by layout.measured_at
+    measured: str = ""
+    #: role -> (own amax; saturated and all blocks); role -> counts of the layout's statistics
     notes: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    layouts: dict[str, Tensor] = field(default_factory=dict)
 
     def operand(self, x: Tensor, axis: int, role: str) -> ExactOperand:
         """x as the operand of this role."""
         spec = self.table.operand(role)
+        if role in self.measured:
+            kind = self.measured.partition(f"{role}:")[2].partition(",")[0]
+            self.layouts[role] = layout_counts(x, spec, axis, kind, self._sr_key(role))
         if spec.amax_policy == "current" or self.amax is None:
             if _is_fused(x, (wanted := self._wanted(axis, role),)):
                 return fused_operands(x, (wanted,))[0]
@@ -70,7 +78,7 @@ class Call:
     def gradient(
         self, dy: Tensor, rows: bool, columns: bool
     ) -> tuple[ExactOperand | None, ExactOperand | None]:
-        """dY as Dgrad (rows) and as Wgrad (columns) multiply it, None where not asked for; from one read if possible."""
+        """dY as Dgrad (rows) and as Wgrad (columns) multiply it, from one read if possible; or None."""
         if rows and columns and self.amax is None:
             wanted = self._wanted(1, "dgrad.lhs"), self._wanted(0, "wgrad.lhs")
             if _is_fused(dy, wanted):
@@ -81,11 +89,13 @@ class Call:
         )
 
     def observed(self, roles: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """(own amaxes fp32 [n], counts int64 [n, 2]) of these roles; empty without amax."""
+        """(own amaxes fp32 [n], counts int64 [n, 4]) of these roles; empty without amax."""
         own, counts = nothing_observed(self.clock, self.amax, len(roles))
         for index, role in enumerate(roles):
             if role in self.notes:
-                own[index], counts[index] = self.notes[role]
+                own[index], counts[index, :2] = self.notes[role]
+            if role in self.layouts:
+                counts[index, 2:] = self.layouts[role]
         return own, counts
 
     def _wanted(self, axis: int, role: str) -> Wanted:
@@ -95,7 +105,7 @@ class Call:
         return Wanted(spec, axis, NoiseKey(self.clock, _KEY_FIELDS[role], self.layer * 8 + ROLES.index(role)))
 
     def _sr_key(self, role: str) -> Tensor | None:
-        """(seed, stream, step, first row, first block) of one operand, int64 [5]; None where nothing is drawn."""
+        """(seed, stream, step, first row, first block) of one operand, int64 [5]; None if none is drawn."""
         if not _draws(self.table.operand(role)):
             return None
         fields, stream = _key_parts(self.layer, role, self.clock.device)
@@ -105,11 +115,11 @@ class Call:
 def nothing_observed(clock: Tensor, amax: Tensor | None, roles: int) -> tuple[Tensor, Tensor]:
     """NaN and zero counts for that many roles; empty without amax."""
     own = clock.new_full((0 if amax is None else roles,), torch.nan, dtype=torch.float32)
-    return own, clock.new_zeros((own.shape[0], 2))
+    return own, clock.new_zeros((own.shape[0], 4))
 
 
 def values_dtype(spec: OperandSpec, device: torch.device) -> torch.dtype:
-    """dtype of an exact operand's values on a device: FP8 elements stay FP8 where tensor cores multiply them."""
+    """dtype of an exact operand's values on a device: FP8 stays FP8 where tensor cores multiply it."""
     fmt = spec.block_format
     if device.type == "cuda" and spec.format in FP8_FORMATS and fmt.element is not None and fmt.element.dtype:
         probe = torch.empty((0, 0), device=device)
@@ -131,7 +141,7 @@ def _is_fused(x: Tensor, wanted: tuple[Wanted, ...]) -> bool:
 @functools.cache
 def _announce(reason: str) -> None:
     warnings.warn(
-        f"fourbits: the eager reference quantizes on this GPU, many times slower, with the same bits ({reason}).",
+        f"fourbits: the eager reference quantizes on this GPU, many times slower, same bits ({reason}).",
         stacklevel=4,
     )
 

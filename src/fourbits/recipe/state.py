@@ -1,6 +1,6 @@
-"""The state of a recipe between steps, for checkpoints: what its amax policies have seen.
+"""The state of a recipe between steps, for checkpoints: what its operands have been.
 
-It is no part of a model's state_dict, whose keys stay those of nn.Linear. docs/nvfp4.md, section 16.
+It is no part of a model's state_dict, whose keys stay those of nn.Linear. docs/nvfp4.md, sections 16 and 17.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,25 +14,25 @@ from fourbits.recipe.amax import (
     BLOCKS,
     COUNT,
     HISTORY,
-    IN_USE,
+    LAYOUT,
+    LAYOUT_ALL,
     PENDING,
     SATURATED,
-    AmaxBook,
     Reduce,
-    in_use,
-    policies_of,
     reduced,
 )
+from fourbits.recipe.book import OperandBook, depends_on_the_past
 from fourbits.recipe.linear import LinearState, QuantizedLinear
 from fourbits.recipe.recipe import table_from_text
 
 
 def recipe_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Tensor]:
-    """What a checkpoint must hold beside masters and optimizer; empty where no operand has an amax policy.
+    """What a checkpoint must hold beside masters and optimizer; empty where no operand depends on the past.
 
-    Keys: "step", and NAME.FIELD for each layer with a policy, of its six operands in the order of their
-    streams: history fp32 [6, L] newest first, count int64 [6], pending fp32 [6], saturated and blocks int64
-    [6]. reduce: as for set_step; on several ranks all call this, and all get the same.
+    Keys: "step", and NAME.FIELD for each layer with an amax policy or an adaptive layout, of its six operands
+    in the order of their streams: history fp32 [6, L] newest first; count, pending (fp32), saturated, blocks
+    and layout, int64 [6]; layout_counts int64 [6, 2]. reduce: as for set_step; on several ranks all call
+    this, and all get the same.
     """
     return _collected(model, lambda book: reduced(book.amaxes, book.counters, reduce))
 
@@ -44,8 +44,8 @@ def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     if given != expected:
         differing = sorted(key for key in {*given, *expected} if given.get(key) != expected.get(key))
         raise ValueError(
-            f"load_recipe_state: the state does not fit the model's amax policies; {len(differing)} entries "
-            f"differ, first {differing[0]!r}. Convert the model by the recipe the state was saved under."
+            f"load_recipe_state: the state does not fit the model's recipe; {len(differing)} entries differ, "
+            f"first {differing[0]!r}. Convert the model by the recipe that the state was saved under."
         )
     for book in books_of(model):
         amaxes, counters = book.amaxes.cpu().clone(), torch.zeros_like(book.counters, device="cpu")
@@ -53,16 +53,16 @@ def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
             if layer.book is book:
                 amax, counter = amaxes[layer.slot], counters[layer.slot]
                 amax[:, HISTORY:], amax[:, PENDING] = state[f"{name}.history"], state[f"{name}.pending"]
-                counter[:, COUNT] = state[f"{name}.count"]
+                counter[:, COUNT], counter[:, LAYOUT] = state[f"{name}.count"], state[f"{name}.layout"]
                 counter[:, ALL_SATURATED] = state[f"{name}.saturated"]
                 counter[:, ALL_BLOCKS] = state[f"{name}.blocks"]
-        step = int(state["step"])
-        book.step = None if step < 0 else step
-        amaxes[..., IN_USE] = in_use(amaxes, book.policy.cpu(), max(step, 0))
+                counter[:, LAYOUT_ALL:] = state[f"{name}.layout_counts"]
         book.amaxes, book.counters = amaxes.to(book.amaxes.device), counters.to(book.counters.device)
+        step = int(state["step"])
+        book.begin(step if step >= 0 else None)
 
 
-def _collected(model: nn.Module, parts: Callable[[AmaxBook], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+def _collected(model: nn.Module, parts: Callable[[OperandBook], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """The state of all layers on the CPU, from the (amaxes, counters) of each book."""
     found: dict[str, Tensor] = {}
     for book in books_of(model):
@@ -76,20 +76,22 @@ def _collected(model: nn.Module, parts: Callable[[AmaxBook], tuple[Tensor, Tenso
                 found[f"{name}.count"] = counter[:, COUNT].clone()
                 found[f"{name}.saturated"] = counter[:, SATURATED] + counter[:, ALL_SATURATED]
                 found[f"{name}.blocks"] = counter[:, BLOCKS] + counter[:, ALL_BLOCKS]
+                found[f"{name}.layout"] = counter[:, LAYOUT].clone()
+                found[f"{name}.layout_counts"] = counter[:, LAYOUT_ALL:].clone()
     return found
 
 
 def open_books(model: nn.Module) -> None:
-    """Give the layers whose tables have amax policies a new, empty book."""
+    """Give the layers whose tables depend on the past a new, empty book."""
     states = [(state, table_from_text(state.table)) for _, state in _states(model)]
-    states = [(state, table) for state, table in states if policies_of(table)]
+    states = [(state, table) for state, table in states if depends_on_the_past(table)]
     if states:
-        book = AmaxBook([table for _, table in states])
+        book = OperandBook([table for _, table in states])
         for slot, (state, _) in enumerate(states):
             state.book, state.slot = book, slot
 
 
-def books_of(model: nn.Module) -> list[AmaxBook]:
+def books_of(model: nn.Module) -> list[OperandBook]:
     """The books of a model: one, unless parts of it were converted apart."""
     found = {id(state.book): state.book for _, state in _states(model) if state.book is not None}
     return list(found.values())
