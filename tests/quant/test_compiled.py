@@ -1,4 +1,4 @@
-"""The compiled source gives the eager source's bytes: compilers may drop casts and assume that nothing overflows."""
+"""The compiled source gives the eager source's bytes, though compilers drop casts and assume no overflow."""
 
 import pytest
 import torch

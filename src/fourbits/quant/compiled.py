@@ -54,7 +54,7 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _plain(function: Callable[P, T]) -> Callable[P, tuple[object, ...]]:
-    """`function` with its named tuple as a plain one: torch 2.11 compiles nothing that returns a named tuple."""
+    """`function` with a plain tuple for its named one, which torch 2.11 cannot return from compiled code."""
 
     def plain(*args: P.args, **kwargs: P.kwargs) -> tuple[object, ...]:
         return tuple(cast(Iterable[object], function(*args, **kwargs)))
