@@ -1,8 +1,8 @@
 """The product on FP4 tensor cores (sm_100 and newer), through PyTorch's block-scaled matrix product.
 
 cuBLAS takes NVFP4 as it is stored here: codes with the contraction last for both operands, one E4M3 scale per
-1x16 block in tiles of 128x4, one FP32 scale per tensor. PyTorch multiplies the two FP32 scales first, in FP32;
-where that product leaves the range of normal numbers the emulated product is the one to use.
+1x16 block in tiles of 128x4, one FP32 scale per tensor. PyTorch multiplies the two FP32 scales first, in
+FP32; where that product leaves the range of normal numbers the emulated product is the one to use.
 """
 
 from typing import NamedTuple
