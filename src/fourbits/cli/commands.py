@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": "train several recipes and seeds on one configuration, and report",
     "recipes": "list the recipes, or show the precision of every operand in one",
     "data": "turn text into token files, look into them, make a corpus",
+    "bench": "measure the speed of quantizers, linears or steps, beside BF16",
     "doctor": "say what this machine can run, and why",
 }
 

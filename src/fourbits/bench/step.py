@@ -1,0 +1,59 @@
+"""Speed of whole training steps, as a share of the same step in BF16: forward, backward and optimizer.
+
+Random tokens, one micro-batch a step, everything but the linears compiled, as `fourbits train` does it.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
+from fourbits.model.lm import LanguageModel
+from fourbits.model.regions import compile_regions
+from fourbits.recipe.convert import convert, set_step
+from fourbits.train.config import RunConfig
+from fourbits.train.optim import MasterOptimizer
+from fourbits.train.presets import RUN_PRESETS
+
+#: device kind -> (preset, goal of nvfp4)
+_CASES = {"cpu": ("tiny", 0.5), "cuda": ("30m", 0.7)}
+_RECIPES = ("bf16", "nvfp4", "mxfp4", "fp8")
+
+
+def bench_step(device: torch.device) -> Report:
+    """One step of the device's preset in each recipe, in turns, beside BF16."""
+    preset, goal = _CASES[device.type]
+    config = RUN_PRESETS[preset]
+    times = medians([_step(config, recipe, device) for recipe in _RECIPES], device, repeats=10)
+    bars = tuple(
+        Bar(
+            name=f"{preset}, {recipe}",
+            seconds=seconds,
+            value=times[0] / seconds,
+            unit="of BF16",
+            goal=goal if recipe == "nvfp4" else None,
+        )
+        for recipe, seconds in zip(_RECIPES, times, strict=True)
+    )
+    return measured("step", device, bars, (copy_bandwidth(device), product_rate(device)))
+
+
+def _step(config: RunConfig, recipe: str, device: torch.device) -> Callable[[], object]:
+    """A training step that can be called again and again."""
+    model = LanguageModel(config.model, seed=0).to(device)
+    convert(model, recipe)
+    compile_regions(model)
+    optimizer = MasterOptimizer(dict(model.named_parameters()), config.optim)
+    shape = (config.train.micro_batch_size, config.train.seq_len + 1)
+    samples = torch.randint(config.model.vocab_size, shape, device=device)
+    inputs, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
+    not_blocked = torch.zeros((), device=device)
+
+    def step() -> object:
+        set_step(model, 0)
+        summed, tokens = model.loss(inputs, targets)
+        loss = summed / tokens
+        loss.backward()
+        return optimizer.step(1e-6, loss.detach(), not_blocked)
+
+    return step
