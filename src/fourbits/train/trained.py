@@ -8,6 +8,7 @@ import torch
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.convert import convert, set_step
+from fourbits.recipe.state import load_recipe_state, recipe_state
 from fourbits.train.checkpoint import load_tensors
 from fourbits.train.config import RunConfig
 from fourbits.train.run_folder import RunFolder, read_json
@@ -34,12 +35,14 @@ def load_trained(path: Path, device: torch.device | str = "cpu") -> Trained:
         raise ValueError(f"{path}: the run has no checkpoint yet.")
     model = LanguageModel(config.model, seed=config.train.seed)
     convert(model, config.recipe, seed=config.train.seed)
-    set_step(model, checkpoint.step)
     masters = dict(model.named_parameters())
     saved = load_tensors(checkpoint, "model", masters)
     with torch.no_grad():
         for name, master in masters.items():
             master.copy_(saved[name])
+    if state := recipe_state(model):
+        load_recipe_state(model, load_tensors(checkpoint, "recipe", state))
+    set_step(model, checkpoint.step)
     end_token = read_json(folder.manifest)["data"]["tokenizer"]["end_token"]
     tokenizer = Tokenizer.load(folder.tokenizer, end_token)
     return Trained(model.to(device).eval(), tokenizer, config, checkpoint.step)

@@ -16,6 +16,7 @@ from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
 from fourbits.recipe.convert import convert, set_step
+from fourbits.recipe.state import load_recipe_state, recipe_state
 from fourbits.train.checkpoint import Checkpoint, load_tensors
 from fourbits.train.clock import Mark
 from fourbits.train.config import RunConfig
@@ -124,8 +125,10 @@ class Trainer:
         return {"loss": total_loss(losses.values()), **losses}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint holds, by file."""
-        return {"model": {**self.masters}, "optimizer": self.optimizer.state()}
+        """What a checkpoint holds, by file; what the recipe remembers of its operands if it remembers any."""
+        state = recipe_state(self.model)
+        own: dict[str, dict[str, Tensor]] = {"model": {**self.masters}, "optimizer": self.optimizer.state()}
+        return {**own, "recipe": state} if state else own
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue after the step of a checkpoint. Raises ValueError if it is of another model."""
@@ -135,6 +138,7 @@ class Trainer:
             for name, master in self.masters.items():
                 master.copy_(saved["model"][name])
         self.optimizer.load_state(saved["optimizer"])
+        load_recipe_state(self.model, saved.get("recipe", {}))
         self.step = checkpoint.step
 
     def _accumulate_gradients(self) -> Tensor:
