@@ -153,6 +153,19 @@ def test_without_set_step_the_noise_of_a_run_repeats():
         assert_same_bytes(got, want)
 
 
+def test_without_set_step_a_backward_pass_keeps_the_noise_of_its_forward(monkeypatch):
+    """Two forwards before two backwards: both belong to the step in which they began."""
+    monkeypatch.setattr(linear_module, "_told", [True])
+    x, dy = batch()
+    (linear,) = linears(converted())
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [linear(leaf) for leaf in leaves]
+    for y in reversed(outputs):
+        y.backward(dy)
+    assert_same_bytes(grad_of(leaves[0]), grad_of(leaves[1]))
+    assert not torch.equal(gradients(linear, x, dy)[0], grad_of(leaves[0]))
+
+
 def test_with_set_step_there_is_no_warning_and_a_backward_moves_nothing():
     x, dy = batch()
     model = converted()
