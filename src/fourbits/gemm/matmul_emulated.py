@@ -24,9 +24,9 @@ def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tenso
     scale_a, scale_b = (op.scale if op.scale.dim() == 0 else one for op in (a, b))
     constant = a.scale.dim() == b.scale.dim() == 0
     total = _sum(left, right) if constant else _scaled_sum(left, right, a, b)
-    large = total.device.type == "cpu" and total.numel() >= COMPILE_FROM
-    run = compiled(finish) if large else finish
-    return run(total, scale_a, scale_b, out_dtype, bias)
+    if total.device.type == "cpu" and total.numel() >= COMPILE_FROM:
+        return compiled(finish)(total, scale_a, scale_b, out_dtype, bias)
+    return finish(total, scale_a, scale_b, out_dtype, bias)
 
 
 def _sum(left: Tensor, right: Tensor) -> Tensor:
