@@ -25,7 +25,7 @@ def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tenso
     constant = a.scale.dim() == b.scale.dim() == 0
     total = _sum(left, right) if constant else _scaled_sum(left, right, a, b)
     if total.device.type == "cpu" and total.numel() >= COMPILE_FROM:
-        return compiled(finish)(total, scale_a, scale_b, out_dtype, bias)
+        return compiled(finish)(total, scale_a, scale_b, out_dtype, bias)  # pyright: ignore[reportCallIssue]
     return finish(total, scale_a, scale_b, out_dtype, bias)
 
 
