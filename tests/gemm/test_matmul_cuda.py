@@ -55,7 +55,34 @@ def test_fp8_blocks_meet_the_fp8_matrix_instruction():
     assert "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3" in start.build(90).asm["ptx"]
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 40, 50), (16, 16, 1)])
+def test_rows_that_bulk_copies_cannot_address_take_ordinary_loads(card, shape):
+    M, N, K = shape
+    with recording(matmul_triton) as starts:
+        matmul_triton.matmul(on_card(K, M), 0, on_card(N, K), 1, (ONE, ONE), on_card(M, N), None, False)
+    (start,) = starts
+    assert start.build(card).asm["cubin"]
+    assert "cp.async.bulk" not in start.build(card).asm["ptx"]
+
+
+def test_a_long_contraction_is_cut_and_its_parts_are_added(card):
+    with recording(matmul_triton) as starts:
+        out = on_card(512, 2048, dtype=torch.float32)
+        matmul_triton.matmul(on_card(32768, 512), 0, on_card(32768, 2048), 0, (ONE, ONE), out, None, True)
+    product, addition = starts
+    assert product.arguments["CUTS"] == addition.arguments["CUTS"] > 1
+    assert product.build(card).metadata.shared <= SHARED_MEMORY[card]
+    assert addition.build(card).asm["cubin"]
+
+
 def test_the_tile_follows_the_shape_not_the_clock():
     card = matmul_triton.Card(132, True, matmul_triton._LARGE_MEMORY)
-    assert matmul_triton.best_tile(card, 8192, 4096)[:2] == (128, 256)
-    assert matmul_triton.best_tile(card, 1024, 512)[:2] == (64, 128)
+    divisions = {
+        (8192, 4096, 4096): ((128, 256), 1),
+        (4096, 512, 2048): ((128, 128), 1),
+        (512, 512, 512): ((64, 128), 1),
+        (512, 2048, 32768): ((128, 256), 4),  # the weight gradient of a narrow layer
+    }
+    for shape, (tile, cuts) in divisions.items():
+        work = matmul_triton.best_work(card, *shape)
+        assert (work.tile[:2], work.cuts) == (tile, cuts), shape

@@ -57,3 +57,16 @@ def test_fp8_codes_are_converted_in_hardware():
     with recording(fused_triton) as starts:
         fused_triton.fp8(on_card(256, 256), both, both)
     assert "cvt.rn.satfinite.e4m3x2.f32" in ptx_of(starts, 90)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (16, 1), (0, 32), (32, 0)])
+def test_no_size_is_a_special_case(shape):
+    """The compiler is given a 1 as a constant, which code may treat differently."""
+    x, row, column = on_card(*shape), plan(OperandSpec(), 1), plan(OperandSpec(rht=16), 0)
+    with recording(fused_triton) as starts:
+        fused_triton.amax_parts(x, row, column, None)
+        fused_triton.exact(x, row, column, (AMAX[:1], AMAX[:1]), (None, None))
+        fused_triton.packed(x, plan(OperandSpec(rht=16), 0, packed=True), AMAX[:1], None, swizzled=False)
+        fused_triton.fp8(x, fp8_plan(OperandSpec(format="fp8")), None)
+    assert len(starts) == (4 if x.numel() else 3)
+    assert all(start.build(90).asm["cubin"] for start in starts)

@@ -66,10 +66,12 @@ def share_of_bound(
     b: QuantizedTensor,
     bias: Tensor | None = None,
     before: Tensor | None = None,
+    sum_error: float | None = None,
 ) -> float:
     """Largest error of a product of a and b over what section 12.4 allows: at most 1 is right, NaN is not.
 
-    before: what the product was added to.
+    before: what the product was added to; sum_error: of a sum, relative to the sum of its terms' magnitudes,
+    where an arithmetic allows more than FP32's.
     """
     true = matmul_reference.matmul(a, b, torch.float32, bias).double()
     if before is not None:
@@ -77,7 +79,9 @@ def share_of_bound(
     values = [(q.block_values() * q.global_scale).double() for q in (a, b)]
     magnitude = values[0].abs() @ values[1].abs().t()
     last_bit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}[out.dtype]
-    allowed = values[0].shape[1] * 2.0**-23 * (magnitude + true.abs()) + last_bit * true.abs()
+    if sum_error is None:
+        sum_error = values[0].shape[1] * 2.0**-23
+    allowed = sum_error * (magnitude + true.abs()) + last_bit * true.abs()
     return float(((out.double() - true).abs() / allowed.clamp_min(torch.finfo(torch.float32).tiny)).max())
 
 

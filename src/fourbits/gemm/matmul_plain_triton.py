@@ -23,16 +23,16 @@ def plain_kernel(
     rows = i * BM + tl.arange(0, BM)
     columns = j * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
-    a_tile = a_ptr + rows.to(tl.int64)[:, None] * a_stride_m + depth[None, :] * a_stride_k
-    b_tile = b_ptr + columns.to(tl.int64)[None, :] * b_stride_n + depth[:, None] * b_stride_k
+    a_rows = a_ptr + rows.to(tl.int64)[:, None] * a_stride_m
+    b_rows = b_ptr + columns.to(tl.int64)[None, :] * b_stride_n
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(tl.cdiv(K, BK)):
-        inside = depth < K - step * BK
-        left = tl.load(a_tile, mask=(rows < M)[:, None] & inside[None, :], other=0.0)
-        right = tl.load(b_tile, mask=inside[:, None] & (columns < N)[None, :], other=0.0)
+        k = (step * BK + depth).to(tl.int64)
+        a_inside = (rows < M)[:, None] & (k < K)[None, :]
+        b_inside = (k < K)[:, None] & (columns < N)[None, :]
+        left = tl.load(a_rows + k[None, :] * a_stride_k, mask=a_inside, other=0.0)
+        right = tl.load(b_rows + k[:, None] * b_stride_k, mask=b_inside, other=0.0)
         acc = added_product(acc, left, right, HARDWARE)
-        a_tile += BK * a_stride_k.to(tl.int64)
-        b_tile += BK * b_stride_k.to(tl.int64)
     bias = bias_of(bias_ptr, columns, N, HAS_BIAS)
     acc = finished(acc, tl.load(scale_a_ptr), tl.load(scale_b_ptr), bias, HAS_BIAS)
     out_tile = out_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fourbits.gemm.matmul_bulk_triton import bulk_kernel
+from fourbits.gemm.matmul_bulk_triton import bulk_kernel, sum_kernel
 from fourbits.gemm.matmul_fp8_triton import fp8_kernel
 from fourbits.gemm.matmul_plain_triton import plain_kernel
 
@@ -26,8 +26,9 @@ class Tile(NamedTuple):
     k: int
     stages: int
     warps: int
-    #: throughput against the largest tile when every multiprocessor has one
-    speed: float
+    #: microseconds of a step and of all that is not steps, as measured on an H100; only ratios matter
+    step_time: float
+    rest_time: float
 
 
 class Card(NamedTuple):
@@ -46,15 +47,26 @@ class Blocks(NamedTuple):
     rows: int
 
 
+class Work(NamedTuple):
+    """How a product is divided: into tiles, and into how many cuts of the contraction."""
+
+    tile: Tile
+    cuts: int
+
+
 _LARGE_MEMORY = (
-    Tile(128, 256, 64, 4, 8, 1.0),
-    Tile(128, 128, 64, 4, 8, 0.82),
-    Tile(64, 128, 64, 4, 4, 0.55),
+    Tile(128, 256, 64, 4, 8, 0.62, 3.0),
+    Tile(128, 128, 64, 4, 8, 0.37, 1.4),
+    Tile(64, 128, 64, 4, 4, 0.31, 1.0),
 )
 #: sm_100 also keeps sums in tensor memory, and stages the output beside the operands
 _TENSOR_MEMORY = tuple(tile._replace(stages=3) for tile in _LARGE_MEMORY)
-_SMALL_MEMORY = (Tile(128, 128, 32, 3, 8, 1.0), Tile(64, 64, 32, 3, 4, 0.6))
-_INTERPRETED = Card(1, True, (Tile(32, 32, 32, 1, 4, 1.0),))
+_SMALL_MEMORY = (Tile(128, 128, 32, 3, 8, 0.19, 1.4), Tile(64, 64, 32, 3, 4, 0.12, 1.0))
+_INTERPRETED = Card(8, True, (Tile(32, 32, 32, 1, 4, 1.0, 0.0),))
+_CUTS = (1, 2, 4, 8)
+_SUM_COLUMNS = 512
+#: microseconds to start the kernel that adds cuts, and bytes that it moves in one
+_SUM_START, _SUM_RATE = 4.0, 2e6
 _FP8_TILE = (128, 128)
 #: bytes of shared memory in which a tile leaves the bulk kernel
 _LEAVING = 32 << 10
@@ -77,11 +89,11 @@ def matmul(
     M, N = out.shape
     K = min(a.shape[a_axis], b.shape[b_axis])  # what one has beyond is the other's zero padding
     card = card_of(out.device)
-    tile = best_tile(card, M, N)
     if card.bulk_copies and all(_copies(x) for x in (a, b, out)):
-        _bulk(a, a_axis, b, b_axis, scales, out, bias, accumulate, K, tile, card)
+        _bulk(a, a_axis, b, b_axis, scales, out, bias, accumulate, K, card)
         return
-    plain_kernel[(-(-M // tile.m) * -(-N // tile.n),)](
+    tile = best_work(card, M, N, K, cuts=(1,)).tile
+    plain_kernel[(_ceil(M, tile.m) * _ceil(N, tile.n),)](
         a,
         a.stride(1 - a_axis),
         a.stride(a_axis),
@@ -111,7 +123,7 @@ def matmul(
 def matmul_fp8(a: Blocks, b: Blocks, out: Tensor, bias: Tensor | None, accumulate: bool) -> None:
     """Write the product of two FP8 operands to out [M, N], or add it to what out holds."""
     M, N = out.shape
-    fp8_kernel[(-(-M // _FP8_TILE[0]) * -(-N // _FP8_TILE[1]),)](
+    fp8_kernel[(_ceil(M, _FP8_TILE[0]) * _ceil(N, _FP8_TILE[1]),)](
         a.values,
         a.values.stride(0),
         a.scale,
@@ -137,7 +149,6 @@ def matmul_fp8(a: Blocks, b: Blocks, out: Tensor, bias: Tensor | None, accumulat
         HARDWARE=out.is_cuda,
         num_warps=8,
         num_stages=3,
-        enable_fp_fusion=False,
     )
 
 
@@ -154,14 +165,17 @@ def card_of(device: torch.device) -> Card:
 
 
 @functools.lru_cache(maxsize=4096)
-def best_tile(card: Card, M: int, N: int) -> Tile:
-    """The tile with the least time: rounds of the whole card times the work of a tile over its speed."""
+def best_work(card: Card, M: int, N: int, K: int, cuts: tuple[int, ...] = _CUTS) -> Work:
+    """The division with the least time: rounds of the whole card times a tile's time, and adding the cuts."""
 
-    def time(tile: Tile) -> float:
-        rounds = -(-(-(-M // tile.m) * -(-N // tile.n)) // card.processors)
-        return rounds * tile.m * tile.n / tile.speed
+    def time(work: Work) -> float:
+        tile = work.tile
+        rounds = _ceil(_ceil(M, tile.m) * _ceil(N, tile.n) * work.cuts, card.processors)
+        steps = _ceil(_ceil(K, tile.k), work.cuts)
+        adding = 0.0 if work.cuts == 1 else _SUM_START + 8.0 * work.cuts * M * N / _SUM_RATE
+        return rounds * (steps * tile.step_time + tile.rest_time) + adding
 
-    return min(card.tiles, key=time)
+    return min((Work(tile, count) for tile in card.tiles for count in cuts), key=time)
 
 
 def _bulk(
@@ -174,16 +188,20 @@ def _bulk(
     bias: Tensor | None,
     accumulate: bool,
     K: int,
-    tile: Tile,
     card: Card,
 ) -> None:
     M, N = out.shape
-    parts = max(1, tile.m * tile.n * out.element_size() // _LEAVING)
-    programs = min(card.processors, -(-M // tile.m) * -(-N // tile.n))
+    tile, cuts = best_work(card, M, N, K)
+    slab = _ceil(M, tile.m) * tile.m
+    target = out
+    if cuts > 1:
+        target = out.new_empty((cuts * slab, _ceil(N, 4) * 4), dtype=torch.float32)
+    parts = max(1, tile.m * tile.n * target.element_size() // _LEAVING)
+    programs = min(card.processors, _ceil(M, tile.m) * _ceil(N, tile.n) * cuts)
     bulk_kernel[(programs,)](
         _descriptor(a, a_axis, K, tile.m, tile.k),
         _descriptor(b, b_axis, K, tile.n, tile.k),
-        TensorDescriptor(out, [M, N], [out.stride(0), 1], [tile.m, tile.n // parts]),
+        TensorDescriptor(target, list(target.shape), [target.stride(0), 1], [tile.m, tile.n // parts]),
         scales[0],
         scales[1],
         scales[0] if bias is None else bias,
@@ -192,18 +210,54 @@ def _bulk(
         K,
         A_TURNED=a_axis == 0,
         B_TURNED=b_axis == 1,
-        HAS_BIAS=bias is not None,
-        ACCUMULATE=accumulate,
+        HAS_BIAS=bias is not None and cuts == 1,
+        ACCUMULATE=accumulate and cuts == 1,
         BM=tile.m,
         BN=tile.n,
         BK=tile.k,
+        CUTS=cuts,
         PARTS=parts,
         PROGRAMS=programs,
         HARDWARE=out.is_cuda,
         num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_stages=tile.stages - (cuts > 1),  # cut sums are staged at full width
         enable_fp_fusion=False,
     )
+    if cuts > 1:
+        _add_cuts(target, out, scales, bias, accumulate, cuts)
+
+
+def _add_cuts(
+    parts: Tensor,
+    out: Tensor,
+    scales: tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    accumulate: bool,
+    cuts: int,
+) -> None:
+    M, N = out.shape
+    sum_kernel[(M, _ceil(N, _SUM_COLUMNS))](
+        parts,
+        parts.stride(0),
+        parts.shape[0] // cuts,
+        out,
+        out.stride(0),
+        scales[0],
+        scales[1],
+        scales[0] if bias is None else bias,
+        N,
+        HAS_BIAS=bias is not None,
+        ACCUMULATE=accumulate,
+        CUTS=cuts,
+        COLUMNS=_SUM_COLUMNS,
+        HARDWARE=out.is_cuda,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 def _descriptor(x: Tensor, axis: int, length: int, rows: int, step: int) -> TensorDescriptor:

@@ -43,8 +43,9 @@ def fp8_codes(y, encode, poisoned, inside, GRID: tl.constexpr, HARDWARE: tl.cons
 
 
 @triton.jit
-def write_fp8(y, amax_bits, row, column, codes_ptr, width, scale_ptr, across, M, K, AXIS: tl.constexpr,
-              SQUARE: tl.constexpr, GRID: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
+def write_fp8(y, amax_bits, row, column, codes_ptr, width, scale_ptr, scale_row, scale_block, M, K,
+              AXIS: tl.constexpr, SQUARE: tl.constexpr, GRID: tl.constexpr,
+              HARDWARE: tl.constexpr):  # fmt: skip
     """Codes and scales of a tile as stored: transposed for AXIS 0. amax_bits: [SIZE or 1, SIZE or 1]."""
     rows = tl.arange(0, SIZE)[:, None]
     columns = tl.arange(0, SIZE)[None, :]
@@ -66,19 +67,19 @@ def write_fp8(y, amax_bits, row, column, codes_ptr, width, scale_ptr, across, M,
         )
         scale_rows = tl.cdiv(K, SIZE) if SQUARE else K
     tl.store(codes_ptr + r.to(tl.int64) * width + c, codes, mask=(r < R) & (c < width))
-    tl.store(scale_ptr + scale_r * across + scale_c, scale, mask=scale_r < scale_rows)
+    tl.store(scale_ptr + scale_r * scale_row + scale_c * scale_block, scale, mask=scale_r < scale_rows)
 
 
 @triton.jit
 def fp8_kernel(
-    x_ptr, x_stride, M, K, row_ptr, row_width, row_scale_ptr, row_across,
-    column_ptr, column_width, column_scale_ptr, column_across,
+    x_ptr, x_stride, M, K, row_ptr, row_width, row_scale_ptr, row_scale_row, row_scale_block,
+    column_ptr, column_width, column_scale_ptr, column_scale_row, column_scale_block,
     ROW: tl.constexpr, COLUMN: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """Codes and scales of x [M, K] by the Fp8Plans ROW and COLUMN, either of which may be None.
 
-    Row operand: codes [M, row_width], scales [M or blocks, row_across]; column operand: [K, column_width] and
-    [K or blocks, column_across]. One program per 128 x 128 tile.
+    Row operand: codes [M, row_width], scales [M or blocks, ..] with strides (scale_row, scale_block); column
+    operand: [K, column_width] and [K or blocks, ..]. One program per 128 x 128 tile.
     """
     row = tl.program_id(0) // tl.cdiv(K, SIZE) * SIZE
     column = tl.program_id(0) % tl.cdiv(K, SIZE) * SIZE
@@ -89,13 +90,13 @@ def fp8_kernel(
         amax = tl.max(bits_of(y) & ABS_BITS, axis=1, keep_dims=True)
         if ROW.square:
             amax = tl.max(amax, axis=0, keep_dims=True)
-        write_fp8(y, amax, row, column, row_ptr, row_width, row_scale_ptr, row_across, M, K, 1, ROW.square,
-                  GRID, HARDWARE)  # fmt: skip
+        write_fp8(y, amax, row, column, row_ptr, row_width, row_scale_ptr, row_scale_row, row_scale_block,
+                  M, K, 1, ROW.square, GRID, HARDWARE)  # fmt: skip
     if COLUMN is not None:
         GRID_2: tl.constexpr = COLUMN.element
         y = to_bf16(x, HARDWARE) if COLUMN.through_bf16 else x
         amax = tl.max(bits_of(y) & ABS_BITS, axis=0, keep_dims=True)
         if COLUMN.square:
             amax = tl.max(amax, axis=1, keep_dims=True)
-        write_fp8(y, amax, row, column, column_ptr, column_width, column_scale_ptr, column_across, M, K, 0,
-                  COLUMN.square, GRID_2, HARDWARE)  # fmt: skip
+        write_fp8(y, amax, row, column, column_ptr, column_width, column_scale_ptr, column_scale_row,
+                  column_scale_block, M, K, 0, COLUMN.square, GRID_2, HARDWARE)  # fmt: skip

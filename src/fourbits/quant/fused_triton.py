@@ -15,8 +15,8 @@ from fourbits.quant.operands_triton import operands_kernel
 from fourbits.quant.packed_triton import packed_kernel
 from fourbits.quant.plan import Fp8Plan, NoiseKey, Plan
 
-#: programs of an amax pass, each of which leaves a partial maximum; a power of two
-PARTS = 512
+#: warps of an amax pass; each of its programs leaves a partial maximum
+_AMAX_WARPS = 1024
 #: whether kernels run in Triton's interpreter, on CPU tensors
 INTERPRETED = type(operands_kernel) is not triton.JITFunction
 
@@ -52,7 +52,7 @@ def amax_parts(
     fp32 scalars that take the place of the plans' own maxima unless they are negative.
     """
     tile = _amax_tile(x, column)
-    count = PARTS if x.is_cuda else 2
+    count = _AMAX_WARPS // tile.warps if x.is_cuda else 2
     parts = torch.empty((2, count), dtype=torch.float32, device=x.device)
     entries, key_fields, stream = key or NoiseKey(parts)
     amax_kernel[(count,)](
@@ -210,11 +210,13 @@ def fp8(x: Tensor, row: Fp8Plan | None, column: Fp8Plan | None) -> tuple[Tensor,
             row_codes,
             row_codes.shape[1],
             row_scales,
-            row_scales.shape[1],
+            row_scales.stride(0),
+            row_scales.stride(1),
             column_codes,
             column_codes.shape[1],
             column_scales,
-            column_scales.shape[1],
+            column_scales.stride(0),
+            column_scales.stride(1),
             ROW=row,
             COLUMN=column,
             HARDWARE=x.is_cuda,
@@ -227,8 +229,11 @@ def fp8(x: Tensor, row: Fp8Plan | None, column: Fp8Plan | None) -> tuple[Tensor,
 def _fp8_outputs(x: Tensor, plan: Fp8Plan | None, rows: int, length: int) -> tuple[Tensor, Tensor]:
     shape = (0, 0) if plan is None else (rows, _up(length, 16))
     codes = torch.empty(shape, dtype=torch.uint8, device=x.device)
-    down = -(-shape[0] // 128) if plan is not None and plan.square else shape[0]
-    return codes, torch.empty((down, -(-shape[1] // 128)), dtype=torch.float32, device=x.device)
+    across = -(-shape[1] // 128)
+    if plan is not None and plan.square:
+        return codes, torch.empty((-(-rows // 128), across), dtype=torch.float32, device=x.device)
+    scales = torch.empty((across, shape[0]), dtype=torch.float32, device=x.device)
+    return codes, scales.t()  # products read the scales of many rows at once
 
 
 def _exact_tile(x: Tensor, row: Plan | None, column: Plan | None) -> Tile:
@@ -242,7 +247,7 @@ def _exact_tile(x: Tensor, row: Plan | None, column: Plan | None) -> Tile:
 
 
 def _amax_tile(x: Tensor, column: Plan | None) -> Tile:
-    return _wide(x, max(16, _tall(column)), 1024, 8) if x.is_cuda else Tile(_tall(column), 128, 4)
+    return _wide(x, max(16, _tall(column)), 512, 4) if x.is_cuda else Tile(_tall(column), 128, 4)
 
 
 def _packed_tile(x: Tensor, plan: Plan) -> Tile:
