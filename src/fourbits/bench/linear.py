@@ -56,7 +56,7 @@ def _bars(
     steps = [_step(bf16, x, dy)] + [
         _step(_converted(r, columns, rows, device), x, dy) for r, _, _ in recipes.values()
     ]
-    base, *times = medians(steps, device, repeats=15)
+    base, *times = medians(steps, device, repeats=15, ahead=True)
     bars = [Bar(name=f"{size} bf16", seconds=base, value=1.0, unit=_UNIT)]
     for (name, (_, goal, own_amax)), seconds in zip(recipes.items(), times, strict=True):
         ceiling = base / (base + _quantized_bytes(shape, own_amax) / bandwidth) if "nvfp4" in name else None

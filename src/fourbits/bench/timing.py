@@ -1,7 +1,8 @@
 """Time on a device, and the two rates that bound everything: of copying and of multiplying.
 
 Medians. On a card times are between its own events; `cold` writes a buffer larger than its caches before each
-repetition, so that inputs come from memory.
+repetition, so that inputs come from memory, and `ahead` keeps it waiting until the host has queued the whole
+repetition, so that the time is the card's alone.
 """
 
 import statistics
@@ -17,6 +18,8 @@ from fourbits.device import probe
 _CACHE_BYTES = 256 << 20
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 128 << 20}
 _WARM_UP = 3
+#: clock cycles of a card, about two milliseconds, in which the host queues one repetition
+_HEAD_START = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +74,15 @@ def median_seconds(
     run: Callable[[], object], device: torch.device, repeats: int = 20, cold: bool = True
 ) -> float:
     """Median time of a call. cold: on a card, with its caches full of something else."""
-    return medians([run], device, repeats, cold)[0]
+    return medians([run], device, repeats, cold, ahead=True)[0]
 
 
 def medians(
-    runs: Sequence[Callable[[], object]], device: torch.device, repeats: int = 20, cold: bool = False
+    runs: Sequence[Callable[[], object]],
+    device: torch.device,
+    repeats: int = 20,
+    cold: bool = False,
+    ahead: bool = False,
 ) -> list[float]:
     """Median times of several calls taken in turns, so that a change of the clock meets all of them."""
     for run in runs:
@@ -87,7 +94,8 @@ def medians(
             for times in zip(*(_host_times(runs) for _ in range(repeats)), strict=True)
         ]
     filler = torch.empty(_CACHE_BYTES if cold else 0, dtype=torch.uint8, device=device)
-    events = [[_events_around(run, filler) for run in runs] for _ in range(repeats)]
+    wait = _HEAD_START if ahead else 0
+    events = [[_events_around(run, filler, wait) for run in runs] for _ in range(repeats)]
     torch.cuda.synchronize(device)
     return [
         statistics.median(start.elapsed_time(end) * 1e-3 for start, end in times)
@@ -119,10 +127,12 @@ def _host_times(runs: Sequence[Callable[[], object]]) -> list[float]:
 
 
 def _events_around(
-    run: Callable[[], object], filler: torch.Tensor
+    run: Callable[[], object], filler: torch.Tensor, wait: int
 ) -> tuple[torch.cuda.Event, torch.cuda.Event]:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     filler.zero_()
+    if wait:
+        torch.cuda._sleep(wait)  # pyright: ignore[reportPrivateUsage]
     start.record()
     run()
     end.record()

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from fourbits.quant.rounding_triton import as_bf16, float_of, with_sign
-from fourbits.quant.scaling_triton import block_amax, encode_scale
+from fourbits.quant.scaling_triton import block_amax, max_target
 from fourbits.quant.tile_triton import load_tile, prepared_tile, rounded_tile, tensor_amax, tile_start
 
 
@@ -30,10 +30,11 @@ def store_tile(out_ptr, stride, values, row, column, M, K, VECTOR: tl.constexpr,
 def observe(amax_bits, tensor_bits, own_ptr, saturated_ptr, PLAN: tl.constexpr):
     """Leave this program's largest magnitude and its count of saturated blocks. docs/nvfp4.md, section 16.
 
-    A block is saturated when its scale would have rounded above 448. Padding has the scale 0.
+    A block is saturated when the scale that maps its maximum to the largest element would have rounded above
+    448. Padding has the scale 0.
     """
     largest = tl.max(tl.reshape(amax_bits, (amax_bits.numel,)), axis=0)
-    wanted = float_of(amax_bits) * (encode_scale(tensor_bits, PLAN.target) * PLAN.kappa)
+    wanted = max_target(amax_bits, tensor_bits, PLAN)
     saturated = tl.reshape((wanted > 464.0).to(tl.int32), (amax_bits.numel,))
     tl.store(own_ptr + tl.program_id(0), float_of(largest))
     tl.store(saturated_ptr + tl.program_id(0), tl.sum(saturated, axis=0))

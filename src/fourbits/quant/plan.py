@@ -67,6 +67,9 @@ class Plan:
     emax_exponent: int
     largest_fraction: int
     rounding: str
+    #: error by which Four Over Six chooses (mse, mae, max), empty without it; factor on its scales
+    metric: str
+    headroom: float
     through_bf16: bool
     te_compat: bool
     transform: Transform | None
@@ -114,6 +117,8 @@ def plan(spec: OperandSpec, axis: int, packed: bool = False) -> Plan:
         emax_exponent=exponent - 1,
         largest_fraction=int((2 * fraction - 1) * 2**23) if spec.scale_rule == "ceil" else 0x7FFFFF,
         rounding=spec.rounding,
+        metric=spec.error_metric or "",
+        headroom=17 / 16 if spec.sr_headroom else 1.0,
         through_bf16=spec.source == "bf16",
         te_compat=spec.te_compat or not packed,
         transform=_transform(spec),
@@ -146,7 +151,7 @@ def obstacle(spec: OperandSpec, axis: int) -> str | None:
     for name, known in (
         ("source", ("as_is", "bf16")),
         ("rounding", ("rne", "sr", "sr32")),
-        ("scale_rule", ("max", "ceil")),
+        ("scale_rule", ("max", "ceil", "4over6-mse", "4over6-mae", "4over6-max")),
     ):
         if getattr(spec, name) not in known:
             return f"{name} {getattr(spec, name)} has no kernel"

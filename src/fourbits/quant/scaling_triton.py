@@ -71,14 +71,26 @@ def encode_scale(amax_bits, TARGET: tl.constexpr):
 
 
 @triton.jit
-def two_level(amax_bits, tensor_bits, PLAN: tl.constexpr):
-    """(block scale, multiplier of the elements) on a grid, under the tensor's scale where it has one."""
+def max_target(amax_bits, tensor_bits, PLAN: tl.constexpr):
+    """The block scale that maps a block's maximum to the largest element, before rounding. fp32."""
+    s_enc = tl.full((), 1.0, tl.float32)
+    if PLAN.target != 0.0:
+        s_enc = encode_scale(tensor_bits, PLAN.target)
+    return float_of(amax_bits) * (s_enc * PLAN.kappa)
+
+
+@triton.jit
+def two_level(wanted, amax_bits, tensor_bits, PLAN: tl.constexpr):
+    """(block scale, multiplier of the elements) on a grid, under the tensor's scale where it has one.
+
+    wanted: the unrounded block scales, fp32.
+    """
     SCALE: tl.constexpr = PLAN.scale
     s_enc = tl.full((), 1.0, tl.float32)
     if PLAN.target != 0.0:
         s_enc = encode_scale(tensor_bits, PLAN.target)
     s_dec = tl.div_rn(tl.full((), 1.0, tl.float32), s_enc)
-    scale = nearest(float_of(amax_bits) * (s_enc * PLAN.kappa), SCALE)
+    scale = nearest(wanted, SCALE)
     divisor = scale * s_dec
     encode = tl.minimum(tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor), FLT_MAX)
     bad = (amax_bits >= EXPONENT_BITS) | (tensor_bits >= EXPONENT_BITS)
@@ -93,16 +105,3 @@ def power_of_two(amax_bits, PLAN: tl.constexpr):
     scale = tl.where(code == 0, 0x400000, code << 23)
     bad = amax_bits >= EXPONENT_BITS
     return float_of(tl.where(bad, 0x7FC00000, scale)), float_of((254 - code) << 23)
-
-
-@triton.jit
-def block_scales(amax_bits, tensor_bits, PLAN: tl.constexpr):
-    """(block scale, multiplier of the elements) of every block, fp32; the scale of a poisoned one is NaN.
-
-    amax_bits: pattern of each block's maximum; tensor_bits: scalar, of the tensor's amax.
-    """
-    if PLAN.scale is None:
-        scale, encode = power_of_two(amax_bits, PLAN)
-    else:
-        scale, encode = two_level(amax_bits, tensor_bits, PLAN)
-    return scale, encode

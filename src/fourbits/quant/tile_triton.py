@@ -9,6 +9,7 @@ docs/nvfp4.md, sections 6 to 11.
 import triton
 import triton.language as tl
 
+from fourbits.quant.choice_triton import four_over_six
 from fourbits.quant.hadamard_triton import transformed
 from fourbits.quant.philox_triton import tile_noise
 from fourbits.quant.rounding_triton import (
@@ -20,7 +21,7 @@ from fourbits.quant.rounding_triton import (
     stochastic_24,
     to_bf16,
 )
-from fourbits.quant.scaling_triton import block_scales, blocked, encode_scale
+from fourbits.quant.scaling_triton import blocked, encode_scale, max_target, power_of_two, two_level
 
 
 @triton.jit
@@ -84,8 +85,16 @@ def rounded_tile(y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS
     has a NaN scale and any magnitudes.
     """
     ELEMENT: tl.constexpr = PLAN.element
-    scale, encode = block_scales(amax_bits, tensor_bits, PLAN)
-    scaled = blocked(y, PLAN, ROWS, COLUMNS) * encode
+    blocks = blocked(y, PLAN, ROWS, COLUMNS)
+    if PLAN.scale is None:
+        scale, encode = power_of_two(amax_bits, PLAN)
+    else:
+        if PLAN.metric == "":
+            wanted = max_target(amax_bits, tensor_bits, PLAN)
+        else:
+            wanted = four_over_six(blocks, amax_bits, tensor_bits, PLAN)
+        scale, encode = two_level(wanted, amax_bits, tensor_bits, PLAN)
+    scaled = blocks * encode
     if PLAN.rounding == "rne":
         rounded = nearest(scaled, ELEMENT)
     else:
