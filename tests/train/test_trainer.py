@@ -39,6 +39,13 @@ def test_the_loss_of_a_step_is_the_mean_over_all_its_tokens(make):
     assert result.loss == pytest.approx(float(nats) / 128, rel=2**-16)
 
 
+def test_masked_documents_end_where_the_tokenizer_says(make, config, data):
+    assert make().model.config.document_end is None
+    masking = replace(config, data=replace(config.data, mask_documents=True))
+    trainer = Trainer(with_vocabulary(masking, data), data, CPU)
+    assert trainer.model.config.document_end == data.tokenizer.end_id
+
+
 def test_accumulation_gives_the_gradient_of_one_large_micro_batch(make):
     split = gradients(make(micro_batch_size=1, gradient_accumulation=4))
     whole = gradients(make(micro_batch_size=4, gradient_accumulation=1))

@@ -22,13 +22,14 @@ class DataConfig:
 
     paths: one prepared folder, or text: files, folders, NAME=PATH, corpus folders, or "stdlib". phases: the
     blend; none means the demo's for code and prose, else proportional to size. max_epochs: refuse to read a
-    source more often. The other fields say how text is prepared, see PrepareOptions; a prepared folder has
-    decided them already.
+    source more often. mask_documents: packed documents do not see each other (attention, convolution, state).
+    The other fields say how text is prepared, see PrepareOptions; a prepared folder has decided them already.
     """
 
     paths: tuple[str, ...] = (STDLIB,)
     phases: tuple[Phase, ...] = ()
     max_epochs: float | None = None
+    mask_documents: bool = False
     tokenizer: str | None = None
     end_token: str | None = None
     vocab_size: int = 2048

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fourbits.model.documents import same_document
 from fourbits.model.linear import Linear
 from fourbits.model.regions import RegionModule
 
@@ -23,10 +24,18 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def attention_core(q: Tensor, k: Tensor, v: Tensor, head_dim: int, rope_theta: float | None) -> Tensor:
-    """Region: causal softmax(q k^T / sqrt(P)) v.
+def attention_core(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    head_dim: int,
+    rope_theta: float | None,
+    documents: Tensor | None = None,
+) -> Tensor:
+    """Region: softmax(q k^T / sqrt(P)) v over a token and those before it, of its document if given.
 
-    q: [B, T, H*P]; k, v: [B, T, G*P] with H a multiple of G -> [B, T, H*P] in q's dtype.
+    q: [B, T, H*P]; k, v: [B, T, G*P] with H a multiple of G; documents: int [B, T] or None -> [B, T, H*P] in
+    q's dtype. Rotations need no restart in a document, as they act through differences of positions.
     """
     dtype = q.dtype
     q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
@@ -36,7 +45,10 @@ def attention_core(q: Tensor, k: Tensor, v: Tensor, head_dim: int, rope_theta: f
     if q.device.type == "cpu":
         q, k, v = q.float(), k.float(), v.float()  # the BF16 kernel is several times slower on a CPU
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    mask = None if documents is None else same_document(documents).tril()[:, None]  # [B, 1, T, T]
+    y = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+    )
     return y.transpose(1, 2).flatten(2).to(dtype)
 
 
@@ -54,7 +66,7 @@ class Attention(RegionModule):
         self.v_proj = Linear(d_model, num_kv_heads * head_dim)
         self.o_proj = Linear(num_heads * head_dim, d_model)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [B, T, D] -> [B, T, D]; position t sees positions up to t."""
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document if given."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return self.o_proj(self.run(attention_core, q, k, v, self.head_dim, self.rope_theta))
+        return self.o_proj(self.run(attention_core, q, k, v, self.head_dim, self.rope_theta, documents))

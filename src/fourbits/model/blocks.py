@@ -17,9 +17,9 @@ class Block(nn.Module):
         self.norm = norm
         self.mixer = mixer
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [B, T, D] in the residual dtype -> the same."""
-        return x + self.mixer(self.norm(x))
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """x: [B, T, D] in the residual dtype -> the same; documents: int [B, T], or None for one context."""
+        return x + self.mixer(self.norm(x), documents)
 
 
 class TransformerBlock(nn.Module):
@@ -32,9 +32,9 @@ class TransformerBlock(nn.Module):
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps, compute_dtype)
         self.ffn = make_ffn(config)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [B, T, D] in the residual dtype -> the same."""
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """x: [B, T, D] in the residual dtype -> the same; documents: int [B, T], or None for one context."""
+        x = x + self.attention(self.attention_norm(x), documents)
         return x + self.ffn(self.ffn_norm(x))
 
 

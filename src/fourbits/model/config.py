@@ -38,6 +38,10 @@ class ModelConfig:
     chunk_size: int = 128
     """Tokens per chunk of the scan: a matter of speed, not of results."""
 
+    document_end: int | None = None
+    """The token that ends a document: attention, convolution and state do not reach back across it.
+    None: a sequence is one context, whatever it holds."""
+
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     residual_dtype: Literal["bf16", "fp32"] = "bf16"
@@ -51,6 +55,10 @@ class ModelConfig:
                     f"{name} must be at least 1 in a model with the pattern {self.pattern!r}, "
                     f"got {getattr(self, name)}."
                 )
+        if self.document_end is not None and not 0 <= self.document_end < self.vocab_size:
+            raise ValueError(
+                f"document_end must be a token below vocab_size = {self.vocab_size}, got {self.document_end}."
+            )
         if self.uses("*T"):
             self._check_attention()
         if self.uses("M") and self.mamba_num_heads % self.num_groups:

@@ -49,8 +49,8 @@ class FFN(RegionModule):
         self.up_proj = Linear(d_model, d_ffn)
         self.down_proj = Linear(d_ffn, d_model)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [B, T, D] -> [B, T, D]."""
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """x: [B, T, D] -> [B, T, D]; documents, which other mixers heed, make no difference to a token."""
         if self.gate_proj is None:
             return self.down_proj(self.run(relu2, self.up_proj(x)))
         return self.down_proj(self.run(swiglu, self.gate_proj(x), self.up_proj(x)))

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from fourbits.model.blocks import make_block
 from fourbits.model.config import ModelConfig
+from fourbits.model.documents import document_numbers
 from fourbits.model.init import initialize
 from fourbits.model.layers import RMSNorm
 from fourbits.model.linear import Linear
@@ -45,9 +46,11 @@ class LanguageModel(RegionModule):
                 f"The model takes sequences of at most max_seq_len = {self.config.max_seq_len} tokens, "
                 f"got {tokens.shape[1]}. Shorten them or raise model.max_seq_len."
             )
+        end = self.config.document_end
+        documents = None if end is None else document_numbers(tokens, end)
         x = self.embed(tokens).to(self.residual_dtype)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, documents)
         return self.norm(x)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:

@@ -9,17 +9,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fourbits.model.documents import begins_document, same_as_before
 from fourbits.model.linear import Linear
 from fourbits.model.regions import RegionModule
 from fourbits.model.ssd import ssd
 
 
-def causal_conv(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
-    """Depthwise, over a token and the W-1 before it. x: [B, T, C], taps: [W, C] -> [B, T, C]."""
+def causal_conv(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None = None) -> Tensor:
+    """Depthwise, over a token and the W-1 before it, of its document if given.
+
+    x: [B, T, C], taps: [W, C], documents: int [B, T] or None -> [B, T, C].
+    """
     y = bias
     # W shifted multiply-adds, because they fuse with what stands before and behind; a convolution would not.
     for back, tap in enumerate(taps.flip(0)):
-        y = y + F.pad(x, (0, 0, back, 0))[:, : x.shape[1]] * tap
+        term = F.pad(x, (0, 0, back, 0))[:, : x.shape[1]] * tap
+        if documents is not None and back:
+            term = term * same_as_before(documents, back)[..., None]
+        y = y + term
     return y
 
 
@@ -41,20 +48,22 @@ def mamba_core(
     num_groups: int,
     chunk_size: int,
     eps: float,
+    documents: Tensor | None = None,
 ) -> Tensor:
     """Region: everything between in_proj and out_proj, FP32 inside.
 
-    projected: [B, T, z | x | B | C | dt]; a_log, d, dt_bias: [H]; norm_weight: [H*P] -> [B, T, H*P] in
-    projected's dtype.
+    projected: [B, T, z | x | B | C | dt]; a_log, d, dt_bias: [H]; norm_weight: [H*P]; documents: int [B, T]
+    or None -> [B, T, H*P] in projected's dtype.
     """
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
     d_state = (d_conv - d_mamba) // 2
     z, xbc, dt = projected.split((d_mamba, d_conv, num_heads), dim=-1)
-    xbc = F.silu(causal_conv(xbc.float(), conv_taps, conv_bias))
+    xbc = F.silu(causal_conv(xbc.float(), conv_taps, conv_bias, documents))
     x, b, c = xbc.split((d_mamba, d_state, d_state), dim=-1)
     x = x.unflatten(-1, (num_heads, -1))
     b, c = b.unflatten(-1, (num_groups, -1)), c.unflatten(-1, (num_groups, -1))
-    y = ssd(x, F.softplus(dt.float() + dt_bias), -a_log.exp(), b, c, chunk_size) + d[:, None] * x
+    starts = None if documents is None else begins_document(documents)
+    y = ssd(x, F.softplus(dt.float() + dt_bias), -a_log.exp(), b, c, chunk_size, starts) + d[:, None] * x
     return gated_group_norm(y.flatten(2), z.float(), norm_weight, num_groups, eps).to(projected.dtype)
 
 
@@ -87,8 +96,8 @@ class Mamba2(RegionModule):
         self.norm_weight = nn.Parameter(torch.ones(d_mamba))
         self.out_proj = Linear(d_mamba, d_model)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [B, T, D] -> [B, T, D]; position t sees positions up to t."""
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document if given."""
         core = self.run(
             mamba_core,
             self.in_proj(x),
@@ -101,5 +110,6 @@ class Mamba2(RegionModule):
             self.num_groups,
             self.chunk_size,
             self.eps,
+            documents,
         )
         return self.out_proj(core)

@@ -10,6 +10,9 @@ to chunk is a recurrence, over T/Q steps, written as a masked product again. Any
 rounding. Every exponent is a sum of log-decays over a span, so it is <= 0 and nothing overflows; spans that
 run backwards are -inf before exp, because masking after exp would make 0 * inf.
 
+Where a document starts, RESET is added to the log-decay: no state of the document before survives, in this
+product and in all others, and everything stays finite (-inf would make inf - inf).
+
 The backward pass is written out, because the gradients of the decays need no decay matrix: exp(L_t) scales
 y_t, exp(-L_t) scales what token t writes, and exp(total) scales the state at a chunk's end, hence
 
@@ -25,19 +28,26 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+# exp(-10,000) is 0 in FP64, too. The sum of 10,000 of them still leaves exponents right to 2^-26: FP64 has
+# 53 bits, 10^8 takes 27.
+RESET = -1e4
 
-def ssd(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int) -> Tensor:
+
+def ssd(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int, starts: Tensor | None = None
+) -> Tensor:
     """Scan in chunks, in FP32 (FP64 arguments stay FP64).
 
-    x: [B, T, H, P]; dt: [B, T, H] >= 0; a: [H] < 0; b, c: [B, T, G, N] with H a multiple of G; any T.
-    Returns [B, T, H, P] in FP32.
+    x: [B, T, H, P]; dt: [B, T, H] >= 0; a: [H] < 0; b, c: [B, T, G, N] with H a multiple of G; any T;
+    starts: bool [B, T], the tokens before which the state is emptied, or None. Returns [B, T, H, P] in FP32.
     """
     length, groups = x.shape[1], b.shape[2]
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, dt, b, c = (_in_chunks(t.to(dtype), min(chunk_size, length)) for t in (x, dt, b, c))
     by_group = (groups, x.shape[3] // groups)
     x, dt, a = x.unflatten(3, by_group), dt.unflatten(3, by_group), a.to(dtype).unflatten(0, by_group)
-    y = _Scan.apply(x, dt, a, b, c)
+    resets = None if starts is None else _in_chunks(starts * x.new_tensor(RESET).double(), x.shape[2])
+    y = _Scan.apply(x, dt, a, b, c, resets)
     return y.flatten(3, 4).flatten(1, 2)[:, :length]
 
 
@@ -50,11 +60,16 @@ def _in_chunks(x: Tensor, chunk: int) -> Tensor:
 
 
 class _Scan(torch.autograd.Function):
-    """x: [B, Z, Q, G, R, P]; dt: [B, Z, Q, G, R]; a: [G, R]; b, c: [B, Z, Q, G, N] -> like x."""
+    """x: [B, Z, Q, G, R, P]; dt: [B, Z, Q, G, R]; a: [G, R]; b, c: [B, Z, Q, G, N]; resets: [B, Z, Q].
+
+    -> like x.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        decays, heads = _decays(dt, a), x.shape[-2:]
+    def forward(
+        ctx: Any, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, resets: Tensor | None
+    ) -> Tensor:
+        decays, heads = _decays(dt, a, resets), x.shape[-2:]
         written = x * dt[..., None]
         scores = _by_group(c) @ _by_group(b).mT  # [B, Z, G, Q, Q], once for the heads of a group
         within = (scores[:, :, :, None] * decays.within) @ _by_head(written)
@@ -62,14 +77,14 @@ class _Scan(torch.autograd.Function):
         start = _hand_over(added, decays.between)
         carried = _by_group(_by_group(c) @ start.mT).unflatten(-1, heads)
         y = _by_head_inverse(within) + carried * decays.from_start
-        ctx.save_for_backward(x, dt, a, b, c, start, y)
+        ctx.save_for_backward(x, dt, a, b, c, start, y, resets)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-        x, dt, a, b, c, start, y = ctx.saved_tensors
-        decays, heads = _decays(dt, a), x.shape[-2:]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, dt, a, b, c, start, y, resets = ctx.saved_tensors
+        decays, heads = _decays(dt, a, resets), x.shape[-2:]
         written = x * dt[..., None]
         b, c = _by_group(b), _by_group(c)
 
@@ -85,7 +100,7 @@ class _Scan(torch.autograd.Function):
         along_x = (dwritten * x).sum(-1)
         dlog = _from_here_on((dy * y).sum(-1) - along_x * dt) + F.pad(dtotal, (0, 0, 0, 0, 0, 1))[:, :, None]
         dx, ddt, da = dwritten * dt[..., None], dlog * a + along_x, (dlog * dt).sum((0, 1, 2))
-        return dx, ddt, da, _by_group(db), _by_group(dc)
+        return dx, ddt, da, _by_group(db), _by_group(dc), None
 
 
 class _Decays(NamedTuple):
@@ -97,10 +112,11 @@ class _Decays(NamedTuple):
     )
 
 
-def _decays(dt: Tensor, a: Tensor) -> _Decays:
+def _decays(dt: Tensor, a: Tensor, resets: Tensor | None) -> _Decays:
     # In FP64 up to the exponents: a strong decay makes L large, and a difference of two large FP32 numbers
     # would be off by the rounding of L, for all later tokens of the chunk.
-    log = (dt.double() * a.double()).cumsum(2)
+    log = dt.double() * a.double()
+    log = (log if resets is None else log + resets[..., None, None]).cumsum(2)
     total = log[:, :, -1:]
     within = log.permute(0, 1, 3, 4, 2)
     tokens = torch.arange(log.shape[2], device=log.device)

@@ -54,13 +54,18 @@ def run(
 
 
 def with_vocabulary(config: RunConfig, data: PreparedData) -> RunConfig:
-    """The settings with the vocabulary size of the data. Raises ValueError for names that metrics need."""
+    """The settings with the data's vocabulary size and, if documents are masked, the token that ends one.
+
+    Raises ValueError for names that metrics need.
+    """
     for name in TAKEN_NAMES:
         if name in data.validation:
             raise ValueError(
                 f"data: a source cannot be called {name!r}; name it another way, as in my{name}=PATH."
             )
-    return replace(config, model=replace(config.model, vocab_size=data.tokenizer.vocab_size))
+    end = data.tokenizer.end_id if config.data.mask_documents else config.model.document_end
+    model = replace(config.model, vocab_size=data.tokenizer.vocab_size, document_end=end)
+    return replace(config, model=model)
 
 
 @contextmanager
