@@ -68,7 +68,7 @@ def row_errors(d, METRIC: tl.constexpr):
 
 @triton.jit
 def halved(x, COUNT: tl.constexpr, TIMES: tl.constexpr, METRIC: tl.constexpr):
-    """One number per COUNT = 2^TIMES: the second half onto the first until one is left. [n * COUNT] -> [n]."""
+    """One number per COUNT = 2^TIMES: the second half onto the first until one is left. -> [n / COUNT]."""
     BLOCKS: tl.constexpr = x.shape[0] // COUNT
     for i in tl.static_range(TIMES):
         pairs = tl.permute(tl.reshape(x, (BLOCKS, 2, COUNT >> (i + 1))), (0, 2, 1))

@@ -5,7 +5,7 @@ Kernels are specialised on these objects, so specs with equal plans share one co
 
 import functools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -48,9 +48,12 @@ class Transform:
     per_call: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """One operand. Block sizes are in the layout of the tensor that is read."""
+    """One operand. Block sizes are in the layout of the tensor that is read.
+
+    Plans of equal content are one object (`plan` sees to it), so that a launch compares them by identity.
+    """
 
     axis: int
     element: Grid
@@ -95,6 +98,9 @@ class NoiseKey(NamedTuple):
     stream: int = 0
 
 
+_plans: dict[tuple[object, ...], Plan] = {}
+
+
 @functools.lru_cache(maxsize=1024)
 def plan(spec: OperandSpec, axis: int, packed: bool = False) -> Plan:
     """The plan of one operand, as codes if packed, else as exact values; the spec has no obstacle."""
@@ -105,7 +111,7 @@ def plan(spec: OperandSpec, axis: int, packed: bool = False) -> Plan:
     scale = SCALE_FORMATS.get(fmt.scale or "")
     target, kappa = target_and_kappa(spec)
     fraction, exponent = math.frexp(fmt.element.max_value)
-    return Plan(
+    made = Plan(
         axis=axis,
         element=_grid(fmt.element),
         scale=None if scale is None else _grid(scale),
@@ -123,6 +129,7 @@ def plan(spec: OperandSpec, axis: int, packed: bool = False) -> Plan:
         te_compat=spec.te_compat or not packed,
         transform=_transform(spec),
     )
+    return _plans.setdefault(astuple(made), made)
 
 
 @functools.lru_cache(maxsize=1024)

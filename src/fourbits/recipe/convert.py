@@ -68,7 +68,16 @@ def set_step(model: nn.Module, step: int, first_token: int = 0, reduce: Reduce |
             key = (state.seed, torch.device("cpu") if module.weight.is_meta else module.weight.device)
             if key not in clocks:
                 clocks[key] = new_clock(state.seed, step, first_token, key[1])
+            before, state.position = state.position, (step, first_token)
+            goes_on = before is not None and before[0] == step and before[1] < first_token
+            state.weight.begin(goes_on, type(module.weight) is nn.Parameter)
             state.clock, state.counts_itself = clocks[key], False
+
+
+def clocks_of(model: nn.Module) -> list[Tensor]:
+    """The clocks that the model's layers draw random bits by, int64 [5] each; one after `set_step`."""
+    clocks = [m.quantization.clock for m in model.modules() if isinstance(m, QuantizedLinear)]
+    return list({id(clock): clock for clock in clocks}.values())
 
 
 def _adopt(linear: nn.Linear, state: LinearState) -> None:

@@ -6,15 +6,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fourbits.quant.tensor import ExactOperand
 from fourbits.recipe.amax import IN_USE, commit, observe
 from fourbits.recipe.book import OperandBook
-from fourbits.recipe.linear_ops import linear_backward, linear_forward
-from fourbits.recipe.operands import new_clock
-from fourbits.recipe.recipe import GemmTable
+from fourbits.recipe.linear_ops import (
+    Made,
+    backward_of,
+    forward_of,
+    input_operands,
+    linear_backward,
+    linear_forward,
+)
+from fourbits.recipe.operands import Call, new_clock
+from fourbits.recipe.recipe import GemmTable, table_from_text
+from fourbits.recipe.reuse import KeptWeight, SharedInput, runs_directly
 
 #: dtypes that autocast casts
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _told: list[bool] = []
+_last_input = SharedInput()
 
 
 class LinearState:
@@ -37,6 +47,9 @@ class LinearState:
         #: the model's book and this layer's slot in it, where its table depends on the past
         self.book: OperandBook | None = None
         self.slot = 0
+        #: step and first token of the last set_step, which tell whether a step goes on
+        self.position: tuple[int, int] | None = None
+        self.weight = KeptWeight()
 
     def facts(self, training: bool) -> "_Facts":
         """What a call knows beforehand. Raises ValueError where layouts adapt and set_step was not called."""
@@ -82,6 +95,13 @@ class _Facts(NamedTuple):
     slot: int
 
 
+class _Direct(NamedTuple):
+    """A call that goes around the operators, and its operands of Fprop."""
+
+    call: Call
+    made: Made
+
+
 class _QuantizedProduct(torch.autograd.Function):
     """The three GEMMs; around them, what the layer's clock and book note."""
 
@@ -96,14 +116,21 @@ class _QuantizedProduct(torch.autograd.Function):
         counters: Tensor | None,
         policy: Tensor | None,
         facts: _Facts,
+        direct: "_Direct | None",
     ) -> Tensor:
-        key = clock.clone() if facts.counts_itself else clock
-        amax = None if amaxes is None else amaxes[facts.slot, :, IN_USE].clone()
-        keep_weight = bool(ctx.needs_input_grad[0])
-        y, w_values, w_scale, own, counts = linear_forward(
-            x, weight, bias, key, amax, facts.layer, facts.table, facts.measured, keep_weight
-        )
-        ctx.save_for_backward(x, weight, w_values, w_scale, key, amax)
+        keep = [bool(need) for need in ctx.needs_input_grad[:2]]
+        if direct is None:
+            key = clock.clone() if facts.counts_itself else clock
+            amax = None if amaxes is None else amaxes[facts.slot, :, IN_USE].clone()
+            outputs = linear_forward(
+                x, weight, bias, key, amax, facts.layer, facts.table, facts.measured, keep
+            )
+        else:
+            key, amax = direct.call.clock, direct.call.amax
+            outputs = forward_of(direct.call, direct.made, x, bias, keep)
+        y, w_values, w_scale, x_values, x_scale, own, counts = outputs
+        kept_x = None if x_values.dim() == 2 else x
+        ctx.save_for_backward(kept_x, weight, w_values, w_scale, x_values, x_scale, key, amax)
         ctx.facts, ctx.clock = facts, clock
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
         if facts.observes and amaxes is not None and counters is not None:
@@ -112,12 +139,25 @@ class _QuantizedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, w_values, w_scale, key, amax = ctx.saved_tensors
+        x, weight, w_values, w_scale, x_values, x_scale, key, amax = ctx.saved_tensors
         facts: _Facts = ctx.facts
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
+        run = backward_of if runs_directly(dy) else linear_backward
         with torch.no_grad():
-            *grads, own, counts = linear_backward(
-                dy, x, weight, w_values, w_scale, key, amax, facts.layer, facts.table, facts.measured, needs
+            *grads, own, counts = run(
+                dy,
+                x,
+                weight,
+                w_values,
+                w_scale,
+                x_values,
+                x_scale,
+                key,
+                amax,
+                facts.layer,
+                facts.table,
+                facts.measured,
+                needs,
             )
             if facts.observes and ctx.amaxes is not None:
                 observe(ctx.amaxes, ctx.counters, own, counts, facts.slot, 2)
@@ -126,8 +166,9 @@ class _QuantizedProduct(torch.autograd.Function):
             if facts.observes and ctx.amaxes is not None:
                 commit(ctx.amaxes, ctx.counters, ctx.policy, ctx.clock, facts.slot)
         if torch.is_grad_enabled():
-            grads = [_FirstDerivative.apply(grad, dy, x, weight) for grad in grads]
-        return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 5)
+            sources = [dy, weight] if x is None else [dy, x, weight]
+            grads = [_FirstDerivative.apply(grad, *sources) for grad in grads]
+        return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 6)
 
 
 class _FirstDerivative(torch.autograd.Function):
@@ -184,6 +225,7 @@ class QuantizedLinear(nn.Linear):
         if device.type != "meta" and torch.is_autocast_enabled(device.type) and input.dtype in _CAST:
             input = input.to(torch.get_autocast_dtype(device.type))
         facts = state.facts(training=self.training and torch.is_grad_enabled())
+        direct = self._directly(input, facts) if runs_directly(input) else None
         y = _QuantizedProduct.apply(
             input.reshape(-1, self.in_features),
             self.weight,
@@ -191,8 +233,37 @@ class QuantizedLinear(nn.Linear):
             state.clock_on(device),
             *state.amaxes_on(device),
             facts,
+            direct,
         )
         return y.view(*input.shape[:-1], self.out_features)
+
+    def _directly(self, input: Tensor, facts: _Facts) -> _Direct:
+        """The operands of Fprop, where possible those that this step has made before."""
+        state, table = self.quantization, table_from_text(facts.table)
+        amaxes = state.amaxes_on(input.device)[0]
+        key = state.clock_on(input.device)
+        key = key.clone() if facts.counts_itself else key
+        amax = None if amaxes is None else amaxes[facts.slot, :, IN_USE].clone()
+        call = Call(table, key, facts.layer, amax, facts.measured)
+        keep = torch.is_grad_enabled() and self.weight.requires_grad
+
+        def from_input() -> tuple[ExactOperand, ...]:
+            return input_operands(call, input.detach().reshape(-1, self.in_features), keep)
+
+        def from_weight() -> ExactOperand:
+            return call.operand(self.weight.detach(), 1, "fprop.rhs")
+
+        with torch.no_grad(), torch.autocast("cuda", enabled=False):
+            if call.depends_on_the_call("fprop.lhs", "wgrad.rhs"):
+                lhs, *wgrad_rhs = from_input()
+            else:
+                how = (table.fprop.lhs, table.wgrad.rhs, keep)
+                lhs, *wgrad_rhs = _last_input.operands(input, how, from_input)
+            if call.depends_on_the_call("fprop.rhs") or not facts.observes:
+                rhs = from_weight()
+            else:
+                rhs = state.weight.operand(self.weight, facts.table, from_weight)
+        return _Direct(call, Made(lhs, rhs, wgrad_rhs[0] if wgrad_rhs else None))
 
     def extra_repr(self) -> str:
         """nn.Linear's, and the table's formats."""

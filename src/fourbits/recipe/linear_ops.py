@@ -1,8 +1,11 @@
-"""The arithmetic of a quantized linear as two operators: forward, and backward of both inputs.
+"""The arithmetic of a quantized linear: forward, and backward of both inputs, as functions and as operators.
 
 Operators are opaque to torch.compile, so a model around them compiles without breaks, and one compiled graph
 serves every recipe: the table travels as text. docs/nvfp4.md, section 2.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,12 +13,68 @@ from torch import Tensor
 from fourbits.gemm.matmul import matmul_exact
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import ROLES
+from fourbits.quant.plan import FP8_FORMATS
 from fourbits.quant.tensor import ExactOperand, spread
 from fourbits.recipe.operands import Call, nothing_observed, values_dtype
 from fourbits.recipe.recipe import table_from_text
 
-#: roles of the operands that each operator makes, in order
-_FORWARD, _BACKWARD = ROLES[:2], ROLES[2:6]
+#: roles of the operands that each operator makes or may make, in order
+FORWARD, BACKWARD = ROLES[:6], ROLES[2:6]
+
+
+class Made(NamedTuple):
+    """Both operands of Fprop, and Wgrad's X where it came from the same read."""
+
+    lhs: ExactOperand
+    rhs: ExactOperand
+    wgrad_rhs: ExactOperand | None
+
+
+def input_operands(call: Call, x: Tensor, keep: bool) -> tuple[ExactOperand, ...]:
+    """X as Fprop multiplies it; after it, if wanted and one read makes both, X as Wgrad does."""
+    if keep and call.one_read_of_input(x):
+        return call.operands(x, ("fprop.lhs", 1), ("wgrad.rhs", 0))
+    return call.operands(x, ("fprop.lhs", 1))
+
+
+def forward_of(
+    call: Call, made: Made, x: Tensor, bias: Tensor | None, keep: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The results of `linear_forward` from operands that are made already."""
+    with torch.autocast(x.device.type, enabled=False):
+        y = matmul_exact(made.lhs, made.rhs, x.dtype, bias)
+    w_kept = keep[0] and call.table.keeps_weight
+    return (
+        y,
+        *_values_and_scale(made.rhs if w_kept else None, x),
+        *_values_and_scale(made.wgrad_rhs if keep[1] else None, x),
+        *call.observed(FORWARD),
+    )
+
+
+def backward_of(
+    dy: Tensor,
+    x: Tensor | None,
+    weight: Tensor,
+    w_values: Tensor,
+    w_scale: Tensor,
+    x_values: Tensor,
+    x_scale: Tensor,
+    clock: Tensor,
+    amax: Tensor | None,
+    layer: int,
+    table: str,
+    measured: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    """What `linear_backward` does, without an operator around it."""
+    call = Call(table_from_text(table), clock, layer, amax, measured)
+    kept = ExactOperand(w_values, w_scale, 1, call.table.fprop.rhs)
+    source = x if x_values.dim() == 1 else ExactOperand(x_values, x_scale, 0, call.table.wgrad.rhs)
+    with torch.autocast(dy.device.type, enabled=False):
+        grads = _gradients(call, dy, source, weight, kept, needs)
+    dx, dw, dbias = (dy.new_empty(0) if grad is None else grad for grad in grads)
+    return (dx, dw, dbias, *call.observed(BACKWARD))
 
 
 @torch.library.custom_op("fourbits::linear_forward", mutates_args=())
@@ -28,24 +87,23 @@ def linear_forward(
     layer: int,
     table: str,
     measured: str,
-    keep_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y = x W^T + bias, [M, N] in x's dtype; W's exact values and scale; own amaxes and counts of X and W.
+    keep: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y = x W^T + bias, [M, N] in x's dtype; W's and X's exact values and scales; own amaxes and counts.
 
     x: [M, K]; amax: fp32 [6], what operands with an amax policy use (negative: their own), None where nothing
-    depends on the past; measured: as by `layout.measured_at`. W's values are kept when keep_weight is set and
-    Dgrad starts from them, else empty. Own amaxes, fp32 [2], and counts, int64 [2, 4], are those of
-    `own_amax` and `layout_counts`: NaN and 0 for an operand without, empty without amax.
+    depends on the past; measured: as by `layout.measured_at`. keep: whether dX and whether dW will be wanted.
+    W is kept for dX where Dgrad starts from Fprop's, X for dW as Wgrad multiplies it where one read makes it
+    with Fprop's; else empty. Own amaxes, fp32 [6], and counts, int64 [6, 4], are those of `own_amax` and
+    `layout_counts`: NaN and 0 for an operand without, empty without amax.
     """
     call = Call(table_from_text(table), clock, layer, amax, measured)
     with torch.autocast(x.device.type, enabled=False):
-        lhs = call.operand(x, 1, "fprop.lhs")
-        rhs = call.operand(weight, 1, "fprop.rhs")
-        y = matmul_exact(lhs, rhs, x.dtype, bias)
-    own, counts = call.observed(_FORWARD)
-    if keep_weight and call.table.keeps_weight:
-        return y, rhs.values, rhs.scale.clone(), own, counts
-    return y, x.new_empty(0), x.new_empty(0), own, counts
+        lhs, *wgrad_rhs = input_operands(call, x, keep[1])
+        made = Made(lhs, call.operand(weight, 1, "fprop.rhs"), wgrad_rhs[0] if wgrad_rhs else None)
+    y, w_values, w_scale, x_values, x_scale, own, counts = forward_of(call, made, x, bias, keep)
+    # an operator's outputs share no memory, as the scales of both operands of X do
+    return y, w_values, w_scale.clone(), x_values, x_scale.clone(), own, counts
 
 
 @linear_forward.register_fake
@@ -58,27 +116,34 @@ def _(
     layer: int,
     table: str,
     measured: str,
-    keep_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    specs = table_from_text(table)
+    keep: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    call = Call(table_from_text(table), clock, layer, amax, measured)
     y = x.new_empty((x.shape[0], weight.shape[0]))
-    own, counts = nothing_observed(clock, amax, len(_FORWARD))
-    if not (keep_weight and specs.keeps_weight):
-        return y, x.new_empty(0), x.new_empty(0), own, counts
-    spec = specs.fprop.rhs
-    width = -(-weight.shape[1] // 16) * 16
-    values = weight.new_empty((weight.shape[0], width), dtype=values_dtype(spec, weight.device))
-    scale = weight.new_empty(_scale_shape(spec, values.shape), dtype=torch.float32)
-    return y, values, scale, own, counts
+    if keep[0] and call.table.keeps_weight:
+        spec = call.table.fprop.rhs
+        width = -(-weight.shape[1] // 16) * 16
+        w_values = weight.new_empty((weight.shape[0], width), dtype=values_dtype(spec, weight.device))
+        w_scale = weight.new_empty(_scale_shape(spec, w_values.shape), dtype=torch.float32)
+    else:
+        w_values, w_scale = x.new_empty(0), x.new_empty(0)
+    if keep[1] and call.one_read_of_input(x):
+        x_values, x_scale = _fake_column_operand(x, call.table.wgrad.rhs)
+    else:
+        x_values, x_scale = x.new_empty(0), x.new_empty(0)
+    own, counts = nothing_observed(clock, amax, len(FORWARD))
+    return y, w_values, w_scale, x_values, x_scale, own, counts
 
 
 @torch.library.custom_op("fourbits::linear_backward", mutates_args=())
 def linear_backward(
     dy: Tensor,
-    x: Tensor,
+    x: Tensor | None,
     weight: Tensor,
     w_values: Tensor,
     w_scale: Tensor,
+    x_values: Tensor,
+    x_scale: Tensor,
     clock: Tensor,
     amax: Tensor | None,
     layer: int,
@@ -86,34 +151,26 @@ def linear_backward(
     measured: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dX [M, K], dW [N, K], dbias [N] in the dtypes of x, weight and weight; own amaxes and counts.
+    """dX [M, K] in dy's dtype, dW [N, K] and dbias [N] in weight's; own amaxes and counts.
 
-    dy: [M, N]; w_values, w_scale: as returned by the forward; amax: as for the forward; needs: which of x,
-    weight and bias want a gradient. The others get an empty tensor. Own amaxes and counts are of Dgrad's and
-    Wgrad's operands, as in the forward.
+    dy: [M, N]; w_values to x_scale: as returned by the forward; x: needed where the forward kept no operand
+    of it; amax: as for the forward; needs: which of x, weight and bias want a gradient. The others get an
+    empty tensor. Own amaxes and counts are of Dgrad's and Wgrad's operands, as in the forward.
     """
-    call = Call(table_from_text(table), clock, layer, amax, measured)
-    dx = dw = dbias = None
-    with torch.autocast(dy.device.type, enabled=False):
-        by_rows, by_columns = call.gradient(dy, needs[0], needs[1])
-        if by_rows is not None:
-            rhs = _dgrad_weight(call, weight, ExactOperand(w_values, w_scale, 1, call.table.fprop.rhs))
-            dx = matmul_exact(by_rows, rhs, x.dtype)[:, : x.shape[1]].contiguous()
-        if by_columns is not None:
-            dw = matmul_exact(by_columns, _wgrad_input(call, x), weight.dtype)
-        if needs[2]:
-            dbias = dy.sum(0, dtype=torch.float32).to(weight.dtype)
-    dx, dw, dbias = (dy.new_empty(0) if grad is None else grad for grad in (dx, dw, dbias))
-    return (dx, dw, dbias, *call.observed(_BACKWARD))
+    return backward_of(  # pyright: ignore[reportReturnType]
+        dy, x, weight, w_values, w_scale, x_values, x_scale, clock, amax, layer, table, measured, needs
+    )
 
 
 @linear_backward.register_fake
 def _(
     dy: Tensor,
-    x: Tensor,
+    x: Tensor | None,
     weight: Tensor,
     w_values: Tensor,
     w_scale: Tensor,
+    x_values: Tensor,
+    x_scale: Tensor,
     clock: Tensor,
     amax: Tensor | None,
     layer: int,
@@ -122,11 +179,52 @@ def _(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
-        torch.empty_like(x, memory_format=torch.contiguous_format) if needs[0] else dy.new_empty(0),
+        dy.new_empty((dy.shape[0], weight.shape[1])) if needs[0] else dy.new_empty(0),
         torch.empty_like(weight, memory_format=torch.contiguous_format) if needs[1] else dy.new_empty(0),
         weight.new_empty(weight.shape[0]) if needs[2] else dy.new_empty(0),
-        *nothing_observed(clock, amax, len(_BACKWARD)),
+        *nothing_observed(clock, amax, len(BACKWARD)),
     )
+
+
+def _gradients(
+    call: Call,
+    dy: Tensor,
+    x: Tensor | ExactOperand | None,
+    weight: Tensor,
+    kept: ExactOperand,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dX, dW and dbias, each if needed. x: X, or as Wgrad multiplies it; kept: W as Fprop multiplied it."""
+    dx = dw = dbias = None
+    sides = ([("dgrad.lhs", 1)] if needs[0] else []) + ([("wgrad.lhs", 0)] if needs[1] else [])
+    made = list(call.operands(dy, *sides)) if sides else []
+    if needs[0]:
+        dx = matmul_exact(made.pop(0), _dgrad_weight(call, weight, kept), dy.dtype)[:, : weight.shape[1]]
+    if needs[1]:
+        assert x is not None
+        rhs = x if isinstance(x, ExactOperand) else _wgrad_input(call, x)
+        dw = matmul_exact(made.pop(0), rhs, weight.dtype)
+    if needs[2]:
+        dbias = dy.sum(0, dtype=torch.float32).to(weight.dtype)
+    return (None if dx is None else dx.contiguous()), dw, dbias
+
+
+def _values_and_scale(operand: ExactOperand | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Both of an operand, or two empty tensors."""
+    if operand is None:
+        return x.new_empty(0), x.new_empty(0)
+    return operand.values, operand.scale
+
+
+def _fake_column_operand(x: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor]:
+    """What the fused kernels give for X along axis 0, strides included."""
+    M, K = x.shape
+    if spec.format in FP8_FORMATS:
+        values = x.new_empty((K, -(-M // 16) * 16), dtype=values_dtype(spec, x.device)).t()
+        return values, x.new_empty((-(-values.shape[0] // 128), K), dtype=torch.float32)
+    group = max(16, spec.rht)
+    values = x.new_empty((-(-M // group) * group, -(-K // 16) * 16), dtype=torch.bfloat16)[:, :K]
+    return values, x.new_empty((), dtype=torch.float32)
 
 
 def _dgrad_weight(call: Call, weight: Tensor, kept: ExactOperand) -> ExactOperand:

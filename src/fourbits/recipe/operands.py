@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.adaptive import layout_counts
-from fourbits.quant.fused import Wanted, fused_operands, why_not_fused
+from fourbits.quant.fused import Wanted, fused_observed, fused_operands, why_not_fused
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.own_amax import own_amax
 from fourbits.quant.philox import ROLES
@@ -40,7 +40,11 @@ _KEY_FIELDS = {
 
 def new_clock(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
     """The clock of one micro-batch: int64 [5], CLOCK_FIELDS."""
-    return torch.tensor([seed, step, first_token, first_token // 16, 0], dtype=torch.int64, device=device)
+    entries = [seed, step, first_token, first_token // 16, 0]
+    if torch.device(device).type != "cuda":
+        return torch.tensor(entries, dtype=torch.int64, device=device)
+    clock = torch.tensor(entries, dtype=torch.int64, pin_memory=True)
+    return clock.to(device, non_blocking=True)  # without a wait for the card
 
 
 @dataclass(slots=True)
@@ -59,34 +63,71 @@ class Call:
 
     def operand(self, x: Tensor, axis: int, role: str) -> ExactOperand:
         """x as the operand of this role."""
-        spec = self.table.operand(role)
-        if role in self.measured:
-            kind = self.measured.partition(f"{role}:")[2].partition(",")[0]
-            self.layouts[role] = layout_counts(x, spec, axis, kind, self._sr_key(role))
-        if spec.amax_policy == "current" or self.amax is None:
-            if _is_fused(x, (wanted := self._wanted(axis, role),)):
-                return fused_operands(x, (wanted,))[0]
-            return exact_operand(x, spec, axis, sr_key=self._sr_key(role))
-        given = self.amax[ROLES.index(role)]
-        key = self._sr_key(role)
-        used, own, counts = own_amax(x, spec, axis, given, key)
-        if spec.amax_policy == "interval":  # what is not used need not be known
-            own = torch.where(given < 0, own, torch.nan)
-        self.notes[role] = (own, counts)
+        return self.operands(x, (role, axis))[0]
+
+    def operands(self, x: Tensor, *sides: tuple[str, int]) -> tuple[ExactOperand, ...]:
+        """x as the operands of these (role, axis), from one read where the kernels make them so."""
+        for role, axis in sides:
+            if role in self.measured:
+                kind = self.measured.partition(f"{role}:")[2].partition(",")[0]
+                spec = self.table.operand(role)
+                self.layouts[role] = layout_counts(x, spec, axis, kind, self._sr_key(role))
+        if self._one_read(x, sides):
+            return self._fused(x, sides)
+        return tuple(
+            self._fused(x, (side,))[0] if self._one_read(x, (side,)) else self._reference(x, *side)
+            for side in sides
+        )
+
+    def one_read_of_input(self, x: Tensor) -> bool:
+        """Whether one read makes X as Fprop and as Wgrad multiply it."""
+        if self.table.wgrad.rhs.source == "forward":
+            return False
+        return self._one_read(x, (("fprop.lhs", 1), ("wgrad.rhs", 0)))
+
+    def depends_on_the_call(self, *roles: str) -> bool:
+        """Whether operands of these roles depend on more than the tensor, or tell something about it."""
+        return any(
+            role in self.measured or self._has_policy(role) or _draws(self.table.operand(role))
+            for role in roles
+        )
+
+    def _one_read(self, x: Tensor, sides: tuple[tuple[str, int], ...]) -> bool:
+        wanted = tuple(self._wanted(axis, role) for role, axis in sides)
+        policies = any(self._has_policy(role) for role, _ in sides)
+        if policies and len(sides) > 1 and not all(want.spec.tensor_scaled for want in wanted):
+            return False
+        return _is_fused(x, wanted)
+
+    def _fused(self, x: Tensor, sides: tuple[tuple[str, int], ...]) -> tuple[ExactOperand, ...]:
+        wanted = [self._wanted(axis, role) for role, axis in sides]
+        if not any(self._has_policy(role) for role, _ in sides):
+            return fused_operands(x, wanted)
+        made, notes = fused_observed(x, wanted)
+        for (role, _), (own, counts) in zip(sides, notes, strict=True):
+            if self._has_policy(role):
+                self._note(role, own, counts)
+        return made
+
+    def _reference(self, x: Tensor, role: str, axis: int) -> ExactOperand:
+        spec, key = self.table.operand(role), self._sr_key(role)
+        if not self._has_policy(role):
+            return exact_operand(x, spec, axis, sr_key=key)
+        used, own, counts = own_amax(x, spec, axis, self._given(role), key)
+        self._note(role, own, counts)
         return exact_operand(x, spec, axis, amax=used, sr_key=key)
 
-    def gradient(
-        self, dy: Tensor, rows: bool, columns: bool
-    ) -> tuple[ExactOperand | None, ExactOperand | None]:
-        """dY as Dgrad (rows) and as Wgrad (columns) multiply it, from one read if possible; or None."""
-        if rows and columns and self.amax is None:
-            wanted = self._wanted(1, "dgrad.lhs"), self._wanted(0, "wgrad.lhs")
-            if _is_fused(dy, wanted):
-                return fused_operands(dy, wanted)  # type: ignore[return-value]
-        return (
-            self.operand(dy, 1, "dgrad.lhs") if rows else None,
-            self.operand(dy, 0, "wgrad.lhs") if columns else None,
-        )
+    def _note(self, role: str, own: Tensor, counts: Tensor) -> None:
+        if self.table.operand(role).amax_policy == "interval":  # what is not used need not be known
+            own = torch.where(self._given(role) < 0, own, torch.nan)
+        self.notes[role] = (own, counts)
+
+    def _has_policy(self, role: str) -> bool:
+        return self.amax is not None and self.table.operand(role).amax_policy != "current"
+
+    def _given(self, role: str) -> Tensor:
+        assert self.amax is not None
+        return self.amax[ROLES.index(role)]
 
     def observed(self, roles: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """(own amaxes fp32 [n], counts int64 [n, 4]) of these roles; empty without amax."""
@@ -99,10 +140,10 @@ class Call:
         return own, counts
 
     def _wanted(self, axis: int, role: str) -> Wanted:
-        spec = self.table.operand(role)
-        if not _draws(spec):
-            return Wanted(spec, axis)
-        return Wanted(spec, axis, NoiseKey(self.clock, _KEY_FIELDS[role], self.layer * 8 + ROLES.index(role)))
+        spec, key = self.table.operand(role), None
+        if _draws(spec):
+            key = NoiseKey(self.clock, _KEY_FIELDS[role], self.layer * 8 + ROLES.index(role))
+        return Wanted(spec, axis, key, stored=self._given(role) if self._has_policy(role) else None)
 
     def _sr_key(self, role: str) -> Tensor | None:
         """(seed, stream, step, first row, first block) of one operand, int64 [5]; None if none is drawn."""

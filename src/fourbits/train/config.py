@@ -56,8 +56,10 @@ class TrainConfig:
     A step reads gradient_accumulation micro-batches of micro_batch_size sequences of seq_len tokens. The run
     has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
     None validates or saves only at the end. validation_samples: sequences per source. compile: "regions"
-    compiles everything but the linears once per process, "model" the whole model. non_finite: what happens
-    when the loss or a gradient is NaN or infinite; the update is left out in either case.
+    compiles everything but the linears once per process, "model" the whole model. cuda_graph: on an NVIDIA
+    card micro-batches are replayed from CUDA graphs where the recipe does not depend on past steps, with the
+    same bits. non_finite: what happens when the loss or a gradient is NaN or infinite; the update is left out
+    in either case.
     """
 
     steps: int | None = None
@@ -74,6 +76,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda", "rocm", "xpu", "mps"] = "auto"
     threads: int | None = None
     compile: Literal["none", "regions", "model"] = "regions"
+    cuda_graph: bool = True
     log_interval: int = 10
 
     def __post_init__(self) -> None:

@@ -27,6 +27,10 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
         "device": asdict(device),
         "threads": torch.get_num_threads(),
         "backend": {"name": backend.value, "reason": reason},
+        "cuda_graph": {
+            "used": trainer.eager_because is None,
+            "reason": trainer.eager_because or "train.cuda_graph",
+        },
         "recipe": {
             "name": config.recipe.name,
             "digest": config.recipe.digest,

@@ -17,6 +17,7 @@ from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
 from fourbits.recipe.convert import convert, set_step
 from fourbits.recipe.state import load_recipe_state, recipe_state
+from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.checkpoint import Checkpoint, load_tensors
 from fourbits.train.clock import Mark
 from fourbits.train.config import RunConfig
@@ -89,6 +90,10 @@ class Trainer:
         self._compile()
         self.masters = dict(self.model.named_parameters())
         self.optimizer = MasterOptimizer(self.masters, config.optim)
+        self.eager_because = self._why_eager()
+        self._captured: CapturedGradients | None = None
+        if self.eager_because is None:
+            self._captured = CapturedGradients(self._gradients, self.model, list(self.masters.values()))
         # Not 0 once a non-finite step must hold up all later ones, until the host has heard of it.
         self._blocked = torch.zeros((), device=device)
         self._skipped_in_a_row = 0
@@ -145,13 +150,21 @@ class Trainer:
         """Gradients of the mean loss over all tokens of the step. Returns that loss, FP32, on the device."""
         total = torch.zeros((), device=self.device)
         for micro_batch in range(self.config.train.gradient_accumulation):
-            loss = self._forward(self.step, micro_batch) / self.config.train.tokens_per_step
-            loss.backward()
-            total += loss.detach()
+            samples = self._begin(self.step, micro_batch)
+            total += self._captured(samples, micro_batch == 0) if self._captured else self._gradients(samples)
         return total
 
-    def _forward(self, step: int, micro_batch: int) -> Tensor:
-        """Summed loss of one micro-batch. step: 0 for the first."""
+    def _gradients(self, samples: Tensor) -> Tensor:
+        """Add the gradients of a micro-batch's share of the mean loss, and return that share."""
+        loss = self._summed_loss(samples) / self.config.train.tokens_per_step
+        loss.backward()
+        return loss.detach()
+
+    def _summed_loss(self, samples: Tensor) -> Tensor:
+        return self.model.loss(*split_sample(samples))[0]
+
+    def _begin(self, step: int, micro_batch: int) -> Tensor:
+        """Samples [B, T + 1] of a micro-batch, on the device; random bits are its from here on."""
         train = self.config.train
         first = micro_batch * train.micro_batch_size
         set_step(self.model, step, first_token=first * train.seq_len)
@@ -159,8 +172,7 @@ class Trainer:
         batch = torch.from_numpy(samples)
         if self.device.type == "cuda":
             batch = batch.pin_memory()
-        inputs, targets = split_sample(batch.to(self.device, non_blocking=True))
-        return self.model.loss(inputs, targets)[0]
+        return batch.to(self.device, non_blocking=True)
 
     def _compile(self) -> None:
         if self.config.train.compile == "regions":
@@ -168,6 +180,12 @@ class Trainer:
         elif self.config.train.compile == "model":
             for block in self.model.blocks:
                 block.compile()
+
+    def _why_eager(self) -> str | None:
+        """Why micro-batches are not replayed from CUDA graphs, or None."""
+        if not self.config.train.cuda_graph:
+            return "train.cuda_graph is false"
+        return why_not_captured(self.model, self.device)
 
     def _name_culprit(self, result: StepResult, norms: list[float]) -> str:
         if math.isfinite(result.loss):
@@ -180,6 +198,6 @@ class Trainer:
     def _all_forwards(self, step: int) -> Callable[[], Any]:
         def forward() -> None:
             for micro_batch in range(self.config.train.gradient_accumulation):
-                self._forward(step, micro_batch)
+                self._summed_loss(self._begin(step, micro_batch))
 
         return forward
