@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from fourbits.data.config import text_sources
-from fourbits.data.corpus import file_sources
+from fourbits.data.sources import file_sources
 from fourbits.data.stdlib import stdlib_sources
 
 
@@ -95,8 +95,8 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
     [
         ("missing", "no such file or folder"),
         ("empty.txt", "the file is empty"),
-        ("picture.png", r"the type must be one of .txt, .md, .py, .jsonl, got '.png'"),
-        ("nothing", r"no .txt, .md, .py, .jsonl file in this folder"),
+        ("picture.png", r"the type must be .txt, .md, source code, .jsonl, .* got '.png'"),
+        ("nothing", r"no text in this folder: no file is .txt, .md,"),
         ("hollow", "all 1 text files in this folder are empty"),
     ],
 )

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fourbits.data.config import DataConfig, open_data
-from fourbits.data.corpus import file_sources
 from fourbits.data.dataset import PreparedData
 from fourbits.data.prepare import PrepareOptions, prepare
+from fourbits.data.sources import file_sources
 
 OPTIONS = PrepareOptions(vocab_size=384, validation_fraction=0.1)
 
@@ -62,9 +62,10 @@ def test_the_manifest_records_counts_and_hashes(tmp_path):
     texts = [document.text for document in sources[0].read()]
     assert record["documents"] == 200
     assert record["text_bytes"] == sum(map(len, texts))
-    assert (
-        record["text_sha256"] == hashlib.sha256("".join(text + "\0" for text in texts).encode()).hexdigest()
-    )
+    chain = bytes(32)
+    for text in texts:
+        chain = hashlib.sha256(chain + hashlib.sha256(text.encode()).digest()).digest()
+    assert record["text_sha256"] == chain.hex()
     for split, files in (("train", data.train), ("validation", data.validation)):
         assert record[split]["tokens"] == files["letters"].num_tokens
         for suffix in ("bin", "idx"):
@@ -77,7 +78,7 @@ def test_another_process_writes_the_same_bytes(tmp_path):
     sources = write_texts(tmp_path / "texts")
     prepare(sources, tmp_path / "here", OPTIONS)
     program = (
-        "from fourbits.data.corpus import file_sources\n"
+        "from fourbits.data.sources import file_sources\n"
         "from fourbits.data.prepare import PrepareOptions, prepare\n"
         f"prepare(file_sources(['letters={tmp_path / 'texts'}']), {str(tmp_path / 'there')!r}, {OPTIONS!r})"
     )

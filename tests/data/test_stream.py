@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from fourbits.data.blend import Phase
 from fourbits.data.dataset import DEMO_PHASES, default_phases
 from fourbits.data.stream import PhasedStream
-from fourbits.data.token_file import TokenFile, TokenFileWriter, id_type
+from fourbits.data.token_file import TokenFile, id_type
+from fourbits.data.token_writer import TokenFileWriter
 
 SEQ_LEN = 8
 TOKENS = {"code": 1000, "prose": 203}

@@ -1,14 +1,18 @@
 """The tokenizer: any text there and back, an end token that text cannot forge, and foreign files refused."""
 
+import base64
+import json
 import subprocess
 import sys
 
 import pytest
 import tokenizers
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models
 
+from fourbits.data import tekken
 from fourbits.data.tokenizer import END_TOKEN, Tokenizer, padded_size
 
 TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog\n" * 3 for i in range(300)]
@@ -66,6 +70,70 @@ def test_a_vocabulary_without_an_end_token_asks_for_its_name(tmp_path):
     with pytest.raises(ValueError, match="no end-of-document token"):
         Tokenizer.load(file)
     assert Tokenizer.load(file, end_token="STOP").end_id == 1
+
+
+def tekken_of(tokenizer: tokenizers.Tokenizer, path) -> None:
+    """The file that says by ranks what a byte-level BPE says by merges."""
+    alphabet = {letter: byte for byte, letter in enumerate(tekken._letters())}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    words = [word for word in sorted(vocabulary, key=vocabulary.__getitem__) if word != END_TOKEN]
+    strings = [bytes(alphabet[letter] for letter in word) for word in words]
+    entries = [
+        {"rank": rank, "token_bytes": base64.b64encode(string).decode()}
+        for rank, string in enumerate([*strings, b"never a token"])
+    ]
+    config = {
+        "pattern": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        "default_vocab_size": len(strings) + 10,
+        "default_num_special_tokens": 10,
+    }
+    path.write_text(json.dumps({"config": config, "vocab": entries}))
+
+
+def test_ranks_encode_like_the_merges_they_stand_for(tmp_path):
+    tekken_of(TOKENIZER._inner, tmp_path / "tekken.json")
+    loaded = Tokenizer.load(tmp_path / "tekken.json")
+    first = TOKENIZER.encode("a")[0] - loaded.encode("a")[0]
+    for text in (*TEXTS[:5], "It's a text:\n\n  of \u00e9 \U0001f600 12345 </s>", ""):
+        assert [token + first for token in loaded.encode(text)] == TOKENIZER.encode(text)
+        assert loaded.decode(loaded.encode(text)) == text
+    assert (loaded.end_token, loaded.end_id) == ("</s>", 2)
+    loaded.save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path).sha256 == loaded.sha256
+
+
+def test_a_damaged_rank_file_is_named(tmp_path):
+    tekken_of(TOKENIZER._inner, tmp_path / "tekken.json")
+    content = json.loads((tmp_path / "tekken.json").read_text())
+    content["vocab"][300]["token_bytes"] = base64.b64encode(b"unreachable").decode()
+    (tmp_path / "tekken.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"not a tekken\.json: ValueError: no two strings of lower rank"):
+        Tokenizer.load(tmp_path / "tekken.json")
+
+
+def test_tekken_by_name_needs_the_package_that_ships_it(monkeypatch):
+    monkeypatch.setattr("fourbits.data.tekken.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install --no-deps mistral-common"):
+        Tokenizer.load("tekken")
+
+
+def test_a_tokenizer_of_transformers_is_used_with_its_end_token(tmp_path):
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=TOKENIZER._inner, eos_token=END_TOKEN)
+    fast.save_pretrained(tmp_path)
+    assert Tokenizer.load(tmp_path).encode(TEXTS[0]) == TOKENIZER.encode(TEXTS[0])
+    # A tokenizer without tokenizer.json is converted by transformers.
+    (tmp_path / "slow").mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox"]
+    (tmp_path / "slow" / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "slow" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    slow = Tokenizer.load(tmp_path / "slow", end_token="[SEP]")
+    assert (slow.encode("the fox"), slow.end_id) == ([5, 6], 3)
+
+
+def test_a_name_that_nobody_knows_is_refused(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="nobody/nothing: no such tokenizer file, and transformers says"):
+        Tokenizer.load("nobody/nothing")
 
 
 def test_ids_that_do_not_exist_are_an_error():

@@ -1,21 +1,29 @@
 """Turn text into token files, and look into them.
 
-PATH is a .txt, .md, .py or .jsonl file (field "text"), a folder of such files, NAME=PATH to name the source
-yourself, a folder that corpus wrote, or the word stdlib for the standard library of this Python.
+PATH is a file of text or source code, .jsonl or .parquet, each text also .gz or .zst; a folder of such files;
+the .idx of a Megatron token file; hf:NAME[:CONFIG][@SPLIT], a dataset of the Hub or a folder that datasets
+reads; a folder that corpus wrote; or the word stdlib, the standard library of this Python. NAME=PATH names a
+source.
 """
 
 import json
 from argparse import ArgumentParser, Namespace
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from fourbits.data.config import STDLIB, text_sources
+from fourbits.data.corpus import Source
 from fourbits.data.corpus_folder import write_corpus
 from fourbits.data.dataset import PreparedData
+from fourbits.data.deduplicate import Rule
 from fourbits.data.prepare import PrepareOptions, prepare
+from fourbits.data.text_files import TEXT_FIELD
+from fourbits.settings import nearest
 
 EXAMPLE = "fourbits data prepare stdlib --out stdlib-tokens"
 
@@ -24,17 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|inspect|corpus")
     making = actions.add_parser("prepare", help="text to token files", allow_abbrev=False)
-    making.add_argument("paths", nargs="+", metavar="PATH", help="text to read")
-    making.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    making.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json to use instead of training one")
-    making.add_argument("--end-token", metavar="TOKEN", help="its end-of-document token, if not a usual one")
-    making.add_argument(
-        "--vocab-size", type=int, default=2048, metavar="N", help="size to train (default 2048)"
-    )
-    making.add_argument(
-        "--validation-fraction", type=float, default=0.05, metavar="F", help="share held out (default 0.05)"
-    )
-    making.add_argument("--seed", type=int, default=0, help="seed of the validation split (default 0)")
+    _add_prepare(making)
     looking = actions.add_parser("inspect", help="say what a prepared folder holds", allow_abbrev=False)
     looking.add_argument("folder", metavar="DIR", help="a folder that prepare wrote")
     looking.add_argument("--verify", action="store_true", help="hash every file whole")
@@ -45,6 +43,29 @@ def add_arguments(parser: ArgumentParser) -> None:
     building.add_argument("--out", required=True, metavar="DIR", help="folder to write")
     for action in (making, looking, building):
         action.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_prepare(making: ArgumentParser) -> None:
+    add = making.add_argument
+    add("paths", nargs="+", metavar="PATH", help="text to read")
+    add("--out", required=True, metavar="DIR", help="folder to write")
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        help="instead of training one: a tokenizer.json, a folder or a name of transformers, or tekken",
+    )
+    add("--end-token", metavar="TOKEN", help="its end-of-document token, if not a usual one")
+    add("--vocab-size", type=int, default=2048, metavar="N", help="size to train (default 2048)")
+    add("--validation-fraction", type=float, default=0.05, metavar="F", help="share held out (default 0.05)")
+    add("--seed", type=int, default=0, help="seed of the validation split (default 0)")
+    add(
+        "--deduplicate",
+        choices=get_args(Rule),
+        default="none",
+        help="leave out documents met before: equal texts, or equal lines but for case and spacing",
+    )
+    add("--text-field", default=TEXT_FIELD, metavar="NAME", help="field or column of the text (default text)")
+    add("--licence", action="append", default=[], metavar="[SOURCE=]SPDX", help="to record; repeatable")
 
 
 def run(args: Namespace) -> int:
@@ -58,9 +79,11 @@ def run(args: Namespace) -> int:
             vocab_size=args.vocab_size,
             validation_fraction=args.validation_fraction,
             seed=args.seed,
+            deduplicate=args.deduplicate,
         )
+        sources = licensed(text_sources(args.paths, args.text_field), args.licence)
         with ProgressReport() as progress:
-            data = prepare(text_sources(args.paths), args.out, options, progress)
+            data = prepare(sources, args.out, options, progress)
     else:
         data = PreparedData.open(args.folder, verify=args.verify)
     if args.json:
@@ -68,6 +91,19 @@ def run(args: Namespace) -> int:
     else:
         show(data)
     return 0
+
+
+def licensed(sources: Sequence[Source], given: Sequence[str]) -> list[Source]:
+    """Sources with the licences that were given, for one or for all. Raises ValueError for an unknown one."""
+    licences = dict.fromkeys((source.name for source in sources), "")
+    for text in given:
+        name, equals, licence = text.rpartition("=")
+        if equals and name not in licences:
+            raise ValueError(
+                f"--licence {text}: no source is called {name!r}.{nearest(name, list(licences))}"
+            )
+        licences.update(dict.fromkeys([name] if equals else licences, licence))
+    return [replace(source, licence=licences[source.name] or source.licence) for source in sources]
 
 
 def build_corpus(args: Namespace) -> int:
@@ -113,7 +149,7 @@ def _numbers(record: dict[str, Any]) -> list[str]:
         f"{record['documents']:,}",
         f"{record['text_bytes'] / 1e6:,.2f}",
         *(f"{count:,}" for count in ids),
-        f"{record['text_bytes'] / sum(ids):.2f}",
+        f"{record['text_bytes'] / sum(ids):.2f}" if record["text_bytes"] else "",
     ]
 
 
@@ -142,9 +178,9 @@ class ProgressReport:
         self._bar.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Bytes done and in all of one part: the tokenizer, or a source."""
+        """Bytes done and in all (0 for unknown) of one part: the tokenizer, or a source."""
         if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total)
+            self._tasks[what] = self._bar.add_task(what, total=total or None)
         self._bar.update(self._tasks[what], completed=done)
-        if done >= total and not self._console.is_terminal:
+        if done >= total > 0 and not self._console.is_terminal:
             self._console.print(f"{what}: {total / 1e6:.1f} MB", markup=False, highlight=False)

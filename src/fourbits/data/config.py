@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fourbits.data.blend import Phase
-from fourbits.data.corpus import Source, file_sources
+from fourbits.data.corpus import Source
 from fourbits.data.corpus_folder import corpus_sources, is_corpus
 from fourbits.data.dataset import MANIFEST, PreparedData
-from fourbits.data.prepare import PrepareOptions, Progress, prepare, request_of
+from fourbits.data.deduplicate import Rule
+from fourbits.data.prepare import PrepareOptions, prepare, request_of
+from fourbits.data.prepare_source import Progress
+from fourbits.data.sources import file_sources
 from fourbits.data.stdlib import stdlib_sources
+from fourbits.data.text_files import TEXT_FIELD
 
 STDLIB = "stdlib"
 
@@ -35,6 +39,8 @@ class DataConfig:
     vocab_size: int = 2048
     validation_fraction: float = 0.05
     split_seed: int = 0
+    deduplicate: Rule = "none"
+    text_field: str = TEXT_FIELD
 
 
 def open_data(config: DataConfig, cache: Path | str, progress: Progress | None = None) -> PreparedData:
@@ -44,13 +50,14 @@ def open_data(config: DataConfig, cache: Path | str, progress: Progress | None =
     """
     if len(config.paths) == 1 and (Path(config.paths[0]) / MANIFEST).is_file():
         return PreparedData.open(config.paths[0])
-    sources = text_sources(config.paths)
+    sources = text_sources(config.paths, config.text_field)
     options = PrepareOptions(
         tokenizer=config.tokenizer,
         end_token=config.end_token,
         vocab_size=config.vocab_size,
         validation_fraction=config.validation_fraction,
         seed=config.split_seed,
+        deduplicate=config.deduplicate,
     )
     request = json.dumps(request_of(sources, options), sort_keys=True)
     return prepare(
@@ -58,14 +65,14 @@ def open_data(config: DataConfig, cache: Path | str, progress: Progress | None =
     )
 
 
-def text_sources(paths: Sequence[str]) -> list[Source]:
+def text_sources(paths: Sequence[str], text_field: str = TEXT_FIELD) -> list[Source]:
     """Sources of text paths, in order; a corpus folder has several, "stdlib" has code and prose."""
     sources: list[Source] = []
     for path in paths:
         if path == STDLIB:
             sources += stdlib_sources()
         else:
-            sources += corpus_sources(path) if is_corpus(path) else file_sources([path])
+            sources += corpus_sources(path) if is_corpus(path) else file_sources([path], text_field)
     names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:

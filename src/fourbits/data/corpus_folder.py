@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fourbits.data.corpus import Source, read_files
+from fourbits.data.corpus import Source
+from fourbits.data.text_files import read_files
 from fourbits.data.whole_file import write_json
 
 CORPUS_FILE = "corpus.json"

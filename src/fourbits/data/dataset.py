@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fourbits.data.blend import MAX_PERIOD, Phase
+from fourbits.data.split import SPLITS
 from fourbits.data.stream import PhasedStream
 from fourbits.data.token_file import TokenFile, bin_and_idx
 from fourbits.data.tokenizer import Tokenizer
@@ -18,7 +19,6 @@ from fourbits.data.tokenizer import Tokenizer
 FORMAT = "fourbits-data"
 VERSION = 1
 MANIFEST = "manifest.json"
-SPLITS = ("train", "validation")
 
 # Opening must take no time whatever the size: it compares this many blocks, evenly spaced, of each file.
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16

@@ -1,40 +1,31 @@
 """Text to token files: documents -> tokenizer -> train and validation files of every source -> manifest.
 
 A folder is complete when its manifest exists, which is written last. Preparing again with the same text and
-options returns at once; after an interruption the sources already finished are kept. The manifest has no time
-stamp: equal input gives equal bytes.
+options returns at once; after an interruption, a kill included, it continues in the source where it stopped.
+The manifest has no time stamp: equal input gives equal bytes, however often it was interrupted.
 """
 
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fourbits.data.corpus import Document, Source
-from fourbits.data.dataset import (
-    FORMAT,
-    MANIFEST,
-    SPLITS,
-    VERSION,
-    PreparedData,
-    describe_files,
-    read_manifest,
-)
-from fourbits.data.token_file import TokenFileWriter, id_type
+from fourbits.data.corpus import Document, Source, key_of
+from fourbits.data.dataset import FORMAT, MANIFEST, VERSION, PreparedData, read_manifest
+from fourbits.data.deduplicate import Deduplicator, Rule
+from fourbits.data.prepare_source import Preparation, Progress, prepare_source, skip_source
+from fourbits.data.progress_file import ProgressFile
+from fourbits.data.split import fraction_of
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.data.whole_file import write_json
 
-# progress(what, bytes done, bytes in all)
-Progress = Callable[[str, int, int], None]
-
-_BATCH_CHARACTERS = 1 << 20
 # A tokenizer learns from this much text per token of its vocabulary; more text changes few merges.
 _TRAINING_BYTES_PER_TOKEN = 1500
+_TOKENIZER = ".tokenizer"  # no source is called so
+_MOST_TRAINING_BYTES = 128 << 20  # the trainer holds every different word of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +34,7 @@ class PrepareOptions:
 
     tokenizer: a tokenizer.json to use instead of training one of vocab_size; end_token: its end-of-document
     token if it is not a usual one; validation_fraction: share of documents held out, by hash; seed: turns
-    the split.
+    the split; deduplicate: which repeated documents are left out, within and across sources.
     """
 
     tokenizer: str | None = None
@@ -51,6 +42,7 @@ class PrepareOptions:
     vocab_size: int = 2048
     validation_fraction: float = 0.05
     seed: int = 0
+    deduplicate: Rule = "none"
 
     def __post_init__(self) -> None:
         """Raises ValueError for a fraction outside (0, 0.5]."""
@@ -77,9 +69,10 @@ def prepare(
             return PreparedData.open(out)
         raise ValueError(f"{out}: holds data prepared from other text or options; name another folder.")
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(sources, options, report)
-    tokenizer.save(out / "tokenizer.json")
-    records = {source.name: _prepare_source(source, out, tokenizer, options, report) for source in sources}
+    tokenizer = _tokenizer(sources, request, options, out, report)
+    repeated = Deduplicator(options.deduplicate)
+    to = Preparation(out, tokenizer, options.validation_fraction, options.seed, repeated, report)
+    records = {source.name: _record_of(source, request, to) for source in sources}
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -92,12 +85,30 @@ def prepare(
             "end_token": tokenizer.end_token,
             "end_id": tokenizer.end_id,
         },
+        "deduplicate": options.deduplicate,
         "sources": records,
     }
     write_json(out / MANIFEST, manifest)
-    for source in sources:
-        _record_path(out, source).unlink(missing_ok=True)
+    for name in (*records, _TOKENIZER):
+        _record_path(out, name).unlink(missing_ok=True)
     return PreparedData.open(out)
+
+
+def _record_of(source: Source, request: dict[str, Any], to: Preparation) -> dict[str, Any]:
+    """The record of a source that is prepared now, or was by an earlier call that did not come to its end."""
+    path = _record_path(to.out, source.name)
+    # What the outcome depends on: with deduplication, all that came before it, too.
+    if to.repeated.rule == "none":
+        request = {**request, "sources": request["sources"][source.name]}
+    key = hashlib.sha256(json.dumps([to.tokenizer.sha256, request, source.name]).encode()).hexdigest()
+    finished = _finished_record(path, key)
+    if finished is not None:
+        skip_source(source, to.repeated)
+        return finished
+    record = prepare_source(source, key, to)
+    write_json(path, {"key": key, "record": record})
+    ProgressFile(to.out / source.name, key).remove()
+    return record
 
 
 def request_of(sources: Sequence[Source], options: PrepareOptions) -> dict[str, Any]:
@@ -106,21 +117,44 @@ def request_of(sources: Sequence[Source], options: PrepareOptions) -> dict[str, 
     if options.tokenizer is not None:
         given = Tokenizer.load(options.tokenizer, options.end_token).sha256
     return {
-        "sources": {source.name: source.fingerprint() for source in sources},
+        "sources": {
+            source.name: {"fingerprint": source.fingerprint(), "licence": source.licence}
+            for source in sources
+        },
         "tokenizer": given or {"vocab_size": options.vocab_size},
         "validation_fraction": options.validation_fraction,
         "seed": options.seed,
+        "deduplicate": options.deduplicate,
     }
 
 
-def _tokenizer(sources: Sequence[Source], options: PrepareOptions, report: Progress) -> Tokenizer:
+def _tokenizer(
+    sources: Sequence[Source], request: dict[str, Any], options: PrepareOptions, out: Path, report: Progress
+) -> Tokenizer:
+    """The tokenizer, saved in `out`: the one that was named, or trained, or trained by an earlier call."""
+    path, done = out / "tokenizer.json", _record_path(out, _TOKENIZER)
+    key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
     if options.tokenizer is not None:
-        return Tokenizer.load(options.tokenizer, options.end_token)
+        tokenizer = Tokenizer.load(options.tokenizer, options.end_token)
+    elif _finished_record(done, key) is not None and path.is_file():
+        return Tokenizer.load(path)
+    else:
+        tokenizer = _trained(sources, options, report)
+    tokenizer.save(path)
+    write_json(done, {"key": key, "record": {}})
+    return tokenizer
+
+
+def _trained(sources: Sequence[Source], options: PrepareOptions, report: Progress) -> Tokenizer:
+    for source in sources:
+        if source.has_ids:
+            raise ValueError(f"data: {source.name!r} is a token file; name its tokenizer with --tokenizer.")
     total = sum(source.num_bytes for source in sources)
     report("tokenizer", 0, total)
-    share = min(1.0, _TRAINING_BYTES_PER_TOKEN * options.vocab_size / max(total, 1))
+    wanted = min(_TRAINING_BYTES_PER_TOKEN * options.vocab_size, _MOST_TRAINING_BYTES)
     documents = (document for source in sources for document in source.read())
-    tokenizer = Tokenizer.train(_training_sample(documents, options, share), options.vocab_size)
+    sample = _training_sample(documents, options, min(1.0, wanted / max(total, 1)))
+    tokenizer = Tokenizer.train(_at_most(2 * wanted, sample), options.vocab_size)
     report("tokenizer", total, total)
     return tokenizer
 
@@ -129,134 +163,28 @@ def _training_sample(documents: Iterable[Document], options: PrepareOptions, sha
     """Training documents, thinned by hash to about `share`; with the first one always, so never empty."""
     first = True
     for document in documents:
-        kept = _fraction_of(document, options.seed + 1) < share
-        if first or (kept and _fraction_of(document, options.seed) >= options.validation_fraction):
+        own_key = key_of(document.text) if document.more else document.split_key
+        kept = fraction_of(own_key, options.seed + 1) < share
+        if first or (kept and fraction_of(document.split_key, options.seed) >= options.validation_fraction):
             yield document.text
         first = False
 
 
-def _fraction_of(document: Document, seed: int) -> float:
-    """A number in [0, 1) that is a hash of the seed and the document's split key."""
-    digest = hashlib.sha256(f"{seed}:{document.split_key}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
-
-
-def _prepare_source(
-    source: Source, out: Path, tokenizer: Tokenizer, options: PrepareOptions, report: Progress
-) -> dict[str, Any]:
-    key = f"{options.seed}:{options.validation_fraction}:{tokenizer.sha256}:{source.fingerprint()}"
-    finished = _finished_record(out, source, key)
-    if finished is not None:
-        return finished
-    text_hash, num_documents, num_bytes = hashlib.sha256(), 0, 0
-    prefixes = [out / f"{source.name}.{split}" for split in SPLITS]
-    with (
-        TokenFileWriter(prefixes[0], id_type(tokenizer.size)) as train,
-        TokenFileWriter(prefixes[1], id_type(tokenizer.size)) as validation,
-    ):
-        split = _Split(train, validation, options.validation_fraction, tokenizer.end_id)
-        for batch in _batches(source.read()):
-            for document, ids in zip(batch, tokenizer.encode_batch([d.text for d in batch]), strict=True):
-                split.add(_fraction_of(document, options.seed), ids)
-                raw = document.text.encode()
-                text_hash.update(raw + b"\0")
-                num_documents, num_bytes = num_documents + 1, num_bytes + len(raw)
-            report(source.name, min(num_bytes, source.num_bytes - 1), source.num_bytes)
-        if not num_documents:
-            raise ValueError(
-                f"data: the source {source.name!r} has no text in its {len(source.files)} files."
-            )
-        held_out = split.finish()
-    report(source.name, source.num_bytes, source.num_bytes)
-    record = {
-        "licence": source.licence,
-        "files": len(source.files),
-        "documents": num_documents,
-        "text_bytes": num_bytes,
-        "text_sha256": text_hash.hexdigest(),
-        "held_out": held_out,
-        **{name: describe_files(prefix) for name, prefix in zip(SPLITS, prefixes, strict=True)},
-    }
-    write_json(_record_path(out, source), {"key": key, "record": record})
-    return record
-
-
-@dataclass(slots=True)
-class _Split:
-    """Sends documents to validation if their hash is below the fraction, and never leaves a side empty.
-
-    Until both sides have text, some documents wait. If one side stays empty, the documents of lowest hash are
-    the validation text; a source of one document gives its tail.
-    """
-
-    train: TokenFileWriter
-    validation: TokenFileWriter
-    fraction: float
-    end_id: int
-    sides: set[bool] = field(default_factory=set)
-    waiting: list[tuple[float, np.ndarray]] = field(default_factory=list)
-
-    def add(self, position: float, ids: list[int]) -> None:
-        """position: the document's hash in [0, 1); ids: without the end token."""
-        ids.append(self.end_id)
-        document = np.array(ids, dtype=self.train.dtype)
-        held_out = position < self.fraction
-        self.sides.add(held_out)
-        if len(self.sides) == 2:
-            self._release()
-            (self.validation if held_out else self.train).add(document)
-        elif held_out or not self.waiting or position <= self.waiting[0][0]:
-            if not held_out and self.waiting and position < self.waiting[0][0]:
-                self._release()  # only the lowest hash can become the validation text
-            self.waiting.append((position, document))
-        else:
-            self.train.add(document)
-
-    def finish(self) -> str:
-        """Place what waits, and say how the validation text was chosen."""
-        if len(self.sides) == 2:
-            return "documents by hash"
-        lowest = min(position for position, _ in self.waiting)
-        for position, document in self.waiting:
-            if position > lowest:
-                self.train.add(document)
-        chosen = [document for position, document in self.waiting if position == lowest]
-        if self.train.num_documents:
-            for document in chosen:
-                self.validation.add(document)
-            return "the documents of lowest hash, as the fraction left one side empty"
-        whole = np.concatenate(chosen)
-        cut = min(max(1, round(len(whole) * (1 - self.fraction))), len(whole) - 1)
-        self.train.add(whole[:cut])
-        self.validation.add(whole[cut:])
-        return "the tail of the only document"
-
-    def _release(self) -> None:
-        for position, document in self.waiting:
-            (self.validation if position < self.fraction else self.train).add(document)
-        self.waiting.clear()
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _finished_record(out: Path, source: Source, key: str) -> dict[str, Any] | None:
-    path = _record_path(out, source)
+def _finished_record(path: Path, key: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     saved = json.loads(path.read_text(encoding="utf-8"))
     return saved["record"] if saved["key"] == key else None
 
 
-def _record_path(out: Path, source: Source) -> Path:
-    return out / f"{source.name}.finished.json"
+def _at_most(limit: int, texts: Iterable[str]) -> Iterator[str]:
+    """Texts up to about `limit` characters: compressed and streamed sources do not say how long they are."""
+    for text in texts:
+        yield text
+        limit -= len(text)
+        if limit < 0:
+            return
+
+
+def _record_path(out: Path, name: str) -> Path:
+    return out / f"{name}.finished.json"

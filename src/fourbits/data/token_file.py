@@ -15,12 +15,8 @@ stored as int32, whose bytes are the same for every id below 2**31. Opening a fi
 the sizes against each other; ids are mapped, never loaded.
 """
 
-import os
 import struct
-from array import array
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -117,95 +113,9 @@ class TokenFile:
         return pointers[self._documents] // self.dtype.itemsize
 
 
-class TokenFileWriter:
-    """Writes a pair of token files that appear complete or not at all. Use as a context manager.
-
-    Both files grow under temporary names; leaving the block flushes them to disk and renames .bin, then .idx.
-    An exception inside the block, a full disk included, removes them and leaves an earlier pair as it was.
-    """
-
-    def __init__(self, prefix: Path | str, dtype: np.dtype) -> None:
-        """Write PREFIX.bin and PREFIX.idx with ids of type `dtype` (see `id_type`)."""
-        codes = [code for code, known in ID_TYPES.items() if known == dtype]
-        if not codes:
-            raise ValueError(f"{prefix}: ids must be uint16 or int32, got {dtype}.")
-        self.prefix, self.dtype, self._code = Path(prefix), ID_TYPES[codes[0]], codes[0]
-        self._lengths = array("i")
-        self._bin_path, self._idx_path = (
-            path.with_name(path.name + ".tmp") for path in bin_and_idx(self.prefix)
-        )
-        self._bin = self._bin_path.open("wb", buffering=1 << 20)
-        self.num_tokens = 0
-
-    @property
-    def num_documents(self) -> int:
-        """Documents added so far."""
-        return len(self._lengths)
-
-    def add(self, ids: npt.ArrayLike) -> None:
-        """Append one document, end token included. ids: integers [n], n >= 1, that fit the id type."""
-        document = np.asarray(ids)
-        if document.ndim != 1 or not len(document):
-            raise ValueError(
-                f"{self.prefix}: a document is a non-empty list of ids, got shape {document.shape}."
-            )
-        low, high = int(document.min()), int(document.max())
-        if low < 0 or high > np.iinfo(self.dtype).max:
-            raise ValueError(f"{self.prefix}: ids {low} to {high} do not fit {self.dtype}.")
-        self._bin.write(document.astype(self.dtype, copy=False).tobytes())
-        self._lengths.append(len(document))
-        self.num_tokens += len(document)
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Publish the pair, or remove it if the block failed."""
-        try:
-            if kind is None:
-                self._publish()
-        finally:
-            if not self._bin.closed:
-                self._close_quietly()
-            self._bin_path.unlink(missing_ok=True)
-            self._idx_path.unlink(missing_ok=True)
-
-    def _publish(self) -> None:
-        if not self._lengths:
-            raise ValueError(f"{self.prefix}: a token file needs at least one document, got none.")
-        _sync(self._bin)
-        self._bin.close()
-        with self._idx_path.open("wb") as file:
-            lengths = np.frombuffer(self._lengths, dtype=np.int32).astype("<i4")
-            pointers = np.zeros(len(lengths), dtype="<i8")
-            np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
-            file.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(lengths) + 1))
-            file.write(lengths.tobytes())
-            file.write((pointers * self.dtype.itemsize).astype("<i8").tobytes())
-            file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
-            _sync(file)
-        for source, target in zip((self._bin_path, self._idx_path), bin_and_idx(self.prefix), strict=True):
-            source.replace(target)
-
-    def _close_quietly(self) -> None:
-        # A full disk fails once more when close() flushes; the first error is the one the user should see.
-        try:
-            self._bin.close()
-        except OSError:
-            return
-
-
 def bin_and_idx(prefix: Path) -> tuple[Path, Path]:
     """The two paths of a token file. A prefix may contain dots, so suffixes are appended, not replaced."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _map_bytes(path: Path) -> npt.NDArray[np.uint8]:

@@ -5,6 +5,7 @@ produced by text, even by text that spells it. A tokenizer is data: reading one 
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
@@ -12,12 +13,15 @@ from typing import Self
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from fourbits.data.optional import load_transformers
+from fourbits.data.tekken import TEKKEN, is_tekken, load_tekken, shipped_tekken
 from fourbits.data.whole_file import write_whole
 
 END_TOKEN = "<|endoftext|>"
 KNOWN_END_TOKENS = (END_TOKEN, "</s>", "<|end_of_text|>", "<eos>", "<|eot|>", "[EOS]")
 VOCABULARY_MULTIPLE = 128  # embedding rows are a multiple of this: whole blocks, tiles and tensor-core shapes
 SMALLEST_VOCABULARY = 384
+_HUB_NAME = re.compile(r"[\w-]+/[\w.-]+(?<!\.json)")  # OWNER/NAME
 
 
 def padded_size(size: int) -> int:
@@ -73,16 +77,21 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str, end_token: str | None = None) -> Self:
-        """Read a tokenizer.json, or the one in a folder. Raises ValueError if it is missing or not one."""
-        path = Path(path)
+        """Read a tokenizer: a tokenizer.json or a folder with one, a tekken.json, "tekken", or one of
+        transformers by its folder or its name on the Hub.
+
+        Raises ValueError if it is missing or not one.
+        """
+        name, path = str(path), Path(path)
+        if name == TEKKEN and not path.exists():
+            path = shipped_tekken()
         file = path / "tokenizer.json" if path.is_dir() else path
-        if not file.is_file():
-            raise ValueError(f"{file}: no such tokenizer file.")
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception for every malformed file
-            raise ValueError(f"{file}: not a tokenizer.json: {error}") from error
-        return cls(inner, end_token, origin=str(file))
+        if file.is_file():
+            return cls(_read(file), end_token, origin=str(file))
+        if (path / "tokenizer_config.json").is_file() or _HUB_NAME.fullmatch(name):
+            inner, own_end = _from_transformers(name)
+            return cls(inner, end_token or own_end, origin=name)
+        raise ValueError(f"{file}: no such tokenizer file.")
 
     def save(self, path: Path | str) -> None:
         """Write a tokenizer.json that appears complete or not at all."""
@@ -106,3 +115,27 @@ class Tokenizer:
 
     def _serialized(self) -> bytes:
         return self._inner.to_str(pretty=False).encode()
+
+
+def _read(file: Path) -> tokenizers.Tokenizer:
+    if is_tekken(file):
+        return load_tekken(file)
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception for every malformed file
+        raise ValueError(f"{file}: not a tokenizer.json: {error}") from error
+
+
+def _from_transformers(name: str) -> tuple[tokenizers.Tokenizer, str | None]:
+    """The `tokenizers` tokenizer inside one of transformers, and its end token if it has one."""
+    try:
+        outer = load_transformers(f"the tokenizer {name}").AutoTokenizer.from_pretrained(name)
+    except (OSError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{name}: no such tokenizer file, and transformers says: {reason}") from error
+    inner = getattr(outer, "backend_tokenizer", None)
+    if not isinstance(inner, tokenizers.Tokenizer):
+        raise ValueError(
+            f"{name}: {type(outer).__name__} has no tokenizer of the `tokenizers` library inside."
+        )
+    return inner, outer.eos_token

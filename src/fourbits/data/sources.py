@@ -1,0 +1,97 @@
+"""Sources from what the user names: a file, a folder, NAME=PATH, a token file, a dataset."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fourbits.data.corpus import Document, Source
+from fourbits.data.tables import HUB, hub_dataset, is_saved_dataset, read_parquet, saved_dataset
+from fourbits.data.text_files import TEXT_FIELD, is_text_file, read_files
+from fourbits.data.token_file import TokenFile, bin_and_idx
+
+PARQUET = ".parquet"
+KINDS = ".txt, .md, source code, .jsonl, .parquet (each text also .gz or .zst), or .idx of a token file"
+
+
+def file_sources(paths: Sequence[str], text_field: str = TEXT_FIELD) -> list[Source]:
+    """One source per path; "NAME=PATH" names it, else the file's stem or the folder's name does.
+
+    text_field: the field of JSON lines, or column of tables, that holds the text. Raises ValueError for a
+    missing path, a folder without text files, or an empty file that was named itself.
+    """
+    return [_named(given, text_field) for given in paths]
+
+
+def _named(given: str, text_field: str) -> Source:
+    name, equals, rest = given.partition("=")
+    if not equals or not name.replace("-", "_").isidentifier():
+        name, rest = "", given
+    if rest.startswith(HUB):
+        return hub_dataset(rest, text_field, name)
+    path = Path(rest).resolve()
+    if path.is_dir():
+        name = name or path.name
+        return (
+            saved_dataset(name, path, text_field)
+            if is_saved_dataset(path)
+            else _folder(name, path, text_field)
+        )
+    return _file(name or _stem(path), path, text_field)
+
+
+def _folder(name: str, path: Path, text_field: str) -> Source:
+    found = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
+    files = tuple(p for p in found if is_text_file(p) or p.suffix == PARQUET)
+    if not files:
+        raise ValueError(f"{path}: no text in this folder: no file is {KINDS}.")
+    if not any(file.stat().st_size for file in files):
+        raise ValueError(f"{path}: all {len(files)} text files in this folder are empty.")
+    return Source(name, files, _reader(files, path, text_field))
+
+
+def _file(name: str, path: Path, text_field: str) -> Source:
+    if path.suffix in (".idx", ".bin"):
+        return _token_source(name, path.with_suffix(""))
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file or folder.")
+    if not is_text_file(path) and path.suffix != PARQUET:
+        raise ValueError(f"{path}: the type must be {KINDS}; got {path.suffix!r}.")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: the file is empty.")
+    return Source(name, (path,), _reader((path,), path.parent, text_field))
+
+
+def _reader(files: tuple[Path, ...], root: Path, text_field: str) -> Callable[[], Iterator[Document]]:
+    texts = tuple(path for path in files if path.suffix != PARQUET)
+    tables = tuple(path for path in files if path.suffix == PARQUET)
+
+    def read() -> Iterator[Document]:
+        yield from read_files(texts, root, text_field)
+        before = sum(path.stat().st_size for path in texts)
+        for document in read_parquet(tables, root, text_field):
+            yield replace(document, position=before + (document.position or 0))
+
+    return read
+
+
+def _token_source(name: str, prefix: Path) -> Source:
+    """The documents of an existing token file, to be split and checked but not encoded again."""
+    TokenFile(prefix)  # now, rather than after another source has been prepared
+
+    def read() -> Iterator[Document]:
+        file = TokenFile(prefix)
+        for number in range(file.num_documents):
+            ids = file.document(number)
+            label = f"{prefix.name}:{number}"
+            yield Document(label, "", label, ids=ids)
+
+    return Source(name, bin_and_idx(prefix), read, has_ids=True)
+
+
+def _stem(path: Path) -> str:
+    """The name without .gz or .zst, and without what stands before those."""
+    return Path(path.stem).stem if path.suffix in (".gz", ".zst") else path.stem
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)

@@ -1,0 +1,165 @@
+"""Writing a pair of token files, document by document, so that they appear complete or not at all.
+
+While a pair is written its ids grow in PREFIX.bin.tmp and the lengths of finished documents in
+PREFIX.lengths.tmp, nothing of them in memory. Publishing flushes both to disk, makes the index of the lengths
+and renames .bin, then .idx. A writer may be told to keep what it has when it fails, to be continued from a
+place that was flushed (`flush`).
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fourbits.data.token_file import HEADER, ID_TYPES, MAGIC, VERSION, bin_and_idx
+
+LONGEST_DOCUMENT = 2**31 - 1  # lengths are int32
+_BUFFER = 1 << 20
+_INDEX_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a writer has come: ids written, of an unfinished document too, and documents finished."""
+
+    tokens: int
+    documents: int
+
+
+class TokenFileWriter:
+    """Writes a pair of token files. Use as a context manager.
+
+    An exception inside the block, a full disk included, leaves an earlier pair as it was.
+    """
+
+    def __init__(
+        self, prefix: Path | str, dtype: np.dtype, *, start: Place | None = None, keep: bool = False
+    ) -> None:
+        """Write PREFIX.bin and PREFIX.idx with ids of type `dtype` (see `id_type`).
+
+        start: continue the unfinished files of an earlier writer from there; keep: leave them when the block
+        fails. Raises ValueError if there is nothing to continue from there.
+        """
+        codes = [code for code, known in ID_TYPES.items() if known == dtype]
+        if not codes:
+            raise ValueError(f"{prefix}: ids must be uint16 or int32, got {dtype}.")
+        self.prefix, self.dtype, self._code, self._keep = Path(prefix), ID_TYPES[codes[0]], codes[0], keep
+        self._bin_path, self._idx_path = (p.with_name(p.name + ".tmp") for p in bin_and_idx(self.prefix))
+        self._lengths_path = self.prefix.with_name(self.prefix.name + ".lengths.tmp")
+        self.num_tokens, self.num_documents, self._open_length = 0, 0, 0
+        if start is not None:
+            self._cut_back(start)
+        mode = "wb" if start is None else "ab"
+        self._bin: BinaryIO = self._bin_path.open(mode, buffering=_BUFFER)
+        self._lengths: BinaryIO = self._lengths_path.open(mode, buffering=_BUFFER)
+
+    def _cut_back(self, start: Place) -> None:
+        sizes = {self._bin_path: start.tokens * self.dtype.itemsize, self._lengths_path: start.documents * 4}
+        for path, size in sizes.items():
+            if not path.is_file() or path.stat().st_size < size:
+                raise ValueError(f"{path}: shorter than the {size} bytes recorded; remove it.")
+            os.truncate(path, size)
+        finished = sum(int(part.sum(dtype=np.int64)) for part in self._length_parts())
+        self.num_tokens, self.num_documents = start.tokens, start.documents
+        self._open_length = start.tokens - finished
+
+    def add(self, ids: npt.ArrayLike) -> None:
+        """Append one document, end token included. ids: integers [n], n >= 1, that fit the id type."""
+        self.extend(ids)
+        self.end_document()
+
+    def extend(self, ids: npt.ArrayLike) -> None:
+        """Append ids [n], n >= 1, to the document that is not yet ended."""
+        part = np.asarray(ids)
+        if part.ndim != 1 or not len(part):
+            raise ValueError(f"{self.prefix}: a document is a non-empty list of ids, got shape {part.shape}.")
+        low, high = int(part.min()), int(part.max())
+        if low < 0 or high > np.iinfo(self.dtype).max:
+            raise ValueError(f"{self.prefix}: ids {low} to {high} do not fit {self.dtype}.")
+        self._open_length += len(part)
+        if self._open_length > LONGEST_DOCUMENT:
+            raise ValueError(
+                f"{self.prefix}: document {self.num_documents} has more than {LONGEST_DOCUMENT} ids, what "
+                f"the index can say. Split the text into several documents."
+            )
+        self._bin.write(part.astype(self.dtype, copy=False).tobytes())
+        self.num_tokens += len(part)
+
+    def end_document(self) -> None:
+        """What was appended since the last document is a document."""
+        self._lengths.write(self._open_length.to_bytes(4, "little"))
+        self.num_documents, self._open_length = self.num_documents + 1, 0
+
+    def flush(self) -> Place:
+        """Bring everything to disk. Returns where a later writer may continue."""
+        sync(self._bin)
+        sync(self._lengths)
+        return Place(self.num_tokens, self.num_documents)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Publish the pair; or, if the block failed, remove it or keep what there is."""
+        try:
+            if kind is None:
+                self.publish(self.prefix)
+        finally:
+            self.close()
+            if not self._keep:
+                self.remove()
+
+    def close(self) -> None:
+        """Close the files; what they have stays as it is."""
+        # A full disk fails once more when close() flushes; the first error is the one to be seen.
+        for file in (self._bin, self._lengths):
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def remove(self) -> None:
+        """Remove what is unfinished."""
+        for path in (self._bin_path, self._idx_path, self._lengths_path):
+            path.unlink(missing_ok=True)
+
+    def publish(self, prefix: Path) -> None:
+        """Finish, as the pair PREFIX.bin and PREFIX.idx. Raises ValueError if no document was added."""
+        if not self.num_documents:
+            raise ValueError(f"{self.prefix}: a token file needs at least one document, got none.")
+        self.flush()
+        with self._idx_path.open("wb", buffering=_BUFFER) as file:
+            file.write(HEADER.pack(MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1))
+            for lengths in self._length_parts():
+                file.write(lengths.tobytes())
+            before = 0
+            for lengths in self._length_parts():
+                ends = before + np.cumsum(lengths, dtype=np.int64)
+                file.write(((ends - lengths) * self.dtype.itemsize).astype("<i8").tobytes())
+                before = int(ends[-1])
+            for first in range(0, self.num_documents + 1, _INDEX_ROWS):
+                last = min(first + _INDEX_ROWS, self.num_documents + 1)
+                file.write(np.arange(first, last, dtype="<i8").tobytes())
+            sync(file)
+        for source, target in zip((self._bin_path, self._idx_path), bin_and_idx(prefix), strict=True):
+            source.replace(target)
+        self.close()
+        self._lengths_path.unlink()
+
+    def _length_parts(self) -> Iterator[npt.NDArray[np.int32]]:
+        with self._lengths_path.open("rb") as file:
+            while raw := file.read(4 * _INDEX_ROWS):
+                yield np.frombuffer(raw, dtype="<i4")
+
+
+def sync(file: BinaryIO) -> None:
+    """Bring a file's content to disk. OSError for a full disk."""
+    file.flush()
+    os.fsync(file.fileno())
