@@ -23,9 +23,8 @@ TILE = OperandSpec(block=(16, 16), source="bf16")
 FP8 = OperandSpec(format="fp8")
 FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
 
-#: Hopper's FP8 tensor cores keep about 14 bits of a partial sum (arXiv:2412.19437, section 3.3.2); a block
-#: of 128 is four of their steps
-FP8_SUM_ERROR = 4 * 2.0**-13
+#: docs/nvfp4.md, section 12.5: four instructions a segment, 33 terms each, cut 13 bits below the largest
+FP8_SUM_ERROR = 4 * 33 * 2.0**-13
 #: (a, its axis, b, its axis): the three GEMMs of the recipes
 LAYOUTS: dict[str, tuple[OperandSpec, int, OperandSpec, int]] = {
     "fprop": (ROW, 1, TILE, 1),
@@ -55,7 +54,7 @@ class Product:
 
 
 def excess(product: Product, device: torch.device | str = "cpu") -> float:
-    """Largest error over what docs/nvfp4.md, section 12.4, allows; at most 1 is right."""
+    """Largest error over what docs/nvfp4.md, sections 12.4 and 12.5, allow; at most 1 is right."""
     (M, N, K), (spec_a, axis_a, spec_b, axis_b) = product.shape, LAYOUTS[product.layout]
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(rows, K, generator=generator) for rows in (M, N))

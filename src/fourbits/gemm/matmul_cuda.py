@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fourbits.gemm import matmul_fp8_library
 from fourbits.quant.fused import device_blocker
 from fourbits.quant.tensor import ExactOperand
 
@@ -46,6 +47,8 @@ def matmul(
     """
     if reason := why_not_fused(a, b):
         raise ValueError(f"matmul: {reason}. Use the emulated product.")
+    if a.values.dtype in _FP8 and matmul_fp8_library.takes(a, b):
+        return _from_library(a, b, out_dtype, bias, accumulate_into)
     shape = (a.values.shape[1 - a.axis], b.values.shape[1 - b.axis])
     out = accumulate_into
     if out is None:
@@ -58,6 +61,18 @@ def matmul(
     else:
         kernels.matmul(a.values, a.axis, b.values, b.axis, (a.scale, b.scale), out, bias, accumulate)
     return out
+
+
+def _from_library(
+    a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tensor | None, into: Tensor | None
+) -> Tensor:
+    """The FP8 product by cuBLAS; a bias and what is added to are added in FP32."""
+    if bias is None and into is None and out_dtype in (torch.bfloat16, torch.float32):
+        return matmul_fp8_library.matmul(a, b, out_dtype)
+    total = matmul_fp8_library.matmul(a, b, torch.float32)
+    if bias is not None:
+        total = total + bias.to(torch.float32)
+    return total.to(out_dtype) if into is None else into.copy_(into.to(torch.float32) + total)
 
 
 def _stored(operand: ExactOperand) -> "kernels.Blocks":

@@ -1,8 +1,8 @@
 """The product of FP8 operands in blocks of 128, on FP8 tensor cores (sm_89 and newer).
 
-Every 128 of the contraction the partial sum leaves the tensor core, is scaled by both block scales and added
-in FP32: the tensor core's own sums are narrower (about 14 bits on Hopper, arXiv:2412.19437, section 3.3.2).
-docs/nvfp4.md, section 12.4.
+Every 32 of the contraction the partial sum leaves the tensor core, whose own sums are narrow (about 14 bits
+on Hopper, arXiv:2412.19437, section 3.3.2); every 128 it is scaled by both block scales and added in FP32.
+docs/nvfp4.md, section 12.5.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -13,10 +13,12 @@ import triton.language as tl
 from fourbits.gemm.matmul_tile_triton import bias_of, rounded_to, tile_position
 
 BLOCK = tl.constexpr(128)
+#: of the contraction, after which the tensor core's sum goes to FP32: one instruction, at no cost in time
+PROMOTED_EVERY = tl.constexpr(32)
 
 
 @triton.jit
-def fp8_kernel(
+def fp8_product_kernel(
     a_ptr, a_stride, a_scale_ptr, a_scale_row, a_scale_block,
     b_ptr, b_stride, b_scale_ptr, b_scale_row, b_scale_block,
     out_ptr, out_stride, bias_ptr, M, N, K,
@@ -44,7 +46,7 @@ def fp8_kernel(
         right = tl.load(b_tile + step * BLOCK, mask=inside[:, None] & (columns < N)[None, :], other=0.0)
         scale_a = tl.load(a_scales + step * a_scale_block, mask=rows < M, other=0.0)
         if HARDWARE:
-            part = tl.dot(left, right)
+            part = tl.dot(left, right, max_num_imprecise_acc=PROMOTED_EVERY)
         else:
             part = tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
         if ONE_B_SCALE:

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fourbits.gemm.matmul_bulk_triton import bulk_kernel, sum_kernel
-from fourbits.gemm.matmul_fp8_triton import fp8_kernel
+from fourbits.gemm.matmul_fp8_triton import fp8_product_kernel
 from fourbits.gemm.matmul_plain_triton import plain_kernel
 
 
@@ -123,7 +123,7 @@ def matmul(
 def matmul_fp8(a: Blocks, b: Blocks, out: Tensor, bias: Tensor | None, accumulate: bool) -> None:
     """Write the product of two FP8 operands to out [M, N], or add it to what out holds."""
     M, N = out.shape
-    fp8_kernel[(_ceil(M, _FP8_TILE[0]) * _ceil(N, _FP8_TILE[1]),)](
+    fp8_product_kernel[(_ceil(M, _FP8_TILE[0]) * _ceil(N, _FP8_TILE[1]),)](
         a.values,
         a.values.stride(0),
         a.scale,

@@ -76,13 +76,9 @@ def fused_observed(
     """
     made, seen = _operands(x, wanted, observe=True)
     assert seen is not None
-    own, saturated = seen.own.amax(1), seen.saturated.sum(1)
-    notes: list[tuple[Tensor, Tensor]] = []
-    for want in wanted:
-        blocks = _number_of_blocks(x, want)
-        counts = torch.stack((saturated[1 - want.axis], saturated.new_full((), blocks)))
-        notes.append((own[1 - want.axis], counts))
-    return made, tuple(notes)
+    row, column = (0 if want is None else _number_of_blocks(x, want) for want in _by_axis(wanted))
+    own, counts = kernels.notes(seen, row, column)
+    return made, tuple((own[1 - want.axis], counts[1 - want.axis]) for want in wanted)
 
 
 def _number_of_blocks(x: Tensor, want: Wanted) -> int:

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from fourbits.quant.amax_triton import amax_kernel
 from fourbits.quant.fp8_triton import fp8_kernel
-from fourbits.quant.operands_triton import operands_kernel
+from fourbits.quant.operands_triton import notes_kernel, operands_kernel
 from fourbits.quant.packed_triton import packed_kernel
 from fourbits.quant.plan import Fp8Plan, NoiseKey, Plan
 
 #: warps of an amax pass; each of its programs leaves a partial maximum
 _AMAX_WARPS = 1024
+#: programs whose notes are read at a time
+_NOTES_CHUNK = 1024
 #: whether kernels run in Triton's interpreter, on CPU tensors
 INTERPRETED = type(operands_kernel) is not triton.JITFunction
 
@@ -141,6 +143,24 @@ def exact(
         enable_fp_fusion=False,
     )
     return row_values, column_values, scales, seen
+
+
+def notes(seen: Observed, row_blocks: int, column_blocks: int) -> tuple[Tensor, Tensor]:
+    """Largest magnitudes, fp32 [2], saturated and all blocks, int64 [2, 2], of the row and column plan."""
+    largest = seen.own.new_empty(2)
+    counts = torch.empty((2, 2), dtype=torch.int64, device=largest.device)
+    notes_kernel[(2,)](
+        seen.own,
+        seen.saturated,
+        seen.own.shape[1],
+        row_blocks,
+        column_blocks,
+        largest,
+        counts,
+        CHUNK=_NOTES_CHUNK,
+        num_warps=4,
+    )
+    return largest, counts
 
 
 def packed(

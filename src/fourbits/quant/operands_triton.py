@@ -10,8 +10,8 @@ which is what a BF16 GEMM multiplies.
 import triton
 import triton.language as tl
 
-from fourbits.quant.rounding_triton import as_bf16, float_of, with_sign
-from fourbits.quant.scaling_triton import block_amax, max_target
+from fourbits.quant.rounding_triton import as_bf16, bits_of, float_of, with_sign
+from fourbits.quant.scaling_triton import block_amax, larger, max_target
 from fourbits.quant.tile_triton import load_tile, prepared_tile, rounded_tile, tensor_amax, tile_start
 
 
@@ -88,3 +88,26 @@ def operands_kernel(
                       global_ptr + 1, column_key_ptr, column_stream, COLUMN_FIELDS, COLUMN_PARTS, COLUMN,
                       own_ptr + tl.num_programs(0), saturated_ptr + tl.num_programs(0), OBSERVE,
                       COLUMN_VECTOR, ROWS, COLUMNS, HARDWARE)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["row_blocks", "column_blocks"])
+def notes_kernel(own_ptr, saturated_ptr, programs, row_blocks, column_blocks, largest_ptr, counts_ptr,
+                 CHUNK: tl.constexpr):  # fmt: skip
+    """What all programs of `operands_kernel` observed, for the row (program 0) and the column operand (1).
+
+    largest_ptr: fp32 [2]; counts_ptr: int64 [2, 2], saturated and all blocks.
+    """
+    which = tl.program_id(0)
+    largest = tl.zeros((CHUNK,), tl.float32)
+    saturated = tl.zeros((CHUNK,), tl.int32)
+    for first in range(0, programs, CHUNK):
+        i = first + tl.arange(0, CHUNK)
+        inside = i < programs
+        own = tl.load(own_ptr + which * programs + i, mask=inside, other=0.0)
+        largest = larger(largest, own)
+        saturated += tl.load(saturated_ptr + which * programs + i, mask=inside, other=0)
+    bits = tl.max(bits_of(largest), axis=0)
+    tl.store(largest_ptr + which, float_of(bits))
+    blocks = tl.where(which == 0, row_blocks, column_blocks)
+    tl.store(counts_ptr + which * 2, tl.sum(saturated, axis=0).to(tl.int64))
+    tl.store(counts_ptr + which * 2 + 1, blocks.to(tl.int64))

@@ -117,7 +117,8 @@ def observe(
     """
     roles = slice(first_role, first_role + own.shape[0])
     pending = amaxes[slot, roles, PENDING]
-    pending.copy_(torch.where(torch.isfinite(own), torch.maximum(pending, own), pending))
+    finite = torch.where(own < torch.inf, own, -1.0)  # NaN is not below anything
+    pending.copy_(torch.maximum(pending, finite))
     # a forward inside a backward pass recomputes what was counted before; for a maximum that does not matter
     if first_role or torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
         counters[slot, roles, RUNNING:] += counts

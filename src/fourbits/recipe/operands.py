@@ -131,13 +131,16 @@ class Call:
 
     def observed(self, roles: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """(own amaxes fp32 [n], counts int64 [n, 4]) of these roles; empty without amax."""
-        own, counts = nothing_observed(self.clock, self.amax, len(roles))
-        for index, role in enumerate(roles):
-            if role in self.notes:
-                own[index], counts[index, :2] = self.notes[role]
-            if role in self.layouts:
-                counts[index, 2:] = self.layouts[role]
-        return own, counts
+        if self.amax is None:
+            return nothing_observed(self.clock, self.amax, len(roles))
+        unknown, zeros = self.amax.new_full((), torch.nan), self.clock.new_zeros(2)
+        notes = [self.notes.get(role, (unknown, zeros)) for role in roles]
+        counted = [
+            part
+            for role, (_, counts) in zip(roles, notes, strict=True)
+            for part in (counts, self.layouts.get(role, zeros))
+        ]
+        return torch.stack([own for own, _ in notes]), torch.cat(counted).view(len(roles), 4)
 
     def _wanted(self, axis: int, role: str) -> Wanted:
         spec, key = self.table.operand(role), None
