@@ -20,11 +20,13 @@ from fourbits.data.config import STDLIB, text_sources
 from fourbits.data.corpus import Source
 from fourbits.data.corpus_folder import write_corpus
 from fourbits.data.dataset import PreparedData
+from fourbits.data.debian import build_debian
 from fourbits.data.deduplicate import Rule
 from fourbits.data.prepare import PrepareOptions, prepare
 from fourbits.data.text_files import TEXT_FIELD
 from fourbits.settings import nearest
 
+DEBIAN = "debian"
 EXAMPLE = "fourbits data prepare stdlib --out stdlib-tokens"
 
 
@@ -39,8 +41,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     building = actions.add_parser(
         "corpus", help="write a corpus as text, to read or copy", allow_abbrev=False
     )
-    building.add_argument("name", choices=[STDLIB], help="which corpus")
+    building.add_argument("name", choices=[STDLIB, DEBIAN], help="which corpus")
     building.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    building.add_argument("--debs", metavar="DIR", help="debian: packages fetched before, instead of apt-get")
+    building.add_argument("--max-mb", type=float, metavar="N", help="debian: text of each source, at most")
     for action in (making, looking, building):
         action.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -108,7 +112,12 @@ def licensed(sources: Sequence[Source], given: Sequence[str]) -> list[Source]:
 
 def build_corpus(args: Namespace) -> int:
     """Write the corpus that was named."""
-    corpus = write_corpus(text_sources([args.name]), args.out)
+    if args.name == DEBIAN:
+        limit = None if args.max_mb is None else round(args.max_mb * 1e6)
+        with ProgressReport() as progress:
+            corpus = build_debian(args.out, progress, debs=args.debs, max_bytes=limit)
+    else:
+        corpus = write_corpus(text_sources([args.name]), args.out)
     if args.json:
         print(json.dumps({"folder": args.out, **corpus}, indent=2))
     else:

@@ -7,11 +7,12 @@ without being built again. corpus.json is written last: without it there is no c
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fourbits.data.corpus import Source
+from fourbits.data.prepare_source import Progress
 from fourbits.data.text_files import read_files
 from fourbits.data.whole_file import write_json
 
@@ -20,14 +21,22 @@ FORMAT = "fourbits-corpus"
 VERSION = 1
 
 
-def write_corpus(sources: Sequence[Source], out: Path | str) -> dict[str, Any]:
-    """Write the documents of `sources` into the folder `out`. Returns what corpus.json says."""
+def write_corpus(
+    sources: Sequence[Source],
+    out: Path | str,
+    report: Progress | None = None,
+    about: Callable[[], dict[str, Any]] = dict,
+) -> dict[str, Any]:
+    """Write the documents of `sources` into the folder `out`. Returns what corpus.json says.
+
+    about: asked when all are written, for what else to say there.
+    """
     out = Path(out)
     if (out / CORPUS_FILE).exists():
         raise ValueError(f"{out}: holds a corpus already; name another folder.")
     out.mkdir(parents=True, exist_ok=True)
-    records = {source.name: _write_source(source, out / f"{source.name}.jsonl") for source in sources}
-    corpus = {"format": FORMAT, "version": VERSION, "sources": records}
+    records = {source.name: _write_source(source, out / f"{source.name}.jsonl", report) for source in sources}
+    corpus = {"format": FORMAT, "version": VERSION, "sources": records, **about()}
     write_json(out / CORPUS_FILE, corpus)
     return corpus
 
@@ -60,8 +69,8 @@ def _open_source(folder: Path, name: str, record: dict[str, Any]) -> Source:
     return Source(name, (path,), lambda: read_files((path,), folder), record["licence"])
 
 
-def _write_source(source: Source, path: Path) -> dict[str, Any]:
-    digest, documents, size = hashlib.sha256(), 0, 0
+def _write_source(source: Source, path: Path, report: Progress | None) -> dict[str, Any]:
+    digest, documents, size, total = hashlib.sha256(), 0, 0, source.num_bytes
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         for document in source.read():
@@ -70,7 +79,11 @@ def _write_source(source: Source, path: Path) -> dict[str, Any]:
             file.write(line)
             digest.update(line)
             documents, size = documents + 1, size + len(line)
+            if report and document.position is not None:
+                report(source.name, min(document.position, total - 1), total)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    if report:
+        report(source.name, total, total)
     return {"licence": source.licence, "documents": documents, "bytes": size, "sha256": digest.hexdigest()}

@@ -23,6 +23,12 @@ MANIFEST = "manifest.json"
 # Opening must take no time whatever the size: it compares this many blocks, evenly spaced, of each file.
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16
 
+#: more and better prose towards the end, for the sources of `fourbits data corpus debian`
+DEBIAN_PHASES = (
+    Phase(until=0.7, weights={"code": 0.7, "docs": 0.25, "books": 0.05}),
+    Phase(until=0.9, weights={"code": 0.5, "docs": 0.4, "books": 0.1}),
+    Phase(until=1.0, weights={"code": 0.2, "docs": 0.4, "books": 0.4}),
+)
 DEMO_PHASES = (
     Phase(until=0.7, weights={"code": 0.7, "prose": 0.3}),
     Phase(until=0.9, weights={"code": 0.5, "prose": 0.5}),
@@ -85,9 +91,10 @@ class PreparedData:
 
 
 def default_phases(sources: Mapping[str, TokenFile]) -> tuple[Phase, ...]:
-    """The demo's three phases for "code" and "prose"; else one phase in proportion to the sources' ids."""
-    if set(sources) == {"code", "prose"}:
-        return DEMO_PHASES
+    """Three phases for the sources of a corpus of ours; else one, in proportion to the sources' ids."""
+    for phases in (DEMO_PHASES, DEBIAN_PHASES):
+        if set(sources) == set(phases[0].weights):
+            return phases
     total = sum(file.num_tokens for file in sources.values())
     ids = {name: max(file.num_tokens, total // MAX_PERIOD + 1) for name, file in sources.items()}
     return (Phase(until=1.0, weights={name: count / sum(ids.values()) for name, count in ids.items()}),)

@@ -1,0 +1,62 @@
+"""Debian packages by apt-get, without root: its lists and caches lie in a folder of ours.
+
+apt-get checks signatures and hashes; which mirror it asks is what the machine is configured for.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+REMEDY = "Download the packages where there is one, and give their folder with --debs."
+
+
+class Apt:
+    """apt-get with a state folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder. Raises ValueError where there is no apt-get."""
+        if not shutil.which("apt-get"):
+            raise ValueError(f"data corpus debian: needs apt-get, as Debian and Ubuntu have it. {REMEDY}")
+        self.folder = folder.resolve()
+        for name in ("lists/partial", "cache/archives/partial"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    def update(self) -> None:
+        """Fetch the lists of packages."""
+        self._run("apt-get", "-q", "update", cwd=self.folder)
+
+    def names(self) -> list[str]:
+        """All packages that can be fetched."""
+        return self._run("apt-cache", "pkgnames", cwd=self.folder).split()
+
+    def download(self, name: str, into: Path) -> Path:
+        """Fetch one package into a folder, or find it there from an earlier call. Returns its file."""
+        if not (found := sorted(into.glob(f"{name}_*.deb"))):
+            self._run("apt-get", "-q", "download", name, cwd=into)
+            found = sorted(into.glob(f"{name}_*.deb"))
+        return found[-1]
+
+    def _run(self, command: str, *arguments: str, cwd: Path) -> str:
+        options = (
+            f"Dir::State::Lists={self.folder / 'lists'}",
+            f"Dir::Cache={self.folder / 'cache'}",
+            "Acquire::Languages=none",
+        )
+        argv = [command, *(part for option in options for part in ("-o", option)), *arguments]
+        done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+            raise ValueError(f"{command} {' '.join(arguments)}: failed: {last}")
+        return done.stdout
+
+
+def newest(pattern: str, names: Sequence[str]) -> str | None:
+    """The name that matches a regular expression whole, of the highest version in it; None if none does."""
+    found = [name for name in names if re.fullmatch(pattern, name)]
+    return max(found, key=_version, default=None)
+
+
+def _version(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name)]
