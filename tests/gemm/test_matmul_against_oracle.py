@@ -1,11 +1,15 @@
 """The reference product gives the oracle's bytes: exact sums, and fp64 segment by segment."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 from torch import Tensor
 
 from adversarial import FINITE, NON_FINITE
 from agreement import by_oracle, by_product
+from fourbits.formats.codes import decode
+from fourbits.formats.descriptors import E2M1, E4M3, E5M2, INT8
 from fourbits.gemm import matmul_reference
 from oracle.bridge import patterns, raw_bits
 from oracle.floats import BF16, FP16, FP32, Binary
@@ -73,6 +77,21 @@ def test_products_equal_the_oracle(name):
         length = 150 if number == 0 else 40
         x, y = FINITE[kind]((3, length), number), FINITE[kinds[-number]]((2, length), number + 50)
         assert_same_product(x, y, PAIRS[name])
+
+
+@pytest.mark.parametrize(("left", "right"), [(E5M2, E5M2), (E5M2, E4M3), (E4M3, E2M1), (INT8, E5M2)])
+def test_sums_of_a_segment_are_exact_and_rounded_once(left, right):
+    """Elements of any size cancel down to the smallest: up to 71 bits in a sum, which fp64 cannot hold."""
+    codes = [torch.randint(0, e.max_code + 1, (4, 128)).to(torch.uint8) for e in (left, right)]
+    a, b = (decode(c, e).double() for c, e in zip(codes, (left, right), strict=True))
+    a[0, :64], b[0] = a[0, 64:], torch.cat((b[0, :64], -b[0, :64]))
+    a[0, 63] = 2.0**left.step_exponent
+    found = matmul_reference._dot(a, b.t())
+    exact = [
+        [sum(Fraction(x) * Fraction(y) for x, y in zip(r, s, strict=True)) for s in b.tolist()]
+        for r in a.tolist()
+    ]
+    assert found.tolist() == [[float(total) for total in row] for row in exact]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from oracle.floats import BF16, FP16, FP32, FP64, NAN, ONE, Binary, convert
-from oracle.grids import E4M3, E5M2
+from oracle.grids import E4M3
 from oracle.layout import Rows
 from oracle.operand import Operand
 
@@ -18,7 +18,8 @@ def is_exact(a: Operand, b: Operand) -> bool:
         o.element is not None and o.element.bits == 4 and o.spec.kind.scale is E4M3 and o.spec.one_fp32_scale
         for o in (a, b)
     )
-    whole = all(o.spec.format in ("fp8", "int8") and o.spec.blocks == (0, 0) for o in (a, b))
+    formats = {o.spec.format for o in (a, b)}
+    whole = formats in ({"fp8"}, {"int8"}) and all(o.spec.blocks == (0, 0) for o in (a, b))
     return four_bit or whole
 
 
@@ -63,21 +64,16 @@ def segment_scale(o: Operand, i: int, j: int) -> int:
     return FP64.of(FP32.value(o.s(i, j)) * FP32.value(outer))
 
 
-def segment_sum(products: list[int], in_order: bool) -> int:
-    """fp64(D_g): the exact sum rounded to fp64, or product by product."""
-    if not in_order:
-        return FP64.of(Fraction(sum(products), UNIT * UNIT))
-    total = 0
-    for product in products:
-        total = FP64.add(total, FP64.of(Fraction(product, UNIT * UNIT)))
-    return total
+def segment_sum(products: list[int]) -> int:
+    """fp64(D_g): the exact sum, rounded once."""
+    return FP64.of(Fraction(sum(products), UNIT * UNIT))
 
 
 def wide_sum(a: Operand, b: Operand, m: int, n: int, row_a: list[int], row_b: list[int]) -> int:
     """fp32 of the sum over segments."""
     acc = 0
     for segment in segments(a, b):
-        d = segment_sum([row_a[j] * row_b[j] for j in segment], a.element is E5M2 and b.element is E5M2)
+        d = segment_sum([row_a[j] * row_b[j] for j in segment])
         s_a, s_b = segment_scale(a, m, segment.start), segment_scale(b, n, segment.start)
         acc = FP64.add(acc, FP64.mul(FP64.mul(d, s_a), s_b))
     return convert(acc, FP64, FP32)
