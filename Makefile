@@ -6,7 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT ?= runs/demo
 
-.PHONY: help demo test check test-gpu bench clean install
+# Other implementations, at the versions the figures in docs/benchmarks.md are of. They get an environment on top of
+# the project's, so that importing them changes nothing elsewhere.
+PEERS := .venv-peers
+PEER_PACKAGES := torchao==0.18.0 compressed-tensors==0.20.0 fouroversix==1.0.5 loguru psutil
+
+.PHONY: help demo test check test-gpu test-peers bench clean install
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +19,7 @@ help:
 	@echo "make test      run the tests"
 	@echo "make check     lint, types and layers, in seconds"
 	@echo "make test-gpu  run the tests that need a CUDA device"
+	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, which it installs beside"
 	@echo "make bench     print the speed of the quantizer, of a linear and of a training step"
 	@echo "make clean     remove caches and build products (the environment and runs stay)"
 
@@ -48,6 +54,17 @@ check: install
 
 test-gpu: install
 	$(BIN)/pytest -q -m gpu
+
+$(PEERS)/.installed: Makefile $(VENV)/.installed
+	@$(BIN)/python -m venv $(PEERS)
+	@$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	  > $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	@$(PEERS)/bin/python -m pip install --quiet 'setuptools>=77' wheel
+	@SKIP_CUDA_BUILD=1 $(PEERS)/bin/python -m pip install --quiet --no-deps --no-build-isolation $(PEER_PACKAGES)
+	@touch $@
+
+test-peers: $(PEERS)/.installed
+	$(PEERS)/bin/python -m pytest -q -m peers tests/peers
 
 bench: install
 	$(BIN)/fourbits bench quantize

@@ -1,4 +1,7 @@
-"""What every test may rely on: two threads, fixed seeds, and no GPU test where there is no GPU."""
+"""What every test may rely on: two threads, fixed seeds, and no GPU test where there is no GPU.
+
+Tests of peers run on request only (`make test-peers`), because they need packages that nothing else does.
+"""
 
 import random
 
@@ -22,8 +25,9 @@ def fixed_seeds():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    config.hook.pytest_deselected(items=needs_gpu)
-    items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    left_out = [] if torch.cuda.is_available() else ["gpu"]
+    if "peers" not in config.option.markexpr:
+        left_out.append("peers")
+    deselected = [item for item in items if any(map(item.get_closest_marker, left_out))]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if item not in set(deselected)]
