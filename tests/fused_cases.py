@@ -11,10 +11,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fourbits.quant.fused import Wanted, fused_observed, fused_operands, fused_quantize
+from fourbits.quant.fused import (
+    Wanted,
+    fused_observed,
+    fused_operands,
+    fused_quantize,
+    fused_unpacked,
+    why_not_unpacked,
+)
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.own_amax import own_amax
 from fourbits.quant.quantize import exact_operand, quantize
+from fourbits.quant.tensor import unpacked
 from triton_interpreter import prepare
 
 ROW = OperandSpec()
@@ -117,6 +125,9 @@ def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
         true = quantize(x.cpu(), want.spec, want.axis, _cpu(want.amax), key.cpu())
         for field in ("codes", "block_scale", "global_scale"):
             found += _unequal(f"axis {want.axis} {field}", getattr(made, field), getattr(true, field))
+        if why_not_unpacked(made) is None:
+            again = fused_unpacked(made).values
+            found += _unequal(f"axis {want.axis} unpacked", again, unpacked(true).values)
     return found
 
 

@@ -55,6 +55,17 @@ def test_accumulation_gives_the_gradient_of_one_large_micro_batch(make):
         assert (gradient - whole[name]).norm() <= 2**-9 * whole[name].norm(), name
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4"])
+def test_recomputed_blocks_have_the_bits_of_the_first_time(make, recipe):
+    kept, again = make(recipe), make(recipe, activation_checkpointing="full")
+    runs = []
+    again.model.blocks[0].register_forward_pre_hook(lambda *_: runs.append(torch.is_grad_enabled()))
+    wanted = gradients(kept)
+    for name, gradient in gradients(again).items():
+        assert torch.equal(gradient, wanted[name]), name
+    assert len(runs) == 2 * again.config.train.gradient_accumulation
+
+
 def test_the_clock_of_random_bits_follows_step_and_token(make, monkeypatch):
     seen = []
     monkeypatch.setattr(

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from fourbits.recipe.summary import ConversionSummary
 from fourbits.train.config import load_config
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
+from fourbits.train.profile import StepProfile
 from fourbits.train.report import ProgressReport, RunStart
 from fourbits.train.run import run as train
 from fourbits.train.summary import Summary
@@ -34,6 +36,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("config", metavar="CONFIG", help="a preset, a YAML file, or RUN/config.yaml")
     parser.add_argument("--out", metavar="DIR", help="run folder (default: a new one in runs/, or RUN)")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the time of an early step goes (CUDA devices)"
+    )
     parser.add_argument("--json", action="store_true", help="print summary.json at the end, and no tables")
 
 
@@ -42,7 +47,12 @@ def run(args: Namespace) -> int:
     config = load_config(args.config, RUN_PRESETS, args.overrides)
     out = _folder(args.config, args.out)
     try:
-        summary = train(config, out, report=TrainReport(config.train.log_interval, tables=not args.json))
+        summary = train(
+            config,
+            out,
+            report=TrainReport(config.train.log_interval, tables=not args.json),
+            on_profile=_profile_to(out, tables=not args.json) if args.profile else None,
+        )
     except NonFiniteError:
         _write_report(out)
         raise
@@ -84,6 +94,28 @@ def precision_table(conversion: ConversionSummary) -> Table:
         shape = f"{row.shape[0]} x {row.shape[1]}"
         table.add_row(Text(row.name), shape, row.precision, Text(row.reason))
     return table
+
+
+def profile_table(found: StepProfile) -> Table:
+    """Device time of a step by kind."""
+    title = f"step: {found.total * 1e3:,.2f} ms of device time"
+    table = Table("what", "ms", "share", title=title, title_justify="left")
+    for kind, seconds in found.seconds.items():
+        table.add_row(kind, f"{seconds * 1e3:,.2f}", f"{found.share(kind):.1%}")
+    return table
+
+
+def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
+    """Write a profile to OUT/profile.json and print it."""
+
+    def show(found: StepProfile) -> None:
+        (out / "profile.json").write_text(json.dumps(found.to_dict(), indent=2) + "\n")
+        if tables:
+            console = Console()
+            console.print(profile_table(found))
+            console.print(found.statement(), soft_wrap=True)
+
+    return show
 
 
 def _folder(config: str, out: str | None) -> Path:

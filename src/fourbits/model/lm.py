@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fourbits.model.blocks import make_block
 from fourbits.model.config import ModelConfig
@@ -19,8 +20,11 @@ class LanguageModel(RegionModule):
     """A decoder over token ids, initialized from `seed` (on the meta device: not at all).
 
     Parameters are FP32 masters; activations are in compute_dtype, the residual stream between blocks in the
-    wider of compute_dtype and the configuration's residual_dtype.
+    wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks a training forward
+    keeps a block's input only, and the backward pass computes the block again, with the same bits.
     """
+
+    recompute_blocks = False
 
     def __init__(
         self, config: ModelConfig, *, compute_dtype: torch.dtype = torch.bfloat16, seed: int = 0
@@ -50,8 +54,14 @@ class LanguageModel(RegionModule):
         documents = None if end is None else document_numbers(tokens, end)
         x = self.embed(tokens).to(self.residual_dtype)
         for block in self.blocks:
-            x = block(x, documents)
+            x = self._through(block, x, documents)
         return self.norm(x)
+
+    def _through(self, block: nn.Module, x: Tensor, documents: Tensor | None) -> Tensor:
+        if not (self.recompute_blocks and torch.is_grad_enabled()):
+            return block(x, documents)
+        # Nothing here draws from PyTorch's generators, so their state need not be kept.
+        return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Logits [B, T, V] in compute_dtype of tokens [B, T]; with targets [B, T], what `loss` returns."""

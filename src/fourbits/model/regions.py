@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch.profiler import record_function
 
 Region = Callable[..., Tensor]
 
@@ -42,7 +43,8 @@ class CompiledRegion:
 
     def _run(self, *args: Any) -> Tensor:
         try:
-            return self.function(*args)
+            with record_function(self.region.__name__):
+                return self.function(*args)
         except COMPILE_ERRORS as error:
             if self.function is self.region:
                 raise

@@ -129,6 +129,25 @@ def fused_swizzled(x: Tensor, want: Wanted) -> tuple[Tensor, Tensor, Tensor]:
     return _packed(x, want, swizzled=True)
 
 
+def why_not_unpacked(q: QuantizedTensor) -> str | None:
+    """Why no kernel makes the exact form of a packed operand, or None."""
+    if reason := device_blocker(q.codes.device):
+        return reason
+    if q.spec.format not in ("nvfp4", "mxfp4") or q.global_scale.dim():
+        return f"packed {q.spec.format} has no kernel (there are nvfp4, mxfp4)"
+    return None
+
+
+def fused_unpacked(q: QuantizedTensor) -> ExactOperand:
+    """What `unpacked` gives. Raises ValueError with the reason where no kernel does."""
+    if reason := why_not_unpacked(q):
+        raise ValueError(f"unpacking: {reason}. Use the reference, unpacked(q).")
+    size = q.spec.block_size
+    assert size is not None
+    values = kernels.unpacked(q.codes, q.block_scale, size, q.spec.block_format.scale == "e8m0")
+    return ExactOperand(values, q.global_scale, 1, q.spec)
+
+
 def _checked(x: Tensor, wanted: Sequence[Wanted]) -> Tensor:
     """x with unit stride along its rows. Raises ValueError where the kernels cannot do what is wanted."""
     if reason := why_not_fused(x, wanted):

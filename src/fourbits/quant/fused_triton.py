@@ -14,6 +14,7 @@ from fourbits.quant.fp8_triton import fp8_kernel
 from fourbits.quant.operands_triton import notes_kernel, operands_kernel
 from fourbits.quant.packed_triton import packed_kernel
 from fourbits.quant.plan import Fp8Plan, NoiseKey, Plan
+from fourbits.quant.unpack_triton import unpack_kernel
 
 #: warps of an amax pass; each of its programs leaves a partial maximum
 _AMAX_WARPS = 1024
@@ -210,6 +211,32 @@ def packed(
         enable_fp_fusion=False,
     )
     return codes, scales, global_scale[0]
+
+
+def unpacked(codes: Tensor, scales: Tensor, block: tuple[int, int], power_of_two: bool) -> Tensor:
+    """Element times block scale, bf16 [R, 2 * width]. codes: uint8 [R, width]; scales: bytes of `block`s."""
+    R, width = codes.shape
+    out = torch.empty((R, 2 * width), dtype=torch.bfloat16, device=codes.device)
+    rows, length = (8, 512) if codes.is_cuda else (16, 64)
+    programs = -(-R // rows) * -(-width // length)
+    if programs:
+        unpack_kernel[(programs,)](
+            codes,
+            scales.view(torch.uint8),
+            out,
+            R,
+            width,
+            scales.shape[1],
+            BLOCK_ROWS=block[0],
+            BLOCK=block[1],
+            POWER_OF_TWO=power_of_two,
+            ROWS=rows,
+            BYTES=length,
+            HARDWARE=codes.is_cuda,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    return out
 
 
 def fp8(x: Tensor, row: Fp8Plan | None, column: Fp8Plan | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

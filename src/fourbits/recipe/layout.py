@@ -23,6 +23,7 @@ def resolved(table: GemmTable, choices: Sequence[int]) -> GemmTable:
         fprop=GemmSpec(lhs=specs["fprop.lhs"], rhs=specs["fprop.rhs"]),
         dgrad=GemmSpec(lhs=specs["dgrad.lhs"], rhs=specs["dgrad.rhs"]),
         wgrad=GemmSpec(lhs=specs["wgrad.lhs"], rhs=specs["wgrad.rhs"]),
+        saved_inputs=table.saved_inputs,
     )
 
 

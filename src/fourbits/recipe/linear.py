@@ -16,10 +16,11 @@ from fourbits.recipe.linear_ops import (
     input_operands,
     linear_backward,
     linear_forward,
+    made_of,
 )
 from fourbits.recipe.operands import Call, new_clock
 from fourbits.recipe.recipe import GemmTable, table_from_text
-from fourbits.recipe.reuse import KeptWeight, SharedInput, runs_directly
+from fourbits.recipe.reuse import KeptWeight, Operands, SharedInput, runs_directly
 
 #: dtypes that autocast casts
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
@@ -128,9 +129,9 @@ class _QuantizedProduct(torch.autograd.Function):
         else:
             key, amax = direct.call.clock, direct.call.amax
             outputs = forward_of(direct.call, direct.made, x, bias, keep)
-        y, w_values, w_scale, x_values, x_scale, own, counts = outputs
-        kept_x = None if x_values.dim() == 2 else x
-        ctx.save_for_backward(kept_x, weight, w_values, w_scale, x_values, x_scale, key, amax)
+        y, w_values, w_scale, *x_kept, own, counts = outputs
+        x_saved = None if x_kept[0].dim() == 2 else x
+        ctx.save_for_backward(x_saved, weight, w_values, w_scale, *x_kept, key, amax)
         ctx.facts, ctx.clock = facts, clock
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
         if facts.observes and amaxes is not None and counters is not None:
@@ -139,7 +140,7 @@ class _QuantizedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, w_values, w_scale, x_values, x_scale, key, amax = ctx.saved_tensors
+        x, weight, w_values, w_scale, x_values, x_scale, x_global, key, amax = ctx.saved_tensors
         facts: _Facts = ctx.facts
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
         run = backward_of if runs_directly(dy) else linear_backward
@@ -152,6 +153,7 @@ class _QuantizedProduct(torch.autograd.Function):
                 w_scale,
                 x_values,
                 x_scale,
+                x_global,
                 key,
                 amax,
                 facts.layer,
@@ -247,7 +249,7 @@ class QuantizedLinear(nn.Linear):
         call = Call(table, key, facts.layer, amax, facts.measured)
         keep = torch.is_grad_enabled() and self.weight.requires_grad
 
-        def from_input() -> tuple[ExactOperand, ...]:
+        def from_input() -> Operands:
             return input_operands(call, input.detach().reshape(-1, self.in_features), keep)
 
         def from_weight() -> ExactOperand:
@@ -257,13 +259,13 @@ class QuantizedLinear(nn.Linear):
             if call.depends_on_the_call("fprop.lhs", "wgrad.rhs"):
                 lhs, *wgrad_rhs = from_input()
             else:
-                how = (table.fprop.lhs, table.wgrad.rhs, keep)
+                how = (table.fprop.lhs, table.wgrad.rhs, table.saved_inputs, keep)
                 lhs, *wgrad_rhs = _last_input.operands(input, how, from_input)
             if call.depends_on_the_call("fprop.rhs") or not facts.observes:
                 rhs = from_weight()
             else:
                 rhs = state.weight.operand(self.weight, facts.table, from_weight)
-        return _Direct(call, Made(lhs, rhs, wgrad_rhs[0] if wgrad_rhs else None))
+        return _Direct(call, made_of(lhs, rhs, wgrad_rhs))
 
     def extra_repr(self) -> str:
         """nn.Linear's, and the table's formats."""

@@ -14,8 +14,9 @@ from fourbits.gemm.matmul import matmul_exact
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import ROLES
 from fourbits.quant.plan import FP8_FORMATS
-from fourbits.quant.tensor import ExactOperand, spread
-from fourbits.recipe.operands import Call, nothing_observed, values_dtype
+from fourbits.quant.scale_codes import encode_scales
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor, spread
+from fourbits.recipe.operands import Call, nothing_observed, unpacked_operand, values_dtype
 from fourbits.recipe.recipe import table_from_text
 
 #: roles of the operands that each operator makes or may make, in order
@@ -23,31 +24,43 @@ FORWARD, BACKWARD = ROLES[:6], ROLES[2:6]
 
 
 class Made(NamedTuple):
-    """Both operands of Fprop, and Wgrad's X where it came from the same read."""
+    """Both operands of Fprop, and Wgrad's X where it is packed or came from the same read."""
 
     lhs: ExactOperand
     rhs: ExactOperand
-    wgrad_rhs: ExactOperand | None
+    wgrad_rhs: ExactOperand | QuantizedTensor | None
 
 
-def input_operands(call: Call, x: Tensor, keep: bool) -> tuple[ExactOperand, ...]:
-    """X as Fprop multiplies it; after it, if wanted and one read makes both, X as Wgrad does."""
+def input_operands(call: Call, x: Tensor, keep: bool) -> tuple[ExactOperand | QuantizedTensor, ...]:
+    """X as Fprop multiplies it; after it, if wanted and packed or one read makes both, X as Wgrad does."""
+    if keep and call.table.saved_inputs == "packed":
+        return *call.operands(x, ("fprop.lhs", 1)), call.packed(x, 0, "wgrad.rhs")
     if keep and call.one_read_of_input(x):
         return call.operands(x, ("fprop.lhs", 1), ("wgrad.rhs", 0))
     return call.operands(x, ("fprop.lhs", 1))
 
 
+def made_of(
+    lhs: ExactOperand | QuantizedTensor,
+    rhs: ExactOperand,
+    wgrad_rhs: Sequence[ExactOperand | QuantizedTensor],
+) -> Made:
+    """What `input_operands` gave, and W."""
+    assert isinstance(lhs, ExactOperand)
+    return Made(lhs, rhs, wgrad_rhs[0] if wgrad_rhs else None)
+
+
 def forward_of(
     call: Call, made: Made, x: Tensor, bias: Tensor | None, keep: Sequence[bool]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The results of `linear_forward` from operands that are made already."""
     with torch.autocast(x.device.type, enabled=False):
         y = matmul_exact(made.lhs, made.rhs, x.dtype, bias)
     w_kept = keep[0] and call.table.keeps_weight
     return (
         y,
-        *_values_and_scale(made.rhs if w_kept else None, x),
-        *_values_and_scale(made.wgrad_rhs if keep[1] else None, x),
+        *_parts(made.rhs if w_kept else None, x)[:2],
+        *_parts(made.wgrad_rhs if keep[1] else None, x),
         *call.observed(FORWARD),
     )
 
@@ -60,6 +73,7 @@ def backward_of(
     w_scale: Tensor,
     x_values: Tensor,
     x_scale: Tensor,
+    x_global: Tensor,
     clock: Tensor,
     amax: Tensor | None,
     layer: int,
@@ -70,7 +84,7 @@ def backward_of(
     """What `linear_backward` does, without an operator around it."""
     call = Call(table_from_text(table), clock, layer, amax, measured)
     kept = ExactOperand(w_values, w_scale, 1, call.table.fprop.rhs)
-    source = x if x_values.dim() == 1 else ExactOperand(x_values, x_scale, 0, call.table.wgrad.rhs)
+    source = _kept_input(call, (x_values, x_scale, x_global), (dy.shape[0], weight.shape[1])) or x
     with torch.autocast(dy.device.type, enabled=False):
         grads = _gradients(call, dy, source, weight, kept, needs)
     dx, dw, dbias = (dy.new_empty(0) if grad is None else grad for grad in grads)
@@ -88,22 +102,24 @@ def linear_forward(
     table: str,
     measured: str,
     keep: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y = x W^T + bias, [M, N] in x's dtype; W's and X's exact values and scales; own amaxes and counts.
 
     x: [M, K]; amax: fp32 [6], what operands with an amax policy use (negative: their own), None where nothing
     depends on the past; measured: as by `layout.measured_at`. keep: whether dX and whether dW will be wanted.
     W is kept for dX where Dgrad starts from Fprop's, X for dW as Wgrad multiplies it where one read makes it
-    with Fprop's; else empty. Own amaxes, fp32 [6], and counts, int64 [6, 4], are those of `own_amax` and
+    with Fprop's (values, scale and an empty tensor) or the table wants it packed (codes, block scales, global
+    scale); else empty. Own amaxes, fp32 [6], and counts, int64 [6, 4], are those of `own_amax` and
     `layout_counts`: NaN and 0 for an operand without, empty without amax.
     """
     call = Call(table_from_text(table), clock, layer, amax, measured)
     with torch.autocast(x.device.type, enabled=False):
         lhs, *wgrad_rhs = input_operands(call, x, keep[1])
-        made = Made(lhs, call.operand(weight, 1, "fprop.rhs"), wgrad_rhs[0] if wgrad_rhs else None)
-    y, w_values, w_scale, x_values, x_scale, own, counts = forward_of(call, made, x, bias, keep)
+        made = made_of(lhs, call.operand(weight, 1, "fprop.rhs"), wgrad_rhs)
+    outputs = forward_of(call, made, x, bias, keep)
     # an operator's outputs share no memory, as the scales of both operands of X do
-    return y, w_values, w_scale.clone(), x_values, x_scale.clone(), own, counts
+    y, *parts = (part.clone() if part.dim() == 0 else part for part in outputs)
+    return y, *parts  # pyright: ignore[reportReturnType]
 
 
 @linear_forward.register_fake
@@ -117,7 +133,7 @@ def _(
     table: str,
     measured: str,
     keep: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     call = Call(table_from_text(table), clock, layer, amax, measured)
     y = x.new_empty((x.shape[0], weight.shape[0]))
     if keep[0] and call.table.keeps_weight:
@@ -127,12 +143,13 @@ def _(
         w_scale = weight.new_empty(_scale_shape(spec, w_values.shape), dtype=torch.float32)
     else:
         w_values, w_scale = x.new_empty(0), x.new_empty(0)
-    if keep[1] and call.one_read_of_input(x):
+    x_values, x_scale, x_global = x.new_empty(0), x.new_empty(0), x.new_empty(0)
+    if keep[1] and call.table.saved_inputs == "packed":
+        x_values, x_scale, x_global = _fake_packed(x, call.table.wgrad.rhs)
+    elif keep[1] and call.one_read_of_input(x):
         x_values, x_scale = _fake_column_operand(x, call.table.wgrad.rhs)
-    else:
-        x_values, x_scale = x.new_empty(0), x.new_empty(0)
     own, counts = nothing_observed(clock, amax, len(FORWARD))
-    return y, w_values, w_scale, x_values, x_scale, own, counts
+    return y, w_values, w_scale, x_values, x_scale, x_global, own, counts
 
 
 @torch.library.custom_op("fourbits::linear_backward", mutates_args=())
@@ -144,6 +161,7 @@ def linear_backward(
     w_scale: Tensor,
     x_values: Tensor,
     x_scale: Tensor,
+    x_global: Tensor,
     clock: Tensor,
     amax: Tensor | None,
     layer: int,
@@ -153,12 +171,25 @@ def linear_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dX [M, K] in dy's dtype, dW [N, K] and dbias [N] in weight's; own amaxes and counts.
 
-    dy: [M, N]; w_values to x_scale: as returned by the forward; x: needed where the forward kept no operand
+    dy: [M, N]; w_values to x_global: as returned by the forward; x: needed where the forward kept no operand
     of it; amax: as for the forward; needs: which of x, weight and bias want a gradient. The others get an
     empty tensor. Own amaxes and counts are of Dgrad's and Wgrad's operands, as in the forward.
     """
     return backward_of(  # pyright: ignore[reportReturnType]
-        dy, x, weight, w_values, w_scale, x_values, x_scale, clock, amax, layer, table, measured, needs
+        dy,
+        x,
+        weight,
+        w_values,
+        w_scale,
+        x_values,
+        x_scale,
+        x_global,
+        clock,
+        amax,
+        layer,
+        table,
+        measured,
+        needs,
     )
 
 
@@ -171,6 +202,7 @@ def _(
     w_scale: Tensor,
     x_values: Tensor,
     x_scale: Tensor,
+    x_global: Tensor,
     clock: Tensor,
     amax: Tensor | None,
     layer: int,
@@ -209,11 +241,37 @@ def _gradients(
     return (None if dx is None else dx.contiguous()), dw, dbias
 
 
-def _values_and_scale(operand: ExactOperand | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Both of an operand, or two empty tensors."""
+def _parts(operand: ExactOperand | QuantizedTensor | None, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors of an operand, empty where there is none."""
     if operand is None:
-        return x.new_empty(0), x.new_empty(0)
-    return operand.values, operand.scale
+        return x.new_empty(0), x.new_empty(0), x.new_empty(0)
+    if isinstance(operand, QuantizedTensor):
+        return operand.codes, operand.block_scale, operand.global_scale
+    return operand.values, operand.scale, x.new_empty(0)
+
+
+def _kept_input(
+    call: Call, parts: tuple[Tensor, Tensor, Tensor], shape: tuple[int, int]
+) -> ExactOperand | None:
+    """X as Wgrad multiplies it, from what `_parts` gave; None if nothing was kept. shape: of X."""
+    spec = call.table.wgrad.rhs
+    if parts[0].dim() == 1:
+        return None
+    if call.table.saved_inputs == "packed":
+        return unpacked_operand(QuantizedTensor(*parts, 0, shape, spec))
+    return ExactOperand(parts[0], parts[1], 0, spec)
+
+
+def _fake_packed(x: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """What a packed X along axis 0 looks like."""
+    (M, K), size, element = x.shape, spec.block_size, spec.block_format.element
+    assert size is not None
+    assert element is not None
+    padded = -(-M // max(16, spec.rht)) * max(16, spec.rht)
+    codes = x.new_empty((K, padded * element.bits // 8), dtype=torch.uint8)
+    grid = (-(-K // size[0]), -(-padded // size[1]))
+    dtype = encode_scales(torch.ones(1), spec.block_format).dtype
+    return codes, x.new_empty(grid, dtype=dtype), x.new_empty((), dtype=torch.float32)
 
 
 def _fake_column_operand(x: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor]:

@@ -12,13 +12,21 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.adaptive import layout_counts
-from fourbits.quant.fused import Wanted, fused_observed, fused_operands, why_not_fused
+from fourbits.quant.fused import (
+    Wanted,
+    fused_observed,
+    fused_operands,
+    fused_quantize,
+    fused_unpacked,
+    why_not_fused,
+    why_not_unpacked,
+)
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.own_amax import own_amax
 from fourbits.quant.philox import ROLES
 from fourbits.quant.plan import FP8_FORMATS, NoiseKey
-from fourbits.quant.quantize import exact_operand
-from fourbits.quant.tensor import ExactOperand
+from fourbits.quant.quantize import exact_operand, quantize
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
 from fourbits.recipe.recipe import GemmTable
 
 #: what the random bits of a layer depend on at run time; int64 [5], see `new_clock`
@@ -78,6 +86,12 @@ class Call:
             self._fused(x, (side,))[0] if self._one_read(x, (side,)) else self._reference(x, *side)
             for side in sides
         )
+
+    def packed(self, x: Tensor, axis: int, role: str) -> QuantizedTensor:
+        """x as the operand of this role in codes and scales; for roles without a policy."""
+        if self._one_read(x, ((role, axis),)):
+            return fused_quantize(x, (self._wanted(axis, role),))[0]
+        return quantize(x, self.table.operand(role), axis, sr_key=self._sr_key(role))
 
     def one_read_of_input(self, x: Tensor) -> bool:
         """Whether one read makes X as Fprop and as Wgrad multiply it."""
@@ -170,6 +184,16 @@ def values_dtype(spec: OperandSpec, device: torch.device) -> torch.dtype:
         if why_not_fused(probe, (Wanted(spec, 1),)) is None:
             return fmt.element.dtype
     return fmt.dtype or torch.bfloat16
+
+
+def unpacked_operand(q: QuantizedTensor) -> ExactOperand:
+    """The exact form of a packed operand, by the fused kernel where there is one."""
+    if not q.codes.is_cuda:
+        return unpacked(q)
+    if reason := why_not_unpacked(q):
+        _announce(reason)
+        return unpacked(q)
+    return fused_unpacked(q)
 
 
 def _is_fused(x: Tensor, wanted: tuple[Wanted, ...]) -> bool:

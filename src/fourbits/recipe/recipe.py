@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Literal
 
 from fourbits.quant.operand import OperandSpec
 from fourbits.settings import build, to_dict
@@ -24,6 +25,10 @@ _MAY_BE_FORWARD = {
     "wgrad.lhs": None,
     "wgrad.rhs": "fprop.lhs",
 }
+
+
+#: settings of a recipe or table that decide no bits
+_NO_BITS = ("name", "source", "saved_inputs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +58,13 @@ class GemmTable:
     fprop: GemmSpec = field(default_factory=GemmSpec)
     dgrad: GemmSpec = field(default_factory=GemmSpec)
     wgrad: GemmSpec = field(default_factory=GemmSpec)
+    #: how a linear keeps X for its weight gradient: ready to multiply, or as codes and scales, with the same
+    #: values in less memory
+    saved_inputs: Literal["exact", "packed"] = "exact"
 
     def __post_init__(self) -> None:
+        if self.saved_inputs == "packed" and (reason := _why_not_packed(self.wgrad.rhs)):
+            raise ValueError(f"saved_inputs: packed needs a wgrad.rhs of codes; {reason}. Set it to exact.")
         for role, of_fprop in _MAY_BE_FORWARD.items():
             spec = self.operand(role)
             if spec.source == "forward" and (of_fprop is None or self.operand(of_fprop).rht):
@@ -140,6 +150,8 @@ class Recipe:
     wgrad: GemmSpec = field(default_factory=GemmSpec)
     keep_bf16: KeepBF16 = field(default_factory=KeepBF16)
     layers: tuple[LayerRule, ...] = ()
+    #: as in GemmTable, for linears that no rule singles out; decides no bits
+    saved_inputs: Literal["exact", "packed"] = "exact"
     #: whether evaluation and no_grad forwards are quantized as training's are
     quantize_eval: bool = True
 
@@ -149,14 +161,25 @@ class Recipe:
     @property
     def table(self) -> GemmTable:
         """The table of linears that no rule singles out."""
-        return GemmTable(fprop=self.fprop, dgrad=self.dgrad, wgrad=self.wgrad)
+        return GemmTable(fprop=self.fprop, dgrad=self.dgrad, wgrad=self.wgrad, saved_inputs=self.saved_inputs)
 
     @property
     def digest(self) -> str:
         """Hash of everything that decides bits; name, source and reasons are not part of it."""
-        content = {key: value for key, value in to_dict(self).items() if key not in ("name", "source")}
-        content["layers"] = [{**rule, "why": ""} for rule in content["layers"]]
+        content = {key: value for key, value in to_dict(self).items() if key not in _NO_BITS}
+        content["layers"] = [
+            {**rule, "why": "", "table": {k: v for k, v in rule["table"].items() if k not in _NO_BITS}}
+            for rule in content["layers"]
+        ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _why_not_packed(spec: OperandSpec) -> str | None:
+    if not spec.block_format.quantized or spec.block_format.scale == "fp32" or spec.outer_size is not None:
+        return f"{spec.format} has none of its own below one scale for the tensor"
+    if spec.source == "forward" or spec.amax_policy != "current" or spec.adaptive != "none":
+        return "it depends on Fprop's copy or on past steps"
+    return None
 
 
 def _no_forward(role: str, of_fprop: str | None) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourbits.quant.tensor import ExactOperand
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
-Operands = tuple[ExactOperand, ...]
+Operands = tuple[ExactOperand | QuantizedTensor, ...]
 
 
 class KeptWeight:

@@ -58,8 +58,9 @@ class TrainConfig:
     None validates or saves only at the end. validation_samples: sequences per source. compile: "regions"
     compiles everything but the linears once per process, "model" the whole model. cuda_graph: on an NVIDIA
     card micro-batches are replayed from CUDA graphs where the recipe does not depend on past steps, with the
-    same bits. non_finite: what happens when the loss or a gradient is NaN or infinite; the update is left out
-    in either case.
+    same bits. activation_checkpointing: "full" keeps only the input of every block and computes the block
+    again in the backward pass, with the same bits. non_finite: what happens when the loss or a gradient is
+    NaN or infinite; the update is left out in either case.
     """
 
     steps: int | None = None
@@ -77,6 +78,7 @@ class TrainConfig:
     threads: int | None = None
     compile: Literal["none", "regions", "model"] = "regions"
     cuda_graph: bool = True
+    activation_checkpointing: Literal["none", "full"] = "none"
     log_interval: int = 10
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """`run`: settings in, a trained model in a folder out."""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from fourbits.data.config import open_data
 from fourbits.data.dataset import PreparedData
 from fourbits.train.config import RunConfig
+from fourbits.train.profile import StepProfile
 from fourbits.train.report import Report
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.session import Session
@@ -28,13 +29,15 @@ def run(
     report: Report | None = None,
     stop: StopRequest | None = None,
     data_cache: Path | str | None = None,
+    on_profile: Callable[[StepProfile], None] | None = None,
 ) -> Summary:
     """Train into the folder `out`, continuing what is there, and return its summary.json.
 
     stop: asked after every step; without one, SIGINT and SIGTERM stop the run. data_cache: where text is
-    prepared, by default out/data. A finished run is left as it is. Returns for runs that ended "finished" or
-    "interrupted". Raises NonFiniteError if a loss or gradient stopped it, ValueError for settings, data or a
-    checkpoint that do not fit, OSError for a full disk; summary.json then says so too.
+    prepared, by default out/data. on_profile: is told where the time of two early steps went. A finished run
+    is left as it is. Returns for runs that ended "finished" or "interrupted". Raises NonFiniteError if a loss
+    or gradient stopped it, ValueError for settings, data or a checkpoint that do not fit, OSError for a full
+    disk; summary.json then says so too.
     """
     report = report or Report()
     folder = RunFolder(Path(out))
@@ -48,7 +51,7 @@ def run(
             report.end(finished)
             return finished
         folder.summary.unlink(missing_ok=True)
-        session = Session(folder, config, data, report)
+        session = Session(folder, config, data, report, on_profile)
         with contextlib.nullcontext(stop) if stop else stop_on_signals(report.note) as request:
             return session.run(request)
 

@@ -1,6 +1,7 @@
 """A run in one process: build or resume, loop over steps, and write down how it ended."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,19 +16,30 @@ from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
 from fourbits.train.metrics import MetricsFile
 from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.report import Report, RunStart
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.stop import StopRequest
 from fourbits.train.summary import Summary, summarize
 from fourbits.train.trainer import PendingStep, Trainer
 
+#: steps that compile what must be compiled, and steps that are timed
+PROFILE_WARM_UP, PROFILE_STEPS = 2, 2
+
 
 class Session:
     """A run in this process, from its first or resumed step to its end."""
 
-    def __init__(self, folder: RunFolder, config: RunConfig, data: PreparedData, report: Report) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        data: PreparedData,
+        report: Report,
+        on_profile: Callable[[StepProfile], None] | None = None,
+    ) -> None:
         """Build the trainer, continue from the newest checkpoint, and write the manifest."""
-        self.folder, self.config, self.report = folder, config, report
+        self.folder, self.config, self.report, self.on_profile = folder, config, report, on_profile
         self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
         torch_device = torch.device(self.device.torch_device)
         self.memory = PeakMemory(torch_device)
@@ -71,6 +83,8 @@ class Session:
     def _loop(self, metrics: MetricsFile, request: StopRequest) -> str:
         train, trainer = self.config.train, self.trainer
         self.mark = Mark(self.trainer.device)
+        if self.on_profile:
+            self._profile(self.on_profile, metrics)
         while trainer.step < train.num_steps:
             self._record(trainer.run_step(), metrics)
             last = trainer.step == train.num_steps or request.requested
@@ -83,6 +97,22 @@ class Session:
             if last:
                 break
         return "finished" if trainer.step == train.num_steps else "interrupted"
+
+    def _profile(self, on_profile: Callable[[StepProfile], None], metrics: MetricsFile) -> None:
+        """Begin the run with steps whose kernels are timed one by one; their own pace says nothing."""
+        needed, left = PROFILE_WARM_UP + PROFILE_STEPS, self.config.train.num_steps - self.trainer.step
+        if left < needed:
+            raise ValueError(f"--profile: needs {needed} steps still to be trained, {left} are left.")
+
+        def step() -> None:
+            self._record(self.trainer.run_step(), metrics)
+
+        with self.trainer.kernel_by_kernel():
+            for _ in range(PROFILE_WARM_UP):
+                step()
+            on_profile(profiled(step, PROFILE_STEPS))
+        self._drain(metrics)
+        self.mark = Mark(self.trainer.device)
 
     def _record(self, pending: PendingStep, metrics: MetricsFile) -> None:
         """Write the numbers of a step, or where they take time to arrive, those of the step before."""

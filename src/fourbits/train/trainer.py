@@ -4,7 +4,8 @@ This is the one place where model and recipe meet: the model is built, then conv
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,7 @@ class Trainer:
             for name in data.validation
         }
         self.model = LanguageModel(config.model, seed=train.seed).to(device)
+        self.model.recompute_blocks = train.activation_checkpointing == "full"
         self.conversion = convert(self.model, config.recipe, seed=train.seed)
         self._compile()
         self.masters = dict(self.model.named_parameters())
@@ -97,6 +99,13 @@ class Trainer:
         # Not 0 once a non-finite step must hold up all later ones, until the host has heard of it.
         self._blocked = torch.zeros((), device=device)
         self._skipped_in_a_row = 0
+
+    @contextmanager
+    def kernel_by_kernel(self) -> Generator[None]:
+        """Steps without CUDA graphs, for a profiler."""
+        captured, self._captured = self._captured, None
+        yield
+        self._captured = captured
 
     def run_step(self) -> PendingStep:
         """One optimizer step; nothing here waits for the device."""

@@ -1,0 +1,115 @@
+"""Where a training step's time goes, and how much faster 4-bit products could make it at all.
+
+A few steps run kernel by kernel under PyTorch's profiler, the same kernels that CUDA graphs replay. Each
+kernel belongs to what its name says (products, quantization, communication), else to the region of the model
+that started it, in the forward pass by the profiler's range and in the backward pass by autograd's number of
+the same call, else to the rest.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+#: kind -> parts of kernel names, in lower case; the first that matches holds
+_NAMES = {
+    "communication": ("nccl",),
+    "quantization": ("operands_kernel", "amax_kernel", "packed_kernel", "unpack_kernel", "fp8_kernel"),
+    "GEMM": ("bulk_kernel", "plain_kernel", "sum_kernel", "fp8_product", "gemm", "nvjet", "cutlass", "xmma"),
+    "attention": ("flash", "fmha", "sdpa", "attention"),
+}
+#: region or range -> kind
+_REGIONS = {"attention_core": "attention", "mamba_core": "SSD", "Optimizer.step": "optimizer"}
+KINDS: tuple[str, ...] = ("GEMM", "quantization", "attention", "SSD", "optimizer", "communication", "rest")
+#: an FP4 product's rate over a BF16 one's, by the peaks of a Blackwell B200 (9 and 2.25 PFLOP/s)
+FP4_SPEEDUP = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """Device time of a step by kind, in seconds."""
+
+    seconds: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Of all kernels of a step."""
+        return sum(self.seconds.values())
+
+    def share(self, kind: str) -> float:
+        """A kind's share of the total."""
+        return self.seconds[kind] / self.total if self.total else 0.0
+
+    def statement(self) -> str:
+        """Amdahl's law in words, from this step's share of products."""
+        products = self.share("GEMM")
+        most, real = 1 / (1 - products), 1 / (1 - products + products / FP4_SPEEDUP)
+        return (
+            f"Matrix products take {products:.0%} of the step's device time. Were they {FP4_SPEEDUP:g} times "
+            f"faster (FP4 against BF16 peaks) and all else as it is, the step would be {real:.2f} times "
+            f"faster; were they free, {most:.2f} times."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"seconds": self.seconds, "total": self.total, "statement": self.statement()}
+
+
+def profiled(step: Callable[[], object], steps: int = 2) -> StepProfile:
+    """Profile a step that has run before. Raises ValueError where there is no CUDA device."""
+    if not torch.cuda.is_available():
+        raise ValueError("--profile: needs a CUDA device, whose kernels it times. Leave it out on a CPU.")
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, acc_events=True) as recorded:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    seconds = dict.fromkeys(KINDS, 0.0)
+    for kind, microseconds in _kernels(recorded.events() or ()):
+        seconds[kind] += microseconds * 1e-6 / steps
+    return StepProfile(seconds)
+
+
+def kind_of(kernel: str, region: str | None) -> str:
+    """The kind of a kernel by its name, else by the region that started it."""
+    name = kernel.lower()
+    for kind, parts in _NAMES.items():
+        if any(part in name for part in parts):
+            return kind
+    return _REGIONS.get(region or "", "rest")
+
+
+def _kernels(events: Iterable[Any]) -> Iterator[tuple[str, float]]:
+    """(kind, microseconds) of every kernel."""
+    on_host = [event for event in events if event.device_type.name == "CPU"]
+    by_number: dict[int, str] = {}
+    for event in on_host:
+        region = _range_of(event)
+        if region is not None and event.sequence_nr >= 0 and not event.name.startswith("autograd::"):
+            by_number[event.sequence_nr] = region
+    for event in on_host:
+        if event.kernels:
+            region = _range_of(event) or _forward_of(event, by_number)
+            for kernel in event.kernels:
+                yield kind_of(kernel.name, region), kernel.duration
+
+
+def _range_of(event: Any) -> str | None:
+    """The innermost known range around an event."""
+    while event is not None:
+        for name in _REGIONS:
+            if event.name.startswith(name):
+                return name
+        event = event.cpu_parent
+    return None
+
+
+def _forward_of(event: Any, by_number: dict[int, str]) -> str | None:
+    """The range of the forward call that an event of a backward pass belongs to."""
+    while event is not None:
+        if event.name.startswith("autograd::engine::evaluate_function"):
+            return by_number.get(event.sequence_nr)
+        event = event.cpu_parent
+    return None
