@@ -10,6 +10,7 @@ import warnings
 from typing import cast
 
 import pytest
+import torch
 
 from fourbits.cli import main as main_module
 from fourbits.cli.commands import COMMANDS, Command, load
@@ -180,6 +181,24 @@ def test_doctor_gives_a_reason_for_its_backend(capsys):
     assert "CPU" in findings["backend_reason"]
     assert "sm_100" in findings["native_blocker"]
     assert findings["compile_error"] is None
+
+
+def test_a_card_out_of_memory_is_told_with_what_to_do(monkeypatch, capsys):
+    def full(*args):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
+        )
+
+    monkeypatch.setattr("fourbits.cli.doctor.run", full)
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "fourbits doctor: CUDA out of memory. Tried to allocate 9.00 GiB."
+    assert "train.micro_batch_size" in lines[1]
+
+
+def test_doctor_without_a_card_gives_no_verdict_on_one(capsys):
+    assert main(["doctor", "--device", "cpu", "--native"]) == 1
+    assert "FP4 tensor cores: not checked: the fused kernels are for NVIDIA cards" in capsys.readouterr().out
 
 
 def test_doctor_says_that_native_fp4_is_unverified(capsys):

@@ -12,7 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fourbits.device import choose_backend, native_blocker, peak_flops, probe, triton_blocker
+from fourbits.device import Device, choose_backend, native_blocker, peak_flops, probe, triton_blocker
+from fourbits.gemm import matmul_native
+from fourbits.gemm.matmul import matmul
+from fourbits.gemm.matmul_check import check_native
 
 EXAMPLE = "fourbits doctor --json"
 EXTRAS = {"transformers": "hf", "tensorboard": "tb"}
@@ -23,21 +26,32 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
+        "--native",
+        action="store_true",
+        help="check this card's arithmetic against the reference: FP4 tensor cores, or what emulates them",
+    )
+    parser.add_argument(
         "--device", metavar="KIND", help="cpu, cuda, rocm, xpu or mps (default: the best present)"
     )
 
 
 def run(args: Namespace) -> int:
-    """Print the findings."""
+    """Print the findings. 1 if the card was to be checked and did not pass."""
     findings = examine(args.device)
+    if args.native:
+        findings["native_check"] = check_card(probe(args.device))
+    passed = not args.native or findings["native_check"]["passed"]
     if args.json:
         print(json.dumps(findings, indent=2))
-        return 0
+        return 0 if passed else 1
     table = Table("what", "finding", title="fourbits doctor", title_justify="left")
     for what, finding in rows(findings):
         table.add_row(what, Text(finding))
-    Console().print(table)
-    return 0
+    console = Console()
+    console.print(table)
+    if args.native:
+        console.print("\n".join(verdict(findings["native_check"])), soft_wrap=True, markup=False)
+    return 0 if passed else 1
 
 
 def examine(kind: str | None) -> dict[str, Any]:
@@ -59,6 +73,34 @@ def examine(kind: str | None) -> dict[str, Any]:
         "peak_bf16_flops": peak_flops(device, torch.bfloat16),
         "extras": {package: _installed(package) for package in EXTRAS},
     }
+
+
+def check_card(device: Device) -> dict[str, Any]:
+    """The self-check on a device: of its FP4 tensor cores, or without those of what emulates them."""
+    blocker, kernels = native_blocker(device), triton_blocker(device)
+    if kernels is not None:
+        return {"passed": False, "product": None, "reason": kernels, "findings": []}
+    multiply = matmul if blocker else matmul_native.matmul
+    found = check_native(torch.device(device.torch_device), multiply)
+    return {
+        "passed": blocker is None and all(finding.passed for finding in found),
+        "product": "emulated" if blocker else "native",
+        "reason": blocker,
+        "findings": [finding._asdict() for finding in found],
+    }
+
+
+def verdict(check: dict[str, Any]) -> list[str]:
+    """A self-check for people."""
+    lines = [f"{'ok' if f['passed'] else 'WRONG'}  {f['what']}: {f['detail']}" for f in check["findings"]]
+    right = all(finding["passed"] for finding in check["findings"])
+    if check["product"] == "native":
+        outcome = "passed: native may train" if right else "failed: native must not train on this card"
+        return [*lines, f"FP4 tensor cores: {outcome}."]
+    if check["product"] == "emulated":
+        outcome = "as the reference" if right else "not as the reference, do not train with them"
+        lines.append(f"Fused kernels and emulated products: {outcome}.")
+    return [*lines, f"FP4 tensor cores: not checked: {check['reason']}."]
 
 
 def compile_error(torch_device: str) -> str | None:

@@ -40,6 +40,12 @@ def main(argv: list[str] | None = None) -> int:
         return _run(args.command, args.rest)
 
 
+OUT_OF_MEMORY = (
+    "Lower train.micro_batch_size and raise train.gradient_accumulation by as much, or set "
+    "train.activation_checkpointing to full, or recipe.saved_inputs to packed."
+)
+
+
 def _run(name: str, argv: list[str]) -> int:
     debug = "--debug" in argv
     try:
@@ -75,6 +81,8 @@ def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     lines = [line for line in str(error).splitlines() if line.strip()][:2]
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"{lines[0].partition(' GPU ')[0] if lines else 'out of memory'}\n{OUT_OF_MEMORY}"
     plain = isinstance(error, ValueError) or type(error).__module__.startswith("fourbits.")
     return "\n".join(lines) if plain and lines else f"{type(error).__name__}: {' '.join(lines)}"
 
