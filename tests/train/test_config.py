@@ -37,6 +37,8 @@ def test_a_file_names_model_and_recipe_or_spells_them_out(tmp_path):
         ({"optim.lr": "3e-3"}, lambda c: c.optim.lr == 3e-3),
         ({"train.steps": "50"}, lambda c: (c.train.steps, c.train.tokens) == (50, None)),
         ({"train.tokens": "1e6"}, lambda c: (c.train.steps, c.train.tokens) == (None, 1_000_000)),
+        ({"optim.masters": "bf16-sr"}, lambda c: c.optim.masters == "bf16-sr"),
+        ({"model.residual_dtype": "fp32"}, lambda c: c.model.residual_dtype == "fp32"),
         ({"recipe": "mxfp4"}, lambda c: c.recipe == get_recipe("mxfp4")),
         ({"model.d_ffn": "256"}, lambda c: c.model.d_ffn == 256),
         (

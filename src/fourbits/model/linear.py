@@ -47,14 +47,14 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """grad: [M, N] -> the gradients of x in its dtype, of the master in its own."""
+        """grad: [M, N] -> the gradients of x in its dtype, of the master in FP32."""
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
         grad = gemm_operand(grad)
         if ctx.needs_input_grad[0]:
             grad_x = matmul(grad, gemm_operand(weight.to(x.dtype)), x.dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = matmul(grad.t(), gemm_operand(x), weight.dtype)
+            grad_weight = matmul(grad.t(), gemm_operand(x), torch.float32)
         return grad_x, grad_weight
 
 

@@ -7,6 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from fourbits.model.blocks import make_block
 from fourbits.model.config import ModelConfig
 from fourbits.model.documents import document_numbers
+from fourbits.model.embedding import Embedding
 from fourbits.model.init import initialize
 from fourbits.model.layers import RMSNorm
 from fourbits.model.linear import Linear
@@ -19,8 +20,8 @@ RESIDUAL_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class LanguageModel(RegionModule):
     """A decoder over token ids, initialized from `seed` (on the meta device: not at all).
 
-    Parameters are FP32 masters; activations are in compute_dtype, the residual stream between blocks in the
-    wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks a training forward
+    Parameters are masters, made in FP32; activations are in compute_dtype, the residual stream between blocks
+    in the wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks a training forward
     keeps a block's input only, and the backward pass computes the block again, with the same bits.
     """
 
@@ -34,7 +35,7 @@ class LanguageModel(RegionModule):
         self.residual_dtype = torch.promote_types(compute_dtype, RESIDUAL_DTYPES[config.residual_dtype])
         # from_pretrained takes the empty table as it is; nn.Embedding() would fill it first.
         table = torch.empty(config.vocab_size, config.d_model)
-        self.embed = nn.Embedding.from_pretrained(table, freeze=False)
+        self.embed = Embedding.from_pretrained(table, freeze=False)
         self.blocks = nn.ModuleList(make_block(letter, config, compute_dtype) for letter in config.pattern)
         self.norm = RMSNorm(config.d_model, config.norm_eps, compute_dtype)
         self.head = Linear(config.d_model, config.vocab_size)

@@ -169,11 +169,12 @@ def linear_backward(
     measured: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dX [M, K] in dy's dtype, dW [N, K] and dbias [N] in weight's; own amaxes and counts.
+    """dX [M, K] in dy's dtype, dW [N, K] and dbias [N] in FP32; own amaxes and counts.
 
     dy: [M, N]; w_values to x_global: as returned by the forward; x: needed where the forward kept no operand
     of it; amax: as for the forward; needs: which of x, weight and bias want a gradient. The others get an
-    empty tensor. Own amaxes and counts are of Dgrad's and Wgrad's operands, as in the forward.
+    empty tensor. Autograd rounds dW to the dtype that the parameter's gradients have. Own amaxes and
+    counts are of Dgrad's and Wgrad's operands, as in the forward.
     """
     return backward_of(  # pyright: ignore[reportReturnType]
         dy,
@@ -212,8 +213,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         dy.new_empty((dy.shape[0], weight.shape[1])) if needs[0] else dy.new_empty(0),
-        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs[1] else dy.new_empty(0),
-        weight.new_empty(weight.shape[0]) if needs[2] else dy.new_empty(0),
+        weight.new_empty(weight.shape, dtype=torch.float32) if needs[1] else dy.new_empty(0),
+        weight.new_empty(weight.shape[0], dtype=torch.float32) if needs[2] else dy.new_empty(0),
         *nothing_observed(clock, amax, len(BACKWARD)),
     )
 
@@ -235,9 +236,9 @@ def _gradients(
     if needs[1]:
         assert x is not None
         rhs = x if isinstance(x, ExactOperand) else _wgrad_input(call, x)
-        dw = matmul_exact(made.pop(0), rhs, weight.dtype)
+        dw = matmul_exact(made.pop(0), rhs, torch.float32)
     if needs[2]:
-        dbias = dy.sum(0, dtype=torch.float32).to(weight.dtype)
+        dbias = dy.sum(0, dtype=torch.float32)
     return (None if dx is None else dx.contiguous()), dw, dbias
 
 

@@ -22,7 +22,9 @@ class OptimConfig:
     """AdamW and its learning rate: warm-up, constant, decay; betas and weight decay of arXiv:2509.25149.
 
     warmup_share, decay_share: of all steps; the last step runs at lr * final_lr_factor. grad_clip: largest
-    global gradient norm, None for no clipping.
+    global gradient norm, None for no clipping. masters: what holds the weights between steps;
+    bf16-sr rounds each update stochastically (docs/nvfp4.md, section 18), bf16-rne to nearest, which loses
+    small updates. AdamW's moments and the gradients are FP32 in any case.
     """
 
     lr: float = 1e-3
@@ -33,6 +35,7 @@ class OptimConfig:
     warmup_share: float = 0.05
     decay_share: float = 0.2
     final_lr_factor: float = 0.01
+    masters: Literal["fp32", "bf16-sr", "bf16-rne"] = "fp32"
 
     def __post_init__(self) -> None:
         for name in ("lr", "eps"):

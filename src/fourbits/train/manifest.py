@@ -55,13 +55,13 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
 def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
     """SHA-256 of what every recipe of a comparison must share, taken before the first step.
 
-    initial_weights: the FP32 masters; data_order: token files, tokenizer and plan of the stream; validation:
+    initial_weights: the masters; data_order: token files, tokenizer and plan of the stream; validation:
     the fixed samples.
     """
     order = {"data": data_digest(data), "plan": trainer.stream.describe()}
     weights, validation = hashlib.sha256(), hashlib.sha256()
     for name, master in trainer.masters.items():
-        weights.update(name.encode() + master.detach().cpu().contiguous().numpy().tobytes())
+        weights.update(name.encode() + master.detach().float().cpu().contiguous().numpy().tobytes())
     for name, held_out in trainer.held_out.items():
         validation.update(name.encode() + held_out.samples.numpy().tobytes())
     return {

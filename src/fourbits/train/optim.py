@@ -1,7 +1,9 @@
-"""AdamW on FP32 master weights, with clipping, and with updates that poison nothing.
+"""AdamW on master weights, with clipping, and with updates that poison nothing.
 
 Clipping and the check for non-finite values happen on the device: the fused optimizer divides gradients by a
 scale and leaves everything as it was if told that a value is not finite. So no step waits for the host.
+
+BF16 masters are widened for the step only: AdamW sees FP32 weights, whose results are rounded back.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.train.config import OptimConfig
+from fourbits.train.masters import store_update, update_key
 
 
 def decays(parameter: Tensor) -> bool:
@@ -25,15 +28,18 @@ def decays(parameter: Tensor) -> bool:
 class MasterOptimizer:
     """One AdamW over the named masters of a model."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimConfig, seed: int = 0) -> None:
+        """parameters: in the order of the model, which numbers the random bits of BF16 masters' updates."""
         self.parameters = dict(parameters)
         self.grad_clip = config.grad_clip
-        groups = [
-            {
-                "params": [p for p in self.parameters.values() if decays(p)],
-                "weight_decay": config.weight_decay,
-            },
-            {"params": [p for p in self.parameters.values() if not decays(p)], "weight_decay": 0.0},
+        self.seed, self.stochastic = seed, config.masters == "bf16-sr"
+        #: what AdamW updates: FP32 masters themselves; for BF16 ones a parameter that is empty between steps
+        self._updated = {name: _fp32_place(p) for name, p in self.parameters.items()}
+        matrices = [self._updated[name] for name, p in self.parameters.items() if decays(p)]
+        others = [self._updated[name] for name, p in self.parameters.items() if not decays(p)]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
         ]
         # torch annotates lr of the fused kernel as it does for all others: a float, changed per step below.
         self.adamw = torch.optim.AdamW(
@@ -44,14 +50,16 @@ class MasterOptimizer:
             fused=True,
         )
 
-    def step(self, lr: float, loss: Tensor, blocked: Tensor) -> Tensor:
+    def step(self, lr: float, loss: Tensor, blocked: Tensor, number: int = 0) -> Tensor:
         """Clip, update, and drop the gradients. Returns FP32 [2 + parameters], still on the device.
 
-        loss: FP32 scalar; blocked: FP32 scalar. The update is left out if `blocked` is not 0, or if the loss
-        or the gradient norm is not finite. Result: whether it was left out (1 or 0), the global gradient norm
-        before clipping, and the norm of each parameter's gradient in the order of `parameters`.
+        loss: FP32 scalar; blocked: FP32 scalar; number: of the step, 0 for the first. The update is left out
+        if `blocked` is not 0, or if the loss or the gradient norm is not finite. Result: whether it was left
+        out (1 or 0), the global gradient norm before clipping, and the norm of each parameter's gradient in
+        the order of `parameters`.
         """
-        grads = [p.grad if p.grad is not None else p.new_zeros(()) for p in self.parameters.values()]
+        zero = torch.zeros((), device=loss.device)
+        grads = [zero if p.grad is None else p.grad for p in self.parameters.values()]
         norms = torch.stack(torch._foreach_norm(grads))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         norm = torch.linalg.vector_norm(norms)
         left_out = torch.maximum(blocked, (~(norm.isfinite() & loss.isfinite())).float())
@@ -60,15 +68,37 @@ class MasterOptimizer:
         fused: Any = self.adamw  # the two attributes are how torch.amp.GradScaler speaks to a fused optimizer
         fused.found_inf = left_out
         fused.grad_scale = None if self.grad_clip is None else (norm / self.grad_clip).clamp(min=1.0)
+        self._widen()
         self.adamw.step()
+        self._round(number)
         self.adamw.zero_grad(set_to_none=True)
         return torch.cat((left_out[None], norm[None], norms))
+
+    def _widen(self) -> None:
+        """Give AdamW the BF16 masters as FP32, and their gradients."""
+        for name, place in self._updated.items():
+            master = self.parameters[name]
+            if place is not master:
+                place.data = master.detach().float()
+                place.grad, master.grad = master.grad, None
+
+    def _round(self, number: int) -> None:
+        """Store what AdamW made of them. A step left out stores the same bits: they are on BF16's grid."""
+        for index, (name, place) in enumerate(self._updated.items()):
+            master = self.parameters[name].detach()
+            if place is self.parameters[name]:
+                continue
+            if self.stochastic:
+                store_update(master, place.detach(), update_key(self.seed, number, index))
+            else:
+                master.copy_(place.detach())
+            place.data = place.data.new_empty(0)
 
     def state(self) -> dict[str, Tensor]:
         """AdamW's moments and step count under "NAME.exp_avg" and so on; zeros before the first step."""
         found: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
-            state = self.adamw.state[parameter] or _fresh_state(parameter)
+            state = self.adamw.state[self._updated[name]] or _fresh_state(parameter)
             found |= {f"{name}.{key}": state[key] for key in STATE_KEYS}
         return found
 
@@ -78,7 +108,7 @@ class MasterOptimizer:
             state = _fresh_state(parameter)
             for key in STATE_KEYS:
                 state[key].copy_(saved[f"{name}.{key}"])
-            self.adamw.state[parameter] = state
+            self.adamw.state[self._updated[name]] = state
 
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
@@ -87,6 +117,13 @@ STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 def _fresh_state(parameter: nn.Parameter) -> dict[str, Tensor]:
     return {
         "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
+        "exp_avg": torch.zeros_like(parameter, dtype=torch.float32),
+        "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
     }
+
+
+def _fp32_place(master: nn.Parameter) -> nn.Parameter:
+    """The master itself if it is FP32, else a place for its FP32 values during a step."""
+    if master.dtype == torch.float32:
+        return master
+    return nn.Parameter(torch.empty(0, device=master.device))

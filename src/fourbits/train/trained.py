@@ -11,6 +11,7 @@ from fourbits.recipe.convert import convert, set_step
 from fourbits.recipe.state import load_recipe_state, recipe_state
 from fourbits.train.checkpoint import load_tensors
 from fourbits.train.config import RunConfig
+from fourbits.train.masters import bf16_masters
 from fourbits.train.run_folder import RunFolder, read_json
 
 
@@ -34,6 +35,8 @@ def load_trained(path: Path, device: torch.device | str = "cpu") -> Trained:
     if checkpoint is None:
         raise ValueError(f"{path}: the run has no checkpoint yet.")
     model = LanguageModel(config.model, seed=config.train.seed)
+    if config.optim.masters != "fp32":
+        bf16_masters(model)
     convert(model, config.recipe, seed=config.train.seed)
     masters = dict(model.named_parameters())
     saved = load_tensors(checkpoint, "model", masters)

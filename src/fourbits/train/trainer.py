@@ -22,6 +22,7 @@ from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.checkpoint import Checkpoint, load_tensors
 from fourbits.train.clock import Mark
 from fourbits.train.config import RunConfig
+from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer
 from fourbits.train.schedule import learning_rate
@@ -88,10 +89,12 @@ class Trainer:
         }
         self.model = LanguageModel(config.model, seed=train.seed).to(device)
         self.model.recompute_blocks = train.activation_checkpointing == "full"
+        if config.optim.masters != "fp32":
+            bf16_masters(self.model)
         self.conversion = convert(self.model, config.recipe, seed=train.seed)
         self._compile()
         self.masters = dict(self.model.named_parameters())
-        self.optimizer = MasterOptimizer(self.masters, config.optim)
+        self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed)
         self.eager_because = self._why_eager()
         self._captured: CapturedGradients | None = None
         if self.eager_because is None:
@@ -111,7 +114,7 @@ class Trainer:
         """One optimizer step; nothing here waits for the device."""
         lr = learning_rate(self.step, self.config.train.num_steps, self.config.optim)
         loss = self._accumulate_gradients()
-        numbers = self.optimizer.step(lr, loss, self._blocked)
+        numbers = self.optimizer.step(lr, loss, self._blocked, self.step)
         if self.config.train.non_finite == "stop":
             self._blocked = numbers[0]
         self.step += 1

@@ -1,0 +1,64 @@
+"""BF16 masters: which parameters they are, and how an update that is smaller than a BF16 step survives.
+
+AdamW computes the new weight in FP32 from the old BF16 one; storing it to nearest would lose every update
+below half a step, so it is rounded stochastically, with bits that depend on the parameter's number, the step
+and the element's place only. Matrices (linears, embedding) are BF16; vectors and convolution taps, a
+thousandth of the memory, stay FP32. docs/nvfp4.md, section 18.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.quant.compiled import compiled
+from fourbits.quant.philox import ROLES, words_at
+
+#: elements rounded at a time, so that their random bits never take more than a few MiB
+CHUNK = 1 << 20
+#: elements from which the compiled source is worth its compilation
+COMPILE_FROM = 1 << 16
+
+_UNIT = 8  # elements that one Philox call serves, 16 bits each
+_SIGN, _MAGNITUDE, _INFINITE, _LARGEST = 0x8000, 0x7FFFFFFF, 0x7F80, 0x7F7F
+
+
+def bf16_masters(model: nn.Module) -> None:
+    """Round the matrices among the model's parameters to BF16, in place; their gradients stay FP32."""
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = parameter.data.to(torch.bfloat16)
+            parameter.grad_dtype = torch.float32
+
+
+def update_key(seed: int, step: int, index: int) -> tuple[int, int, int, int, int]:
+    """The sr_key of a whole parameter's update; entries 3 and 4 are its first row and first eight columns."""
+    return (seed, index * len(ROLES) + ROLES.index("update"), step, 0, 0)
+
+
+@torch.no_grad()
+def store_update(master: Tensor, updated: Tensor, key: tuple[int, int, int, int, int]) -> None:
+    """master, BF16 [R, C], becomes the stochastic rounding of updated, FP32 [R, C]. key: as by update_key."""
+    rows = max(1, CHUNK // max(master.shape[1], 1))
+    rounding: Callable[[Tensor, Tensor], Tensor] = stochastic_bf16
+    if master.device.type == "cpu" and master.numel() >= COMPILE_FROM:
+        rounding = compiled(rounding)
+    for first in range(0, master.shape[0], rows):
+        here = torch.tensor((*key[:3], key[3] + first, key[4]), device=master.device)
+        master[first : first + rows] = rounding(updated[first : first + rows], here)
+
+
+def stochastic_bf16(z: Tensor, sr_key: Tensor) -> Tensor:
+    """BF16 [R, C]: away from zero with the probability that makes the mean z. z: FP32 [R, C].
+
+    sr_key: int64 [5]. Not finite stays what it is; beyond the largest BF16 is the largest.
+    """
+    rows, units = (torch.arange(n, device=z.device) for n in (z.shape[0], -(-z.shape[1] // _UNIT)))
+    words = words_at(sr_key, rows[:, None], units[None, :], 0)
+    halves = torch.stack([half for word in words for half in (word & 0xFFFF, word >> 16)], -1)
+    noise = halves.flatten(1)[:, : z.shape[1]].to(torch.int32)
+    pattern = z.view(torch.int32)
+    magnitude = ((pattern & _MAGNITUDE) + noise) >> 16
+    magnitude = torch.where(magnitude >= _INFINITE, _LARGEST, magnitude)
+    signed = torch.where(pattern < 0, magnitude - _SIGN, magnitude).to(torch.int16)
+    return torch.where(z.isfinite(), signed.view(torch.bfloat16), z.to(torch.bfloat16))
