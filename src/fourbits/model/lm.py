@@ -21,8 +21,8 @@ class LanguageModel(RegionModule):
     """A decoder over token ids, initialized from `seed` (on the meta device: not at all).
 
     Parameters are masters, made in FP32; activations are in compute_dtype, the residual stream between blocks
-    in the wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks a training forward
-    keeps a block's input only, and the backward pass computes the block again, with the same bits.
+    in the wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks a training
+    forward keeps a block's input only, and the backward pass computes the block again, with the same bits.
     """
 
     recompute_blocks = False
