@@ -6,10 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from fourbits.compare.comparison import Comparison
+from fourbits.compare.made import Made
 from fourbits.compare.runs import Run
 from fourbits.settings import dump_yaml
 
 STEPS, TOKENS_PER_STEP, EVALUATE_EVERY = 256, 2048, 16
+# How every fabricated run was made, unless a test says otherwise.
+ALIKE = Made(session="one", jobs=2, threads=1, together=STEPS)
 # recipe -> (final gap to bf16 in nats, tokens/s, MiB, what it quantizes)
 RECIPES = {
     "bf16": (0.0, 12000, 900, "bf16"),
@@ -132,5 +135,5 @@ def fabricate_comparison(root: Path, recipes: list[str], seeds: list[int], steps
         recipe: {seed: fabricate_run(root / recipe / f"seed{seed}", recipe, seed, steps) for seed in seeds}
         for recipe in recipes
     }
-    sessions = {(recipe, seed): "one" for recipe in recipes for seed in seeds}
-    return Comparison("fabricated", recipes[0], runs, sessions)
+    made = {(recipe, seed): ALIKE for recipe in recipes for seed in seeds}
+    return Comparison("fabricated", recipes[0], runs, made)

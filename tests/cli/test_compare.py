@@ -34,7 +34,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_comparison_ends_with_its_table_and_where_the_report_is(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert main(["compare", str(config), "--recipes", "bf16", "nvfp4", "--out", str(tmp_path / "out")]) == 0
+    argv = ["compare", str(config), "--recipes", "bf16", "nvfp4", "--out", str(tmp_path / "out")]
+    assert main([*argv, "--jobs", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["bf16", "nvfp4"]
     assert "1 seed (0)" in lines[3]
@@ -60,6 +61,8 @@ def test_json_is_all_that_goes_to_stdout_when_asked(
         (["--train.seed", "3"], "--seeds"),
         (["--train.stepz", "3"], "steps"),
         (["--seeds", "x"], "--seeds"),
+        (["--jobs", "0"], "--jobs must be at least 1"),
+        (["--jobz", "2"], "--jobs"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_use_instead(
@@ -83,6 +86,10 @@ def test_the_stored_command_repeats_the_comparison(tmp_path: Path):
     assert line == (
         "fourbits compare tiny --recipes bf16 'my recipe.yaml' --seeds 0 2 "
         f"--out {tmp_path / 'out'} --train.tokens 1e6"
+    )
+    args = parse("compare", load("compare"), ["tiny", "--jobs", "2"])
+    assert command_line(args, tmp_path) == (
+        f"fourbits compare tiny --recipes bf16 nvfp4 --seeds 0 --out {tmp_path} --jobs 2"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fabricated_runs import RECIPES, fabricate_comparison, fabricate_run
+from fabricated_runs import ALIKE, RECIPES, fabricate_comparison, fabricate_run
 from fourbits.compare.comparison import Comparison
 from fourbits.compare.corpus import CorpusFacts, SourceFacts
 from fourbits.compare.html import join, tag
@@ -130,6 +130,15 @@ def test_every_colour_that_is_used_is_set(page: str):
     assert used <= given
 
 
+def test_the_page_says_how_many_runs_shared_the_machine(page: str, one_seed: Comparison):
+    assert "2 runs at a time, 1 thread each" in page
+    assert "their memory adds up" in page
+    alone = dict.fromkeys(one_seed.made, replace(ALIKE, jobs=1, threads=2))
+    other = render(replace(one_seed, made={**alone, ("nvfp4", 0): None}), CONTEXT)
+    assert "1 run at a time, 2 threads each; in parts" in other
+    assert "their memory adds up" not in other
+
+
 def test_one_seed_is_called_one_seed_and_no_finding_is_claimed(page: str):
     assert "One seed." in page
     assert "is not a finding" in page
@@ -153,7 +162,7 @@ def test_the_headline_is_the_gap_of_nvfp4(one_seed: Comparison):
 def test_a_run_that_was_lost_at_once_is_reported_with_the_others(tmp_path: Path):
     base, lost = fabricate_run(tmp_path / "a", "bf16"), fabricate_run(tmp_path / "b", "nvfp4", lost_at=3)
     runs = {"bf16": {0: base}, "nvfp4": {0: lost}}
-    comparison = Comparison("made up", "bf16", runs, {("bf16", 0): "s", ("nvfp4", 0): "s"})
+    comparison = Comparison("made up", "bf16", runs, {("bf16", 0): ALIKE, ("nvfp4", 0): ALIKE})
     page = render(comparison, Context(commands=("fourbits compare",)))
     assert "nvfp4 did not reach its last step: step 3: the loss is nan. No update was made from it." in page
 

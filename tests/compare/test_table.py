@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from fabricated_runs import RECIPES, STEPS, fabricate_comparison, fabricate_run
+from fabricated_runs import ALIKE, RECIPES, STEPS, fabricate_comparison, fabricate_run
 from fourbits.compare.comparison import Comparison
 from fourbits.compare.print_table import print_table
 from fourbits.compare.table import final_table, table_record
@@ -51,15 +52,36 @@ def test_one_seed_has_no_spread_and_no_verdict_on_noise(tmp_path: Path):
     assert row.within_noise is None
 
 
-def test_speeds_compare_within_a_session_only(three_seeds: Comparison):
+def test_runs_made_alike_have_a_speed_ratio(three_seeds: Comparison):
     expected = RECIPES["nvfp4"][1] / RECIPES["bf16"][1]
     assert final_table(three_seeds)[2].speed_ratio == pytest.approx(expected, rel=0.02)
-    elsewhere = {("nvfp4", seed): "another" for seed in (0, 1, 2)}
-    apart = replace(three_seeds, sessions={**three_seeds.sessions, **elsewhere})
-    assert final_table(apart)[2].speed_ratio is None
-    in_parts = {("nvfp4", seed): None for seed in (0, 1, 2)} | {("bf16", seed): None for seed in (0, 1, 2)}
-    parts = replace(three_seeds, sessions={**three_seeds.sessions, **in_parts})
-    assert final_table(parts)[2].speed_ratio is None
+
+
+@pytest.mark.parametrize("other", [{"session": "two"}, {"jobs": 1}, {"threads": 2}, {"together": 4}])
+def test_runs_made_otherwise_than_their_baseline_have_no_speed_ratio(
+    three_seeds: Comparison, other: dict[str, Any]
+):
+    made = {("nvfp4", seed): replace(ALIKE, **other) for seed in (0, 1, 2)}
+    rows = final_table(replace(three_seeds, made={**three_seeds.made, **made}))
+    assert rows[2].speed_ratio is None
+    assert rows[1].speed_ratio is not None
+
+
+def test_runs_made_in_parts_have_no_speed_ratio(three_seeds: Comparison):
+    parts = replace(three_seeds, made=dict.fromkeys(three_seeds.made))
+    assert [row.speed_ratio for row in final_table(parts)] == [None, None, None]
+
+
+def test_steps_made_with_the_machine_for_itself_do_not_count(three_seeds: Comparison):
+    run = three_seeds.runs["nvfp4"][0]
+    rates = run.train["tokens_per_second"].copy()
+    rates[100:] *= 3
+    faster = replace(run, train={**run.train, "tokens_per_second": rates})
+    runs = {**three_seeds.runs, "nvfp4": {**three_seeds.runs["nvfp4"], 0: faster}}
+    made = {**three_seeds.made, ("nvfp4", 0): replace(ALIKE, together=100)}
+    row = final_table(replace(three_seeds, runs=runs, made=made))[2]
+    assert row.tokens_per_second == pytest.approx(RECIPES["nvfp4"][1], rel=0.02)
+    assert row.speed_ratio == pytest.approx(RECIPES["nvfp4"][1] / RECIPES["bf16"][1], rel=0.02)
 
 
 def test_throughput_is_that_of_the_median_step_so_that_compilation_does_not_count(three_seeds: Comparison):
@@ -72,7 +94,7 @@ def test_a_run_that_did_not_finish_has_a_verdict_and_no_losses(tmp_path: Path):
     base = fabricate_run(tmp_path / "a", "bf16")
     lost = fabricate_run(tmp_path / "b", "nvfp4-naive", lost_at=100)
     runs = {"bf16": {0: base}, "nvfp4-naive": {0: lost}}
-    rows = final_table(Comparison("made up", "bf16", runs, {("bf16", 0): "s", ("nvfp4-naive", 0): "s"}))
+    rows = final_table(Comparison("made up", "bf16", runs, {("bf16", 0): ALIKE, ("nvfp4-naive", 0): ALIKE}))
     assert (rows[1].val_loss, rows[1].gap_nats, rows[1].gap_percent, rows[1].train_loss) == (None,) * 4
     assert rows[1].verdict == "diverged"
     assert "step 100" in rows[1].verdict_reason

@@ -2,12 +2,15 @@
 
 A model of about 1.5M parameters learns from the standard library of this Python, half a million tokens in
 each precision; a few minutes on two CPU cores. The same command again continues what was interrupted.
+
+On a CPU as many runs are made at a time as there are threads, at most 4, each on an equal share of them.
 """
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fourbits.cli.compare import compare_and_print
+from fourbits.cli.compare import add_common_arguments, compare_and_print, jobs_option
 from fourbits.compare.plan import make_plan
 from fourbits.train.presets import RUN_PRESETS
 
@@ -20,11 +23,12 @@ RECIPES = ("bf16", "fp8", "mxfp4", "nvfp4", "nvfp4-naive")
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="folder (default: runs/demo)")
-    parser.add_argument("--json", action="store_true", help="print table.json instead of the table")
+    add_common_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     """Compare the five recipes with one seed."""
     out = Path(args.out)
     plan = make_plan(RUN_PRESETS[PRESET], PRESET, RECIPES, (0,), out)
-    return compare_and_print(plan, f"fourbits demo --out {out}", as_json=args.json)
+    command = shlex.join(["fourbits", "demo", "--out", str(out), *jobs_option(args.jobs)])
+    return compare_and_print(plan, command, args.jobs, as_json=args.json)

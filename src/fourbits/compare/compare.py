@@ -7,6 +7,7 @@ from typing import Any
 from fourbits.compare.comparison import Comparison
 from fourbits.compare.corpus import describe_corpus
 from fourbits.compare.execute import make_runs
+from fourbits.compare.jobs import Jobs
 from fourbits.compare.plan import Plan
 from fourbits.compare.progress import CompareReport
 from fourbits.compare.report import Context, write_report
@@ -29,12 +30,12 @@ class Result:
     report: Path
 
 
-def compare(plan: Plan, report: CompareReport, command: str) -> Result:
+def compare(plan: Plan, report: CompareReport, command: str, jobs: Jobs) -> Result:
     """Make the runs of a plan that are not there yet, and write table.json and report.html.
 
     command: what repeats it. Raises what `make_runs` raises.
     """
-    comparison = make_runs(plan, report, command)
+    comparison = make_runs(plan, report, command, jobs)
     rows = final_table(comparison)
     record = table_record(comparison, rows)
     write_json(plan.out / "table.json", record)

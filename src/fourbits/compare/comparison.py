@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fourbits.compare.figures import Line
+from fourbits.compare.made import Made
 from fourbits.compare.runs import Run
 from fourbits.compare.smooth import Curve, Steps, common_steps, relative_gap, smooth
 
@@ -16,12 +17,12 @@ SHARED = ("initial_weights", "data_order", "validation")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """runs: by recipe, then by seed. sessions: which process made each, None for several."""
+    """runs: by recipe, then by seed. made: how each was made, None if in parts."""
 
     name: str
     baseline: str
     runs: Mapping[str, Mapping[int, Run]]
-    sessions: Mapping[tuple[str, int], str | None]
+    made: Mapping[tuple[str, int], Made | None]
 
     @property
     def recipes(self) -> list[str]:
@@ -50,6 +51,11 @@ class Comparison:
                             f"{runs[seed].path}: its {fact.replace('_', ' ')} must be that of "
                             f"{self.baseline} with seed {seed}, but the hashes differ. Run it anew."
                         )
+
+    def speed(self, recipe: str, seed: int) -> float:
+        """Tokens/s of the median step, of those made beside as many runs as ever, if they are enough."""
+        run, made = self.runs[recipe][seed], self.made[recipe, seed]
+        return run.median_speed(made.together if made and made.has_speed else None)
 
     def validation_line(self, recipe: str) -> Line:
         """Validation loss against tokens, mean and range over seeds."""

@@ -22,6 +22,7 @@ def run_facts(comparison: Comparison) -> dict[str, Node]:
     return {
         **machine_facts(comparison.any_run),
         **training_facts(comparison.any_run),
+        "side by side": side_by_side(comparison),
         "seeds": ", ".join(map(str, comparison.seeds)),
         "same for all recipes": "in every seed, by hash: initial weights, data order, validation samples",
         "recipes, by hash": join(*digests),
@@ -49,6 +50,17 @@ def training_facts(run: Run) -> dict[str, Node]:
     }
 
 
+def side_by_side(comparison: Comparison) -> str:
+    """How many runs were made at a time, and on how many threads; all the answers if there are several."""
+    found = {
+        f"{words.plural(made.jobs, 'run')} at a time, {words.plural(made.threads, 'thread')} each"
+        if made
+        else "in parts"
+        for made in comparison.made.values()
+    }
+    return "; ".join(sorted(found))
+
+
 def num_parameters(run: Run) -> str:
     """Parameters of the model, in short."""
     return words.short_count(sum(run.manifest["model"]["parameters"].values()))
@@ -65,7 +77,10 @@ def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
     """Sentences that keep a reader from reading more into the runs than is there."""
     notes = [_about_seeds(comparison, rows), _about_emulation(comparison), _about_size(comparison)]
     if any(row.speed_ratio is None for row in rows):
-        notes.append("Some runs were made in another session than their baseline: no speed ratio for them.")
+        notes.append(
+            "Some runs were made in another session than their baseline, or hardly side by side with as many "
+            "others: no speed ratio for them."
+        )
     return notes
 
 

@@ -2,7 +2,7 @@
 
 OUT/<recipe>/seed<k>   a run folder
 OUT/data               the prepared text that all of them read
-OUT/compare.json       what was asked, and in which session each run was made
+OUT/compare.json       what was asked, and how each run was made
 OUT/table.json, OUT/report.html
 """
 

@@ -88,7 +88,11 @@ class Run:
     @property
     def tokens_per_second(self) -> float:
         """Of the median training step: compilation, validation and checkpoints do not count."""
-        return float(np.median(self.train["tokens_per_second"]))
+        return self.median_speed(None)
+
+    def median_speed(self, steps: int | None) -> float:
+        """Tokens/s of the median of the first `steps` steps, or of all."""
+        return float(np.median(self.train["tokens_per_second"][:steps]))
 
 
 def columns_of(records: Sequence[dict[str, Any]]) -> Columns:

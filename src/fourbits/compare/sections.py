@@ -56,6 +56,8 @@ def cost_section(comparison: Comparison, rows: Sequence[Row], colours: Colours) 
         "Costs of this machine, which computes the numbers of 4-bit hardware without its speed. Memory is "
         "the largest of the process, or of the accelerator, while the run lasted."
     )
+    if any(made and made.jobs > 1 for made in comparison.made.values()):
+        note += " Several runs shared the machine: a step is slower than alone, and their memory adds up."
     return section("Speed and memory", tag("div", left, right, class_="bars"), tag("p", note, class_="note"))
 
 

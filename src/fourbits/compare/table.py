@@ -16,7 +16,8 @@ class Row:
     """One recipe. Losses in nats per token; spreads are standard deviations over seeds, None for one seed.
 
     The gap is taken within each seed, then averaged. Losses and gaps are None if a run did not reach its last
-    step. speed_ratio: to the baseline, None unless both ran in one process. verdict: of the worst seed.
+    step. speed_ratio: to the baseline, None unless both were made under equal conditions. verdict: of the
+    worst seed.
     """
 
     recipe: str
@@ -87,7 +88,7 @@ def _row(comparison: Comparison, recipe: str) -> Row:
         gap_nats_spread=_spread(gaps),
         gap_percent=_mean(percents),
         train_loss=_mean([run.summary["train_loss"] for run in finished.values()]) if whole else None,
-        tokens_per_second=statistics.fmean(run.tokens_per_second for run in runs.values()),
+        tokens_per_second=statistics.fmean(comparison.speed(recipe, seed) for seed in runs),
         speed_ratio=_speed_ratio(comparison, recipe),
         peak_memory_bytes=max(int(run.summary["peak_memory_bytes"]) for run in runs.values()),
         verdict=worst.verdict,
@@ -101,12 +102,12 @@ def _final_loss(run: Run) -> float:
 
 
 def _speed_ratio(comparison: Comparison, recipe: str) -> float | None:
-    """Mean over the seeds whose run and baseline ran in one process."""
+    """Mean over the seeds whose run and baseline were made under equal conditions."""
+    base = comparison.baseline
     ratios = [
-        run.tokens_per_second / comparison.runs[comparison.baseline][seed].tokens_per_second
-        for seed, run in comparison.runs[recipe].items()
-        if (session := comparison.sessions[recipe, seed])
-        and session == comparison.sessions[comparison.baseline, seed]
+        comparison.speed(recipe, seed) / comparison.speed(base, seed)
+        for seed in comparison.seeds
+        if (made := comparison.made[recipe, seed]) and made.comparable(comparison.made[base, seed])
     ]
     return statistics.fmean(ratios) if ratios else None
 
