@@ -62,7 +62,6 @@ def test_json_is_all_that_goes_to_stdout_when_asked(
         (["--train.stepz", "3"], "steps"),
         (["--seeds", "x"], "--seeds"),
         (["--jobs", "0"], "--jobs must be at least 1"),
-        (["--jobz", "2"], "--jobs"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_use_instead(

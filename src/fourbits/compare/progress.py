@@ -110,7 +110,7 @@ class RunReport(Report):
     def begin(self, start: RunStart) -> None:
         """The run is built."""
         self.first_step = self.last_step = start.step
-        self._bar.update(self._task, total=start.num_steps, completed=start.step)
+        self._bar.update(self._task, total=start.num_steps, completed=start.step, numbers="first step")
         share = start.conversion.share_of_flops
         self._whole.plain(f"{self.label}: {share:.0%} of the linears' FLOPs quantized; {start.backend}")
 
@@ -139,9 +139,12 @@ class RunReport(Report):
 
     def end(self, summary: Record) -> None:
         """The outcome of the run, in one line."""
-        loss, rate = _loss(summary["val_loss"]), summary["tokens_per_second"] or 0
         self.close()
-        self.note(f"{summary['ended']}, validation loss {loss}, {count(rate)} tokens/s")
+        if summary["ended"] == "finished":
+            rate = count(summary["tokens_per_second"])
+            self.note(f"finished, validation loss {_loss(summary['val_loss'])}, {rate} tokens/s")
+        else:
+            self.note(f"{summary['ended']} after step {summary['steps']} of {self.num_steps}")
 
     def close(self) -> None:
         """Take the bar away."""
