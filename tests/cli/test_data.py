@@ -37,7 +37,9 @@ def test_inspect_prints_the_manifest_for_programs(texts, tmp_path, capsys):
     run("prepare", texts, "--out", tmp_path / "out", "--vocab-size", 384, "--json")
     first = json.loads(capsys.readouterr().out)
     run("inspect", tmp_path / "out", "--verify", "--json")
-    assert json.loads(capsys.readouterr().out) == first
+    found = json.loads(capsys.readouterr().out)
+    assert {key: found[key] for key in first} == first
+    assert found["lengths"]["train"]["texts"]["1"] >= found["lengths"]["train"]["texts"]["0"] > 0
     assert first["sources"]["texts"]["documents"] == 40
 
 
@@ -64,3 +66,69 @@ def test_an_action_is_required(capsys):
         run()
     assert stop.value.code == 2
     assert "prepare|inspect|corpus" in capsys.readouterr().err
+
+
+def test_inspect_shows_the_plan_of_a_run_and_what_a_step_reads(texts, tmp_path, capsys):
+    run("prepare", texts, "--out", tmp_path / "out", "--vocab-size", 384)
+    config = tmp_path / "run.yaml"
+    config.write_text("model: tiny\ntrain: {steps: 10, micro_batch_size: 2, seq_len: 16}\n")
+    capsys.readouterr()
+    run("inspect", tmp_path / "out", "--run", config, "--step", 3, "--sample", 7, "--duplicates", "--json")
+    found = json.loads(capsys.readouterr().out)
+    [phase] = found["plan"]
+    assert (phase["first_step"], phase["end_step"], phase["sources"]["texts"]["tokens"]) == (0, 10, 320)
+    assert [row["sample"] for row in found["step"]] == [6, 7]
+    data = PreparedData.open(tmp_path / "out")
+    ids = data.train["texts"].tokens[found["sample"]["begin"] : found["sample"]["end"]].tolist()
+    text = found["sample"]["text"].replace(f"\n{data.tokenizer.end_token}\n", "")
+    assert text == data.tokenizer.decode(ids)
+    assert found["duplicates"]["train"]["texts"]["documents"] == 0
+    run("inspect", tmp_path / "out", "--run", config, "--step", 3, "--document", "texts:0")
+    printed = capsys.readouterr().out
+    assert "what is read" in printed
+    assert "sample 6: texts ids" in printed
+    assert data.tokenizer.decode(data.train["texts"].document(0).tolist()).splitlines()[0] in printed
+
+
+def test_inspect_of_a_run_folder_shows_its_losses_by_source(texts, tmp_path, capsys):
+    run("prepare", texts, "--out", tmp_path / "out", "--vocab-size", 384)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.joinpath("config.yaml").write_text(
+        "model: tiny\ntrain: {steps: 10, micro_batch_size: 2, seq_len: 16}\n"
+    )
+    folder.joinpath("manifest.json").write_text(json.dumps({"data": {"folder": str(tmp_path / "out")}}))
+    record = {"kind": "validation", "step": 5, "val_loss": 3.5, "val_texts": 3.25}
+    folder.joinpath("metrics.jsonl").write_text('{"kind": "train"}\n' + json.dumps(record) + "\n")
+    capsys.readouterr()
+    run("inspect", folder)
+    printed = capsys.readouterr().out
+    assert "3.2500" in printed
+    assert "what is read" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--step", "1"], "name one with --run"),
+        (["--document", "other:1"], "a source of texts"),
+        (["--run", "tiny", "--step", "245"], "the run has steps 0 to 244"),
+    ],
+)
+def test_inspect_refuses_what_is_not_there(texts, tmp_path, options, message):
+    run("prepare", texts, "--out", tmp_path / "out", "--vocab-size", 384)
+    config = tmp_path / "run.yaml"
+    config.write_text("model: tiny\ntrain: {steps: 245, micro_batch_size: 2, seq_len: 16}\n")
+    options = [str(config) if option == "tiny" else option for option in options]
+    with pytest.raises(ValueError, match=message):
+        run("inspect", tmp_path / "out", *options)
+
+
+def test_licences_are_recorded_for_one_or_all_sources(texts, tmp_path):
+    (tmp_path / "b.txt").write_text("Another text. " * 50)
+    options = ["--out", tmp_path / "out", "--vocab-size", 384, "--licence", "MIT", "--licence", "b=CC0-1.0"]
+    run("prepare", texts, tmp_path / "b.txt", *options)
+    records = PreparedData.open(tmp_path / "out").manifest["sources"]
+    assert (records["texts"]["licence"], records["b"]["licence"]) == ("MIT", "CC0-1.0")
+    with pytest.raises(ValueError, match=r"no source is called 'text'\. Did you mean 'texts'"):
+        run("prepare", texts, "--out", tmp_path / "other", "--licence", "text=MIT")

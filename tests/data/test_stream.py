@@ -175,7 +175,7 @@ def test_a_source_alone_is_blended_in_proportion_to_size(files):
     [
         ({"total": 0}, "at least 1 sample"),
         ({"batch_size": 150}, "smaller than one batch: 149 sequences of 8 ids, one batch takes 150"),
-        ({"max_epochs": 3}, "read 'prose' 4.56 times, max_epochs is 3"),
+        ({"max_epochs": 3}, "phase 2 asks more of 'prose' than there is: the run reads it 4.56 times"),
     ],
 )
 def test_a_plan_the_text_cannot_serve_is_refused(files, options, message):

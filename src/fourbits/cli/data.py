@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from fourbits.cli.data_inspect import add_inspect, inspect, show_inspection
 from fourbits.data.config import STDLIB, text_sources
 from fourbits.data.corpus import Source
 from fourbits.data.corpus_folder import write_corpus
@@ -36,8 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     making = actions.add_parser("prepare", help="text to token files", allow_abbrev=False)
     _add_prepare(making)
     looking = actions.add_parser("inspect", help="say what a prepared folder holds", allow_abbrev=False)
-    looking.add_argument("folder", metavar="DIR", help="a folder that prepare wrote")
-    looking.add_argument("--verify", action="store_true", help="hash every file whole")
+    add_inspect(looking)
     building = actions.add_parser(
         "corpus", help="write a corpus as text, to read or copy", allow_abbrev=False
     )
@@ -76,24 +76,34 @@ def run(args: Namespace) -> int:
     """Do what was asked and print what came of it."""
     if args.action == "corpus":
         return build_corpus(args)
-    if args.action == "prepare":
-        options = PrepareOptions(
-            tokenizer=args.tokenizer,
-            end_token=args.end_token,
-            vocab_size=args.vocab_size,
-            validation_fraction=args.validation_fraction,
-            seed=args.seed,
-            deduplicate=args.deduplicate,
-        )
-        sources = licensed(text_sources(args.paths, args.text_field), args.licence)
-        with ProgressReport() as progress:
-            data = prepare(sources, args.out, options, progress)
-    else:
-        data = PreparedData.open(args.folder, verify=args.verify)
+    if args.action == "inspect":
+        return look_into(args)
+    options = PrepareOptions(
+        tokenizer=args.tokenizer,
+        end_token=args.end_token,
+        vocab_size=args.vocab_size,
+        validation_fraction=args.validation_fraction,
+        seed=args.seed,
+        deduplicate=args.deduplicate,
+    )
+    sources = licensed(text_sources(args.paths, args.text_field), args.licence)
+    with ProgressReport() as progress:
+        data = prepare(sources, args.out, options, progress)
     if args.json:
         print(json.dumps({"folder": str(data.folder), **data.manifest}, indent=2))
     else:
         show(data)
+    return 0
+
+
+def look_into(args: Namespace) -> int:
+    """Print what is in a prepared folder, and what a run reads of it."""
+    found = inspect(args)
+    if args.json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(PreparedData.open(found["folder"]))
+        show_inspection(found)
     return 0
 
 

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from fourbits.data.blend import MAX_PERIOD, Phase
 from fourbits.data.split import SPLITS
-from fourbits.data.stream import PhasedStream
+from fourbits.data.stream import PhasedStream, validation_samples
 from fourbits.data.token_file import TokenFile, bin_and_idx
 from fourbits.data.tokenizer import Tokenizer
 
@@ -65,6 +68,14 @@ class PreparedData:
                 check_files(prefix, record[split], whole=verify)
                 files[split][name] = TokenFile(prefix)
         return cls(folder, manifest, tokenizer, files["train"], files["validation"])
+
+    def validation_samples(self, seq_len: int, limit: int | None = None) -> dict[str, npt.NDArray[np.int64]]:
+        """The fixed samples of each source's validation loss, int64 [n, seq_len + 1], by source.
+
+        They depend on seq_len and limit only: the same for every run, recipe and phase, and for any model.
+        """
+        files = self.validation.items()
+        return {name: validation_samples(name, file, seq_len, limit) for name, file in files}
 
     def stream(
         self,

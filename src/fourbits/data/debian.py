@@ -69,9 +69,12 @@ def _fetched(out: Path, packages: Sequence[Package], report: Progress) -> dict[P
     names = apt.names()
     available = {package: name for package in packages if (name := newest(package.name, names))}
     found: dict[Package, Path] = {}
-    for number, (package, name) in enumerate(available.items(), start=1):
+    done = 0
+    for package, name in available.items():
         found[package] = apt.download(name, into)
-        report("packages", number, len(available))
+        done += found[package].stat().st_size
+        report("packages", done, 0)
+    report("packages", done, done)
     return found
 
 

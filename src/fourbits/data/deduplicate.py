@@ -71,15 +71,23 @@ class HashSet:
         """Add a value. Whether it was not there."""
         if 2 * self._count >= len(self._table):
             self._grow()
-        table, mask = self._table, len(self._table) - 1
-        slot = value & mask
-        while found := int(table[slot]):
-            if found == value:
-                return False
-            slot = (slot + 1) & mask
-        table[slot] = value
+        slot = self._slot(value)
+        if self._table[slot]:
+            return False
+        self._table[slot] = value
         self._count += 1
         return True
+
+    def __contains__(self, value: int) -> bool:
+        return bool(self._table[self._slot(value)])
+
+    def _slot(self, value: int) -> int:
+        """Where the value is, or where it would go."""
+        table, mask = self._table, len(self._table) - 1
+        slot = value & mask
+        while (found := int(table[slot])) and found != value:
+            slot = (slot + 1) & mask
+        return slot
 
     def _grow(self) -> None:
         """Move into a table of twice the size: all that still miss a slot try their next one, together."""

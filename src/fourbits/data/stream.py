@@ -150,11 +150,7 @@ class PhasedStream:
             raise ValueError(
                 f"data: no validation text for {source!r}; there are {sorted(self.validation_files)}."
             )
-        file = _long_enough(source, self.validation_files[source], self.seq_len, "validation text")
-        size = (file.num_tokens - 1) // self.seq_len
-        kept = size if limit is None else min(limit, size)
-        windows = np.arange(kept, dtype=np.int64) * size // max(kept, 1)
-        return self._copy([file] * kept, windows * self.seq_len)
+        return validation_samples(source, self.validation_files[source], self.seq_len, limit)
 
     def describe(self) -> dict[str, Any]:
         """The plan in plain values, for a manifest: phases, boundaries, slots, rounding error, epochs."""
@@ -193,16 +189,12 @@ class PhasedStream:
         return planned[1], planned[2]
 
     def _read(self, source: Int64, start: Int64) -> Int64:
-        batch = self._copy([self.windows[number].file for number in source.tolist()], start)
+        # Before, so that a file that was cut is an error and not a signal that ends the process.
+        for windows in self.windows:
+            windows.file.check_unchanged()
+        batch = _copy([self.windows[number].file for number in source.tolist()], start, self.seq_len + 1)
         if self.vocab_size is not None and batch.size:
             self._check_ids(batch, source, start)
-        return batch
-
-    def _copy(self, files: Sequence[TokenFile], start: Int64) -> Int64:
-        width = self.seq_len + 1
-        batch = np.empty((len(files), width), dtype=np.int64)
-        for row, file, first in zip(batch, files, start.tolist(), strict=True):
-            row[:] = file.tokens[first : first + width]
         return batch
 
     def _check_ids(self, batch: Int64, source: Int64, start: Int64) -> None:
@@ -230,10 +222,32 @@ class PhasedStream:
         ends = self.blend.cursors(self.total_samples)
         for name, windows in zip(self.names, self.windows, strict=True):
             if max_epochs is not None and ends[name] > max_epochs * windows.size:
+                number = self._first_phase_beyond(name, max_epochs * windows.size)
                 raise ValueError(
-                    f"data: the phases read {name!r} {ends[name] / windows.size:.2f} times, max_epochs is "
-                    f"{max_epochs:g}. Add text to it, lower its weights, or raise max_epochs."
+                    f"data: phase {number} asks more of {name!r} than there is: the run reads it "
+                    f"{ends[name] / windows.size:.2f} times, max_epochs is {max_epochs:g}. Add text to it, "
+                    f"lower its weights, or raise max_epochs."
                 )
+
+    def _first_phase_beyond(self, name: str, samples: float) -> int:
+        ends = [self.blend.cursors(phase.end)[name] for phase in self.blend.phases]
+        return 1 + next(number for number, end in enumerate(ends) if end > samples)
+
+
+def validation_samples(source: str, file: TokenFile, seq_len: int, limit: int | None = None) -> Int64:
+    """Samples of a validation file in its order, evenly thinned to `limit`. -> int64 [n, seq_len + 1]."""
+    size = (_long_enough(source, file, seq_len, "validation text").num_tokens - 1) // seq_len
+    kept = size if limit is None else min(limit, size)
+    windows = np.arange(kept, dtype=np.int64) * size // max(kept, 1)
+    return _copy([file] * kept, windows * seq_len, seq_len + 1)
+
+
+def _copy(files: Sequence[TokenFile], start: Int64, width: int) -> Int64:
+    """`width` ids of each file from its start on. -> int64 [files, width]."""
+    batch = np.empty((len(files), width), dtype=np.int64)
+    for row, file, first in zip(batch, files, start.tolist(), strict=True):
+        row[:] = file.tokens[first : first + width]
+    return batch
 
 
 def _long_enough(name: str, file: TokenFile, seq_len: int, kind: str) -> TokenFile:

@@ -15,6 +15,7 @@ stored as int32, whose bytes are the same for every id below 2**31. Opening a fi
 the sizes against each other; ids are mapped, never loaded.
 """
 
+import os
 import struct
 from pathlib import Path
 
@@ -26,6 +27,8 @@ VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 ID_TYPES: dict[int, np.dtype] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
 MAX_UINT16_VOCABULARY = 65_500  # Megatron's own threshold, so that both sides choose the same type
+
+_SCANNED_IDS = 1 << 24
 
 Ids = npt.NDArray[np.unsignedinteger | np.signedinteger]
 
@@ -67,6 +70,7 @@ class TokenFile:
         sequence_lengths = index[HEADER.size : at_pointers].view("<i4")
         self._pointers = index[at_pointers:at_documents].view("<i8")
         self._documents = index[at_documents : at_documents + 8 * num_boundaries].view("<i8")
+        self._bin_path, self._stamp = bin_path, _stamp(bin_path)
         self.tokens: Ids = _map_ids(bin_path, self.dtype)
         self._check_sizes(bin_path, idx_path, sequence_lengths)
 
@@ -108,6 +112,32 @@ class TokenFile:
         end = self._pointers[last] // self.dtype.itemsize if last < len(self._pointers) else self.num_tokens
         return self.tokens[self._pointers[first] // self.dtype.itemsize : end]
 
+    def document_at(self, position: int) -> int:
+        """Which document the id at a position belongs to."""
+        if not 0 <= position < self.num_tokens:
+            raise ValueError(f"{self.prefix}: position {position} asked, there are {self.num_tokens} ids.")
+        sequence = int(np.searchsorted(self._pointers, position * self.dtype.itemsize, side="right")) - 1
+        return int(np.searchsorted(self._documents, sequence, side="right")) - 1
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Read every id. Raises ValueError naming the first that is outside the vocabulary."""
+        for first in range(0, self.num_tokens, _SCANNED_IDS):
+            part = self.tokens[first : first + _SCANNED_IDS]
+            if int(part.max()) >= vocab_size or int(part.min()) < 0:
+                place = first + int(np.flatnonzero((part < 0) | (part >= vocab_size))[0])
+                raise ValueError(
+                    f"{self.prefix}.bin: id {self.tokens[place]} at position {place} is outside the "
+                    f"vocabulary of {vocab_size}: the file was made with another tokenizer."
+                )
+
+    def check_unchanged(self) -> None:
+        """Raises ValueError if the file of ids was replaced, cut or written to since it was opened."""
+        if _stamp(self._bin_path) != self._stamp:
+            raise ValueError(
+                f"{self._bin_path}: changed while it was read. What was read before is as recorded; put the "
+                f"file back, or prepare the data again, and continue."
+            )
+
     def _starts(self) -> npt.NDArray[np.int64]:
         pointers = np.append(self._pointers, np.int64(self.tokens.nbytes))
         return pointers[self._documents] // self.dtype.itemsize
@@ -116,6 +146,15 @@ class TokenFile:
 def bin_and_idx(prefix: Path) -> tuple[Path, Path]:
     """The two paths of a token file. A prefix may contain dots, so suffixes are appended, not replaced."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Which file is at a path, and its size and time of change; None if there is none."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _map_bytes(path: Path) -> npt.NDArray[np.uint8]:

@@ -25,6 +25,7 @@ from fourbits.train.config import RunConfig
 from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer
+from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
 
 # A run that leaves out this many steps in a row is not going to recover.
@@ -75,14 +76,7 @@ class Trainer:
         train = config.train
         self.config, self.device = config, device
         self.step = 0
-        self.stream = data.stream(
-            config.data.phases,
-            total_samples=train.num_steps * train.samples_per_step,
-            seq_len=train.seq_len,
-            seed=train.seed,
-            batch_size=train.samples_per_step,
-            max_epochs=config.data.max_epochs,
-        )
+        self.stream = run_stream(config, data)
         self.held_out = {
             name: HeldOut.of(self.stream.validation(name, train.validation_samples), data.tokenizer)
             for name in data.validation

@@ -1,0 +1,187 @@
+"""What `fourbits data inspect` finds and how it prints it."""
+
+import json
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fourbits.data.config import open_data
+from fourbits.data.dataset import MANIFEST, PreparedData
+from fourbits.data.inspect import PhasePlan, length_quantiles, phase_plan, places, repeated_documents
+from fourbits.data.stream import PhasedStream
+from fourbits.train.config import RunConfig, load_config
+from fourbits.train.presets import RUN_PRESETS
+from fourbits.train.samples import run_stream
+
+
+def add_inspect(parser: ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("folder", metavar="DIR", help="a folder that prepare wrote, or a run folder for what it reads")
+    add("--verify", action="store_true", help="hash every file whole and look at every id")
+    add("--duplicates", action="store_true", help="count repeated documents")
+    add("--run", metavar="CONFIG", help="plan of a run on these data: a preset, a YAML file, RUN/config.yaml")
+    add("--step", type=int, metavar="N", help="with a run: where the samples of step N are read")
+    add("--sample", type=int, metavar="N", help="with a run: the text of sample N")
+    add("--document", metavar="SOURCE:N", help="the text of one training document")
+
+
+def inspect(args: Namespace) -> dict[str, Any]:
+    """Everything that was asked, in plain values."""
+    folder = Path(args.folder)
+    run = args.run or (str(folder / "config.yaml") if (folder / "config.yaml").is_file() else None)
+    config = None if run is None else load_config(run, RUN_PRESETS)
+    data = _open(folder, config, args.verify)
+    found: dict[str, Any] = {"folder": str(data.folder), **data.manifest}
+    found["lengths"] = {
+        split: {name: length_quantiles(file) for name, file in files.items()}
+        for split, files in (("train", data.train), ("validation", data.validation))
+    }
+    if args.verify:
+        for file in (*data.train.values(), *data.validation.values()):
+            file.check_ids(data.tokenizer.size)
+    if args.duplicates:
+        repeated = repeated_documents(data)
+        found["duplicates"] = {k: {n: asdict(r) for n, r in v.items()} for k, v in repeated.items()}
+    if args.document:
+        found["document"] = _document(data, args.document)
+    if config is not None:
+        _add_run(found, data, config, args)
+        found["validation_losses"] = _losses(folder / "metrics.jsonl", list(data.validation))
+    elif args.step is not None or args.sample is not None:
+        raise ValueError("--step and --sample belong to a run; name one with --run CONFIG.")
+    return found
+
+
+def _open(folder: Path, config: RunConfig | None, verify: bool) -> PreparedData:
+    manifest = folder / MANIFEST
+    if config is not None and (folder / "config.yaml").is_file() and manifest.is_file():
+        recorded = json.loads(manifest.read_text(encoding="utf-8")).get("data", {}).get("folder")
+        return (
+            PreparedData.open(recorded, verify=verify)
+            if recorded
+            else open_data(config.data, folder / "data")
+        )
+    return PreparedData.open(folder, verify=verify)
+
+
+def _add_run(found: dict[str, Any], data: PreparedData, config: RunConfig, args: Namespace) -> None:
+    train = config.train
+    stream = run_stream(config, data)
+    found["plan"] = [asdict(phase) for phase in phase_plan(stream, train.samples_per_step)]
+    if args.step is not None:
+        if not 0 <= args.step < train.num_steps:
+            raise ValueError(f"--step {args.step}: the run has steps 0 to {train.num_steps - 1}.")
+        found["step"] = places(stream, args.step * train.samples_per_step, train.samples_per_step)
+    if args.sample is not None:
+        found["sample"] = {**places(stream, args.sample, 1)[0], "text": _text(data, stream, args.sample)}
+
+
+def _text(data: PreparedData, stream: PhasedStream, number: int) -> str:
+    """A sample as text, with a mark where a document ends."""
+    ids = stream.sample(number).tolist()
+    parts: list[list[int]] = [[]]
+    for token in ids:
+        if token == data.tokenizer.end_id:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return f"\n{data.tokenizer.end_token}\n".join(data.tokenizer.decode(part) for part in parts)
+
+
+def _document(data: PreparedData, given: str) -> dict[str, Any]:
+    name, _, number = given.rpartition(":")
+    if name not in data.train or not number.isdigit():
+        raise ValueError(f"--document {given}: give SOURCE:NUMBER, a source of {', '.join(data.train)}.")
+    ids = data.train[name].document(int(number)).tolist()
+    return {"source": name, "number": int(number), "tokens": len(ids), "text": data.tokenizer.decode(ids)}
+
+
+def _losses(path: Path, sources: list[str]) -> list[dict[str, Any]]:
+    """The validation losses of a run so far, by source."""
+    if not path.is_file():
+        return []
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    keys = ["step", "val_loss", *(f"val_{name}" for name in sources)]
+    return [
+        {key: record.get(key) for key in keys} for record in records if record.get("kind") == "validation"
+    ]
+
+
+def show_inspection(found: dict[str, Any]) -> None:
+    """Print what `inspect` found, beyond the table of sources."""
+    console = Console()
+    console.print(_lengths_table(found["lengths"]["train"]))
+    if "duplicates" in found:
+        console.print(_duplicates_table(found["duplicates"]))
+    if "plan" in found:
+        console.print(_plan_table(found["plan"]))
+    if found.get("validation_losses"):
+        rows = found["validation_losses"]
+        table = Table(*rows[0], title="validation loss by source", title_justify="left")
+        for row in rows:
+            table.add_row(
+                *(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values())
+            )
+        console.print(table)
+    for row in found.get("step", ()):
+        first, last = row["documents"]
+        where = f"{row['source']} ids {row['begin']:,} to {row['end']:,}, documents {first:,} to {last:,}"
+        console.print(
+            f"sample {row['sample']:,}: {where}, epoch {row['epoch']}", markup=False, highlight=False
+        )
+    for kind in ("document", "sample"):
+        if kind in found:
+            text = found[kind].pop("text")
+            console.print(f"{kind}: {found[kind]}", markup=False, highlight=False)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _lengths_table(lengths: dict[str, dict[str, int]]) -> Table:
+    table = Table("ids in a document", title="lengths, by quantile", title_justify="left")
+    for quantile in next(iter(lengths.values())):
+        table.add_column(quantile, justify="right")
+    for name, quantiles in lengths.items():
+        table.add_row(name, *(f"{count:,}" for count in quantiles.values()))
+    return table
+
+
+def _duplicates_table(duplicates: dict[str, dict[str, dict[str, int]]]) -> Table:
+    table = Table("source", "training documents met before", "validation documents also trained on")
+    for name, train in duplicates["train"].items():
+        held_out = duplicates["validation"][name]
+        cells = (f"{part['documents']:,} ({part['tokens']:,} ids)" for part in (train, held_out))
+        table.add_row(name, *cells)
+    return table
+
+
+def _plan_table(plan: list[dict[str, Any]]) -> Table:
+    columns = (
+        "phase",
+        "steps",
+        "samples",
+        "source",
+        "share",
+        "tokens",
+        "epochs at its end",
+        "rounding error",
+    )
+    table = Table(*columns, title="what is read", title_justify="left")
+    for number, values in enumerate(plan, start=1):
+        phase = PhasePlan(**values)
+        for name, source in values["sources"].items():
+            table.add_row(
+                str(number),
+                f"{phase.first_step:,} to {phase.end_step:,}",
+                f"{source['samples']:,}",
+                name,
+                f"{source['share']:.4f}",
+                f"{source['tokens']:,}",
+                f"{source['epochs']:.3f}",
+                f"{phase.error:.1e} of period {phase.period:,}",
+            )
+    return table
