@@ -68,6 +68,9 @@ def work(connection: Connection) -> None:
     warnings.showwarning = warn
     while True:
         planned = plan.runs[orders.get()]
+        if request.requested:  # before the run is built, whose first step would take long
+            send(DONE, "interrupted")
+            continue
         try:
             send(DONE, make_run(planned, plan.data_cache, Forward(send), request))
         except Exception as error:  # noqa: BLE001 - whatever it is, the other process raises it
