@@ -18,7 +18,8 @@ def shown(capsys, *argv: str) -> str:
 def test_the_list_names_every_shipped_recipe_and_its_source(capsys):
     listed = json.loads(shown(capsys, "list", "--json"))
     assert [entry["name"] for entry in listed] == list(list_recipes())
-    assert all(entry["source"] for entry in listed)
+    assert all(entry["taken"] for entry in listed)
+    assert all(entry["source"] and entry["deviates"] for entry in listed if entry["name"] != "bf16")
     assert all(name in shown(capsys, "list") for name in list_recipes())
 
 
@@ -35,6 +36,14 @@ def test_the_table_shows_both_operands_of_every_gemm(capsys):
     for words in ("X: nvfp4 1x16 rne", "W: nvfp4 16x16 rne", "dY: nvfp4 1x16 sr", "W: the codes of Fprop"):
         assert words in text
     assert "first 2/62 of the blocks; last 8/62 of the blocks" in text
+
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name != "bf16"])
+def test_a_recipe_says_where_it_is_from_and_where_it_deviates(name, capsys):
+    text = " ".join(shown(capsys, "show", name).split())
+    recipe = get_recipe(name)
+    for label, words in (("source", recipe.source), ("taken", recipe.taken), ("deviates", recipe.deviates)):
+        assert f"{label}: {words}" in text
 
 
 def test_an_operands_words_hold_every_option_that_is_not_the_usual_one():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fourbits.formats.descriptors import BLOCK_FORMATS
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.convert import convert, set_step
 from fourbits.recipe.presets import get_recipe, list_recipes
@@ -61,6 +62,17 @@ def assert_follows_its_table(recipe: Recipe, shape: tuple[int, int, int], dtype=
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name != "bf16"])
 def test_each_gemm_of_a_preset_multiplies_its_own_two_operands(name, shape):
     assert_follows_its_table(everywhere(get_recipe(name)), shape)
+
+
+@pytest.mark.parametrize("rht", [0, 16])
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_any_format_serves_every_operand(name, rht):
+    """bf16 and fp32 beside one quantized GEMM: a linear without any stays an nn.Linear."""
+    spec = OperandSpec(format=name, rht=rht)
+    gemm, quantized = GemmSpec(lhs=spec, rhs=spec), GemmSpec(lhs=OperandSpec(), rhs=OperandSpec())
+    dgrad = gemm if spec.block_format.quantized else quantized
+    recipe = Recipe(name=name, fprop=gemm, dgrad=dgrad, wgrad=gemm)
+    assert_follows_its_table(everywhere(recipe), (48, 80, 64))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

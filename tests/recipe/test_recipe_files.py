@@ -1,12 +1,15 @@
 """Recipes as data: shipped ones, and a user's YAML file with errors that can be acted on."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
+import torch
 from torch import nn
 
 from fourbits.quant.operand import OperandSpec
-from fourbits.recipe.convert import convert
+from fourbits.quant.philox import ROLES
+from fourbits.recipe.convert import convert, set_step
+from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import RECIPES, get_recipe, list_recipes
 from fourbits.recipe.recipe import GemmSpec, GemmTable, LayerRule, Recipe, table_from_text
 from fourbits.settings import build, dump_yaml, override, to_dict
@@ -36,7 +39,7 @@ def test_every_shipped_recipe_names_its_source_and_is_found_by_name():
     assert list_recipes() == tuple(RECIPES)
     for name in list_recipes():
         assert get_recipe(name).name == name
-        assert get_recipe(name).source
+        assert get_recipe(name).source or name == "bf16"
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -58,7 +61,9 @@ def test_a_file_says_everything_or_only_what_differs_from_its_base(recipe_of):
     assert based == replace(
         nvfp4,
         name="soft",
-        source="nvfp4, changed.",
+        source="nvfp4, changed",
+        taken="",
+        deviates="",
         wgrad=GemmSpec(lhs=replace(nvfp4.wgrad.lhs, rht=32), rhs=replace(nvfp4.wgrad.rhs, rht=32)),
     )
 
@@ -69,7 +74,7 @@ def test_a_file_says_everything_or_only_what_differs_from_its_base(recipe_of):
         ("base: nvfp5", r"mine\.yaml: base must be a shipped recipe, got 'nvfp5'\. Did you mean 'nvfp4'\?"),
         (
             "wgrd: {}",
-            r"mine\.yaml: unknown key 'wgrd'\. Did you mean 'wgrad'\? Known keys: name, source, fprop",
+            r"mine\.yaml: unknown key 'wgrd'\. Did you mean 'wgrad'\? Known keys: name, source, taken",
         ),
         ("wgrad: {lhs: {rouding: sr}}", r"wgrad\.lhs: unknown key 'rouding'\. Did you mean 'rounding'\?"),
         ("wgrad: {lhs: {rounding: srr}}", r"wgrad\.lhs\.rounding must be one of 'rne', 'sr'.*, got 'srr'"),
@@ -92,7 +97,51 @@ def test_a_wrong_file_says_where_it_is_wrong_and_what_is_allowed(text, error, re
         recipe_of(text)
 
 
-def test_every_option_is_reached_by_a_dotted_override():
+#: field of an operand -> settings that give it another value than the usual one
+OPTIONS = {
+    "format": {"format": "mxfp8"},
+    "block": {"block": "[4, 32]"},
+    "outer": {"format": "nvfp4-double", "outer": "[1, 64]"},
+    "source": {"source": "bf16"},
+    "rounding": {"rounding": "sr32"},
+    "sr_headroom": {"rounding": "sr", "sr_headroom": "true"},
+    "rht": {"rht": "64"},
+    "rht_signs": {"rht": "32", "rht_signs": "per-layer"},
+    "scale_rule": {"scale_rule": "search-max"},
+    "scale_bound": {"scale_bound": "256"},
+    "scale_rounding": {"scale_rounding": "sr"},
+    "fp32_scale": {"fp32_scale": "pow2"},
+    "te_compat": {"te_compat": "false"},
+    "amax_policy": {"amax_policy": "interval", "amax_interval": "50"},
+    "amax_interval": {"amax_interval": "50"},
+    "amax_history": {"amax_policy": "history", "amax_history": "4"},
+    "amax_headroom": {"amax_policy": "delayed", "amax_headroom": "1.5"},
+    "adaptive": {"adaptive": "outer"},
+    "adaptive_interval": {"adaptive": "outer", "adaptive_interval": "7"},
+}
+
+
+@pytest.mark.parametrize("role", ROLES[:6])
+@pytest.mark.parametrize("field", OPTIONS)
+def test_every_field_of_every_operand_is_reached_by_a_dotted_override_and_trains(field, role):
+    plain = override(get_recipe("nvfp4-naive"), {"keep_bf16.names": []})
+    settings = {f"{role}.{name}": value for name, value in OPTIONS[field].items()}
+    recipe = override(plain, with_both_sides(settings))
+    assert getattr(recipe.table.operand(role), field) != getattr(plain.table.operand("wgrad.lhs"), field)
+    linear = nn.Linear(48, 32)
+    convert(linear, recipe)
+    for step in range(2):
+        set_step(linear, step)
+        linear(torch.randn(16, 48, requires_grad=True)).square().sum().backward()
+    assert linear.weight.grad is not None
+    assert linear.weight.grad.isfinite().all()
+
+
+def test_no_field_of_an_operand_is_left_out():
+    assert set(OPTIONS) == {field.name for field in fields(OperandSpec)}
+
+
+def test_the_whole_recipe_is_reached_by_dotted_overrides():
     changes = {
         "wgrad.lhs.rht": "32",
         "wgrad.rhs.rht": "32",

@@ -40,6 +40,12 @@ def test_a_file_names_model_and_recipe_or_spells_them_out(tmp_path):
         ({"optim.masters": "bf16-sr"}, lambda c: c.optim.masters == "bf16-sr"),
         ({"model.residual_dtype": "fp32"}, lambda c: c.model.residual_dtype == "fp32"),
         ({"recipe": "mxfp4"}, lambda c: c.recipe == get_recipe("mxfp4")),
+        ({"recipe.wgrad.lhs.rht": "32"}, lambda c: c.recipe.wgrad.rhs.transform == (32, "fixed:0")),
+        ({"recipe.wgrad.rhs.rht_signs": "per-call"}, lambda c: c.recipe.wgrad.lhs.signs == "per-call"),
+        (
+            {"recipe.fprop.rhs.rht": "16"},
+            lambda c: (c.recipe.fprop.lhs.rht, c.recipe.wgrad.lhs.rht) == (16, 16),
+        ),
         ({"model.d_ffn": "256"}, lambda c: c.model.d_ffn == 256),
         (
             {"recipe.keep_bf16.last_blocks": "4", "recipe": "fp8"},

@@ -1,7 +1,7 @@
 """List the shipped recipes, or show the precision of every operand of every GEMM in one.
 
-NAME is a shipped recipe or a YAML file. Settings such as --wgrad.lhs.rht 0 show what they would change, and
-`show NAME --yaml > mine.yaml` begins a recipe of your own.
+NAME is a shipped recipe or a YAML file. Settings such as --wgrad.lhs.rht 0 show what they would change; a
+transform is set on both operands of its GEMM. `show NAME --yaml > mine.yaml` begins a recipe of your own.
 """
 
 import json
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import get_recipe, list_recipes
 from fourbits.recipe.recipe import KeepBF16, Recipe
 from fourbits.settings import dump_yaml, override, to_dict
@@ -22,6 +23,8 @@ OVERRIDES = True
 
 # fields of an operand that its words begin with
 IN_WORDS = ("format", "block", "rounding", "rht", "rht_signs", "source", "scale_rule")
+# what `list --json` tells of a recipe
+_LISTED = ("name", "source", "taken", "deviates", "digest")
 # GEMM -> what it computes, and what its two operands are called
 GEMMS = {
     "fprop": ("Y = X W^T", "X", "W"),
@@ -48,7 +51,7 @@ def run(args: Namespace) -> int:
         return 0
     if args.name is None:
         raise ValueError(f"recipes show: needs a recipe. Shipped: {', '.join(list_recipes())}.")
-    recipe = override(get_recipe(args.name), args.overrides)
+    recipe = override(get_recipe(args.name), with_both_sides(args.overrides))
     if args.json:
         print(json.dumps({**to_dict(recipe), "digest": recipe.digest}, indent=2))
     elif args.yaml:
@@ -87,13 +90,11 @@ def kept_words(keep: KeepBF16) -> str:
 def _list(as_json: bool) -> None:
     recipes = [get_recipe(name) for name in list_recipes()]
     if as_json:
-        print(
-            json.dumps([{"name": r.name, "source": r.source, "digest": r.digest} for r in recipes], indent=2)
-        )
+        print(json.dumps([{field: getattr(r, field) for field in _LISTED} for r in recipes], indent=2))
         return
     table = Table("recipe", "what it is, and where it comes from")
     for recipe in recipes:
-        table.add_row(recipe.name, Text(recipe.source))
+        table.add_row(recipe.name, Text(": ".join(filter(None, (recipe.source, recipe.taken)))))
     Console().print(table)
 
 
@@ -111,4 +112,6 @@ def _show(recipe: Recipe) -> None:
     console = Console()
     console.print(table)
     console.print(Text(f"in BF16: {kept_words(recipe.keep_bf16)}"))
-    console.print(Text(recipe.source))
+    for label, text in (("source", recipe.source), ("taken", recipe.taken), ("deviates", recipe.deviates)):
+        if text:
+            console.print(Text(f"{label}: {text}"))

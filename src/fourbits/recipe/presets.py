@@ -39,20 +39,27 @@ _MXFP8 = GemmTable(
 _EDEN = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
 _EDEN_FORWARD = replace(_EDEN, source="forward")
 _QUARTET2_BACKWARD = GemmSpec(lhs=_EDEN, rhs=_EDEN_FORWARD)
-_QUARTET2 = (
-    "arXiv:2601.22813: MS-EDEN on all four backward operands, W and X quantized anew from their forward "
-    "codes, no BF16 blocks. Deviates: ties to even; signs drawn per layer, GEMM and step; rows padded to 128."
+_QUARTET2_TAKEN = (
+    "unaligned 1x16 weights, MS-EDEN on all four backward operands, W and X re-quantized from forward "
+    "codes, no BF16 blocks"
+)
+_QUARTET2_DEVIATES = (
+    "ties to even (their simulation: away); one multiply by a rounded reciprocal per block instead of "
+    "a division per element; BF16 after the rotation; underflowed blocks get scale 0 instead of 1 "
+    "with zero codes; signs drawn per layer, GEMM and optimizer step instead of one running product "
+    "per call; rows that are no multiple of 128 are padded"
 )
 
 _FP8 = OperandSpec(format="fp8", block=(1, 128))
 _FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
 
 _RECIPES = (
-    Recipe(name="bf16", source="All GEMMs in BF16."),
+    Recipe(name="bf16", taken="all GEMMs in BF16"),
     Recipe(
         name="fp8",
-        source="arXiv:2509.25149, its FP8 baseline: E4M3 in 1x128 and 128x128 blocks, FP32 scales, first 1 "
-        "and last 2 of 62 blocks in BF16, scaled to the model's depth.",
+        source="arXiv:2509.25149",
+        taken="its FP8 baseline: blocks 1x128 and 128x128, E4M3, RNE, BF16 blocks",
+        deviates="its first 1 and last 2 of 62 blocks are scaled to L like those of nvfp4",
         fprop=GemmSpec(lhs=_FP8, rhs=_FP8_TILE),
         dgrad=GemmSpec(lhs=_FP8, rhs=_FP8_TILE),
         wgrad=GemmSpec(lhs=_FP8, rhs=_FP8),
@@ -60,16 +67,19 @@ _RECIPES = (
     ),
     Recipe(
         name="mxfp8",
-        source="arXiv:2506.08027: E4M3 in 1x32 blocks for every operand, scales rounded up.",
+        source="arXiv:2506.08027",
+        taken="E4M3 everywhere, 1x32, scales rounded up",
+        deviates="none known; embedding and head stay BF16 there too",
         fprop=_MXFP8.fprop,
         dgrad=_MXFP8.dgrad,
         wgrad=_MXFP8.wgrad,
     ),
     Recipe(
         name="mxfp4",
-        source="arXiv:2509.25149, the MXFP4 of its comparison: RHT 32 on Wgrad, SR on gradients, OCP "
-        "scales. Deviates: weights in 32x32 blocks; BF16 blocks as nvfp4, so that a comparison differs "
-        "in format only.",
+        source="arXiv:2509.25149",
+        taken="the MXFP4 of its comparison: RHT 32, SR on gradients, OCP scale (floor)",
+        deviates="weights 32x32 so that both directions agree; BF16 blocks as nvfp4, so that a comparison "
+        "differs in format only",
         fprop=GemmSpec(lhs=_MX4, rhs=_MX4_TILE),
         dgrad=GemmSpec(lhs=_MX4_SR, rhs=_MX4_TILE),
         wgrad=GemmSpec(lhs=replace(_MX4_SR, rht=32), rhs=replace(_MX4, rht=32)),
@@ -77,8 +87,9 @@ _RECIPES = (
     ),
     Recipe(
         name="nvfp4",
-        source="arXiv:2509.25149, whole: 2D weights, RHT 16 on Wgrad, SR on gradients, first 2 and last 8 "
-        "of 62 blocks in BF16, scaled to the model's depth.",
+        source="arXiv:2509.25149",
+        taken="all of it: 2D weights, RHT 16 on Wgrad, SR on gradients, BF16 blocks",
+        deviates="BF16 blocks scaled from 2 + 8 of 62",
         fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
         dgrad=_NVFP4_DGRAD,
         wgrad=_NVFP4_WGRAD,
@@ -86,23 +97,28 @@ _RECIPES = (
     ),
     Recipe(
         name="nvfp4-naive",
-        source="arXiv:2509.25149, the base method of its ablations: every operand 1x16, to nearest even, no "
-        "BF16 blocks.",
+        source="arXiv:2509.25149",
+        taken="the base method of its ablations: 1x16 and RNE everywhere, no BF16 blocks",
+        deviates="none",
         fprop=_NAIVE_WEIGHT,
         dgrad=_NAIVE_WEIGHT,
         wgrad=_NAIVE,
     ),
     Recipe(
         name="nvfp4-fwd",
-        source="After arXiv:2509.25149, whose ablations find most of the gap in the forward: Fprop as nvfp4, "
-        "Dgrad and Wgrad in BF16. Not a recipe of that paper.",
+        source="arXiv:2509.25149",
+        taken="its observation that the forward carries most of the gap, inverted into a recipe: FP4 in "
+        "the forward only",
+        deviates="not a recipe of that paper; BF16 backward",
         fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
         keep_bf16=_PAPER_BLOCKS,
     ),
     Recipe(
         name="nvfp4-46",
-        source="arXiv:2512.02010 on top of nvfp4: scales of Fprop's operands chosen by squared error (Four "
-        "Over Six). Gradients and X of Wgrad as in nvfp4.",
+        source="arXiv:2512.02010",
+        taken="Four Over Six on top of nvfp4: MSE choice, bound 256, forward operands",
+        deviates="gradients and X of Wgrad keep max (TransformerEngine's scope); the authors' library can "
+        "apply it to gradients",
         fprop=GemmSpec(lhs=_ROW_46, rhs=_TILE_46),
         dgrad=GemmSpec(lhs=_ROW_SR, rhs=_TILE_46),
         wgrad=_NVFP4_WGRAD,
@@ -110,22 +126,28 @@ _RECIPES = (
     ),
     Recipe(
         name="quartet2",
-        source=_QUARTET2,
+        source="arXiv:2601.22813",
+        taken=_QUARTET2_TAKEN,
+        deviates=_QUARTET2_DEVIATES + "; forward bound 448 instead of 447.99",
         fprop=_NAIVE_WEIGHT,
         dgrad=_QUARTET2_BACKWARD,
         wgrad=_QUARTET2_BACKWARD,
     ),
     Recipe(
         name="quartet2-46",
-        source=_QUARTET2 + " Fprop with Four Over Six.",
+        source="arXiv:2601.22813",
+        taken=_QUARTET2_TAKEN + "; Four Over Six in the forward",
+        deviates=_QUARTET2_DEVIATES,
         fprop=GemmSpec(lhs=_ROW_46, rhs=replace(_ROW_46, source="bf16")),
         dgrad=_QUARTET2_BACKWARD,
         wgrad=_QUARTET2_BACKWARD,
     ),
     Recipe(
         name="nemotron3-super",
-        source="The report of Nemotron 3 Super, section 2.2: nvfp4 with attention projections and the last "
-        "15 % of blocks in BF16, Mamba output projections in MXFP8. Without its latent projections and MTP.",
+        source="the report of Nemotron 3 Super, section 2.2",
+        taken="nvfp4, but the linears of attention blocks (q, k, v, o) and the last 15 % of blocks stay "
+        "BF16, and Mamba out_proj is mxfp8 1x32 rne ceil in all six operands",
+        deviates="no latent projections and no MTP here",
         fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
         dgrad=_NVFP4_DGRAD,
         wgrad=_NVFP4_WGRAD,
@@ -183,7 +205,10 @@ def recipe_from_mapping(mapping: dict[str, object], where: str, name: str = "cus
                 f"{where}: base must be a shipped recipe, got {base!r}.{nearest(str(base), list_recipes())} "
                 f"Shipped: {', '.join(RECIPES)}."
             )
-        tree = _merged(to_dict(RECIPES[str(base)]), {"name": name, "source": f"{base}, changed."})
+        tree = _merged(
+            to_dict(RECIPES[str(base)]),
+            {"name": name, "source": f"{base}, changed", "taken": "", "deviates": ""},
+        )
     return build(Recipe, _merged(tree, changes), where)
 
 

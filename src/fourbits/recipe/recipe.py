@@ -28,7 +28,7 @@ _MAY_BE_FORWARD = {
 
 
 #: settings of a recipe or table that decide no bits
-_NO_BITS = ("name", "source", "saved_inputs")
+_NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +143,10 @@ class Recipe:
     """Everything that decides how a model's linears train."""
 
     name: str
-    #: publication, what is taken from it, where this deviates
+    #: publication; what is taken from it; where this deviates from it
     source: str = ""
+    taken: str = ""
+    deviates: str = ""
     fprop: GemmSpec = field(default_factory=GemmSpec)
     dgrad: GemmSpec = field(default_factory=GemmSpec)
     wgrad: GemmSpec = field(default_factory=GemmSpec)
@@ -165,7 +167,7 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Hash of everything that decides bits; name, source and reasons are not part of it."""
+        """Hash of everything that decides bits; name, origin and reasons are not part of it."""
         content = {key: value for key, value in to_dict(self).items() if key not in _NO_BITS}
         content["layers"] = [
             {**rule, "why": "", "table": {k: v for k, v in rule["table"].items() if k not in _NO_BITS}}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from fourbits.data.config import DataConfig
 from fourbits.model.config import ModelConfig
 from fourbits.model.presets import MODEL_PRESETS
+from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import get_recipe, recipe_from_mapping
 from fourbits.recipe.recipe import Recipe
 from fourbits.settings import build, load_yaml, nearest, override, to_dict
@@ -159,7 +160,7 @@ def config_from_mapping(
     paths = changes.get("data.paths")
     if isinstance(paths, str) and not paths.lstrip().startswith("["):
         changes["data.paths"] = [paths]
-    return override(build(RunConfig, tree, where), changes, "setting")
+    return override(build(RunConfig, tree, where), with_both_sides(changes), "setting")
 
 
 def load_config(

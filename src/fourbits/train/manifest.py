@@ -35,6 +35,8 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
             "name": config.recipe.name,
             "digest": config.recipe.digest,
             "source": config.recipe.source,
+            "taken": config.recipe.taken,
+            "deviates": config.recipe.deviates,
         },
         "precision": trainer.conversion.to_dict(),
         "seeds": dict.fromkeys(("weights", "data_order", "random_bits"), config.train.seed),
