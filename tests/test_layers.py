@@ -34,7 +34,7 @@ BANNED = {(high, low) for high in ("model", "data") for low in PRECISION} | {
 # A file that computes in one particular way is reached through its entry file only, e.g. quantize.py.
 IMPLEMENTATIONS = ("_reference", "_compiled", "_triton", "_emulated", "_native")
 # Heavy packages that only some users need: imported late, with an error that names the extra.
-LATE = {"matplotlib", "transformers", "tensorboard", "lm_eval", "pyarrow", "datasets"}
+LATE = {"matplotlib", "transformers", "tensorboard", "lm_eval", "pyarrow", "datasets", "megatron"}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Measure the speed of the quantizers, of a linear or of a training step, with ratios from the same run."""
+"""Measure the speed of quantizers, a linear, a training step or the data, with ratios from the same run."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -7,13 +7,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fourbits.bench.data import bench_data
 from fourbits.bench.linear import bench_linear
 from fourbits.bench.quantize import bench_quantize
 from fourbits.bench.step import bench_step
 from fourbits.bench.timing import Report
 
 EXAMPLE = "fourbits bench linear --json"
-BENCHMARKS = {"quantize": bench_quantize, "linear": bench_linear, "step": bench_step}
+BENCHMARKS = {"quantize": bench_quantize, "linear": bench_linear, "step": bench_step, "data": bench_data}
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -244,8 +244,10 @@ def validation_samples(source: str, file: TokenFile, seq_len: int, limit: int | 
 
 def _copy(files: Sequence[TokenFile], start: Int64, width: int) -> Int64:
     """`width` ids of each file from its start on. -> int64 [files, width]."""
-    batch = np.empty((len(files), width), dtype=np.int64)
-    for row, file, first in zip(batch, files, start.tolist(), strict=True):
+    batch, firsts = np.empty((len(files), width), dtype=np.int64), start.tolist()
+    for file, first in zip(files, firsts, strict=True):
+        file.will_need(first, width)
+    for row, file, first in zip(batch, files, firsts, strict=True):
         row[:] = file.tokens[first : first + width]
     return batch
 

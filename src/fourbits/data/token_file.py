@@ -15,9 +15,11 @@ stored as int32, whose bytes are the same for every id below 2**31. Opening a fi
 the sizes against each other; ids are mapped, never loaded.
 """
 
+import mmap
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +74,7 @@ class TokenFile:
         self._documents = index[at_documents : at_documents + 8 * num_boundaries].view("<i8")
         self._bin_path, self._stamp = bin_path, _stamp(bin_path)
         self.tokens: Ids = _map_ids(bin_path, self.dtype)
+        self._mapping = _mapping_of(self.tokens)
         self._check_sizes(bin_path, idx_path, sequence_lengths)
 
     def _check_sizes(self, bin_path: Path, idx_path: Path, lengths: npt.NDArray[np.int32]) -> None:
@@ -119,6 +122,11 @@ class TokenFile:
         sequence = int(np.searchsorted(self._pointers, position * self.dtype.itemsize, side="right")) - 1
         return int(np.searchsorted(self._documents, sequence, side="right")) - 1
 
+    def will_need(self, first: int, count: int) -> None:
+        """Let the system fetch these ids from disk while others are read; no effect if they are in memory."""
+        begin = first * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
+        self._mapping.madvise(mmap.MADV_WILLNEED, begin, (first + count) * self.dtype.itemsize - begin)
+
     def check_ids(self, vocab_size: int) -> None:
         """Read every id. Raises ValueError naming the first that is outside the vocabulary."""
         for first in range(0, self.num_tokens, _SCANNED_IDS):
@@ -164,6 +172,14 @@ def _map_bytes(path: Path) -> npt.NDArray[np.uint8]:
         raise ValueError(f"{path}: the file is empty.")
     # The plain ndarray view slices several times faster than the memmap subclass.
     return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+
+
+def _mapping_of(array: npt.NDArray[Any]) -> mmap.mmap:
+    """The mapping below a view of a mapped file."""
+    base: Any = array
+    while not isinstance(base, mmap.mmap):
+        base = base.base
+    return base
 
 
 def _map_ids(path: Path, dtype: np.dtype) -> Ids:
