@@ -139,27 +139,24 @@ def build_corpus(args: Namespace) -> int:
 
 def show(data: PreparedData) -> None:
     """Print the sources and the tokenizer."""
-    table = Table(title=str(data.folder), title_justify="left")
-    for column in (
-        "source",
-        "documents",
-        "text MB",
-        "train ids",
-        "validation ids",
-        "bytes per id",
-        "licence",
-    ):
-        table.add_column(column, justify="left" if column in ("source", "licence") else "right")
-    for name, record in data.manifest["sources"].items():
-        table.add_row(name, *_numbers(record), record["licence"] or "unknown")
+    table = Table("source", title=str(data.folder), title_justify="left")
+    for column in ("documents", "text MB", "train ids", "validation ids", "bytes per id"):
+        table.add_column(column, justify="right")
+    records = data.manifest["sources"]
+    for name, record in records.items():
+        table.add_row(name, *_numbers(record))
     console = Console()
     console.print(table)
+    lines = [f"{name}: licence {record['licence'] or 'unknown'}" for name, record in records.items()]
+    for name, record in records.items():
+        if record.get("repeated_documents"):
+            lines.append(f"{name}: {record['repeated_documents']:,} repeated documents left out")
     tokenizer = data.tokenizer
-    console.print(
+    lines.append(
         f"tokenizer: {tokenizer.size} ids (model: {tokenizer.vocab_size}), sha256 {tokenizer.sha256[:16]}, "
-        f"{tokenizer.end_token!r} ends a document",
-        markup=False,
+        f"{tokenizer.end_token!r} ends a document"
     )
+    console.print("\n".join(lines), markup=False, highlight=False)
 
 
 def _numbers(record: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fourbits.data.config import open_data
 from fourbits.data.dataset import MANIFEST, PreparedData
-from fourbits.data.inspect import PhasePlan, length_quantiles, phase_plan, places, repeated_documents
+from fourbits.data.inspect import length_quantiles, phase_plan, places, repeated_documents
 from fourbits.data.stream import PhasedStream
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.presets import RUN_PRESETS
@@ -120,6 +120,7 @@ def show_inspection(found: dict[str, Any]) -> None:
         console.print(_duplicates_table(found["duplicates"]))
     if "plan" in found:
         console.print(_plan_table(found["plan"]))
+        console.print(_rounding(found["plan"]), markup=False, highlight=False)
     if found.get("validation_losses"):
         rows = found["validation_losses"]
         table = Table(*rows[0], title="validation loss by source", title_justify="left")
@@ -160,28 +161,23 @@ def _duplicates_table(duplicates: dict[str, dict[str, dict[str, int]]]) -> Table
 
 
 def _plan_table(plan: list[dict[str, Any]]) -> Table:
-    columns = (
-        "phase",
-        "steps",
-        "samples",
-        "source",
-        "share",
-        "tokens",
-        "epochs at its end",
-        "rounding error",
-    )
-    table = Table(*columns, title="what is read", title_justify="left")
-    for number, values in enumerate(plan, start=1):
-        phase = PhasePlan(**values)
-        for name, source in values["sources"].items():
-            table.add_row(
-                str(number),
-                f"{phase.first_step:,} to {phase.end_step:,}",
-                f"{source['samples']:,}",
-                name,
-                f"{source['share']:.4f}",
-                f"{source['tokens']:,}",
-                f"{source['epochs']:.3f}",
-                f"{phase.error:.1e} of period {phase.period:,}",
+    table = Table("phase", "steps", "source", title="what is read", title_justify="left")
+    for column in ("share", "samples", "tokens", "epochs so far"):
+        table.add_column(column, justify="right")
+    for number, phase in enumerate(plan, start=1):
+        for row, (name, source) in enumerate(phase["sources"].items()):
+            place = (
+                (str(number), f"{phase['first_step']:,} to {phase['end_step']:,}") if row == 0 else ("", "")
             )
+            counts = (f"{source['samples']:,}", f"{source['tokens']:,}", f"{source['epochs']:.3f}")
+            table.add_row(*place, name, f"{source['share']:.4f}", *counts)
+        table.add_section()
     return table
+
+
+def _rounding(plan: list[dict[str, Any]]) -> str:
+    parts = [
+        f"{number}: {phase['error']:.1e} with a period of {phase['period']:,}"
+        for number, phase in enumerate(plan, start=1)
+    ]
+    return f"weights are off by rounding, by phase, at most {'; '.join(parts)}"
