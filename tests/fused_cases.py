@@ -138,7 +138,13 @@ def policy_differences(stored: tuple[float, float], device: torch.device | str =
     given = torch.tensor(stored, device=device)
     wanted = [Wanted(ROW_SR, 1, key, stored=given[0]), Wanted(COLUMN_SR, 0, key, stored=given[1])]
     found = []
-    for made, note, want in zip(*fused_observed(x, wanted), wanted, strict=True):
+    own, counts = (
+        torch.full((3,), torch.nan, device=device),
+        torch.zeros((3, 4), dtype=torch.int64, device=device),
+    )
+    operands = fused_observed(x, wanted, (own, counts), (2, 0))
+    for made, place, want in zip(operands, (2, 0), wanted, strict=True):
+        note = own[place], counts[place, :2]
         true = own_amax(x.cpu(), want.spec, want.axis, given[1 - want.axis].cpu(), key.cpu())
         operand = exact_operand(x.cpu(), want.spec, want.axis, true.used, key.cpu())
         found += _unequal(f"axis {want.axis} values", made.values, operand.values)

@@ -36,6 +36,40 @@ def test_both_operands_of_a_gradient_round_as_written(card):
 
 
 @pytest.mark.parametrize("card", CARDS)
+def test_what_policies_learn_costs_few_barriers(card):
+    """Maxima and counts leave in one reduction an operand: rows in registers, then threads, then warps."""
+    row, column = plan(OperandSpec(rounding="sr"), 1), plan(OperandSpec(rounding="sr", rht=16), 0)
+    barriers = []
+    for observe in (False, True):
+        with recording(fused_triton) as starts:
+            x = on_card(64, 2048)
+            *_, seen = fused_triton.exact(x, row, column, (AMAX, AMAX), (KEY, KEY), observe=observe)
+        barriers.append(len(re.findall(r"\bbar\.", ptx_of(starts, card))))
+    assert barriers[1] - barriers[0] <= 16, barriers  # a reduction for each of the four took 24
+    with recording(fused_triton) as starts:
+        into = torch.zeros(6), torch.zeros(6, 4, dtype=torch.int64)
+        fused_triton.notes(seen, (5, 7), (4, 5), into)
+    assert ptx_of(starts, card)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_weights_choose_four_or_six(card):
+    choosing = plan(OperandSpec(block=(16, 16), source="bf16", scale_rule="4over6-mse"), 1)
+    with recording(fused_triton) as starts:
+        fused_triton.exact(on_card(64, 2048, dtype=torch.float32), choosing, None, (AMAX, None), (None, None))
+    ptx = ptx_of(starts, card)
+    assert not re.search(r"\bfma\.", ptx), "a multiplication and an addition were contracted"
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_packed_operands_are_unpacked_by_wide_accesses(card):
+    with recording(fused_triton) as starts:
+        codes, scales = on_card(64, 1024, dtype=torch.uint8), on_card(64, 128, dtype=torch.uint8)
+        fused_triton.unpacked(codes, scales, (1, 16), power_of_two=False)
+    assert re.search(r"st\.global\S*\.v4\.b32", ptx_of(starts, card)), "stores are narrower than 16 bytes"
+
+
+@pytest.mark.parametrize("card", CARDS)
 def test_codes_are_converted_in_hardware_where_it_can(card, monkeypatch):
     monkeypatch.setattr(fused_triton, "_converts", lambda device: card >= 100)
     with recording(fused_triton) as starts:

@@ -68,17 +68,20 @@ def fused_operands(x: Tensor, wanted: Sequence[Wanted]) -> tuple[ExactOperand, .
 
 
 def fused_observed(
-    x: Tensor, wanted: Sequence[Wanted]
-) -> tuple[tuple[ExactOperand, ...], tuple[tuple[Tensor, Tensor], ...]]:
-    """`fused_operands`, and for each operand (own amax, counts) as `own_amax` gives them, from the same read.
+    x: Tensor, wanted: Sequence[Wanted], into: tuple[Tensor, Tensor], places: Sequence[int]
+) -> tuple[ExactOperand, ...]:
+    """`fused_operands`, which also writes what `own_amax` gives of each operand, from the same read.
 
-    Every operand wanted has one scale for the whole tensor.
+    into: own amaxes fp32 [n] and counts int64 [n, 2 or more]; places: for each operand wanted, where in them
+    its own belong. Every operand wanted has one scale for the whole tensor.
     """
     made, seen = _operands(x, wanted, observe=True)
     assert seen is not None
-    row, column = (0 if want is None else _number_of_blocks(x, want) for want in _by_axis(wanted))
-    own, counts = kernels.notes(seen, row, column)
-    return made, tuple((own[1 - want.axis], counts[1 - want.axis]) for want in wanted)
+    blocks, at = [0, 0], [-1, -1]
+    for want, place in zip(wanted, places, strict=True):
+        blocks[1 - want.axis], at[1 - want.axis] = _number_of_blocks(x, want), place
+    kernels.notes(seen, (blocks[0], blocks[1]), (at[0], at[1]), into)
+    return made
 
 
 def _number_of_blocks(x: Tensor, want: Wanted) -> int:

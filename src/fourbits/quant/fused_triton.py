@@ -146,22 +146,28 @@ def exact(
     return row_values, column_values, scales, seen
 
 
-def notes(seen: Observed, row_blocks: int, column_blocks: int) -> tuple[Tensor, Tensor]:
-    """Largest magnitudes, fp32 [2], saturated and all blocks, int64 [2, 2], of the row and column plan."""
-    largest = seen.own.new_empty(2)
-    counts = torch.empty((2, 2), dtype=torch.int64, device=largest.device)
-    notes_kernel[(2,)](
+def notes(
+    seen: Observed, blocks: tuple[int, int], places: tuple[int, int], into: tuple[Tensor, Tensor]
+) -> None:
+    """Write largest magnitudes, saturated and all blocks of the row and the column plan.
+
+    blocks: of each plan; places: where each belongs in `into`, fp32 [n] and int64 [n, 2 or more]; negative
+    for a plan that is missing.
+    """
+    largest, counts = into
+    notes_kernel[(sum(place >= 0 for place in places),)](
         seen.own,
         seen.saturated,
         seen.own.shape[1],
-        row_blocks,
-        column_blocks,
+        0 if places[0] >= 0 else 1,
+        *blocks,
+        *places,
         largest,
         counts,
+        counts.stride(0),
         CHUNK=_NOTES_CHUNK,
         num_warps=4,
     )
-    return largest, counts
 
 
 def packed(

@@ -27,17 +27,24 @@ def store_tile(out_ptr, stride, values, row, column, M, K, VECTOR: tl.constexpr,
 
 
 @triton.jit
+def larger_and_sum(a, count_a, b, count_b):
+    """One step of both reductions at once."""
+    return tl.maximum(a, b), count_a + count_b
+
+
+@triton.jit
 def observe(amax_bits, tensor_bits, own_ptr, saturated_ptr, PLAN: tl.constexpr):
     """Leave this program's largest magnitude and its count of saturated blocks. docs/nvfp4.md, section 16.
 
     A block is saturated when the scale that maps its maximum to the largest element would have rounded above
     448. Padding has the scale 0.
     """
-    largest = tl.max(tl.reshape(amax_bits, (amax_bits.numel,)), axis=0)
-    wanted = max_target(amax_bits, tensor_bits, PLAN)
-    saturated = tl.reshape((wanted > 464.0).to(tl.int32), (amax_bits.numel,))
+    saturated = (max_target(amax_bits, tensor_bits, PLAN) > 464.0).to(tl.int32)
+    largest, saturated = tl.reduce((amax_bits, saturated), 0, larger_and_sum)  # rows: a thread holds them
+    largest, saturated = tl.reshape(largest, (largest.numel,)), tl.reshape(saturated, (largest.numel,))
+    largest, saturated = tl.reduce((largest, saturated), 0, larger_and_sum)
     tl.store(own_ptr + tl.program_id(0), float_of(largest))
-    tl.store(saturated_ptr + tl.program_id(0), tl.sum(saturated, axis=0))
+    tl.store(saturated_ptr + tl.program_id(0), saturated)
 
 
 @triton.jit
@@ -90,14 +97,15 @@ def operands_kernel(
                       COLUMN_VECTOR, ROWS, COLUMNS, HARDWARE)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["row_blocks", "column_blocks"])
-def notes_kernel(own_ptr, saturated_ptr, programs, row_blocks, column_blocks, largest_ptr, counts_ptr,
-                 CHUNK: tl.constexpr):  # fmt: skip
-    """What all programs of `operands_kernel` observed, for the row (program 0) and the column operand (1).
+@triton.jit(do_not_specialize=["first_plan", "row_blocks", "column_blocks", "row_place", "column_place"])
+def notes_kernel(own_ptr, saturated_ptr, programs, first_plan, row_blocks, column_blocks, row_place,
+                 column_place, largest_ptr, counts_ptr, counts_stride, CHUNK: tl.constexpr):  # fmt: skip
+    """What all programs of `operands_kernel` observed, for the row (plan 0) and the column operand (plan 1).
 
-    largest_ptr: fp32 [2]; counts_ptr: int64 [2, 2], saturated and all blocks.
+    One program for each plan from first_plan on, which writes to its place of largest_ptr (fp32) and
+    counts_ptr (int64, saturated and all blocks, counts_stride apart).
     """
-    which = tl.program_id(0)
+    which = first_plan + tl.program_id(0)
     largest = tl.zeros((CHUNK,), tl.float32)
     saturated = tl.zeros((CHUNK,), tl.int32)
     for first in range(0, programs, CHUNK):
@@ -107,7 +115,8 @@ def notes_kernel(own_ptr, saturated_ptr, programs, row_blocks, column_blocks, la
         largest = larger(largest, own)
         saturated += tl.load(saturated_ptr + which * programs + i, mask=inside, other=0)
     bits = tl.max(bits_of(largest), axis=0)
-    tl.store(largest_ptr + which, float_of(bits))
+    place = tl.where(which == 0, row_place, column_place)
+    tl.store(largest_ptr + place, float_of(bits))
+    tl.store(counts_ptr + place * counts_stride, tl.sum(saturated, axis=0).to(tl.int64))
     blocks = tl.where(which == 0, row_blocks, column_blocks)
-    tl.store(counts_ptr + which * 2, tl.sum(saturated, axis=0).to(tl.int64))
-    tl.store(counts_ptr + which * 2 + 1, blocks.to(tl.int64))
+    tl.store(counts_ptr + place * counts_stride + 1, blocks.to(tl.int64))

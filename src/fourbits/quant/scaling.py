@@ -171,4 +171,5 @@ def _power_of_two(exponent: Tensor) -> Tensor:
 
 
 def _fp32(value: Fraction) -> float:
-    return torch.tensor(float(value), dtype=torch.float32).item()
+    quotient = value.numerator / value.denominator  # float(value), which torch 2.11 does not compile
+    return torch.tensor(quotient, dtype=torch.float32).item()

@@ -117,8 +117,7 @@ def observe(
     """
     roles = slice(first_role, first_role + own.shape[0])
     pending = amaxes[slot, roles, PENDING]
-    finite = torch.where(own < torch.inf, own, -1.0)  # NaN is not below anything
-    pending.copy_(torch.maximum(pending, finite))
+    torch.maximum(pending, own.nan_to_num(nan=-1.0, posinf=-1.0), out=pending)
     # a forward inside a backward pass recomputes what was counted before; for a maximum that does not matter
     if first_role or torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
         counters[slot, roles, RUNNING:] += counts

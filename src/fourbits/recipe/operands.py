@@ -36,6 +36,7 @@ _SEED, _STEP, _TOKEN, _TOKEN_BLOCK, _ZERO = range(5)
 _TOKENS_ARE_ROWS = (_SEED, _ZERO, _STEP, _TOKEN, _ZERO)
 _TOKENS_ARE_SUMMED = (_SEED, _ZERO, _STEP, _ZERO, _TOKEN_BLOCK)
 _NO_TOKENS = (_SEED, _ZERO, _STEP, _ZERO, _ZERO)
+OPERAND_ROLES = ROLES[:6]
 _KEY_FIELDS = {
     "fprop.lhs": _TOKENS_ARE_ROWS,
     "fprop.rhs": _NO_TOKENS,
@@ -65,8 +66,8 @@ class Call:
     amax: Tensor | None
     #: operands whose layout's statistics are taken, as by layout.measured_at
     measured: str = ""
-    #: role -> (own amax; saturated and all blocks); role -> counts of the layout's statistics
-    notes: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    #: what `observed` gives of all roles, once one is noted; role -> counts of the layout's statistics
+    notes: tuple[Tensor, Tensor] | None = None
     layouts: dict[str, Tensor] = field(default_factory=dict)
 
     def operand(self, x: Tensor, axis: int, role: str) -> ExactOperand:
@@ -117,10 +118,10 @@ class Call:
         wanted = [self._wanted(axis, role) for role, axis in sides]
         if not any(self._has_policy(role) for role, _ in sides):
             return fused_operands(x, wanted)
-        made, notes = fused_observed(x, wanted)
-        for (role, _), (own, counts) in zip(sides, notes, strict=True):
-            if self._has_policy(role):
-                self._note(role, own, counts)
+        places = [ROLES.index(role) for role, _ in sides]
+        made = fused_observed(x, wanted, self._notes(), places)
+        for role, _ in sides:
+            self._keep_what_is_used(role)
         return made
 
     def _reference(self, x: Tensor, role: str, axis: int) -> ExactOperand:
@@ -128,13 +129,29 @@ class Call:
         if not self._has_policy(role):
             return exact_operand(x, spec, axis, sr_key=key)
         used, own, counts = own_amax(x, spec, axis, self._given(role), key)
-        self._note(role, own, counts)
+        all_own, all_counts = self._notes()
+        place = ROLES.index(role)
+        all_own[place], all_counts[place, :2] = own, counts
+        self._keep_what_is_used(role)
         return exact_operand(x, spec, axis, amax=used, sr_key=key)
 
-    def _note(self, role: str, own: Tensor, counts: Tensor) -> None:
-        if self.table.operand(role).amax_policy == "interval":  # what is not used need not be known
-            own = torch.where(self._given(role) < 0, own, torch.nan)
-        self.notes[role] = (own, counts)
+    def _notes(self) -> tuple[Tensor, Tensor]:
+        """Own amaxes fp32 [6] and counts int64 [6, 4] of all roles, which operands write."""
+        if self.notes is None:
+            self.notes = nothing_observed(self.clock, self.amax, len(OPERAND_ROLES))
+        return self.notes
+
+    def _keep_what_is_used(self, role: str) -> None:
+        """Forget an own amax that nobody needs: of an operand without a policy, and between intervals."""
+        policy = self.table.operand(role).amax_policy
+        if policy in ("delayed", "history"):
+            return
+        own, counts = self._notes()
+        place = ROLES.index(role)
+        if policy == "interval":
+            own[place] = torch.where(self._given(role) < 0, own[place], torch.nan)
+        else:
+            own[place], counts[place] = torch.nan, 0
 
     def _has_policy(self, role: str) -> bool:
         return self.amax is not None and self.table.operand(role).amax_policy != "current"
@@ -144,17 +161,14 @@ class Call:
         return self.amax[ROLES.index(role)]
 
     def observed(self, roles: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """(own amaxes fp32 [n], counts int64 [n, 4]) of these roles; empty without amax."""
+        """(own amaxes fp32 [n], counts int64 [n, 4]) of these neighbouring roles; empty without amax."""
         if self.amax is None:
             return nothing_observed(self.clock, self.amax, len(roles))
-        unknown, zeros = self.amax.new_full((), torch.nan), self.clock.new_zeros(2)
-        notes = [self.notes.get(role, (unknown, zeros)) for role in roles]
-        counted = [
-            part
-            for role, (_, counts) in zip(roles, notes, strict=True)
-            for part in (counts, self.layouts.get(role, zeros))
-        ]
-        return torch.stack([own for own, _ in notes]), torch.cat(counted).view(len(roles), 4)
+        own, counts = self._notes()
+        for role, layout in self.layouts.items():
+            counts[ROLES.index(role), 2:] = layout
+        first = ROLES.index(roles[0])
+        return own[first : first + len(roles)], counts[first : first + len(roles)]
 
     def _wanted(self, axis: int, role: str) -> Wanted:
         spec, key = self.table.operand(role), None
