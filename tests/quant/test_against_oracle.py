@@ -91,9 +91,9 @@ def test_dequantized_values_of_narrow_dtypes_are_rounded_once_more(dtype):
             assert raw_bits(by_product(x, spec).dequantize(dtype)) == expected
 
 
-def test_rows_of_a_large_tensor_equal_the_oracle():
+@pytest.mark.parametrize("spec", [Spec(), Spec(rounding="sr", rht=16)], ids=["rne", "sr, rht 16"])
+def test_rows_of_a_large_tensor_equal_the_oracle(spec):
     """However a backend cuts a large tensor: sampled rows, which are independent once amax is given."""
-    spec = Spec()
     x = FINITE["rows_apart"]((1024, 320), 9)
     q = by_product(x, spec, 1, 3.0, KEY)
     for i in (0, 127, 512, 1023):

@@ -1,8 +1,12 @@
 """The compiled source gives the eager source's bytes, though compilers drop casts and assume no overflow."""
 
+import math
+
 import pytest
 import torch
 
+from adversarial import FINITE, NON_FINITE
+from assertions import assert_same_operand
 from fourbits.quant import quantize as module
 from fourbits.quant.operand import OperandSpec
 
@@ -14,7 +18,12 @@ SPECS = {
     "sr-rht": OperandSpec(rounding="sr", rht=16),
     "mxfp4-sr-rht": OperandSpec(format="mxfp4", rounding="sr", rht=32),
     "scale-sr": OperandSpec(scale_rounding="sr"),
+    "sr32": OperandSpec(rounding="sr32"),
+    "fp8": OperandSpec(format="fp8"),
+    "fp8-whole": OperandSpec(format="fp8", block=(0, 0)),
 }
+#: without another graph: the compiled stages of SPECS serve these inputs, too
+EDGES = ("rne", "tile", "sr-rht", "mxfp4-sr-rht", "fp8")
 
 
 def spread_input() -> torch.Tensor:
@@ -27,9 +36,9 @@ def spread_input() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
-def test_compiled_bytes_equal_eager_bytes(spec: OperandSpec, axis: int, monkeypatch: pytest.MonkeyPatch):
-    x = spread_input()
+@pytest.mark.parametrize("name", SPECS)
+def test_compiled_bytes_equal_eager_bytes(name: str, axis: int, monkeypatch: pytest.MonkeyPatch):
+    x, spec = spread_input(), SPECS[name]
     eager = module.quantize(x, spec, axis, sr_key=KEY)
     monkeypatch.setattr(module, "COMPILE_FROM", 0)
     compiled = module.quantize(x, spec, axis, sr_key=KEY)
@@ -41,3 +50,33 @@ def test_compiled_bytes_equal_eager_bytes(spec: OperandSpec, axis: int, monkeypa
     if spec.block_format.scale != "fp32":
         stored = exact.values.t() if axis == 0 else exact.values
         assert torch.equal(stored.float(), values)
+
+
+def assert_equal_operands(x: torch.Tensor, spec: OperandSpec, axis: int, amax: torch.Tensor | None) -> None:
+    found = []
+    for compile_from in (0, 1 << 62):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "COMPILE_FROM", compile_from)
+            found.append(module.quantize(x, spec, axis, amax=amax, sr_key=KEY))
+    assert_same_operand(*found)
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_compiled_edges_are_the_eager_ones(name: str):
+    """Poison, zeros of both signs, subnormals, underflow and the largest numbers, along both axes."""
+    for number, make in enumerate({**FINITE, **NON_FINITE}.values()):
+        assert_equal_operands(make((48, 144), number), SPECS[name], number % 2, None)
+
+
+@pytest.mark.parametrize("amax", [0.0, 7e-36, 1e-3, 3.4e38, math.inf, math.nan])
+@pytest.mark.parametrize("name", ["rne", "sr-rht", "fp8-whole"])
+def test_a_given_amax_is_used_by_compiled_code_as_by_eager_code(name: str, amax: float):
+    for kind in ("normal", "nan"):
+        x = {**FINITE, **NON_FINITE}[kind]((48, 144), 3)
+        assert_equal_operands(x, SPECS[name], 1, torch.tensor(amax))
+
+
+def test_sizes_that_are_no_multiple_of_anything_are_compiled_too():
+    x = FINITE["spread"]((15, 4423), 4)
+    assert x.numel() >= module.COMPILE_FROM
+    assert_equal_operands(x, SPECS["rne"], 1, None)
