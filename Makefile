@@ -53,7 +53,7 @@ check: install
 	$(BIN)/pytest -q tests/test_layers.py tests/test_style.py
 
 test-gpu: install
-	$(BIN)/pytest -q -m gpu
+	$(BIN)/pytest -q -m gpu -n 8
 
 $(PEERS)/.installed: Makefile $(VENV)/.installed
 	@$(BIN)/python -m venv $(PEERS)

@@ -48,6 +48,7 @@ def test_what_policies_learn_costs_few_barriers(card):
     assert barriers[1] - barriers[0] <= 16, barriers  # a reduction for each of the four took 24
     with recording(fused_triton) as starts:
         into = torch.zeros(6), torch.zeros(6, 4, dtype=torch.int64)
+        assert seen is not None
         fused_triton.notes(seen, (5, 7), (4, 5), into)
     assert ptx_of(starts, card)
 
