@@ -79,9 +79,15 @@ def backward_of(
     layer: int,
     table: str,
     measured: str,
-    needs: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    """What `linear_backward` does, without an operator around it."""
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dX [M, K] in dy's dtype, dW [N, K] and dbias [N] in FP32; own amaxes and counts.
+
+    dy: [M, N]; w_values to x_global: as returned by the forward; x: needed where the forward kept no operand
+    of it; amax: as for the forward; needs: which of x, weight and bias want a gradient. The others get an
+    empty tensor. Autograd rounds dW to the dtype that the parameter's gradients have. Own amaxes and
+    counts are of Dgrad's and Wgrad's operands, as in the forward.
+    """
     call = Call(table_from_text(table), clock, layer, amax, measured)
     kept = ExactOperand(w_values, w_scale, 1, call.table.fprop.rhs)
     source = _kept_input(call, (x_values, x_scale, x_global), (dy.shape[0], weight.shape[1])) or x
@@ -152,46 +158,7 @@ def _(
     return y, w_values, w_scale, x_values, x_scale, x_global, own, counts
 
 
-@torch.library.custom_op("fourbits::linear_backward", mutates_args=())
-def linear_backward(
-    dy: Tensor,
-    x: Tensor | None,
-    weight: Tensor,
-    w_values: Tensor,
-    w_scale: Tensor,
-    x_values: Tensor,
-    x_scale: Tensor,
-    x_global: Tensor,
-    clock: Tensor,
-    amax: Tensor | None,
-    layer: int,
-    table: str,
-    measured: str,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dX [M, K] in dy's dtype, dW [N, K] and dbias [N] in FP32; own amaxes and counts.
-
-    dy: [M, N]; w_values to x_global: as returned by the forward; x: needed where the forward kept no operand
-    of it; amax: as for the forward; needs: which of x, weight and bias want a gradient. The others get an
-    empty tensor. Autograd rounds dW to the dtype that the parameter's gradients have. Own amaxes and
-    counts are of Dgrad's and Wgrad's operands, as in the forward.
-    """
-    return backward_of(  # pyright: ignore[reportReturnType]
-        dy,
-        x,
-        weight,
-        w_values,
-        w_scale,
-        x_values,
-        x_scale,
-        x_global,
-        clock,
-        amax,
-        layer,
-        table,
-        measured,
-        needs,
-    )
+linear_backward = torch.library.custom_op("fourbits::linear_backward", backward_of, mutates_args=())
 
 
 @linear_backward.register_fake
