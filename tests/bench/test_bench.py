@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fourbits.bench import linear, quantize, timing
+from fourbits.bench import linear, quantize, quantize_recipe, timing
 
 CPU = torch.device("cpu")
 
@@ -14,9 +14,10 @@ CPU = torch.device("cpu")
 def small(monkeypatch):
     monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(timing, "product_rate", lambda device: 1e12)
-    for module in (quantize, linear):
+    for module in (quantize, quantize_recipe, linear):
         monkeypatch.setattr(module, "product_rate", lambda device: 1e12)
     monkeypatch.setattr(quantize, "_CPU_SHAPE", (64, 64))
+    monkeypatch.setitem(quantize_recipe._SHAPE, "cpu", (64, 128))
     monkeypatch.setattr(linear, "_CPU_SHAPE", (32, 48, 64))
     monkeypatch.setattr(torch, "compile", lambda layer: layer)
 
@@ -39,6 +40,14 @@ def test_a_linear_is_compared_with_bf16_of_the_same_run():
     assert ours.goal == 0.4
     assert ours.ceiling is not None
     assert ours.ceiling < 1
+
+
+def test_every_operand_of_a_recipe_is_compared_with_its_plain_form():
+    bars = {bar.name: bar for bar in quantize_recipe.bench_recipe(CPU, "quartet2-46").bars}
+    roles = [role for names in bars for role in names.split(", ")]
+    assert sorted(roles) == sorted(set(roles))
+    assert bars["fprop.lhs"].goal == pytest.approx(1 / 1.3)
+    assert any(bar.goal == pytest.approx(1 / 1.6) for bar in bars.values())
 
 
 def test_calls_are_timed_in_turns():

@@ -6,7 +6,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, median_seconds, product_rate
+from fourbits.bench.quantize_peers import quantize_peers
+from fourbits.bench.timing import (
+    Bar,
+    Report,
+    copy_bandwidth,
+    measured,
+    median_seconds,
+    medians,
+    product_rate,
+)
 from fourbits.quant.fused import Wanted, fused_operands, fused_quantize
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand, quantize
@@ -18,6 +27,8 @@ _TILE = OperandSpec(block=(16, 16), source="bf16")
 _FP8 = OperandSpec(format="fp8")
 #: bytes of a packed 4-bit element with its share of a block scale
 _PACKED = 0.5 + 1 / 16
+#: how many times faster than which version of a peer
+_PEER_GOALS = {"torchao 0.18.0": 20.0, "fouroversix 0.1.0": 15.0}
 _CARD_SHAPE, _CPU_SHAPE = (8192, 4096), (2048, 4096)
 
 
@@ -80,4 +91,15 @@ def _cpu_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
         bar("column with RHT, to nearest, own amax", _COLUMN, 0, False),
         bar("column with RHT, stochastic, own amax", _COLUMN_SR, 0, False),
         bar("square, to nearest, own amax", replace(_TILE, source="as_is"), 1, False),
+        *_peer_bars(x, device),
     )
+
+
+def _peer_bars(x: Tensor, device: torch.device) -> list[Bar]:
+    """How many times faster than each peer that is installed: packed, own amax, calls in turns."""
+    bars: list[Bar] = []
+    for name, theirs in quantize_peers(x).items():
+        own, peer = medians([lambda: quantize(x, _ROW), theirs], device, repeats=10)
+        goal = _PEER_GOALS.get(name)
+        bars.append(Bar(name=name, seconds=peer, value=peer / own, unit="times as long", goal=goal))
+    return bars

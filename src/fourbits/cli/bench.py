@@ -10,6 +10,7 @@ from rich.table import Table
 from fourbits.bench.data import bench_data
 from fourbits.bench.linear import bench_linear
 from fourbits.bench.quantize import bench_quantize
+from fourbits.bench.quantize_recipe import bench_recipe
 from fourbits.bench.step import bench_step
 from fourbits.bench.timing import Report
 
@@ -20,18 +21,24 @@ BENCHMARKS = {"quantize": bench_quantize, "linear": bench_linear, "step": bench_
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("what", choices=BENCHMARKS, help="what to measure")
+    parser.add_argument(
+        "--recipe", metavar="NAME", help="with quantize: what the options of this recipe cost, by operand"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: Namespace) -> int:
-    """Measure and print. Raises ValueError for a device that is not here."""
+    """Measure and print. Raises ValueError for a device that is not here and for an unknown recipe."""
+    if args.recipe and args.what != "quantize":
+        raise ValueError(f"--recipe {args.recipe}: is an option of quantize, got {args.what}. Leave it out.")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "--device cuda: torch sees no CUDA device. Use --device cpu, or see fourbits doctor."
         )
     kind = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    report = BENCHMARKS[args.what](torch.device(kind))
+    device = torch.device(kind)
+    report = bench_recipe(device, args.recipe) if args.recipe else BENCHMARKS[args.what](device)
     if args.json:
         print(json.dumps(report.to_dict(), indent=2))
     else:
