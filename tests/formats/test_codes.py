@@ -24,10 +24,10 @@ def all_codes(bits=8):
 
 
 def around(values: list[Fraction]) -> torch.Tensor:
-    """Each value and its two fp32 neighbours, with both signs, exactly representable values only."""
+    """Each value and four fp32 neighbours on either side, with both signs."""
     exact = torch.tensor([float(value) for value in values], dtype=torch.float32)
-    up, down = (torch.nextafter(exact, torch.tensor(limit)) for limit in (torch.inf, 0.0))
-    positive = torch.cat((exact, up, down))
+    neighbours = (exact.view(torch.int32)[:, None] + torch.arange(-4, 5, dtype=torch.int32)).clamp_min(0)
+    positive = neighbours.flatten().view(torch.float32)
     return torch.cat((positive, -positive))
 
 

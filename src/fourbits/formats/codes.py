@@ -14,7 +14,7 @@ def encode(values: Tensor, fmt: FloatFormat) -> Tensor:
 
     A format without a NaN code gives NaN its largest magnitude, unsigned.
     """
-    codes = grid_codes(round_nearest(values, fmt).abs(), values, fmt)
+    codes = grid_codes(round_nearest(values.abs(), fmt), values, fmt)
     nan_code = fmt.max_code if fmt.nan_code is None else fmt.nan_code
     return torch.where(torch.isnan(values), torch.full_like(codes, nan_code), codes)
 
@@ -41,18 +41,16 @@ def decode(codes: Tensor, fmt: FloatFormat) -> Tensor:
 def _magnitude_code(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
     """How many grid values lie below; fp32 whole numbers.
 
-    Within a binade the code grows by one per step. Steps grow with the binade, so the code is a concave
-    function of the magnitude: the least of the lines through the binades.
+    The code grows by one per step, and each binade has steps twice as large as the one below it.
     """
-    half_full = 1 << fmt.mantissa_bits
     if fmt.binades > FEW_BINADES:
         _, per_step = grid_step(magnitude, fmt)
         binade = _exponent(magnitude).clamp_min(fmt.min_exponent + 127) - (fmt.min_exponent + 127)
-        return magnitude * per_step + (binade * half_full).to(torch.float32)
+        return magnitude * per_step + (binade << fmt.mantissa_bits).to(torch.float32)
     code = magnitude * 2.0**-fmt.step_exponent
     for binade in range(1, fmt.binades):
-        line = magnitude * 2.0 ** -(fmt.step_exponent + binade) + float(binade * half_full)
-        code = torch.minimum(code, line)
+        beyond = torch.relu(magnitude - 2.0 ** (fmt.min_exponent + binade))
+        code = code - beyond * 2.0 ** -(fmt.step_exponent + binade)
     return code
 
 

@@ -12,8 +12,6 @@ from fourbits.formats.descriptors import FloatFormat
 _EXPONENT_MASK = 0x7F800000
 #: grids with at most this many spacings find the one that holds by comparing: cheaper than bit casts
 FEW_BINADES = 4
-#: added to a number below 2**22, it leaves whole numbers only, the nearest, ties to even
-_WHOLE = 1.5 * 2.0**23
 
 
 def grid_step(magnitude: Tensor, fmt: FloatFormat) -> tuple[Tensor, Tensor]:
@@ -22,26 +20,27 @@ def grid_step(magnitude: Tensor, fmt: FloatFormat) -> tuple[Tensor, Tensor]:
     magnitude: fp32 in [0, fmt.max_value] -> two fp32 tensors of its shape.
     """
     if fmt.binades <= FEW_BINADES:
-        return _by_binade(magnitude, fmt, 1.0), _by_binade(magnitude, fmt, 1.0, reciprocal=True)
+        return _by_binade(magnitude, fmt, 1), _by_binade(magnitude, fmt, -1)
     lowest = (fmt.min_exponent + 127) << 23
     binade = (magnitude.view(torch.int32) & _EXPONENT_MASK).clamp_min(lowest)
     step_bits = binade - (fmt.mantissa_bits << 23)
     return step_bits.view(torch.float32), ((254 << 23) - step_bits).view(torch.float32)
 
 
-def round_nearest(values: Tensor, fmt: FloatFormat) -> Tensor:
-    """Nearest grid value, ties to the even code, saturating. values: fp32, not NaN -> fp32 of its shape.
+def round_nearest(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
+    """Nearest grid value, ties to the even code, saturating. magnitude: fp32 >= 0 -> fp32 of its shape.
 
-    The sign of what rounds to zero is not kept.
+    fp32 has 24 significant bits. What a magnitude takes away from a number 2**(23 - t) times as large is a
+    multiple of 2**-t of its own binade, nearest, ties to even: the grid for t mantissa bits. Where the grid
+    is uniform the large number stays what it is at the first binade.
     """
-    clipped = values.clamp(-fmt.max_value, fmt.max_value)
-    if fmt.dtype is not None:
+    clipped = magnitude.clamp_max(fmt.max_value)
+    if not fmt.has_zero:  # powers of two only, and no room above them
         return clipped.to(fmt.dtype).to(torch.float32)
-    if fmt.binades <= FEW_BINADES:
-        whole_steps = _by_binade(clipped.abs(), fmt, _WHOLE)
-        return (clipped + whole_steps) - whole_steps
-    step, per_step = grid_step(clipped.abs(), fmt)
-    return torch.round(clipped * per_step) * step
+    shift = 2.0 ** (23 - fmt.mantissa_bits)
+    least = 2.0**fmt.min_exponent * (shift + 2.0)
+    large = torch.relu(clipped * shift - least) + least  # their maximum, exactly
+    return large - (large - clipped)
 
 
 def round_stochastic(magnitude: Tensor, noise: Tensor, fmt: FloatFormat) -> Tensor:
@@ -66,12 +65,10 @@ def round_stochastic_32(magnitude: Tensor, noise: Tensor, fmt: FloatFormat) -> T
     return (lower + (uniform < steps - lower).to(torch.float32)) * step
 
 
-def _by_binade(magnitude: Tensor, fmt: FloatFormat, factor: float, reciprocal: bool = False) -> Tensor:
-    """factor * step (or factor / step) at each magnitude, for a grid of few binades."""
-    sign = -1 if reciprocal else 1
-    result = torch.full_like(magnitude, factor * 2.0 ** (sign * fmt.step_exponent))
+def _by_binade(magnitude: Tensor, fmt: FloatFormat, sign: int) -> Tensor:
+    """step**sign at each magnitude, for a grid of few binades."""
+    result = torch.full_like(magnitude, 2.0 ** (sign * fmt.step_exponent))
     for above in range(1, fmt.binades):
         reached = magnitude >= 2.0 ** (fmt.min_exponent + above)
-        value = torch.full_like(magnitude, factor * 2.0 ** (sign * (fmt.step_exponent + above)))
-        result = torch.where(reached, value, result)
+        result = torch.where(reached, 2.0 ** (sign * (fmt.step_exponent + above)), result)
     return result

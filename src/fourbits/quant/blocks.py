@@ -28,15 +28,10 @@ def in_layout(size: tuple[int, int] | None, axis: int) -> tuple[int, int] | None
 
 
 def block_view(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
-    """x, completed, as blocks [A / a, a, B / b, b], (a, b) the block in x's layout.
-
-    Blocks of one row along axis 1 do not care which row they are in, so they become [blocks, 1, 1, b].
-    """
+    """x, completed, as blocks [A / a, a, B / b, b], (a, b) the block in x's layout."""
     size = in_layout(spec.block_size, axis)
     if size is None:
         return x[None, :, None, :]
-    if axis == 1 and size[0] == 1:
-        return x.reshape(x.numel() // size[1], 1, 1, size[1])
     return x.reshape(x.shape[0] // size[0], size[0], x.shape[1] // size[1], size[1])
 
 

@@ -1,11 +1,10 @@
-"""Scale rules: which block scale is wanted, before it is rounded. docs/nvfp4.md, sections 7.1 and 7.5.
+"""Scale rules that compare candidates by the error they leave. docs/nvfp4.md, sections 7.4 and 7.5.
 
-`max` maps a block's maximum to the largest element. The others try candidates and keep the one that
-reconstructs the block best: Four Over Six (arXiv:2512.02010) also maps the maximum to 4, and `search` visits
-an octave of scales up and one down.
+Four Over Six (arXiv:2512.02010) maps a block's maximum to 6 or to 4; `search` visits an octave of scales up
+and one down. A rule asks for the errors of candidates and answers with the scale it wants, before rounding.
 """
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,85 +12,137 @@ from torch import Tensor
 from fourbits.formats.codes import decode, encode
 from fourbits.formats.descriptors import E4M3, FloatFormat
 from fourbits.formats.rounding import round_nearest
+from fourbits.quant.compiled import Runner, with_static_sizes
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.scaling import Level, divide, element_encode, max_target, target_and_kappa
+from fourbits.quant.scaling import Level, divide, element_encode, level_of, target_and_kappa
 
-#: candidate block scales -> the error of each, all grids of one number per block
-Errors = Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
 _HEADROOM = 1.0625
 
 
-def wanted_scales(block_amax: Tensor, level: Level, spec: OperandSpec, errors: Errors) -> Tensor:
-    """The unrounded block scale that spec.scale_rule chooses. block_amax: fp32 grid -> fp32 grid."""
-    return _RULES[spec.scale_rule.partition("-")[0]](block_amax, level, spec, errors)
+class _Comparison(NamedTuple):
+    """What the candidates of a tensor's blocks are compared on."""
+
+    #: the elements, as `row_errors` reads them
+    lanes: Tensor
+    block_amax: Tensor
+    level: Level
+    spec: OperandSpec
+    axis: int
+    run: Runner
+
+    def error(self, candidate: Tensor) -> Tensor:
+        """The error of every block under a candidate scale; fp32 grids."""
+        rows = self.run(row_errors)(self.lanes, candidate, self.level, self.spec, self.axis)
+        dim = 1 if self.axis == 1 else 2
+        if rows.shape[dim] == 1:
+            return rows.squeeze(dim)
+        return self.run(over_rows)(with_static_sizes(rows, dim), self.spec, dim)
 
 
-def _max(block_amax: Tensor, level: Level, spec: OperandSpec, errors: Errors) -> Tensor:
-    return max_target(block_amax, level, spec)
+def wanted_scales(
+    lanes: Tensor, block_amax: Tensor, amax: Tensor | None, spec: OperandSpec, axis: int, run: Runner
+) -> Tensor:
+    """The unrounded block scale that spec's rule chooses: fp32 grid.
+
+    lanes: blocks [A, b, B, a] along axis 0, for axis 1 as from `block_lanes`; block_amax: fp32 grid in
+    layout; amax: fp32 scalar, None for the tensor's own; run: what runs the stages.
+    """
+    level = Level(*run(level_grids)(block_amax, amax, spec, axis))
+    rule = _four_over_six if spec.scale_rule.startswith("4over6") else _search
+    return rule(_Comparison(lanes, block_amax, level, spec, axis, run))
 
 
-def _four_over_six(block_amax: Tensor, level: Level, spec: OperandSpec, errors: Errors) -> Tensor:
-    to_six = _map_to_emax(block_amax, level, spec)
-    to_four = to_six * 1.5
-    error_six, error_four = errors((round_nearest(to_six, E4M3), round_nearest(to_four, E4M3)))
-    return torch.where(error_four < error_six, to_four, to_six)
+def _four_over_six(comparison: _Comparison) -> Tensor:
+    to_six, six, four = comparison.run(six_and_four)(comparison.block_amax, comparison.level, comparison.spec)
+    return comparison.run(better_of)(to_six, comparison.error(six), comparison.error(four))
 
 
-def _search(block_amax: Tensor, level: Level, spec: OperandSpec, errors: Errors) -> Tensor:
-    best = round_nearest(_map_to_emax(block_amax, level, spec), E4M3)
-    code = encode(best, E4M3).to(torch.int32)
-    (least,) = errors((best,))
-    up = [(code + i).clamp_max(E4M3.max_code) for i in range(1, 8)]
-    down = [(code - i).clamp_min(1) for i in range(1, 9)]  # repeats of a visited scale tie and never win
-    for visited in (*up, *down):
-        candidate = decode(visited.to(torch.uint8), E4M3)
-        (error,) = errors((candidate,))
+def _search(comparison: _Comparison) -> Tensor:
+    best, *others = search_candidates(comparison.block_amax, comparison.level, comparison.spec)
+    least = comparison.error(best)
+    for candidate in others:
+        error = comparison.error(candidate)
         better = error < least
         best, least = torch.where(better, candidate, best), torch.where(better, error, least)
     return best
 
 
-_RULES: dict[str, Callable[[Tensor, Level, OperandSpec, Errors], Tensor]] = {
-    "max": _max,
-    "4over6": _four_over_six,
-    "search": _search,
-}
+def level_grids(
+    block_amax: Tensor, amax: Tensor | None, spec: OperandSpec, axis: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The fields of the Level of every block."""
+    level, _ = level_of(block_amax, amax, spec, axis)
+    return level.amax, level.encode, level.decode
 
 
-def block_errors(
-    lanes: Tensor, candidates: tuple[Tensor, ...], level: Level, spec: OperandSpec, axis: int
-) -> tuple[Tensor, ...]:
-    """Error of every block's reconstruction under each of the candidate scales, in spec's metric.
+def six_and_four(block_amax: Tensor, level: Level, spec: OperandSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """The scale that maps block maxima to 6 as wanted and as rounded, and the rounded one that maps to 4."""
+    to_six = _map_to_emax(block_amax, level, spec)
+    return to_six, round_nearest(to_six, E4M3), round_nearest(to_six * 1.5, E4M3)
 
-    lanes: blocks, for axis 1 as from `lanes_first`; candidates and level: fp32 grids -> fp32 grids. Elements
-    round to nearest whatever spec.rounding says, and everything is shifted by a power of two, so that no
-    error under- or overflows.
+
+def better_of(to_six: Tensor, error_six: Tensor, error_four: Tensor) -> Tensor:
+    """The wanted scale of the mapping with the smaller error; 6 in a tie."""
+    return torch.where(error_four < error_six, to_six * 1.5, to_six)
+
+
+def search_candidates(block_amax: Tensor, level: Level, spec: OperandSpec) -> tuple[Tensor, ...]:
+    """The scale next to amax / emax, then seven codes up and eight down; repeats tie and never win."""
+    first = round_nearest(_map_to_emax(block_amax, level, spec), E4M3)
+    code = encode(first, E4M3).to(torch.int32)
+    up = [(code + i).clamp_max(E4M3.max_code) for i in range(1, 8)]
+    down = [(code - i).clamp_min(1) for i in range(1, 9)]
+    return first, *(decode(visited.to(torch.uint8), E4M3) for visited in (*up, *down))
+
+
+def row_errors(lanes: Tensor, candidate: Tensor, level: Level, spec: OperandSpec, axis: int) -> Tensor:
+    """Error of every row of every block under a candidate scale: [A, a, B] for axis 1, [A, B, a] for axis 0.
+
+    Elements round to nearest whatever spec.rounding says; everything is shifted by a power of two, so that no
+    error under- or overflows. A row is summed in the order of the contraction.
     """
-    shift = _normalizer(level.amax)
-    level = Level(*(_over_rows(part, axis) for part in level))
-    shift = _over_rows(shift, axis)
-    grids = [_over_rows(candidate, axis) for candidate in candidates]
-    encodes = [element_encode(grid, level) for grid in grids]
-    totals: list[Tensor | None] = [None] * len(grids)
-    for lane in lanes.unbind(1 - axis):
+    shift = _over_lanes(_normalizer(level.amax), axis)
+    level = Level(*(_over_lanes(part, axis) for part in level))
+    scale = _over_lanes(candidate, axis)
+    encode_ = element_encode(scale, level)
+    total: Tensor | None = None
+    for lane in lanes.unbind(1 + axis):
         magnitude = lane.to(torch.float32).abs()
-        for i, (grid, encode_) in enumerate(zip(grids, encodes, strict=True)):
-            element = round_nearest(magnitude * encode_, _element(spec))
-            deviation = _reconstructed(element * grid, level, shift, spec) - magnitude * shift
-            totals[i] = _accumulated(totals[i], deviation, spec)
-    return tuple(_over_block(total, spec, 1 if axis == 1 else 2) for total in totals if total is not None)
+        element = round_nearest(magnitude * encode_, _element(spec))
+        term = _term(_reconstructed(element * scale, level, shift, spec) - magnitude * shift, spec)
+        total = term if total is None else _joined(total, term, spec)
+    assert total is not None
+    return total
 
 
-def lanes_first(blocks: Tensor) -> Tensor:
-    """A copy with each element of a row of a block in a slice of its own: [A, a, B, b] -> [b, A, a, B].
+def over_rows(rows: Tensor, spec: OperandSpec, dim: int) -> Tensor:
+    """Errors of blocks from those of their rows, along dim: the maximum, or the halving tree."""
+    return rows.amax(dim) if spec.error_metric == "max" else halving_sum(rows, dim)
 
-    So the sums below run over whole slices. Along axis 0, [A, b, B, a], they do so without a copy.
+
+def halving_sum(terms: Tensor, dim: int) -> Tensor:
+    """Sum along dim, the second half onto the first until one is left; zeros fill up to a power of two."""
+    count = terms.shape[dim]
+    missing = (1 << (count - 1).bit_length()) - count
+    if missing:
+        shape = [missing if i == dim else size for i, size in enumerate(terms.shape)]
+        terms = torch.cat((terms, terms.new_zeros(shape)), dim)
+    while terms.shape[dim] > 1:
+        half = terms.shape[dim] // 2
+        terms = terms.narrow(dim, 0, half) + terms.narrow(dim, half, half)
+    return terms.squeeze(dim)
+
+
+def block_lanes(blocks: Tensor) -> Tensor:
+    """A copy with each element of a row of a block in a slice of its own: [A, a, B, b] -> [A, a, b, B].
+
+    So sums run over whole slices. Along axis 0, [A, b, B, a], they do so without a copy.
     """
-    return blocks.permute(3, 0, 1, 2).contiguous()
+    return blocks.transpose(2, 3).contiguous()
 
 
-def _over_rows(grid: Tensor, axis: int) -> Tensor:
-    """A grid [A, B] (or a scalar) that broadcasts over the slices of `lanes_first`."""
+def _over_lanes(grid: Tensor, axis: int) -> Tensor:
+    """A grid [A, B] (or a scalar) that broadcasts over [A, a, B] for axis 1, [A, B, a] for axis 0."""
     return grid if grid.dim() == 0 else grid.unsqueeze(axis if axis == 1 else 2)
 
 
@@ -108,32 +159,12 @@ def _reconstructed(scaled: Tensor, level: Level, shift: Tensor, spec: OperandSpe
     return divide(scaled * (level.amax * shift), target_and_kappa(spec)[0])
 
 
-def _accumulated(total: Tensor | None, deviation: Tensor, spec: OperandSpec) -> Tensor:
-    """A row's error with one more element, in the order of the contraction."""
-    term = deviation * deviation if spec.error_metric == "mse" else deviation.abs()
-    if total is None:
-        return term
+def _term(deviation: Tensor, spec: OperandSpec) -> Tensor:
+    return deviation * deviation if spec.error_metric == "mse" else deviation.abs()
+
+
+def _joined(total: Tensor, term: Tensor, spec: OperandSpec) -> Tensor:
     return torch.maximum(total, term) if spec.error_metric == "max" else total + term
-
-
-def _over_block(rows: Tensor, spec: OperandSpec, dim: int) -> Tensor:
-    """A block's error from those of its rows, along dim: the halving tree of section 7.4, or the maximum."""
-    if spec.error_metric == "max":
-        return rows.amax(dim)
-    return halving_sum(rows, dim)
-
-
-def halving_sum(terms: Tensor, dim: int) -> Tensor:
-    """Sum along dim, the second half onto the first until one is left; zeros fill up to a power of two."""
-    count = terms.shape[dim]
-    missing = (1 << (count - 1).bit_length()) - count
-    if missing:
-        shape = [missing if i == dim else size for i, size in enumerate(terms.shape)]
-        terms = torch.cat((terms, terms.new_zeros(shape)), dim)
-    while terms.shape[dim] > 1:
-        half = terms.shape[dim] // 2
-        terms = terms.narrow(dim, 0, half) + terms.narrow(dim, half, half)
-    return terms.squeeze(dim)
 
 
 def _map_to_emax(block_amax: Tensor, level: Level, spec: OperandSpec) -> Tensor:

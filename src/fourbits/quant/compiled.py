@@ -6,7 +6,7 @@ Where no C++ compiler works, the eager source runs instead, slower, and one warn
 import functools
 import warnings
 from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch._inductor.exc import InductorError  # pyright: ignore[reportPrivateUs
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+#: what turns a function into one that runs it somehow: `compiled` or `eager`
+Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: distinct specs that one function may be compiled for; the compiler's default of 8 is less than one recipe
 #: has
@@ -62,10 +65,14 @@ def _plain(function: Callable[P, T]) -> Callable[P, tuple[object, ...]]:
     return plain
 
 
+def eager(function: Callable[P, T]) -> Callable[P, T]:
+    """`function` as it is."""
+    return function
+
+
 def with_static_sizes(x: Tensor, *dims: int) -> Tensor:
     """x, marked: the sizes of these dimensions are constants of the code that is compiled for it."""
-    for dim in dims:
-        mark_static(x, dim)
+    mark_static(x, list(dims))
     return x
 
 

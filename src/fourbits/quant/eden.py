@@ -12,24 +12,34 @@ from fourbits.formats.rounding import round_nearest, round_stochastic_32
 from fourbits.quant.choice import halving_sum
 
 
-def corrected(groups: Tensor, encode: Tensor, block_scale: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-    """Block scales that undo the bias of their groups, and the encode multipliers that hold.
+def products(groups: Tensor, encode: Tensor) -> tuple[Tensor, Tensor]:
+    """<v, v> and <v, q>, summed over the blocks of each group but not yet within them: fp32 [G, 16, L].
 
-    groups: floats, transformed, [G, k, 16, L]: k blocks of 16 in each rotation; encode, block_scale: of the
-    uncorrected blocks, fp32 [G, k, L]; words: random 32-bit integers of that shape. Blocks of scale zero stay
-    zero and leave the correction; a group with a poisoned block is poisoned whole.
+    groups: floats, transformed, [G, k, 16, L]: k blocks of 16 in each rotation; encode: fp32 [G, k, L], as
+    from `in_force`.
     """
-    encode = torch.where(block_scale == 0, 0.0, encode)
-    elements = groups.to(torch.float32) * encode[:, :, None]
-    whole = _group_sum(elements * elements)
-    rounded = _group_sum(elements * round_nearest(elements, E2M1))
+    elements = (groups.to(torch.float32) * encode[:, :, None]).abs()  # products do not see the sign
+    rounded = round_nearest(elements, E2M1)
+    return halving_sum(elements * elements, 1), halving_sum(elements * rounded, 1)
+
+
+def corrections(whole: Tensor, rounded: Tensor, block_scale: Tensor) -> Tensor:
+    """The factor on the block scales of each group, fp32 [G, L]; NaN where one of its blocks is poisoned.
+
+    whole, rounded: as from `products`; block_scale: of the uncorrected blocks, fp32 [G, k, L].
+    """
+    whole, rounded = halving_sum(whole, 1), halving_sum(rounded, 1)
     ratio = torch.div(whole, rounded)
     ratio = torch.where((rounded == 0) | ~torch.isfinite(ratio), 1.0, ratio)
-    target = (block_scale * ratio[:, None]).clamp_max(E4M3.max_value)
-    poisoned = torch.isnan(block_scale).any(dim=1, keepdim=True)
-    return torch.where(poisoned, torch.nan, round_stochastic_32(target, words, E4M3)), encode
+    return torch.where(torch.isnan(block_scale).any(dim=1), torch.nan, ratio)
 
 
-def _group_sum(terms: Tensor) -> Tensor:
-    """The halving tree over the elements of each group: [G, k, 16, L] -> [G, L]."""
-    return halving_sum(halving_sum(terms, 1), 1)
+def corrected(block_scale: Tensor, factor: Tensor, words: Tensor) -> Tensor:
+    """block_scale * factor, rounded stochastically. words: random 32-bit integers; all of one shape."""
+    target = (block_scale * factor).clamp_max(E4M3.max_value)
+    return torch.where(factor != factor, torch.nan, round_stochastic_32(target, words, E4M3))
+
+
+def in_force(encode: Tensor, block_scale: Tensor) -> Tensor:
+    """Encode multipliers: blocks of scale zero have zero codes and leave the correction."""
+    return torch.where(block_scale == 0, 0.0, encode)

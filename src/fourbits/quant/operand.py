@@ -1,5 +1,6 @@
 """OperandSpec: everything that decides the bits of one GEMM operand. docs/nvfp4.md, section 3.3."""
 
+import functools
 from dataclasses import dataclass, replace
 
 from fourbits.quant.operand_fields import OperandFields
@@ -17,6 +18,7 @@ class OperandSpec(OperandFields):
         if message := problem(self):
             raise ValueError(f"OperandSpec.{message}")
 
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 - a spec is a value, and few are ever made
     def for_scales(self) -> "OperandSpec":
         """What scales depend on once the blocks' maxima are known, so that compiled code is shared."""
         eden = self.rounding == "ms-eden"
@@ -31,6 +33,7 @@ class OperandSpec(OperandFields):
             adaptive="none",
         )
 
+    @functools.lru_cache(maxsize=1024)  # noqa: B019
     def for_elements(self) -> "OperandSpec":
         """What elements depend on once scales are known."""
         eden = self.rounding == "ms-eden"

@@ -89,9 +89,11 @@ def scale_noise(sr_key: Tensor, block: tuple[int, int], grid: tuple[int, int], a
     starts = torch.arange(grid[axis], device=sr_key.device) * block[1]
     rows, starts = (rows[:, None], starts[None, :]) if axis == 1 else (rows[None, :], starts[:, None])
     words = words_at(sr_key, rows, starts // 16, SCALE_WORD)
-    chosen, place = words[0], (starts % 16) // 4
-    for i in range(1, 4):
-        chosen = torch.where(place == i, words[i], chosen)
+    chosen = words[0]
+    if block[1] % 16:  # else every block starts at a unit
+        place = (starts % 16) // 4
+        for i in range(1, 4):
+            chosen = torch.where(place == i, words[i], chosen)
     return chosen.to(torch.int32)
 
 

@@ -14,12 +14,11 @@ from fourbits.formats.packing import column_words, pack_nibbles, rows_of_words
 from fourbits.quant import eden
 from fourbits.quant import quantize_reference as reference
 from fourbits.quant.blocks import block_view, completed, grid_shape, padded
-from fourbits.quant.choice import lanes_first
-from fourbits.quant.compiled import compiled, with_static_sizes
+from fourbits.quant.choice import block_lanes, wanted_scales
+from fourbits.quant.compiled import Runner, compiled, eager, with_static_sizes
 from fourbits.quant.hadamard import transformed
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import as_sr_key, column_bytes, row_bytes, scale_noise, word_noise
-from fourbits.quant.quantize_reference import Runner, eager
 from fourbits.quant.scale_codes import encode_scales
 from fourbits.quant.scaling import Scales
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -118,38 +117,40 @@ def _rounded(stage: Callable[..., Tensor], ready: Tensor, job: _Job) -> tuple[Te
     """Every element after `stage`, in the shape of ready, and the scales of its blocks."""
     whole = completed(ready, job.spec, job.axis)
     scales = _scales(whole, job)
-    blocks = _as_blocks(whole, job)
-    cells = (blocks.shape[0], 1, blocks.shape[2], 1)
     noise = _noise(ready, job)
     rounded = job.run(stage)(
-        blocks,
-        scales.encode.reshape(cells),
-        scales.block_scale.reshape(cells),
+        _as_blocks(whole, job),
+        scales.encode,
+        scales.block_scale,
         None if noise is None else _as_blocks(noise, job),
         job.spec.for_elements(),
-    )
-    return rounded.reshape(whole.shape)[: ready.shape[0], : ready.shape[1]], scales
+    ).reshape(whole.shape)
+    return rounded if whole is ready else rounded[: ready.shape[0], : ready.shape[1]], scales
 
 
 def _scales(whole: Tensor, job: _Job) -> Scales:
     """Scales of every block of a completed tensor, in its layout."""
     spec, axis, run = job.spec.for_scales(), job.axis, job.run
-    grid = grid_shape(whole, spec, axis)
-    if whole.numel():
-        block_amax = run(reference.block_maxima)(_as_blocks(whole, job)).reshape(grid)
-    else:
-        block_amax = torch.zeros(grid, dtype=torch.float32, device=whole.device)
     words = None
     if job.spec.scale_rounding == "sr" or job.spec.rounding == "ms-eden":
         assert spec.block_size is not None
-        words = run(scale_noise)(job.sr_key, spec.block_size, grid, axis)
-    if spec.error_metric is None:
-        scales = run(reference.scales_of)(block_amax, job.amax, words, None, spec, axis)
-        return scales if spec.rounding != "ms-eden" else _corrected(whole, scales, words, job)
+        words = run(scale_noise)(job.sr_key, spec.block_size, grid_shape(whole, spec, axis), axis)
+    if spec.error_metric is not None:
+        return _compared(whole, words, job)
+    scales = run(reference.measured)(_as_blocks(whole, job), job.amax, words, spec, axis)
+    return scales if spec.rounding != "ms-eden" else _corrected(whole, scales, words, job)
+
+
+def _compared(whole: Tensor, words: Tensor | None, job: _Job) -> Scales:
+    """Scales by a rule that compares the errors of candidates."""
+    spec, axis, run = job.spec.for_scales(), job.axis, job.run
     lanes = _lanes(whole, job)
-    if spec.scale_rule.startswith("search"):  # compiled candidate by candidate
-        return reference.scales_of(block_amax, job.amax, words, lanes, spec, axis, run)
-    return run(reference.scales_of)(block_amax, job.amax, words, lanes, spec, axis)
+    if axis == 0 or not whole.numel():
+        block_amax = run(reference.block_maxima)(_as_blocks(whole, job))
+    else:
+        block_amax = run(reference.lane_maxima)(lanes)
+    wanted = wanted_scales(lanes, block_amax, job.amax, spec, axis, run)
+    return run(reference.scales_of)(block_amax, job.amax, wanted, words, spec, axis)
 
 
 def _corrected(whole: Tensor, scales: Scales, words: Tensor | None, job: _Job) -> Scales:
@@ -159,13 +160,16 @@ def _corrected(whole: Tensor, scales: Scales, words: Tensor | None, job: _Job) -
     groups = whole.reshape(whole.numel() // (size * length), size // 16, 16, length)
     cells, grid = (groups.shape[0], size // 16, length), scales.block_scale.shape
     assert words is not None
-    block_scale, encode = job.run(eden.corrected)(
-        with_static_sizes(groups, 1, 2),
-        with_static_sizes(scales.encode.reshape(cells), 1),
-        with_static_sizes(scales.block_scale.reshape(cells), 1),
-        with_static_sizes(words.reshape(cells), 1),
+    encode = job.run(eden.in_force)(scales.encode, scales.block_scale)
+    block_scale = with_static_sizes(scales.block_scale.reshape(cells), 1)
+    sums = job.run(eden.products)(
+        with_static_sizes(groups, 1, 2), with_static_sizes(encode.reshape(cells), 1)
     )
-    return scales._replace(block_scale=block_scale.reshape(grid), encode=encode.reshape(grid))
+    whole, rounded = (with_static_sizes(part, 1) for part in sums)
+    factor = job.run(eden.corrections)(whole, rounded, block_scale)[:, None].expand(cells).reshape(grid)
+    return scales._replace(
+        block_scale=job.run(eden.corrected)(scales.block_scale, factor, words), encode=encode
+    )
 
 
 def _as_blocks(whole: Tensor, job: _Job) -> Tensor:
@@ -175,13 +179,13 @@ def _as_blocks(whole: Tensor, job: _Job) -> Tensor:
 
 
 def _lanes(whole: Tensor, job: _Job) -> Tensor:
-    """What `block_errors` sums over: slices by element of a block's row."""
+    """What `row_errors` sums over: slices by element of a block's row."""
     assert job.spec.block_size is not None
     if job.axis == 0:
         return _as_blocks(whole, job)
     rows, cols = job.spec.block_size
     blocks = whole.reshape(whole.shape[0] // rows, rows, whole.shape[1] // cols, cols)
-    return with_static_sizes(job.run(lanes_first)(with_static_sizes(blocks, 1, 3)), 0, 2)
+    return with_static_sizes(job.run(block_lanes)(with_static_sizes(blocks, 1, 3)), 1, 2)
 
 
 def _noise(ready: Tensor, job: _Job) -> Tensor | None:

@@ -5,69 +5,56 @@ Everything works in the layout of the tensor, so that no step transposes: `axis`
 run. docs/nvfp4.md has the rules.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fourbits.formats.codes import grid_codes
 from fourbits.formats.descriptors import FloatFormat
 from fourbits.formats.rounding import round_nearest, round_stochastic, round_stochastic_32
-from fourbits.quant.choice import block_errors, wanted_scales
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.scaling import SIMPLE_SCALES, Level, Scales, level_of, poisoned, two_level_scales
-
-Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
+from fourbits.quant.scaling import SIMPLE_SCALES, Scales, level_of, max_target, poisoned, two_level_scales
 
 
-def eager(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The runner that runs a function as it is."""
-    return function
+def measured(
+    blocks: Tensor, amax: Tensor | None, words: Tensor | None, spec: OperandSpec, axis: int
+) -> Scales:
+    """Scales of every block [A, a, B, b] of a completed tensor; the other arguments as for `scales_of`."""
+    return scales_of(block_maxima(blocks), amax, None, words, spec, axis)
 
 
 def block_maxima(blocks: Tensor) -> Tensor:
     """Largest magnitude of every block, NaN where one is in it. [A, a, B, b] -> fp32 [A, B]."""
+    if not blocks.numel():
+        return torch.zeros(blocks.shape[::2], dtype=torch.float32, device=blocks.device)
     return blocks.to(torch.float32).abs().amax(dim=(1, 3))
+
+
+def lane_maxima(lanes: Tensor) -> Tensor:
+    """The same from blocks as `block_lanes` has them, which is faster: [A, a, b, B] -> fp32 [A, B]."""
+    return lanes.to(torch.float32).abs().amax(dim=(1, 2))
 
 
 def scales_of(
     block_amax: Tensor,
     amax: Tensor | None,
+    wanted: Tensor | None,
     words: Tensor | None,
-    lanes: Tensor | None,
     spec: OperandSpec,
     axis: int,
-    run: Runner = eager,
 ) -> Scales:
-    """Scales of every block from the blocks' maxima.
+    """Scales of every block.
 
-    block_amax: fp32 grid in layout; amax: fp32 scalar, None for the tensor's own; words: 32 random bits per
-    block, for stochastic block scales; lanes: the tensor as from `lanes_first`, for rules that compare
-    errors; run: what runs those comparisons.
+    block_amax: fp32 grid in layout; amax: fp32 scalar, None for the tensor's own; wanted: unrounded block
+    scales, where a rule has compared errors; words: 32 random bits per block, for stochastic block scales.
     """
     level, stored = level_of(block_amax, amax, spec, axis)
     kind = spec.block_format.scale or ""
     if kind in SIMPLE_SCALES:
         scales = SIMPLE_SCALES[kind](block_amax, level, spec)
     else:
-        errors = functools.partial(_errors, run, lanes, level, spec, axis)
-        wanted = wanted_scales(block_amax, level, spec, errors)
-        scales = two_level_scales(wanted, level, spec, words)
+        target = max_target(block_amax, level, spec) if wanted is None else wanted
+        scales = two_level_scales(target, level, spec, words)
     return poisoned(scales, block_amax, level)._replace(global_scale=stored)
-
-
-def _errors(
-    run: Runner,
-    lanes: Tensor | None,
-    level: Level,
-    spec: OperandSpec,
-    axis: int,
-    candidates: tuple[Tensor, ...],
-) -> tuple[Tensor, ...]:
-    assert lanes is not None, "rules that compare errors are called with the tensor"
-    return run(block_errors)(lanes, candidates, level, spec, axis)
 
 
 def element_codes(
@@ -75,12 +62,11 @@ def element_codes(
 ) -> Tensor:
     """Codes of the rounded elements, uint8, one per element.
 
-    blocks: floats [A, a, B, b]; encode, block_scale: fp32 [A, 1, B, 1], see Scales; noise: random integers in
-    the shape of blocks, for stochastic rounding.
+    blocks: floats [A, a, B, b]; encode, block_scale: grids [A, B], see Scales; noise: random integers in the
+    shape of blocks, for stochastic rounding.
     """
-    values = blocks.to(torch.float32)
-    magnitude = _poison(_magnitudes(values, encode, block_scale, noise, spec), block_scale, spec)
-    return grid_codes(magnitude, _number(values), _element(spec))
+    values, scale, magnitude = _elements(blocks, encode, block_scale, noise, spec)
+    return grid_codes(_poison(magnitude, scale, spec), _number(values), _element(spec))
 
 
 def exact_values(
@@ -90,13 +76,20 @@ def exact_values(
 
     Arguments as for `element_codes`. A zero has the sign of the input.
     """
-    values = blocks.to(torch.float32)
-    magnitude = _magnitudes(values, encode, block_scale, noise, spec)
+    values, scale, magnitude = _elements(blocks, encode, block_scale, noise, spec)
     if spec.block_format.scale == "fp32":
-        magnitude, values = _poison(magnitude, block_scale, spec), _number(values)
+        magnitude, values = _poison(magnitude, scale, spec), _number(values)
     else:
-        magnitude = magnitude * block_scale
+        magnitude = magnitude * scale
     return torch.copysign(magnitude, values).to(torch.bfloat16)
+
+
+def _elements(
+    blocks: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values and the scales of their blocks, which broadcast, and magnitudes on the element's grid. fp32."""
+    values, scale = blocks.to(torch.float32), block_scale[:, None, :, None]
+    return values, scale, _magnitudes(values, encode[:, None, :, None], scale, noise, spec)
 
 
 def _magnitudes(
