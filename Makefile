@@ -20,7 +20,7 @@ help:
 	@echo "make check     lint, types and layers, in seconds"
 	@echo "make test-gpu  run the tests that need a CUDA device"
 	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, which it installs beside"
-	@echo "make bench     print the speed of the quantizer, of a linear and of a training step"
+	@echo "make bench     print the speed of quantizer, linear, training step and data"
 	@echo "make clean     remove caches and build products (the environment and runs stay)"
 
 $(BIN)/python:
@@ -70,6 +70,7 @@ bench: install
 	$(BIN)/fourbits bench quantize
 	$(BIN)/fourbits bench linear
 	$(BIN)/fourbits bench step
+	$(BIN)/fourbits bench data
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -133,6 +133,26 @@ def test_a_full_disk_is_an_error_and_the_next_call_continues(lines, whole, tmp_p
     assert digest(tmp_path / "out") == digest(whole)
 
 
+def test_an_encoder_that_fails_ends_the_call_with_its_error_and_keeps_what_was_done(
+    lines, whole, tmp_path, monkeypatch
+):
+    original, calls = sys.modules["fourbits.data.tokenizer"].Tokenizer.encode_batch, [0]
+
+    def encode_batch(self, texts):
+        calls[0] += 1
+        if calls[0] == 10:
+            raise MemoryError("no memory for this batch")
+        return original(self, texts)
+
+    with monkeypatch.context() as failing:
+        failing.setattr("fourbits.data.tokenizer.Tokenizer.encode_batch", encode_batch)
+        with pytest.raises(MemoryError, match="no memory for this batch"):
+            prepare(file_sources([str(lines)]), tmp_path / "out", OPTIONS)
+    assert (tmp_path / "out" / "lines.progress.json").is_file()
+    prepare(file_sources([str(lines)]), tmp_path / "out", OPTIONS)
+    assert digest(tmp_path / "out") == digest(whole)
+
+
 def test_earlier_output_survives_a_later_failure(lines, whole, tmp_path):
     before = digest(whole)
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"txt": "bad"}\n')

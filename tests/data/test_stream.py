@@ -101,6 +101,47 @@ def test_ranks_and_micro_batches_share_the_samples_without_loss_or_repetition(fi
     assert (seen == 1).all()
 
 
+@st.composite
+def runs(draw):
+    """Phases with any boundaries and weights; parts of a run with other ranks and micro-batches each."""
+    ends = sorted(draw(st.sets(st.integers(1, 19), max_size=3)))
+    shares = [draw(st.integers(0, 20)) / 20 for _ in range(len(ends) + 1)]
+    phases = [
+        Phase(until=end / 20, weights={"code": share, "prose": 1 - share})
+        for end, share in zip([*ends, 20], shares, strict=True)
+    ]
+    parts = draw(
+        st.lists(st.tuples(st.sampled_from([1, 2, 3, 8]), st.integers(1, 5), st.integers(1, 6)), max_size=4)
+    )
+    return phases, draw(st.integers(20, 400)), parts
+
+
+@settings(deadline=None, max_examples=60)
+@given(run=runs())
+def test_no_sample_is_lost_or_repeated_whatever_the_phases_ranks_and_restarts(files, run):
+    phases, total, parts = run
+    whole = stream(files, total, phases=phases).batch(0, total)
+    seen, done = np.zeros(total, dtype=int), 0
+    # Each part: `ranks` processes that start where the last ones were killed, and make `steps` steps.
+    for ranks, micro_batch, steps in [*parts, (3, 2, total)]:
+        readers = [stream(files, total, phases=phases) for _ in range(ranks)]
+        for _ in range(steps):
+            for reader in readers:
+                count = min(micro_batch, total - done)
+                if count:
+                    assert np.array_equal(reader.batch(done, count), whole[done : done + count])
+                seen[done : done + count] += 1
+                done += count
+    assert (seen == 1).all()
+    # Each source was read window by window, none twice in an epoch, straight across the phases.
+    for first, tokens in ((0, TOKENS["code"]), (5000, TOKENS["prose"])):
+        mine = whole[(whole[:, 0] >= first) & (whole[:, 0] < first + 2000), 0] - first
+        per_epoch = (tokens - 1) // SEQ_LEN
+        for begin in range(0, len(mine), per_epoch):
+            epoch = mine[begin : begin + per_epoch]
+            assert len(set(epoch.tolist())) == len(epoch)
+
+
 def test_a_restart_at_any_sample_continues_the_same_stream(files):
     whole = stream(files).batch(0, 300)
     for restart in (0, 1, 209, 210, 211, 269, 270, 299):  # both switches of the blend and their neighbours
