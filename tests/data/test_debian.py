@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from fourbits.data.clean_text import fault_of, parts_of, without_markup
@@ -34,10 +35,13 @@ def tar(files: dict[str, bytes], mode: Any) -> bytes:
 
 def write_deb(path: Path, files: dict[str, bytes], compression: str = "xz") -> Path:
     """A package: debian-binary, control.tar.xz and data.tar.xz in an ar archive, as dpkg-deb writes it."""
+    data = tar(
+        {f"./{name}": raw for name, raw in files.items()}, "w" if compression == "zst" else f"w:{compression}"
+    )
     members = {
         "debian-binary": b"2.0\n",
         "control.tar.xz": tar({"./control": b"Package: x\n"}, "w:xz"),
-        f"data.tar.{compression}": tar({f"./{name}": raw for name, raw in files.items()}, f"w:{compression}"),
+        f"data.tar.{compression}": pa.compress(data, "zstd", asbytes=True) if compression == "zst" else data,
     }
     content = b"!<arch>\n"
     for name, raw in members.items():
@@ -188,6 +192,13 @@ def test_a_source_without_packages_is_an_error(debs, tmp_path):
     (debs / "git-doc_1%3a2.39-1_all.deb").unlink()
     with pytest.raises(ValueError, match="no package of 'docs' can be had"):
         build_debian(tmp_path / "out", quiet, debs=debs)
+
+
+@pytest.mark.parametrize("compression", ["xz", "gz", "zst"])
+def test_packages_are_read_in_every_compression(tmp_path, compression):
+    path = write_deb(tmp_path / "x_1_all.deb", {"a.txt": b"one", "b.txt": b"two" * 9999}, compression)
+    read = [(name, raw) for name, raw, _ in files_of(path, lambda name, size: True)]
+    assert read == [("a.txt", b"one"), ("b.txt", b"two" * 9999)]
 
 
 def test_only_wanted_files_are_read(debs):

@@ -156,7 +156,7 @@ def show(data: PreparedData) -> None:
         f"tokenizer: {tokenizer.size} ids (model: {tokenizer.vocab_size}), sha256 {tokenizer.sha256[:16]}, "
         f"{tokenizer.end_token!r} ends a document"
     )
-    console.print("\n".join(lines), markup=False, highlight=False)
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def _numbers(record: dict[str, Any]) -> list[str]:

@@ -63,13 +63,15 @@ def prepare(
     out, report = Path(out), progress or (lambda what, done, total: None)
     if not sources:
         raise ValueError("data: no source was named.")
-    request = request_of(sources, options)
+    given = None if options.tokenizer is None else Tokenizer.load(options.tokenizer, options.end_token)
+    request = request_of(sources, options, given)
     if (out / MANIFEST).exists():
         if read_manifest(out)["request"] == request:
             return PreparedData.open(out)
         raise ValueError(f"{out}: holds data prepared from other text or options; name another folder.")
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(sources, request, options, out, report)
+    tokenizer = given or _own_tokenizer(sources, request, options, out, report)
+    tokenizer.save(out / "tokenizer.json")
     repeated = Deduplicator(options.deduplicate)
     to = Preparation(out, tokenizer, options.validation_fraction, options.seed, repeated, report)
     records = {source.name: _record_of(source, request, to) for source in sources}
@@ -111,35 +113,36 @@ def _record_of(source: Source, request: dict[str, Any], to: Preparation) -> dict
     return record
 
 
-def request_of(sources: Sequence[Source], options: PrepareOptions) -> dict[str, Any]:
-    """What was asked, in a form that equals another request exactly if the outcome would be the same."""
-    given = None
-    if options.tokenizer is not None:
-        given = Tokenizer.load(options.tokenizer, options.end_token).sha256
+def request_of(
+    sources: Sequence[Source], options: PrepareOptions, given: Tokenizer | None = None
+) -> dict[str, Any]:
+    """What was asked, in a form that equals another request exactly if the outcome would be the same.
+
+    given: the tokenizer that the options name, if it was loaded already.
+    """
+    if options.tokenizer is not None and given is None:
+        given = Tokenizer.load(options.tokenizer, options.end_token)
     return {
         "sources": {
             source.name: {"fingerprint": source.fingerprint(), "licence": source.licence}
             for source in sources
         },
-        "tokenizer": given or {"vocab_size": options.vocab_size},
+        "tokenizer": given.sha256 if given else {"vocab_size": options.vocab_size},
         "validation_fraction": options.validation_fraction,
         "seed": options.seed,
         "deduplicate": options.deduplicate,
     }
 
 
-def _tokenizer(
+def _own_tokenizer(
     sources: Sequence[Source], request: dict[str, Any], options: PrepareOptions, out: Path, report: Progress
 ) -> Tokenizer:
-    """The tokenizer, saved in `out`: the one that was named, or trained, or trained by an earlier call."""
+    """A tokenizer trained on the sources, now or by an earlier call; saved in `out`."""
     path, done = out / "tokenizer.json", _record_path(out, _TOKENIZER)
     key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
-    if options.tokenizer is not None:
-        tokenizer = Tokenizer.load(options.tokenizer, options.end_token)
-    elif _finished_record(done, key) is not None and path.is_file():
+    if _finished_record(done, key) is not None and path.is_file():
         return Tokenizer.load(path)
-    else:
-        tokenizer = _trained(sources, options, report)
+    tokenizer = _trained(sources, options, report)
     tokenizer.save(path)
     write_json(done, {"key": key, "record": {}})
     return tokenizer
