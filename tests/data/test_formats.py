@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourbits.data import text_files
+from fourbits.data import encode, text_files
 from fourbits.data.optional import load_datasets
 from fourbits.data.pieces import cut
 from fourbits.data.prepare import PrepareOptions, prepare
@@ -154,13 +154,28 @@ def test_a_long_file_is_read_in_pieces_and_is_one_document(tmp_path, monkeypatch
     given = PrepareOptions(tokenizer=str(tmp_path / "whole"), validation_fraction=0.5, seed=1)
     monkeypatch.setattr(text_files, "LONG_FILE", 1000)
     monkeypatch.setattr(text_files, "_CHUNK_BYTES", 777)
-    monkeypatch.setattr("fourbits.data.pieces.PIECE", 5000)
     monkeypatch.setattr("fourbits.data.text_files.cut", lambda chunks: cut(chunks, 5000))
     assert sum(document.more for document in sources[0].read()) > 10
     pieces = prepare(sources, tmp_path / "pieces", given)
     for files, wanted in ((pieces.train, whole.train), (pieces.validation, whole.validation)):
         assert files["both"].tokens.tolist() == wanted["both"].tokens.tolist()
         assert files["both"].lengths.tolist() == wanted["both"].lengths.tolist()
+
+
+def test_a_long_text_is_encoded_in_pieces_to_the_ids_of_the_whole(tmp_path, monkeypatch):
+    text = "".join(f"A line of text, number {number}.\n" for number in range(3000))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{n}\n{text}"}) + "\n" for n in range(4)))
+    whole = prepare(
+        file_sources([str(tmp_path / "a.jsonl")]), tmp_path / "whole", PrepareOptions(vocab_size=384)
+    )
+    sizes: list[int] = []
+    monkeypatch.setattr(encode, "PIECE", 5000)
+    monkeypatch.setattr(encode, "cut", lambda texts: [sizes.append(len(p)) or p for p in cut(texts, 5000)])
+    given = PrepareOptions(tokenizer=str(tmp_path / "whole"))
+    pieces = prepare(file_sources([str(tmp_path / "a.jsonl")]), tmp_path / "pieces", given)
+    assert len(sizes) > 40
+    assert max(sizes) <= 5000
+    assert pieces.train["a"].tokens.tolist() == whole.train["a"].tokens.tolist()
 
 
 def tokenizer_and_ids(folder: Path) -> tuple[Tokenizer, list[list[int]]]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fourbits.data import encode, prepare_source
+from fourbits.data import encode, prepare_source, text_files
 from fourbits.data.dataset import PreparedData
+from fourbits.data.pieces import cut
 from fourbits.data.prepare import PrepareOptions, prepare
 from fourbits.data.sources import file_sources
 
@@ -151,6 +152,30 @@ def test_an_encoder_that_fails_ends_the_call_with_its_error_and_keeps_what_was_d
     assert (tmp_path / "out" / "lines.progress.json").is_file()
     prepare(file_sources([str(lines)]), tmp_path / "out", OPTIONS)
     assert digest(tmp_path / "out") == digest(whole)
+
+
+def test_a_stop_inside_a_document_continues_inside_it(tmp_path, monkeypatch):
+    """One text in pieces of 16 KiB, saved in the middle, with its ids so far and no end."""
+    monkeypatch.setattr(text_files, "LONG_FILE", STEP // 4)
+    monkeypatch.setattr(text_files, "_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(text_files, "cut", lambda chunks: cut(chunks, STEP // 16))
+    (tmp_path / "long.txt").write_text("".join(f"Line {number} of a text.\n" for number in range(40_000)))
+    sources = file_sources([str(tmp_path / "long.txt")])
+    options = PrepareOptions(vocab_size=384)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "long" and done >= 3 * STEP:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(sources, tmp_path / "out", options, stop)
+    saved = json.loads((tmp_path / "out" / "long.progress.json").read_text())
+    assert saved["tally"]["documents"] == saved["split"]["documents"] == 0
+    assert saved["tally"]["text_bytes"] > STEP
+    data = prepare(sources, tmp_path / "out", options)
+    assert data.manifest["sources"]["long"]["documents"] == 1
+    prepare(sources, tmp_path / "clean", options)
+    assert digest(tmp_path / "out") == digest(tmp_path / "clean")
 
 
 def test_earlier_output_survives_a_later_failure(lines, whole, tmp_path):
