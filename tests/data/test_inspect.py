@@ -46,6 +46,14 @@ def test_the_plan_counts_what_the_stream_hands_out(files):
     assert plan[-1].sources["prose"].epochs == sum(p.sources["prose"].samples for p in plan) / 25
 
 
+def test_the_rounding_of_weights_is_said_and_only_then(files):
+    assert stream(files).rounding() == ""
+    third = [Phase(until=1.0, weights={"code": 0.123456789, "prose": 1 - 0.123456789})]
+    reader = PhasedStream(files, third, total_samples=50, seq_len=SEQ_LEN, seed=1)
+    error = abs(round(0.123456789 * 65_536) / 65_536 - 0.123456789)
+    assert f"by at most {error:.1e} in phase 1 (period 65,536)" in reader.rounding()
+
+
 def test_places_say_where_each_sample_is_read(files):
     reader = stream(files)
     for row, sample in zip(places(reader, 200, 30), reader.batch(200, 30), strict=True):

@@ -73,6 +73,7 @@ def _add_run(found: dict[str, Any], data: PreparedData, config: RunConfig, args:
     train = config.train
     stream = run_stream(config, data)
     found["plan"] = [asdict(phase) for phase in phase_plan(stream, train.samples_per_step)]
+    found["rounding"] = stream.rounding()
     if args.step is not None:
         if not 0 <= args.step < train.num_steps:
             raise ValueError(f"--step {args.step}: the run has steps 0 to {train.num_steps - 1}.")
@@ -120,7 +121,7 @@ def show_inspection(found: dict[str, Any]) -> None:
         console.print(_duplicates_table(found["duplicates"]))
     if "plan" in found:
         console.print(_plan_table(found["plan"]))
-        console.print(_rounding(found["plan"]), markup=False, highlight=False)
+        console.print(found["rounding"] or "shares are the weights exactly", markup=False, highlight=False)
     if found.get("validation_losses"):
         rows = found["validation_losses"]
         table = Table(*rows[0], title="validation loss by source", title_justify="left")
@@ -173,11 +174,3 @@ def _plan_table(plan: list[dict[str, Any]]) -> Table:
             table.add_row(*place, name, f"{source['share']:.4f}", *counts)
         table.add_section()
     return table
-
-
-def _rounding(plan: list[dict[str, Any]]) -> str:
-    parts = [
-        f"{number}: {phase['error']:.1e} with a period of {phase['period']:,}"
-        for number, phase in enumerate(plan, start=1)
-    ]
-    return f"weights are off by rounding, by phase, at most {'; '.join(parts)}"

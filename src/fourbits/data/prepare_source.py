@@ -52,7 +52,7 @@ def prepare_source(source: Source, key: str, to: Preparation) -> dict[str, Any]:
                 f"data: the source {source.name!r} has no text in its {len(source.files)} files."
             )
         held_out = split.finish()
-    total = max(source.num_bytes, 1)
+    total = source.num_bytes or max(tally.text_bytes, 1)
     to.report(source.name, total, total)
     return {
         "licence": source.licence,

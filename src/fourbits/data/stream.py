@@ -152,6 +152,15 @@ class PhasedStream:
             )
         return validation_samples(source, self.validation_files[source], self.seq_len, limit)
 
+    def rounding(self) -> str:
+        """A sentence on how far shares are from the weights that were asked; "" if they are exact."""
+        parts = [
+            f"{phase.weights.error:.1e} in phase {number} (period {phase.weights.period:,})"
+            for number, phase in enumerate(self.blend.phases, start=1)
+            if phase.weights.error
+        ]
+        return f"shares of sources differ from their weights by at most {', '.join(parts)}" if parts else ""
+
     def describe(self) -> dict[str, Any]:
         """The plan in plain values, for a manifest: phases, boundaries, slots, rounding error, epochs."""
         ends = self.blend.cursors(self.total_samples)

@@ -44,6 +44,8 @@ class Session:
         torch_device = torch.device(self.device.torch_device)
         self.memory = PeakMemory(torch_device)
         self.trainer = Trainer(config, data, torch_device)
+        if rounding := self.trainer.stream.rounding():
+            report.note(rounding)
         manifest = describe_run(self.trainer, data, self.device)
         if checkpoint := folder.newest_checkpoint():
             folder.check_data(manifest["hashes"])
