@@ -26,5 +26,9 @@ def _torchao(x: Tensor) -> Callable[[], object]:
 
 def _fouroversix(x: Tensor) -> Callable[[], object]:
     module = import_module("fouroversix")
+    if version("fouroversix").startswith("0."):
+        return lambda: module.quantize_to_fp4(
+            x, backend=module.QuantizeBackend.pytorch, scale_rule=module.AdaptiveBlockScalingRule.always_6
+        )
     config = module.QuantizationConfig(backend="pytorch", scale_rule="static_6")
     return lambda: module.quantize_to_fp4(x, config)
