@@ -1,4 +1,4 @@
-"""Counts against derivations written out by hand, and against the model itself."""
+"""Counts against derivations written out by hand, and against the model itself; see also test_presets.py."""
 
 import pytest
 import torch
@@ -6,43 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fourbits.model.counts import count_parameters, linear_parameters, training_flops
 from fourbits.model.lm import LanguageModel
-from fourbits.model.presets import MODEL_PRESETS
 from model.shapes import small_config
-
-DERIVED = {
-    # Mamba-2: z 256 | x 256 | B 32 | C 32 | dt 16 = 592 from 128, and 256 to 128; 288 + 32 = 320 channels of
-    # 4 taps and a bias; A, D, dt for 16 heads; a gain for 256; a norm of 128.
-    "tiny": 2 * 2048 * 128  # embedding and head
-    + 3 * (128 * 592 + 256 * 128 + 320 * 5 + 3 * 16 + 256 + 128)  # M
-    + 4 * (2 * 128 * 384 + 128)  # FFN
-    + 1 * (128 * 128 + 2 * 128 * 64 + 128 * 128 + 128)  # attention: q, k and v, o
-    + 128,  # final norm
-    "30m": 2 * 32000 * 640 + 6 * (4 * 640 * 640 + 3 * 640 * 1792 + 2 * 640) + 640,
-}
-TOTALS = {"tiny": 1_299_152, "30m": 71_442_560}
-
-
-@pytest.mark.parametrize("name", MODEL_PRESETS)
-def test_a_preset_has_the_derived_number_of_parameters_to_the_digit(name):
-    config = MODEL_PRESETS[name]
-    with torch.device("meta"):
-        model = LanguageModel(config)
-    built = sum(parameter.numel() for parameter in model.parameters())
-    assert built == DERIVED[name] == TOTALS[name] == sum(count_parameters(config).values())
-
-
-def test_the_30m_llama_has_its_published_size():
-    counts = count_parameters(MODEL_PRESETS["30m"])
-    assert sum(counts.values()) - counts["embedding"] - counts["head"] == 30_482_560
-
-
-@pytest.mark.parametrize("name", MODEL_PRESETS)
-def test_every_linear_of_a_preset_divides_into_blocks_of_16(name):
-    with torch.device("meta"):
-        model = LanguageModel(MODEL_PRESETS[name])
-    for path, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            assert module.in_features % 16 == module.out_features % 16 == 0, path
 
 
 @pytest.mark.parametrize("pattern", ["M-*-", "TT", "M", "*"])

@@ -1,9 +1,9 @@
 """Train several recipes with several seeds on one configuration, and report how they differ.
 
-CONFIG is a shipped preset (tiny, 30m) or a YAML file; its recipe and seed are replaced by --recipes and
---seeds. A recipe is a shipped name or a YAML file. All recipes of a seed begin with the same weights and read
-the same batches in the same order. Every other setting is an option, as in --train.tokens 1e6. The same
-command again reuses finished runs and continues interrupted ones.
+CONFIG is a shipped preset (tiny, 30m, hybrid-30m ...) or a YAML file; its recipe and seed are replaced by
+--recipes and --seeds. A recipe is a shipped name or a YAML file. All recipes of a seed begin with the same
+weights and read the same batches in the same order. Every other setting is an option, as in
+--train.tokens 1e6. The same command again reuses finished runs and continues interrupted ones.
 
 --jobs N makes N runs at a time, each in a process of its own on an equal share of the CPU threads. By
 default a model with at most 10M weights in its linears, on a CPU, takes as many as there are threads, at most

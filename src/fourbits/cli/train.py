@@ -1,9 +1,9 @@
 """Train a model by a recipe into a run folder, or continue one.
 
-CONFIG is a shipped preset (tiny, 30m), a YAML file, or RUN/config.yaml of an earlier run. Every setting is an
-option: --recipe mxfp4, --optim.lr 3e-3, --train.steps 50, --recipe.keep_bf16.last_blocks 2, --data.paths TEXT
-(a file or folder; '[A, B]' for several). The same command again, or fourbits train RUN/config.yaml, continues
-an interrupted run with the same bits.
+CONFIG is a shipped preset (tiny, 30m, hybrid-12b ...), a YAML file, or RUN/config.yaml of an earlier run.
+Every setting is an option: --recipe mxfp4, --optim.lr 3e-3, --train.steps 50, --data.paths TEXT (a file or
+folder; '[A, B]' for several), --recipe.keep_bf16.last_blocks 2. The same command again, or fourbits train
+RUN/config.yaml, continues an interrupted run with the same bits.
 """
 
 import json

@@ -1,8 +1,61 @@
-"""Run presets, as data: their names work wherever a configuration does."""
+"""Run presets, as data: their names work wherever a configuration does.
+
+Learning rates and schedules are those of arXiv:2509.25149 (warm-up, constant, decay to a hundredth) and, for
+the Llamas, of the comparison they are from, whose cosine is replaced by that schedule. The paper does not
+give its warm-up; here it is a thousandth of the run, which is hundreds of its steps.
+"""
 
 from fourbits.data.config import DataConfig
-from fourbits.model.presets import MODEL_PRESETS
+from fourbits.model.presets import COMPARED_VOCABULARY, MODEL_PRESETS, PAPER_VOCABULARY
 from fourbits.train.config import OptimConfig, RunConfig, TrainConfig
+
+TRILLION = 10**12
+
+
+def _compared(model: str, lr: float, micro_batch: int, tokens: int, warmup: float = 0.1) -> RunConfig:
+    """A run of the small comparisons: 512 sequences of 512 tokens a step."""
+    return RunConfig(
+        model=MODEL_PRESETS[model],
+        data=DataConfig(vocab_size=COMPARED_VOCABULARY),
+        optim=OptimConfig(lr=lr, warmup_share=warmup),
+        train=TrainConfig(
+            tokens=tokens,
+            micro_batch_size=micro_batch,
+            gradient_accumulation=512 // micro_batch,
+            seq_len=512,
+            validation_interval=500,
+            validation_samples=64,
+            checkpoint_interval=1000,
+        ),
+    )
+
+
+def _published(
+    model: str,
+    lr: float,
+    decay_share: float,
+    trillions: int,
+    micro_batch: int,
+    accumulation: int,
+    recompute: bool = False,
+) -> RunConfig:
+    """A run at the paper's size. Its vocabulary is trained on the text; name your own with data.tokenizer."""
+    return RunConfig(
+        model=MODEL_PRESETS[model],
+        data=DataConfig(vocab_size=PAPER_VOCABULARY),
+        optim=OptimConfig(lr=lr, warmup_share=0.001, decay_share=decay_share),
+        train=TrainConfig(
+            tokens=trillions * TRILLION,
+            micro_batch_size=micro_batch,
+            gradient_accumulation=accumulation,
+            seq_len=8192,
+            validation_interval=1000,
+            validation_samples=32,
+            checkpoint_interval=1000,
+            activation_checkpointing="full" if recompute else "none",
+        ),
+    )
+
 
 RUN_PRESETS: dict[str, RunConfig] = {
     # The demo: 245 steps, half a million tokens of the standard library, about a minute on two CPU cores. Of
@@ -33,5 +86,48 @@ RUN_PRESETS: dict[str, RunConfig] = {
             validation_samples=64,
             checkpoint_interval=500,
         ),
+    ),
+    # The comparison's cells of 25 tokens a parameter, continued: its rates fall with 1 / width from 768 on.
+    "50m": _compared("50m", lr=1.2e-3, micro_batch=64, tokens=1_250_000_000),
+    "100m": _compared("100m", lr=9e-4, micro_batch=64, tokens=2_500_000_000),
+    "200m": _compared("200m", lr=7.2e-4, micro_batch=64, tokens=5_000_000_000),
+    "400m": _compared("400m", lr=5.5e-4, micro_batch=32, tokens=10_000_000_000),
+    "1b": _compared("1b", lr=4.5e-4, micro_batch=16, tokens=25_000_000_000),
+    # Not tuned: the rate of the paper's smallest model, with the steps of the Llamas beside them.
+    "hybrid-30m": _compared("hybrid-30m", lr=1.2e-3, micro_batch=64, tokens=750_000_000),
+    "hybrid-50m": _compared("hybrid-50m", lr=1.2e-3, micro_batch=64, tokens=1_250_000_000),
+    "hybrid-100m": _compared("hybrid-100m", lr=1.2e-3, micro_batch=64, tokens=2_500_000_000),
+    "hybrid-200m": _compared("hybrid-200m", lr=1.2e-3, micro_batch=32, tokens=5_000_000_000),
+    "hybrid-400m": _compared("hybrid-400m", lr=1.2e-3, micro_batch=16, tokens=10_000_000_000),
+    "hybrid-1b": _compared("hybrid-1b", lr=1.2e-3, micro_batch=8, tokens=25_000_000_000),
+    # One card makes steps of 32 sequences; the paper's have 768: accumulate 24 times as many.
+    "transformer-1.2b": _published(
+        "transformer-1.2b", lr=1.2e-3, decay_share=0.15, trillions=1, micro_batch=4, accumulation=8
+    ),
+    "hybrid-1.2b": _published(
+        "hybrid-1.2b", lr=1.2e-3, decay_share=0.15, trillions=1, micro_batch=2, accumulation=16
+    ),
+    # For many cards: the published steps of 768 and 736 sequences.
+    "hybrid-8b": _published(
+        "hybrid-8b", lr=8e-4, decay_share=0.15, trillions=1, micro_batch=1, accumulation=768, recompute=True
+    ),
+    "hybrid-12b": _published(
+        "hybrid-12b",
+        lr=4.5e-4,
+        decay_share=0.2,
+        trillions=10,
+        micro_batch=1,
+        accumulation=736,
+        recompute=True,
+    ),
+    # arXiv:2508.14444: 20T tokens, of which the last 3.6T decay.
+    "nemotron-nano-12b-v2": _published(
+        "nemotron-nano-12b-v2",
+        lr=4.5e-4,
+        decay_share=0.18,
+        trillions=20,
+        micro_batch=1,
+        accumulation=768,
+        recompute=True,
     ),
 }
