@@ -19,6 +19,7 @@ LAYERS = [
     "recipe",
     "model",
     "data",
+    "exchange",
     "evaluate",
     "train",
     "bench",
@@ -26,7 +27,7 @@ LAYERS = [
     "cli",
 ]
 PRECISION = ["device", "formats", "quant", "gemm", "recipe"]
-BANNED = {(high, low) for high in ("model", "data") for low in PRECISION} | {
+BANNED = {(high, low) for high in ("model", "data", "exchange") for low in PRECISION} | {
     ("data", "model"),
     ("device", "settings"),
 }
@@ -118,7 +119,7 @@ def test_third_parties_are_known_in_one_place(path):
         if name.startswith("torch.distributed"):
             assert here(path) == "train", f"{path}: torch.distributed belongs in train/"
         if name.split(".")[0] == "safetensors":
-            assert "checkpoint" in path.stem or "export" in path.stem, (
+            assert here(path) == "exchange" or "checkpoint" in path.stem or "export" in path.stem, (
                 f"{path}: not where checkpoints are exchanged"
             )
 

@@ -51,6 +51,19 @@ def test_the_mixer_is_its_definition_in_value_and_gradients(length):
         assert (got - true).norm() <= 1e-4 * true.norm() + 1e-4
 
 
+@torch.no_grad()
+def test_time_steps_below_the_smallest_are_raised_to_it_and_others_stay():
+    free, raised = mixer(), mixer()
+    free.in_proj.weight[-6:] = 0  # so that a step is softplus(dt_bias), whatever the token
+    raised.load_state_dict(free.state_dict())
+    steps = torch.tensor([1e-4, 0.01, 0.3, 1e-3, 0.5, 2.0])
+    raised.min_time_step = 0.3
+    raised.dt_bias.copy_(steps.expm1().log())
+    free.dt_bias.copy_(steps.clamp(min=0.3).expm1().log())
+    x = torch.randn(2, 29, 24)
+    torch.testing.assert_close(raised(x), free(x), rtol=1e-5, atol=1e-5)
+
+
 def test_the_convolution_is_pytorchs_causal_one():
     x, taps, bias = torch.randn(2, 9, 6), torch.randn(4, 6), torch.randn(6)
     wanted = F.conv1d(x.mT, taps.T[:, None], bias, padding=3, groups=6).mT[:, :9]

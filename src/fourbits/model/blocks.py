@@ -61,6 +61,7 @@ def make_mamba(config: ModelConfig) -> Mamba2:
         conv_width=config.conv_width,
         chunk_size=config.chunk_size,
         eps=config.norm_eps,
+        min_time_step=config.min_time_step,
     )
 
 

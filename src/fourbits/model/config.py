@@ -37,6 +37,9 @@ class ModelConfig:
     conv_width: int = 4
     chunk_size: int = 128
     """Tokens per chunk of the scan: a matter of speed, not of results."""
+    min_time_step: float = 0.0
+    """Time steps dt of the scan below it are raised to it. Megatron-LM has 0, transformers' NemotronH 0.001
+    unless its configuration says otherwise."""
 
     document_end: int | None = None
     """The token that ends a document: attention, convolution and state do not reach back across it.
@@ -55,6 +58,8 @@ class ModelConfig:
                     f"{name} must be at least 1 in a model with the pattern {self.pattern!r}, "
                     f"got {getattr(self, name)}."
                 )
+        if self.min_time_step < 0:
+            raise ValueError(f"min_time_step must be at least 0, got {self.min_time_step}.")
         if self.document_end is not None and not 0 <= self.document_end < self.vocab_size:
             raise ValueError(
                 f"document_end must be a token below vocab_size = {self.vocab_size}, got {self.document_end}."

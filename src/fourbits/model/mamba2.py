@@ -49,11 +49,12 @@ def mamba_core(
     chunk_size: int,
     eps: float,
     documents: Tensor | None = None,
+    min_time_step: float = 0.0,
 ) -> Tensor:
     """Region: everything between in_proj and out_proj, FP32 inside.
 
     projected: [B, T, z | x | B | C | dt]; a_log, d, dt_bias: [H]; norm_weight: [H*P]; documents: int [B, T]
-    or None -> [B, T, H*P] in projected's dtype.
+    or None; min_time_step: steps dt below it are raised to it -> [B, T, H*P] in projected's dtype.
     """
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
     d_state = (d_conv - d_mamba) // 2
@@ -63,7 +64,10 @@ def mamba_core(
     x = x.unflatten(-1, (num_heads, -1))
     b, c = b.unflatten(-1, (num_groups, -1)), c.unflatten(-1, (num_groups, -1))
     starts = None if documents is None else begins_document(documents)
-    y = ssd(x, F.softplus(dt.float() + dt_bias), -a_log.exp(), b, c, chunk_size, starts) + d[:, None] * x
+    dt = F.softplus(dt.float() + dt_bias)
+    if min_time_step:
+        dt = dt.clamp(min=min_time_step)
+    y = ssd(x, dt, -a_log.exp(), b, c, chunk_size, starts) + d[:, None] * x
     return gated_group_norm(y.flatten(2), z.float(), norm_weight, num_groups, eps).to(projected.dtype)
 
 
@@ -80,6 +84,7 @@ class Mamba2(RegionModule):
         conv_width: int,
         chunk_size: int,
         eps: float,
+        min_time_step: float = 0.0,
     ) -> None:
         super().__init__()
         d_mamba = num_heads * head_dim
@@ -87,6 +92,7 @@ class Mamba2(RegionModule):
         self.num_groups = num_groups
         self.chunk_size = chunk_size
         self.eps = eps
+        self.min_time_step = min_time_step
         self.in_proj = Linear(d_model, d_mamba + d_conv + num_heads)
         self.conv_weight = nn.Parameter(torch.empty(d_conv, 1, conv_width))
         self.conv_bias = nn.Parameter(torch.empty(d_conv))
@@ -111,5 +117,6 @@ class Mamba2(RegionModule):
             self.chunk_size,
             self.eps,
             documents,
+            self.min_time_step,
         )
         return self.out_proj(core)

@@ -1,0 +1,1 @@
+"""Models in the layouts of Hugging Face transformers, both ways; nothing about precision."""

@@ -1,0 +1,110 @@
+"""Which class of transformers a model is, and what its parameters are called there.
+
+Layouts agree, so that an exchange renames and nothing else: in_proj is z, x, B, C, dt in both, rotations pair
+channel i with i + P/2 in both.
+
+    our pattern      activation   positions    there
+    M, *, -          relu2        none         NemotronHForCausalLM
+    T                swiglu       rotary       LlamaForCausalLM
+    T                relu2        rotary       ArceeForCausalLM (a Llama with this FFN)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fourbits.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A class of transformers. embedding, final_norm: names behind the prefix; inside_block: ours -> theirs.
+
+    ties: whether the class can share embedding and head. prefixes: what stands before the names of everything
+    but the head; the first is written, all are read.
+    """
+
+    model_type: str
+    architecture: str
+    letters: str
+    activation: Literal["relu2", "swiglu"]
+    rotary: bool
+    embedding: str
+    final_norm: str
+    inside_block: Mapping[str, str]
+    ties: bool = True
+    prefixes: tuple[str, ...] = ("model.",)
+
+    def their_name(self, name: str, prefix: str) -> str:
+        """What a parameter of ours is called there."""
+        if name == "head.weight":
+            return "lm_head.weight"
+        if not name.startswith("blocks."):
+            return prefix + {"embed.weight": self.embedding, "norm.weight": self.final_norm}[name]
+        _, index, inner = name.split(".", 2)
+        ours = next((start for start in self.inside_block if inner.startswith(start)), "")
+        inner = self.inside_block.get(ours, "") + inner.removeprefix(ours)
+        return f"{prefix}layers.{index}.{inner}"
+
+
+NEMOTRON_H = Family(
+    model_type="nemotron_h",
+    architecture="NemotronHForCausalLM",
+    letters="M*-",
+    activation="relu2",
+    rotary=False,
+    embedding="embeddings.weight",
+    final_norm="norm_f.weight",
+    inside_block={
+        "mixer.conv_weight": "mixer.conv1d.weight",
+        "mixer.conv_bias": "mixer.conv1d.bias",
+        "mixer.norm_weight": "mixer.norm.weight",
+    },
+    ties=False,  # whatever tie_word_embeddings says
+    prefixes=("model.", "backbone."),  # older checkpoints of NVIDIA's say backbone
+)
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    letters="T",
+    activation="swiglu",
+    rotary=True,
+    embedding="embed_tokens.weight",
+    final_norm="norm.weight",
+    inside_block={
+        "attention_norm.": "input_layernorm.",
+        "ffn_norm.": "post_attention_layernorm.",
+        "attention.": "self_attn.",
+        "ffn.": "mlp.",
+    },
+)
+ARCEE = replace(LLAMA, model_type="arcee", architecture="ArceeForCausalLM", activation="relu2")
+FAMILIES = (NEMOTRON_H, LLAMA, ARCEE)
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The class that computes what this model does. Raises ValueError if transformers has none we know."""
+    rotary = config.rope_theta is not None
+    for family in FAMILIES:
+        fits = not set(config.pattern) - set(family.letters)
+        same_ffn = config.activation == family.activation or not config.uses("-T")
+        same_positions = rotary == family.rotary or not config.uses("*T")
+        if fits and same_ffn and same_positions:
+            return family
+    known = "; ".join(
+        f"{f.architecture}: blocks {f.letters}, {f.activation}, {'rotary' if f.rotary else 'no'} positions"
+        for f in FAMILIES
+    )
+    raise ValueError(
+        f"exchange: no class of transformers has the pattern {config.pattern!r} with {config.activation} and "
+        f"{'rotary' if rotary else 'no'} positions. Known: {known}."
+    )
+
+
+def family_named(model_type: object) -> Family:
+    """The family of a configuration's model_type. Raises ValueError for one that cannot be read."""
+    for family in FAMILIES:
+        if family.model_type == model_type:
+            return family
+    names = ", ".join(family.model_type for family in FAMILIES)
+    raise ValueError(f"exchange: model_type must be one of {names}, got {model_type!r}.")

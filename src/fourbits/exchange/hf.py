@@ -1,0 +1,41 @@
+"""from_hf and to_hf: a model of transformers as ours, and ours as one of transformers, in memory."""
+
+from typing import Any
+
+import torch
+
+from fourbits.data.optional import load_transformers
+from fourbits.exchange.config import from_hf_config, to_hf_config
+from fourbits.exchange.weights import fill, hf_names, unfilled
+from fourbits.model.lm import LanguageModel
+
+
+def from_hf(
+    model: Any, *, compute_dtype: torch.dtype = torch.bfloat16, clamp_time_steps: bool = True
+) -> LanguageModel:
+    """Our model with the weights of a NemotronH, Llama or Arcee of transformers, as FP32 masters.
+
+    model: a transformers model with a language-model head; it stays as it is. clamp_time_steps: compute time
+    steps as transformers does, else as the training of the published hybrids did (see from_hf_config). Raises
+    ValueError for any other kind of model.
+    """
+    config = from_hf_config(model.config.to_dict(), clamp_time_steps)
+    ours = unfilled(config, compute_dtype, next(model.parameters()).device)
+    fill(ours, model.state_dict())
+    return ours
+
+
+def to_hf(model: LanguageModel, *, dtype: torch.dtype = torch.float32, end_token: int | None = None) -> Any:
+    """The model of transformers that computes what ours does, with a copy of its weights in `dtype`.
+
+    Needs transformers (the extra `hf`). end_token: ends a generated text. For large models, `save_hf` and
+    from_pretrained need less memory. Raises ValueError for a model that no class of transformers computes.
+    """
+    transformers = load_transformers("to_hf")
+    described = to_hf_config(model.config, dtype, end_token)
+    kind = described.pop("model_type")
+    config = transformers.AutoConfig.for_model(kind, **described)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    own = model.state_dict()
+    theirs.load_state_dict({name: own[ours] for ours, name in hf_names(model.config).items()}, strict=True)
+    return theirs.eval()

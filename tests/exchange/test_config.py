@@ -1,0 +1,84 @@
+"""Configurations both ways, through transformers' own classes."""
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from exchange.exchanged import MAMBA, OURS, SIZES
+from fourbits.exchange.config import from_hf_config, to_hf_config
+from fourbits.model.presets import MODEL_PRESETS
+from model.shapes import small_config
+
+HYBRID = {"model_type": "nemotron_h", **SIZES, **MAMBA, "conv_kernel": 4, "layer_norm_epsilon": 1e-5}
+LLAMA = {"model_type": "llama", **SIZES, "num_hidden_layers": 3, "rms_norm_eps": 1e-6}
+
+
+@pytest.mark.parametrize("name", MODEL_PRESETS)
+def test_every_preset_survives_the_way_through_transformers(name):
+    described = to_hf_config(MODEL_PRESETS[name], end_token=3)
+    there = AutoConfig.for_model(described.pop("model_type"), **described)
+    assert there.eos_token_id == 3
+    assert there.dtype == torch.bfloat16
+    assert from_hf_config(there.to_dict()) == MODEL_PRESETS[name]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"residual_dtype": "fp32"},
+        {"min_time_step": 0.01},
+        {"init_std": 0.01},
+        {**OURS["llama"], "tie_embeddings": True},
+    ],
+    ids=str,
+)
+def test_every_option_survives(changes):
+    config = small_config(**changes)
+    described = to_hf_config(config)
+    there = AutoConfig.for_model(described.pop("model_type"), **described)
+    assert from_hf_config(there.to_dict()) == config
+
+
+def test_the_pattern_is_read_in_every_spelling():
+    kinds = {"linear_attention": "mamba", "full_attention": "attention", "mlp": "mlp"}
+    old_names = [kinds[kind] for kind in MAMBA["layers_block_type"]]
+    without = {key: value for key, value in HYBRID.items() if key != "layers_block_type"}
+    for spelling in (
+        {"layers_block_type": MAMBA["layers_block_type"]},
+        {"layer_types": old_names},
+        {"hybrid_override_pattern": "M-*-"},
+    ):
+        assert from_hf_config({**without, **spelling}).pattern == "M-*-"
+
+
+def test_the_rotary_base_is_read_in_both_spellings():
+    new = from_hf_config({**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
+    old = from_hf_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": None})
+    assert new.rope_theta == old.rope_theta == 5e5
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({**LLAMA, "attention_bias": True}, "attention_bias of a llama must be False, got True"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "llama3"}}, "rotary positions must be plain"),
+        ({**HYBRID, "use_conv_bias": False}, "use_conv_bias of a nemotron_h must be True, got False"),
+        ({**HYBRID, "layers_block_type": ["moe", "mlp"]}, "must be Mamba-2, attention or mlp, got moe"),
+        ({**HYBRID, "layers_block_type": None}, "must be Mamba-2, attention or mlp, got none"),
+        ({**LLAMA, "model_type": None}, "model_type must be one of nemotron_h, llama, arcee, got None"),
+        ({"model_type": "llama"}, "a llama configuration must have 'vocab_size'"),
+    ],
+)
+def test_what_this_model_cannot_do_is_refused_by_name(mapping, message):
+    with pytest.raises(ValueError, match=message):
+        from_hf_config(mapping)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"pattern": "MT"}, {"pattern": "M-", "activation": "swiglu"}, {"pattern": "*-", "rope_theta": 1e4}],
+    ids=str,
+)
+def test_a_model_that_transformers_lacks_is_refused(changes):
+    with pytest.raises(ValueError, match="no class of transformers has the pattern"):
+        to_hf_config(small_config(**changes))

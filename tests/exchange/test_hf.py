@@ -1,0 +1,103 @@
+"""transformers computes the same with our weights, and we with theirs."""
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from exchange.exchanged import NAMES, assert_same_logits, logits, ours, theirs
+from fourbits.exchange.hf import from_hf, to_hf
+from fourbits.exchange.weights import fill
+from model.shapes import random_tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_our_weights_compute_the_same_there(name, tied):
+    model = ours(name, tie_embeddings=tied)
+    assert_same_logits(to_hf(model), model, random_tokens(2, 21))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_their_weights_compute_the_same_here(name, tied):
+    model = theirs(name, tie_word_embeddings=tied)
+    found = from_hf(model, compute_dtype=torch.float32)
+    assert_same_logits(found, model, random_tokens(2, 21))
+    # transformers' NemotronH has two tables whatever its configuration says.
+    assert (found.head.weight is found.embed.weight) == (tied and name != "hybrid")
+    assert {parameter.dtype for parameter in found.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_and_back_no_bit_changes(name):
+    model = ours(name)
+    back = from_hf(to_hf(model), compute_dtype=torch.float32)
+    assert back.config == model.config
+    for ours_, theirs_ in zip(model.state_dict().items(), back.state_dict().items(), strict=True):
+        assert ours_[0] == theirs_[0]
+        assert torch.equal(ours_[1], theirs_[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_bf16_both_are_equally_far_from_fp32(name):
+    model, tokens = ours(name), random_tokens(4, 32)
+    wanted = logits(model, tokens)
+    there = to_hf(model, dtype=torch.bfloat16)
+    here = from_hf(there)  # computes in BF16, from weights rounded to BF16
+    errors = [(logits(m, tokens) - wanted).norm() / wanted.norm() for m in (there, here)]
+    # Two samples of one kind of noise: transformers rounds in more places (it adds the gains in BF16).
+    assert errors[1] <= 1.5 * errors[0]
+    assert 0 < (logits(there, tokens) - logits(here, tokens)).norm() <= 2 * errors[0] * wanted.norm()
+
+
+def test_time_steps_are_raised_as_there_unless_asked_otherwise():
+    model, tokens = theirs("hybrid"), random_tokens(2, 21)
+    assert model.config.time_step_min == 0.001
+    clamped = from_hf(model, compute_dtype=torch.float32)
+    assert clamped.config.min_time_step == 0.001
+    free = from_hf(model, compute_dtype=torch.float32, clamp_time_steps=False)
+    assert free.config.min_time_step == 0
+    # Several times what equality allows, or it would show nothing.
+    assert (logits(free, tokens) - logits(clamped, tokens)).norm() >= 5e-5 * logits(clamped, tokens).norm()
+    for model in (clamped, free):
+        assert_same_logits(to_hf(model), model, tokens)
+
+
+def test_the_older_prefix_is_read_too():
+    model = theirs("hybrid")
+    found = from_hf(model, compute_dtype=torch.float32)
+    state = {name.replace("model.", "backbone.", 1): value for name, value in model.state_dict().items()}
+    assert any(name.startswith("backbone.layers.0.mixer") for name in state)
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.fill_(float("nan"))
+    fill(found, state)
+    assert_same_logits(found, model, random_tokens(2, 21))
+
+
+def test_a_model_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match=r"model_type must be one of nemotron_h, llama, arcee, got 'qwen3'"):
+        from_hf(Qwen3ForCausalLM(Qwen3Config(vocab_size=16, hidden_size=16, num_hidden_layers=1)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("lm_head.weight"), "'lm_head.weight' is missing, which would be 'head.weight' here"),
+        (lambda s: s.update({"model.norm.weight": torch.ones(3)}), r"must have the shape \[48\].*got \[3\]"),
+        (lambda s: s.update({"model.bias": torch.ones(3)}), "'model.bias' and 0 more have no place"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(change, message):
+    model = ours("llama")
+    state = dict(to_hf(model).state_dict())
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        fill(model, state)
+
+
+def test_what_older_llamas_derive_and_store_is_left_out():
+    model = ours("llama")
+    state = dict(to_hf(model).state_dict())
+    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    fill(model, state)
