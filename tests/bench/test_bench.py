@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from fourbits.bench import linear, quantize, quantize_recipe, timing
+from fourbits.recipe.amax import IN_USE, OPERANDS
+from fourbits.recipe.state import books_of
 
 CPU = torch.device("cpu")
 
@@ -40,6 +42,19 @@ def test_a_linear_is_compared_with_bf16_of_the_same_run():
     assert ours.goal == 0.4
     assert ours.ceiling is not None
     assert ours.ceiling < 1
+
+
+def test_supplied_amaxes_are_there_when_a_linear_is_timed(monkeypatch):
+    """A delayed amax exists from the second step on; until then each operand measures its own."""
+    monkeypatch.setattr(linear, "medians", lambda runs, *_, **__: [1.0 for _ in runs])
+    convert, layers = linear.convert, []
+    monkeypatch.setattr(
+        linear, "convert", lambda layer, recipe: layers.append(layer) or convert(layer, recipe)
+    )
+    linear.bench_linear(CPU)
+    (book,) = [book for layer in layers for book in books_of(layer)]
+    shared = OPERANDS.index("dgrad.rhs")  # is Fprop's weight
+    assert [amax > 0 for amax in book.amaxes[0, :, IN_USE].tolist()] == [i != shared for i in range(6)]
 
 
 def test_every_operand_of_a_recipe_is_compared_with_its_plain_form():

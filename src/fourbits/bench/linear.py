@@ -53,9 +53,11 @@ def _bars(
         f"{size} fp8": (_everywhere("fp8"), None, False),
     }
     bf16 = torch.compile(_linear(columns, rows, device))
-    steps = [_step(bf16, x, dy)] + [
-        _step(_converted(r, columns, rows, device), x, dy) for r, _, _ in recipes.values()
-    ]
+    layers = [_converted(r, columns, rows, device) for r, _, _ in recipes.values()]
+    for layer in layers:
+        _step(layer, x, dy)()
+        set_step(layer, 1)  # only now has an amax policy something to supply
+    steps = [_step(layer, x, dy) for layer in (bf16, *layers)]
     base, *times = medians(steps, device, repeats=15, ahead=True)
     bars = [Bar(name=f"{size} bf16", seconds=base, value=1.0, unit=_UNIT)]
     for (name, (_, goal, own_amax)), seconds in zip(recipes.items(), times, strict=True):
@@ -91,7 +93,7 @@ def _step(layer: nn.Module | Callable[[Tensor], Tensor], x: Tensor, dy: Tensor) 
 def _converted(recipe: Recipe, columns: int, rows: int, device: torch.device) -> nn.Module:
     layer = nn.Sequential(_linear(columns, rows, device))
     convert(layer, recipe)
-    set_step(layer, 1)
+    set_step(layer, 0)
     return layer
 
 

@@ -18,8 +18,8 @@ from fourbits.device import probe
 _CACHE_BYTES = 256 << 20
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 128 << 20}
 _WARM_UP = 3
-#: clock cycles of a card, about two milliseconds, in which the host queues one repetition
-_HEAD_START = 4_000_000
+#: clock cycles of a card, about ten milliseconds, in which the host queues one repetition
+_HEAD_START = 20_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
