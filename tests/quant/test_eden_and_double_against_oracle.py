@@ -37,6 +37,12 @@ def test_ms_eden_with_other_options_equals_the_oracle(fields):
         assert_agree(FINITE[kind]((4, 32), number), eden(**fields), sr_key=KEY)
 
 
+@pytest.mark.parametrize("shape", [(0, 16), (5, 0), (0, 0), (0, 17)])
+def test_empty_operands_under_ms_eden_equal_the_oracle(shape):
+    for axis in (0, 1):
+        assert_agree(torch.zeros(shape), eden(), axis=axis, sr_key=KEY)
+
+
 def test_a_block_whose_scale_underflows_under_ms_eden_is_zero_with_signs():
     x = torch.full((1, 64), 1e-9)
     x[0, 1::2] = -1e-9

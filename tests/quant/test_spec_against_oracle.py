@@ -1,10 +1,12 @@
 """Which combinations of a spec are refused: the product's answer is that of the oracle (section 3.3)."""
 
 import itertools
+from typing import Any
 
 import pytest
 
 from agreement import product_spec
+from fourbits.quant.operand import OperandSpec
 from oracle.spec import FORMATS, Spec, why_not
 
 RULES = ["max", "ceil", "4over6-mse", "4over6-max", "search-mae"]
@@ -113,3 +115,23 @@ def test_an_adaptive_layout_needs_its_own_amax():
 def test_values_outside_the_table_are_refused(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
         product_spec(Spec(**fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *[{"block": size} for size in (16, (16,), [1, 16], (1.0, 16), (True, 16), "1x16", (1, 16, 1))],
+        *[
+            {"outer": 128, "format": "nvfp4-double"},
+            {"rht": 16.0},
+            {"rht": True},
+            {"rht": "16"},
+            {"format": None},
+        ],
+        *[{"rht_signs": 5, "rht": 16}, {"amax_headroom": "2"}, {"amax_interval": 1.5}, {"te_compat": "no"}],
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(fields: dict[str, Any]):
+    name = next(iter(fields))
+    with pytest.raises(ValueError, match=rf"OperandSpec\.{name}: must be .*, got "):
+        OperandSpec(**fields)

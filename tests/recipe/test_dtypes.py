@@ -8,6 +8,7 @@ from torch import nn
 
 from assertions import assert_same_bytes
 from fourbits.recipe.convert import convert, set_step
+from fourbits.recipe.presets import list_recipes
 from straight_through import grad_of
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -84,6 +85,25 @@ def test_an_input_of_no_tokens_has_zero_weight_gradients():
     linear(torch.randn(0, 48)).sum().backward()
     assert torch.equal(grad_of(linear.weight), torch.zeros(32, 48))
     assert torch.equal(grad_of(linear.bias), torch.zeros(32))
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 20), (20, 0)], ids=["no inputs", "no outputs"])
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name != "bf16"])
+def test_a_linear_without_inputs_or_outputs_is_nn_linear(name, k, n):
+    """It gives its bias, or nothing, and gradients of zeros: no rounding is left."""
+    plain = nn.Linear(16, 16)  # whose initialization does not warn of empty tensors
+    plain.in_features, plain.out_features = k, n
+    plain.weight, plain.bias = nn.Parameter(torch.zeros(n, k)), nn.Parameter(torch.arange(float(n)))
+    linear, inputs = copy.deepcopy(plain), [torch.randn(2, 8, k, requires_grad=True) for _ in range(2)]
+    convert(linear, name)
+    set_step(linear, 0)
+    for module, x in zip((linear, plain), inputs, strict=True):
+        y = module(x)
+        assert torch.equal(y, linear.bias.expand(2, 8, n))
+        y.sum().backward()
+    assert torch.equal(grad_of(inputs[0]), grad_of(inputs[1]))
+    for made, true in zip(linear.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(grad_of(made), grad_of(true))
 
 
 def test_an_input_of_another_width_is_refused_even_where_its_size_would_fit():

@@ -8,6 +8,9 @@ from torch import Tensor
 from fourbits.gemm import matmul_cuda, matmul_emulated
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
 
+#: what sums are rounded to
+OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
 
 def matmul(
     a: QuantizedTensor,
@@ -18,13 +21,19 @@ def matmul(
     """Stored rows of a times stored rows of b: a [M, K], b [N, K] -> [M, N] in out_dtype.
 
     Operands enter exactly; sums are FP32; both global scales and the bias are applied in FP32. Raises
-    ValueError where the contraction or the transform differ.
+    ValueError where the contraction or the transform differ, for another out_dtype than bfloat16, float16 and
+    float32, and for a bias that is not one number per row of b.
     """
+    _check_types(a, b, out_dtype)
     if a.contraction_size != b.contraction_size:
         raise ValueError(
             f"matmul: contractions differ: a has {a.contraction_size} (axis {a.axis} of {a.shape}), "
             f"b has {b.contraction_size} (axis {b.axis} of {b.shape}). Quantize both along the axis that is "
             "summed over."
+        )
+    if bias is not None and tuple(bias.shape) != (b.rows,):
+        raise ValueError(
+            f"matmul: bias must have one entry per stored row of b, [{b.rows}], got {list(bias.shape)}."
         )
     with torch.autocast(a.codes.device.type, enabled=False):
         return matmul_exact(unpacked(a), unpacked(b), out_dtype, bias)
@@ -42,3 +51,14 @@ def matmul_exact(
     if a.values.is_cuda and matmul_cuda.why_not_fused(a, b) is None:
         return matmul_cuda.matmul(a, b, out_dtype, bias)
     return matmul_emulated.matmul(a, b, out_dtype, bias)
+
+
+def _check_types(a: object, b: object, out_dtype: object) -> None:
+    """What annotations say, for callers who do not check them."""
+    for name, operand in (("a", a), ("b", b)):
+        if not isinstance(operand, QuantizedTensor):
+            raise ValueError(
+                f"matmul: {name} must be a QuantizedTensor, got {type(operand).__name__}. Quantize it first."
+            )
+    if out_dtype not in OUT_DTYPES:
+        raise ValueError(f"matmul: out_dtype must be bfloat16, float16 or float32, got {out_dtype}.")

@@ -9,6 +9,9 @@ from fourbits.quant.operand_fields import CHOICES, OperandFields
 RHT_SIZES = (0, 4, 8, 16, 32, 64, 128)
 _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
 _SMALL_FLOAT_SCALES = ("e4m3", "ue5m3")
+_WHOLE_NUMBERS = ("rht", "scale_bound", "amax_interval", "amax_history", "adaptive_interval")
+_TEXTS = ("format", "rht_signs")
+_FLAGS = ("sr_headroom", "te_compat")
 
 
 def problem(spec: OperandFields) -> str | None:
@@ -16,6 +19,26 @@ def problem(spec: OperandFields) -> str | None:
     for rule in _RULES:
         if message := rule(spec):
             return message
+    return None
+
+
+def _types(spec: OperandFields) -> str | None:
+    """A file's values have their types by then; values of a caller in Python may have any."""
+    for names, kind, words in (
+        (_WHOLE_NUMBERS, int, "a whole number"),
+        (_TEXTS, str, "text"),
+        (_FLAGS, bool, "True or False"),
+    ):
+        for name in names:
+            if type(getattr(spec, name)) is not kind:
+                return f"{name}: must be {words}, got {getattr(spec, name)!r}."
+    for name in ("block", "outer"):
+        size: object = getattr(spec, name)
+        pair = isinstance(size, tuple) and [type(part) for part in size] == [int, int]
+        if size is not None and not pair:
+            return f"{name}: must be a tuple (other axis, contraction axis) of whole numbers, got {size!r}."
+    if type(spec.amax_headroom) not in (int, float):
+        return f"amax_headroom: must be a number, got {spec.amax_headroom!r}."
     return None
 
 
@@ -63,7 +86,9 @@ def _transform(spec: OperandFields) -> str | None:
     if spec.rht_signs == "te16" and spec.rht != 16:
         return f"rht_signs: te16 is a vector of 16 signs, got rht={spec.rht}. Use fixed:SEED for other sizes."
     kind, _, seed = spec.rht_signs.partition(":")
-    if spec.rht_signs in _SIGN_RULES or (kind == "fixed" and seed.isdecimal() and int(seed) < 1 << 32):
+    if spec.rht_signs in _SIGN_RULES or (
+        kind == "fixed" and seed.isascii() and seed.isdecimal() and int(seed) < 1 << 32
+    ):
         return None
     return (
         f"rht_signs: got {spec.rht_signs!r}. "
@@ -153,6 +178,7 @@ def _adaptive(spec: OperandFields) -> str | None:
 
 
 _RULES: tuple[Callable[[OperandFields], str | None], ...] = (
+    _types,
     _format,
     _choices,
     _block,

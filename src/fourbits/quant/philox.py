@@ -108,10 +108,10 @@ def as_sr_key(sr_key: Tensor) -> Tensor:
     """The full key. sr_key: int64 [5], or [2] = (seed, step) with stream and offsets zero. Raises ValueError
     otherwise.
     """
-    if sr_key.dtype != torch.int64 or sr_key.shape not in ((2,), (5,)):
+    if getattr(sr_key, "dtype", None) != torch.int64 or sr_key.shape not in ((2,), (5,)):
         raise ValueError(
-            "sr_key: must be int64 of shape [5] (seed, stream, step, first row, first block) "
-            f"or [2] (seed, step), got {sr_key.dtype} {list(sr_key.shape)}."
+            "sr_key: must be an int64 tensor of shape [5] (seed, stream, step, first row, first block) "
+            f"or [2] (seed, step), got {sr_key!r:.80}."
         )
     sr_key = sr_key & _LOW_WORD
     if sr_key.shape == (5,):

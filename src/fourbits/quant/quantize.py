@@ -80,11 +80,9 @@ def exact_operand(
 
 def _checked(x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None) -> _Job:
     """The arguments in their normal form. Raises ValueError for what cannot be quantized."""
-    if x.dim() != 2 or axis not in (-2, -1, 0, 1):
-        raise ValueError(
-            f"quantize: x must be 2-D and axis 0 or 1, got shape {list(x.shape)}, axis {axis}. "
-            "Flatten x first."
-        )
+    _check_types(x, spec, axis, amax)
+    if x.dim() != 2:
+        raise ValueError(f"quantize: x must be 2-D, got shape {list(x.shape)}. Flatten x first.")
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"quantize: x must be float32, bfloat16 or float16, got {x.dtype}. Cast it first.")
     if amax is not None:
@@ -103,6 +101,26 @@ def _checked(x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_ke
     # not on CUDA: the compiler's division there is not correctly rounded
     large = x.device.type == "cpu" and x.numel() >= COMPILE_FROM
     return _Job(spec, axis % 2, amax, key, compiled if large else eager)
+
+
+def _check_types(x: object, spec: object, axis: object, amax: object) -> None:
+    """What annotations say, for callers who do not check them."""
+    if not isinstance(x, Tensor) or x.layout != torch.strided:
+        got = x.layout if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"quantize: x must be a dense tensor, got {got}. Convert it first.")
+    if not isinstance(spec, OperandSpec):
+        raise ValueError(
+            f"quantize: spec must be an OperandSpec, got {spec!r}. Write OperandSpec(format=...)."
+        )
+    if not isinstance(axis, int) or axis not in (-2, -1, 0, 1):
+        raise ValueError(
+            f"quantize: axis must be 0 or 1 (or -2, -1), the one that is summed over, got {axis!r}."
+        )
+    if amax is not None and not (isinstance(amax, Tensor) and amax.numel() == 1):
+        got = list(amax.shape) if isinstance(amax, Tensor) else repr(amax)
+        raise ValueError(
+            f"quantize: amax must be a tensor of one number, got {got}. Write torch.tensor(3.0)."
+        )
 
 
 def _prepared(x: Tensor, job: _Job) -> Tensor:
@@ -156,8 +174,8 @@ def _compared(whole: Tensor, words: Tensor | None, job: _Job) -> Scales:
 def _corrected(whole: Tensor, scales: Scales, words: Tensor | None, job: _Job) -> Scales:
     """Scales after the correction of MS-EDEN, group by group."""
     size = job.spec.rht
-    length = whole.shape[1] if job.axis == 0 else 1
-    groups = whole.reshape(whole.numel() // (size * length), size // 16, 16, length)
+    count, length = (whole.shape[0], whole.shape[1]) if job.axis == 0 else (whole.numel(), 1)
+    groups = whole.reshape(count // size, size // 16, 16, length)
     cells, grid = (groups.shape[0], size // 16, length), scales.block_scale.shape
     assert words is not None
     encode = job.run(eden.in_force)(scales.encode, scales.block_scale)

@@ -229,7 +229,7 @@ class QuantizedLinear(nn.Linear):
         facts = state.facts(training=self.training and torch.is_grad_enabled())
         direct = self._directly(input, facts) if runs_directly(input) else None
         y = _QuantizedProduct.apply(
-            input.reshape(-1, self.in_features),
+            _rows(input),
             self.weight,
             self.bias,
             state.clock_on(device),
@@ -250,7 +250,7 @@ class QuantizedLinear(nn.Linear):
         keep = torch.is_grad_enabled() and self.weight.requires_grad
 
         def from_input() -> Operands:
-            return input_operands(call, input.detach().reshape(-1, self.in_features), keep)
+            return input_operands(call, _rows(input.detach()), keep)
 
         def from_weight() -> ExactOperand:
             return call.operand(self.weight.detach(), 1, "fprop.rhs")
@@ -270,3 +270,8 @@ class QuantizedLinear(nn.Linear):
     def extra_repr(self) -> str:
         """nn.Linear's, and the table's formats."""
         return f"{super().extra_repr()}, layer={self.quantization.layer}"
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., K] -> [M, K], also for K = 0."""
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
