@@ -68,6 +68,16 @@ def test_a_file_says_everything_or_only_what_differs_from_its_base(recipe_of):
     )
 
 
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+@pytest.mark.parametrize("field", ["rht: 64", "rht_signs: per-layer", "{rht: 32, rht_signs: none}"])
+def test_a_transform_that_a_file_states_for_one_operand_is_that_of_both(side, field, recipe_of):
+    """As on a command line: no other meaning is possible."""
+    stated = recipe_of(f"base: nvfp4\nwgrad: {{{side}: {{{field.strip('{}')}}}}}\n")
+    both = "{" + field.strip("{}") + "}"
+    assert stated == recipe_of(f"base: nvfp4\nwgrad: {{lhs: {both}, rhs: {both}}}\n")
+    assert stated.wgrad.lhs.transform != get_recipe("nvfp4").wgrad.lhs.transform
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -82,7 +92,7 @@ def test_a_file_says_everything_or_only_what_differs_from_its_base(recipe_of):
         ("fprop: {lhs: {block: 16}}", r"fprop\.lhs\.block must be a list .*, got 16"),
         ("fprop: {lhs: {rht: 12}}", r"fprop\.lhs: OperandSpec\.rht: must be one of \(0, 4, 8.*, got 12"),
         (
-            "base: nvfp4\nwgrad: {lhs: {rht: 32}}",
+            "base: nvfp4\nwgrad: {lhs: {rht: 32}, rhs: {rht: 16}}",
             r"wgrad: GemmSpec: lhs has the transform .*Set rht .* alike",
         ),
         ("keep_bf16: {last_blocks: 9/8}", r"keep_bf16: KeepBF16\.last_blocks: must be a count or a share"),
@@ -182,3 +192,9 @@ def test_the_first_layer_rule_that_matches_decides():
         ("nvfp4", "recipe nvfp4"),
         ("mxfp4", "rule gate, d*"),
     ]
+
+
+@pytest.mark.parametrize("given", [None, 4, {"base": "nvfp4"}, OperandSpec()])
+def test_what_names_no_recipe_is_refused(given):
+    with pytest.raises(ValueError, match=r"recipe: must be a name, a \.yaml file or a Recipe, got"):
+        get_recipe(given)

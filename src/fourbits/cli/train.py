@@ -2,8 +2,9 @@
 
 CONFIG is a shipped preset (tiny, 30m, hybrid-12b ...), a YAML file, or RUN/config.yaml of an earlier run.
 Every setting is an option: --recipe mxfp4, --optim.lr 3e-3, --train.steps 50, --data.paths TEXT (a file or
-folder; '[A, B]' for several), --recipe.keep_bf16.last_blocks 2. The same command again, or fourbits train
-RUN/config.yaml, continues an interrupted run with the same bits.
+folder; '[A, B]' for several), --recipe.keep_bf16.last_blocks 2, --recipe.wgrad.lhs.rht 32 (a transform is set
+on both operands). The same command again, or fourbits train RUN/config.yaml, continues an interrupted run
+with the same bits.
 """
 
 import json

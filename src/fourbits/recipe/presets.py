@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.overrides import gemms_with_both_sides
 from fourbits.recipe.recipe import GemmSpec, GemmTable, KeepBF16, LayerRule, Recipe
 from fourbits.settings import build, load_yaml, nearest, to_dict
 
@@ -176,10 +177,13 @@ def list_recipes() -> tuple[str, ...]:
 def get_recipe(recipe: str | Path | Recipe) -> Recipe:
     """A shipped recipe by name, or one read from a YAML file. ValueError names the nearest recipe or key.
 
-    A file may begin from a shipped recipe with `base: NAME` and states only what differs.
+    A file may begin from a shipped recipe with `base: NAME` and states only what differs; a transform stated
+    for one operand is set on both operands of its GEMM.
     """
     if isinstance(recipe, Recipe):
         return recipe
+    if not isinstance(recipe, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"recipe: must be a name, a .yaml file or a Recipe, got {type(recipe).__name__}.")
     if str(recipe) in RECIPES:
         return RECIPES[str(recipe)]
     path = Path(recipe)
@@ -209,6 +213,7 @@ def recipe_from_mapping(mapping: dict[str, object], where: str, name: str = "cus
             to_dict(RECIPES[str(base)]),
             {"name": name, "source": f"{base}, changed", "taken": "", "deviates": ""},
         )
+        changes = gemms_with_both_sides(changes)
     return build(Recipe, _merged(tree, changes), where)
 
 
