@@ -5,6 +5,8 @@ from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from exact_grids import FLOATS, INTEGERS, magnitudes
 from fourbits.formats.descriptors import E4M3, ELEMENT_FORMATS
@@ -12,48 +14,38 @@ from fourbits.formats.rounding import round_nearest, round_stochastic, round_sto
 
 NAMES = [*FLOATS, *INTEGERS]
 ALL_BYTES = torch.arange(256)
+PLACES, SHARES = st.integers(0, 255), st.floats(0, 1, exclude_max=True)
 
 
-def between(name: str, count: int = 400) -> list[tuple[float, Fraction, Fraction]]:
-    """Magnitudes with their lower neighbour on the grid and the step to the next."""
-    grid, generator = magnitudes(name), torch.Generator().manual_seed(5)
-    places = torch.randint(len(grid) - 1, (count,), generator=generator).tolist()
-    shares = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
-    cases = []
-    for place, share in zip(places, shares, strict=True):
-        low, high = grid[place], grid[place + 1]
-        value = torch.tensor(float(low + (high - low) * Fraction(share)), dtype=torch.float32).item()
-        if Fraction(value) < high:
-            cases.append((value, low, high - low))
-    return cases
+def between(name: str, place: int, share: float) -> tuple[float, Fraction, Fraction]:
+    """An fp32 magnitude below the largest, its lower neighbour on the grid and the step to the next."""
+    grid = magnitudes(name)
+    low, high = grid[place % (len(grid) - 1) :][:2]
+    value = torch.tensor(float(low + (high - low) * Fraction(share)), dtype=torch.float32).item()
+    assume(Fraction(value) < high)
+    return value, low, high - low
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_eight_bits_go_up_for_floor_256_f_of_the_256_bytes(name):
-    cases = between(name)
-    values = torch.tensor([value for value, _, _ in cases])
-    rounded = round_stochastic(values[:, None], ALL_BYTES, ELEMENT_FORMATS[name])
-    for result, (value, low, step) in zip(rounded, cases, strict=True):
-        ups = math.floor(256 * (Fraction(value) - low) / step)
-        assert set(result.tolist()) <= {float(low), float(low + step)}
-        assert int((result > float(low)).sum()) == ups, value
-        assert bool((result[256 - ups :] > float(low)).all()), "the largest bytes go up"
+@given(place=PLACES, share=SHARES)
+def test_eight_bits_go_up_for_floor_256_f_of_the_256_bytes(name, place, share):
+    value, low, step = between(name, place, share)
+    rounded = round_stochastic(torch.tensor(value), ALL_BYTES, ELEMENT_FORMATS[name])
+    ups = math.floor(256 * (Fraction(value) - low) / step)
+    assert rounded[: 256 - ups].tolist() == [float(low)] * (256 - ups)
+    assert rounded[256 - ups :].tolist() == [float(low + step)] * ups, "the largest bytes go up"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_24_bits_go_up_exactly_below_f(name):
-    cases = between(name)
-    values = torch.tensor([value for value, _, _ in cases])
-    thresholds = torch.tensor([math.ceil((Fraction(v) - low) / step * 2**24) for v, low, step in cases])
-    for offset, goes_up in ((-1, True), (0, False)):
-        word = ((thresholds + offset) << 8) + 255  # the low eight bits do not count
-        possible = (thresholds + offset >= 0) & (thresholds + offset < 2**24)
-        rounded = round_stochastic_32(values, word, ELEMENT_FORMATS[name])
-        signed = word.to(torch.int32)  # the same 32 bits as a signed word
-        assert torch.equal(round_stochastic_32(values, signed, ELEMENT_FORMATS[name]), rounded)
-        expected = torch.tensor([float(low + step if goes_up else low) for _, low, step in cases])
-        assert torch.equal(rounded[possible], expected[possible])
-    assert possible.sum() > 300
+@given(place=PLACES, share=SHARES)
+def test_24_bits_go_up_exactly_below_f(name, place, share):
+    value, low, step = between(name, place, share)
+    threshold = math.ceil((Fraction(value) - low) / step * 2**24)
+    places = [n for n in (0, threshold - 1, threshold, 2**24 - 1) if 0 <= n < 2**24]
+    words = torch.tensor([(n << 8) + low_bits for n in places for low_bits in (0, 255)])  # which do not count
+    expected = [float(low + step if n < threshold else low) for n in places for _ in range(2)]
+    for word in (words, words.to(torch.int32)):  # the same 32 bits as signed words
+        assert round_stochastic_32(torch.tensor(value), word, ELEMENT_FORMATS[name]).tolist() == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
