@@ -30,6 +30,7 @@ ROW_SR = OperandSpec(rounding="sr")
 COLUMN = OperandSpec(rht=16)
 COLUMN_SR = OperandSpec(rounding="sr", rht=16)
 TILE = OperandSpec(block=(16, 16), source="bf16")
+EDEN = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
 MX4 = OperandSpec(format="mxfp4")
 MX8 = OperandSpec(format="mxfp8")
 FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
@@ -50,6 +51,10 @@ PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
     "4/6 by square": (replace(ROW, scale_rule="4over6-mse"), replace(COLUMN_SR, scale_rule="4over6-mae")),
     "4/6 weight": (replace(TILE, scale_rule="4over6-mse"), replace(TILE, scale_rule="4over6-max")),
     "4/6 headroom": (replace(ROW_SR, scale_rule="4over6-max", sr_headroom=True), None),
+    "MS-EDEN": (None, replace(EDEN, rht=32, te_compat=False)),
+    "MS-EDEN, rotations of 128": (None, replace(EDEN, source="forward")),
+    "MS-EDEN of rows": (EDEN, None),
+    "rotated rows": (replace(ROW_SR, rht=64, rht_signs="per-call"), None),
     "other grids": (replace(ROW_SR, format="nve1m2"), replace(COLUMN, format="nvfp4-ue5m3")),
     "mxfp4": (MX4, replace(MX4, rounding="sr", rht=32)),
     "mxfp4 weight": (replace(MX4, block=(32, 32), source="bf16"), None),
@@ -190,6 +195,9 @@ EDGES = [
 SMALL = [
     *(Case(pair, (16, 48)) for pair in PAIRS),
     Case("nearest", (32, 144)),
+    Case("MS-EDEN, rotations of 128", (150, 40), torch.float32),
+    *(Case("MS-EDEN", (66, 50), values=values) for values in ("nan and inf", "zero blocks", "tiny")),
+    Case("MS-EDEN of rows", (18, 150), given=1e6),
     *(Case(pair, (18, 50)) for pair in ("stochastic", "weight")),
     *(Case(pair, (18, 50), values="nan and inf") for pair in ("nearest", "mxfp8")),
     *(Case("fp8", shape, torch.float32, "nan and inf") for shape in ((150, 40), (18, 300))),

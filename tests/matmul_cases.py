@@ -5,7 +5,7 @@ Run as a program it checks cases in Triton's interpreter: TRITON_INTERPRET=1 pyt
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,10 +46,13 @@ class Product:
     out_dtype: torch.dtype = torch.bfloat16
     bias: bool = False
     accumulate: bool = False
+    #: whether the left operand's values lie the other way, as kernels leave transformed rows
+    turned: bool = False
 
     @property
     def name(self) -> str:
         extra = (" + bias" if self.bias else "") + (" + out" if self.accumulate else "")
+        extra += ", turned" if self.turned else ""
         return f"{self.layout} {'x'.join(map(str, self.shape))} {str(self.out_dtype)[6:]}{extra}"
 
 
@@ -63,6 +66,8 @@ def excess(product: Product, device: torch.device | str = "cpu") -> float:
     sides = ((x, spec_a, axis_a), (w, spec_b, axis_b))
     kept = [(t if axis == 1 else t.t().contiguous(), spec, axis) for t, spec, axis in sides]
     left, right = (_operand(t, spec, axis, device) for t, spec, axis in kept)
+    if product.turned:
+        left = replace(left, values=left.values.t().contiguous().t())
     into = None if before is None else before.clone().to(device)
     out = matmul_cuda.matmul(left, right, product.out_dtype, _on(bias, device), into).cpu()
     a, b = (quantize(t, spec, axis) for t, spec, axis in kept)
@@ -87,6 +92,7 @@ SMALL = [
     *(Product(layout, (48, 80, 64), bias=True) for layout in LAYOUTS),
     *(Product(layout, (33, 40, 50), torch.float32) for layout in LAYOUTS),
     Product("fprop", (40, 136, 272), torch.float32, accumulate=True),
+    Product("fprop", (48, 80, 64), turned=True),
     Product("wgrad", (40, 20, 720), bias=True),  # cut along the contraction
     Product("wgrad", (20, 40, 1200), torch.float32, accumulate=True),
     Product("fp8 dgrad", (40, 136, 272), torch.float32, accumulate=True),

@@ -55,7 +55,7 @@ def assert_same(found, wanted):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "fp8", "nvfp4-naive"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "fp8", "nvfp4-naive", "quartet2"])
 @pytest.mark.parametrize("shape", [(2, 64), (3, 17)], ids=str)
 def test_a_shared_input_and_its_one_read_give_the_operators_bits(recipe, shape, monkeypatch):
     model = Branches().to(CARD)

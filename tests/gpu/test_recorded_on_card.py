@@ -16,7 +16,7 @@ from model.shapes import small_config
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "fp8", "nvfp4-46"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "fp8", "nvfp4-46", "quartet2-46"])
 def test_inputs_of_a_step_quantize_to_the_same_bytes_on_the_cpu(recipe, monkeypatch):
     seen = []
     fused = operands.fused_operands

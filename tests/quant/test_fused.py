@@ -24,8 +24,7 @@ def test_a_tensor_without_a_card_is_refused_by_name():
         (OperandSpec(format="nvfp4-double"), 1, "format nvfp4-double has no kernel"),
         (OperandSpec(block=(1, 8)), 1, "blocks must be"),
         (OperandSpec(scale_rule="search-mse"), 1, "scale_rule search-mse has no kernel"),
-        (OperandSpec(rht=128), 0, "sizes 16 and 32"),
-        (OperandSpec(rht=16), 1, "for axis 0"),
+        (OperandSpec(rht=8), 0, "sizes 16, 32, 64, 128, got 8"),
         (OperandSpec(fp32_scale="pow2"), 1, "fp32_scale='pow2' has no kernel"),
     ],
 )
@@ -41,6 +40,15 @@ def test_one_read_makes_one_operand_of_each_axis(monkeypatch):
     answer = why_not_fused(torch.zeros(16, 16), [Wanted(OperandSpec(), 1)] * 2)
     assert answer is not None
     assert "one operand of each axis" in answer
+
+
+def test_transformed_rows_are_made_alone(monkeypatch):
+    monkeypatch.setattr("fourbits.quant.fused.device_blocker", lambda device: None)
+    both = [Wanted(OperandSpec(rht=16), 1), Wanted(OperandSpec(), 0)]
+    answer = why_not_fused(torch.zeros(16, 16), both)
+    assert answer is not None
+    assert "turned copy" in answer
+    assert why_not_fused(torch.zeros(16, 16), both[:1]) is None
 
 
 def test_noise_without_a_key_is_refused(monkeypatch):

@@ -63,6 +63,21 @@ def test_weights_choose_four_or_six(card):
 
 
 @pytest.mark.parametrize("card", CARDS)
+def test_scales_are_corrected_by_sums_as_written(card):
+    spec = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
+    with recording(fused_triton) as starts:
+        x = on_card(256, 2048)
+        fused_triton.amax_parts(x, None, plan(spec, 0), KEY)
+        fused_triton.exact(x, None, plan(spec, 0), (None, AMAX), (None, KEY))
+        fused_triton.packed(x, plan(spec, 0, packed=True), AMAX, KEY, swizzled=True)
+    for start in starts:
+        built = start.build(card)
+        assert not re.search(r"\bfma\.", built.asm["ptx"]), "a multiplication and an addition were contracted"
+        assert built.metadata.shared <= 99 << 10, "more shared memory than sm_120 has"
+        assert start.arguments["ROWS"] == 128
+
+
+@pytest.mark.parametrize("card", CARDS)
 def test_packed_operands_are_unpacked_by_wide_accesses(card):
     with recording(fused_triton) as starts:
         codes, scales = on_card(64, 1024, dtype=torch.uint8), on_card(64, 128, dtype=torch.uint8)

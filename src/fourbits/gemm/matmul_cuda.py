@@ -59,7 +59,7 @@ def matmul(
     if a.values.dtype in _FP8:
         kernels.matmul_fp8(_stored(a), _stored(b), out, bias, accumulate)
     else:
-        kernels.matmul(a.values, a.axis, b.values, b.axis, (a.scale, b.scale), out, bias, accumulate)
+        kernels.matmul(*_as_kept(a), *_as_kept(b), (a.scale, b.scale), out, bias, accumulate)
     return out
 
 
@@ -73,6 +73,13 @@ def _from_library(
     if bias is not None:
         total = total + bias.to(torch.float32)
     return total.to(out_dtype) if into is None else into.copy_(into.to(torch.float32) + total)
+
+
+def _as_kept(operand: ExactOperand) -> tuple[Tensor, int]:
+    """Values with unit stride along their rows, and the axis of the contraction in them."""
+    if operand.values.stride(1) != 1 and operand.values.stride(0) == 1:
+        return operand.values.t(), 1 - operand.axis
+    return operand.values, operand.axis
 
 
 def _stored(operand: ExactOperand) -> "kernels.Blocks":

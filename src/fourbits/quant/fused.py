@@ -49,6 +49,8 @@ def why_not_fused(x: Tensor, wanted: Sequence[Wanted]) -> str | None:
     for want in wanted:
         if reason := obstacle(want.spec, want.axis):
             return reason
+    if len(wanted) > 1 and any(_turns(want) for want in wanted):
+        return "a transform along axis 1 is made from a turned copy, so alone"
     fp8 = {want.spec.format in FP8_FORMATS for want in wanted}
     if len(fp8) > 1:
         return "FP8 and block formats of 4 bits come from different kernels"
@@ -64,6 +66,8 @@ def fused_operands(x: Tensor, wanted: Sequence[Wanted]) -> tuple[ExactOperand, .
     operands. FP8 operands have float8 values whose contraction axis is contiguous, as FP8 tensor cores want.
     Raises ValueError with the reason where the kernels cannot do it.
     """
+    if len(wanted) == 1 and _turns(wanted[0]):
+        return _turned_back(fused_operands(_turned(x, wanted), [wanted[0]._replace(axis=0)]))
     return _operands(x, wanted, observe=False)[0]
 
 
@@ -75,6 +79,9 @@ def fused_observed(
     into: own amaxes fp32 [n] and counts int64 [n, 2 or more]; places: for each operand wanted, where in them
     its own belong. Every operand wanted has one scale for the whole tensor.
     """
+    if len(wanted) == 1 and _turns(wanted[0]):
+        found = fused_observed(_turned(x, wanted), [wanted[0]._replace(axis=0)], into, places)
+        return _turned_back(found)
     made, seen = _operands(x, wanted, observe=True)
     assert seen is not None
     blocks, at = [0, 0], [-1, -1]
@@ -82,6 +89,20 @@ def fused_observed(
         blocks[1 - want.axis], at[1 - want.axis] = _number_of_blocks(x, want), place
     kernels.notes(seen, (blocks[0], blocks[1]), (at[0], at[1]), into)
     return made
+
+
+def _turns(want: Wanted) -> bool:
+    """Whether this operand is made from a turned copy: kernels transform down the rows of a tile."""
+    return want.axis == 1 and bool(want.spec.rht)
+
+
+def _turned(x: Tensor, wanted: Sequence[Wanted]) -> Tensor:
+    return _checked(x, wanted).t().contiguous()
+
+
+def _turned_back(made: tuple[ExactOperand, ...]) -> tuple[ExactOperand, ...]:
+    """Operands of the tensor from those of its turned copy: views."""
+    return tuple(ExactOperand(operand.values.t(), operand.scale, 1, operand.spec) for operand in made)
 
 
 def _number_of_blocks(x: Tensor, want: Wanted) -> int:
@@ -117,7 +138,7 @@ def fused_quantize(x: Tensor, wanted: Sequence[Wanted]) -> tuple[QuantizedTensor
         return _fp8(x, wanted)
     made: list[QuantizedTensor] = []
     for want in wanted:
-        codes, scale, global_scale = _packed(x, want, swizzled=False)
+        codes, scale, global_scale = _packed_of(x, want, swizzled=False)
         scale = scale.view(_SCALE_DTYPES[want.spec.block_format.scale or ""])
         shape = (x.shape[0], x.shape[1])
         made.append(QuantizedTensor(codes, scale, global_scale, want.axis, shape, want.spec))
@@ -129,7 +150,7 @@ def fused_swizzled(x: Tensor, want: Wanted) -> tuple[Tensor, Tensor, Tensor]:
     x = _checked(x, [want])
     if want.spec.format in FP8_FORMATS:
         raise ValueError(f"fused_swizzled: {want.spec.format} has no swizzled scales. Use fused_quantize.")
-    return _packed(x, want, swizzled=True)
+    return _packed_of(x, want, swizzled=True)
 
 
 def why_not_unpacked(q: QuantizedTensor) -> str | None:
@@ -162,6 +183,12 @@ def _by_axis(wanted: Sequence[Wanted]) -> tuple[Wanted | None, Wanted | None]:
     """(row operand, column operand)."""
     found = {want.axis: want for want in wanted}
     return found.get(1), found.get(0)
+
+
+def _packed_of(x: Tensor, want: Wanted, swizzled: bool) -> tuple[Tensor, Tensor, Tensor]:
+    if _turns(want):  # what is stored has no layout of x
+        return _packed(x.t().contiguous(), want._replace(axis=0), swizzled)
+    return _packed(x, want, swizzled)
 
 
 def _packed(x: Tensor, want: Wanted, swizzled: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,6 +18,8 @@ from fourbits.quant.unpack_triton import unpack_kernel
 
 #: warps of an amax pass; each of its programs leaves a partial maximum
 _AMAX_WARPS = 1024
+#: rows of a tile of which a thread can hold several columns
+_SHORT = 32
 #: programs whose notes are read at a time
 _NOTES_CHUNK = 1024
 #: whether kernels run in Triton's interpreter, on CPU tensors
@@ -294,17 +296,25 @@ def _exact_tile(x: Tensor, row: Plan | None, column: Plan | None) -> Tile:
     rows = max(_tall(row), _tall(column))
     if not x.is_cuda:
         return Tile(rows, 128, 4)
+    if rows > _SHORT:
+        return _wide(x, rows, 64, 1)
     if row is not None and column is not None:
         return _wide(x, rows, 256, 4)
     return _wide(x, max(8, rows), 1024, 8 if rows <= 16 else 4)
 
 
 def _amax_tile(x: Tensor, column: Plan | None) -> Tile:
-    return _wide(x, max(16, _tall(column)), 512, 4) if x.is_cuda else Tile(_tall(column), 128, 4)
+    if not x.is_cuda:
+        return Tile(_tall(column), 128, 4)
+    rows = max(16, _tall(column))
+    return _wide(x, rows, 64, 1) if rows > _SHORT else _wide(x, rows, 512, 4)
 
 
 def _packed_tile(x: Tensor, plan: Plan) -> Tile:
-    return _wide(x, max(8, _tall(plan)), 1024, 8) if x.is_cuda else Tile(_tall(plan), 128, 4)
+    if not x.is_cuda:
+        return Tile(_tall(plan), 128, 4)
+    rows = max(8, _tall(plan))
+    return _wide(x, rows, 64, 1) if rows > _SHORT else _wide(x, rows, 1024, 8)
 
 
 def _wide(x: Tensor, rows: int, columns: int, vector: int) -> Tile:

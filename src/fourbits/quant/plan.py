@@ -19,6 +19,8 @@ from fourbits.quant.scaling import target_and_kappa
 
 _FORMATS = ("nvfp4", "nvfp4-ue5m3", "nve1m2", "mxfp4", "mxfp8", "mxfp8-e5m2")
 FP8_FORMATS = ("fp8", "fp8-e5m2")
+#: sizes of transforms
+_TRANSFORMS = (16, 32, 64, 128)
 #: fields of a spec that a plan covers, or that do not concern a kernel; any other must have its default
 _UNDERSTOOD = {"format", "block", "source", "rounding", "rht", "rht_signs", "te_compat", "scale_rule"} | {
     *("scale_bound", "sr_headroom", "amax_policy", "amax_interval", "amax_history", "amax_headroom")
@@ -126,7 +128,7 @@ def plan(spec: OperandSpec, axis: int, packed: bool = False) -> Plan:
         metric=spec.error_metric or "",
         headroom=17 / 16 if spec.sr_headroom else 1.0,
         through_bf16=spec.source == "bf16",
-        te_compat=spec.te_compat or not packed,
+        te_compat=spec.te_compat or not packed or spec.rounding == "ms-eden",
         transform=_transform(spec),
     )
     return _plans.setdefault(astuple(made), made)
@@ -156,14 +158,14 @@ def obstacle(spec: OperandSpec, axis: int) -> str | None:
     if spec.format in FP8_FORMATS and (spec.rounding != "rne" or spec.rht):
         return f"{spec.format} has kernels for rounding rne without a transform only"
     for name, known in (
-        ("source", ("as_is", "bf16")),
-        ("rounding", ("rne", "sr", "sr32")),
+        ("source", ("as_is", "bf16", "forward")),
+        ("rounding", ("rne", "sr", "sr32", "ms-eden")),
         ("scale_rule", ("max", "ceil", "4over6-mse", "4over6-mae", "4over6-max")),
     ):
         if getattr(spec, name) not in known:
             return f"{name} {getattr(spec, name)} has no kernel"
-    if spec.rht and (axis != 0 or spec.rht not in (16, 32)):
-        return f"a transform has a kernel for axis 0 and sizes 16 and 32, got axis {axis} and {spec.rht}"
+    if spec.rht and spec.rht not in _TRANSFORMS:
+        return f"a transform has a kernel for sizes {', '.join(map(str, _TRANSFORMS))}, got {spec.rht}"
     return None
 
 

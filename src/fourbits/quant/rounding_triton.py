@@ -109,7 +109,7 @@ def stochastic_24(values, noise, GRID: tl.constexpr):
     magnitude = tl.minimum(tl.abs(values), GRID.largest)
     binade = tl.maximum(bits_of(magnitude) & EXPONENT_BITS, LEAST)
     step = float_of(binade - (GRID.mantissa_bits << 23))
-    steps = magnitude * float_of(((254 + GRID.mantissa_bits) << 23) - binade)
+    steps = magnitude * float_of((254 << 23) - binade + (GRID.mantissa_bits << 23))
     low = tl.floor(steps)
     uniform = (noise >> 8).to(tl.float32) * (2.0**-24)
     return (low + tl.where(uniform < steps - low, 1.0, 0.0)) * step

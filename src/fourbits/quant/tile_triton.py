@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from fourbits.quant.choice_triton import four_over_six
+from fourbits.quant.eden_triton import corrected_scale
 from fourbits.quant.hadamard_triton import transformed
 from fourbits.quant.philox_triton import tile_noise
 from fourbits.quant.rounding_triton import (
@@ -94,9 +95,16 @@ def rounded_tile(y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS
         else:
             wanted = four_over_six(blocks, amax_bits, tensor_bits, PLAN)
         scale, encode = two_level(wanted, amax_bits, tensor_bits, PLAN)
+    if PLAN.rounding == "ms-eden":
+        encode = tl.where(scale == 0.0, 0.0, encode)
     scaled = blocks * encode
     if PLAN.rounding == "rne":
         rounded = nearest(scaled, ELEMENT)
+    elif PLAN.rounding == "ms-eden":
+        rounded = nearest(scaled, ELEMENT)
+        scale = corrected_scale(
+            scaled, rounded, scale, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
+        )
     else:
         WORDS: tl.constexpr = PLAN.rounding == "sr32"
         noise = tile_noise(key_ptr, stream, FIELDS, row, column, PLAN.axis, WORDS, ROWS, COLUMNS)
