@@ -179,7 +179,7 @@ def _transform(spec: OperandSpec) -> Transform | None:
     words: tuple[int, ...] = ()
     if spec.signs not in ("per-layer", "per-call"):
         signs = sign_vector(spec, None, _CPU)
-        negative = [] if signs is None else [i for i, sign in enumerate(signs.tolist()) if sign < 0]
+        negative = [i for i, sign in enumerate(signs.tolist()) if sign < 0]
         words = tuple(sum(1 << (i % 32) for i in negative if i // 32 == word) for word in range(4))
     scale = torch.tensor(1.0 / math.sqrt(spec.rht), dtype=torch.float32).item()
     return Transform(spec.rht, scale, words, spec.signs == "per-call")
