@@ -176,7 +176,7 @@ def test_piped_progress_says_which_run_how_far_and_how_long(small_run: RunConfig
 def test_a_plan_that_makes_no_sense_is_refused(
     small_run: RunConfig, tmp_path: Path, arguments: dict[str, Any], message: str
 ):
-    asked = {"recipes": ("bf16",), "seeds": (0,), **arguments}
+    asked: dict[str, Any] = {"recipes": ("bf16",), "seeds": (0,), **arguments}
     with pytest.raises(ValueError, match=message):
         make_plan(small_run, "small", asked["recipes"], asked["seeds"], tmp_path)
 

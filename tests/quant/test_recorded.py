@@ -6,6 +6,7 @@ import torch
 from assertions import assert_same_bytes
 from fourbits.formats.packing import swizzle_scales, unswizzle_scales
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.operand_fields import ScaleRule
 from fourbits.quant.quantize import quantize
 from recorded import recorded, without_negative_zero
 
@@ -61,11 +62,12 @@ def test_swizzled_scales_equal_torchao():
     assert_same_bytes(unswizzle_scales(flat, 200, 9), scales)
 
 
+FOUR_OVER_SIX_RULES: dict[str, ScaleRule] = {"mse": "4over6-mse", "mae": "4over6-mae"}
 FOUR_OVER_SIX = [
     (case, metric, bound)
     for case in ROWS
     for bound in (256, 448)
-    for metric in ("mse", "mae")
+    for metric in FOUR_OVER_SIX_RULES
     if f"4over6_{bound}_{metric}/codes" in ROWS[case]
 ]
 
@@ -73,7 +75,7 @@ FOUR_OVER_SIX = [
 @pytest.mark.parametrize(("case", "metric", "bound"), FOUR_OVER_SIX)
 def test_four_over_six_equals_the_reference(case, metric, bound):
     recording = ROWS[case]
-    spec = OperandSpec(scale_rule=f"4over6-{metric}", scale_bound=bound)
+    spec = OperandSpec(scale_rule=FOUR_OVER_SIX_RULES[metric], scale_bound=bound)
     name = f"4over6_{bound}_{metric}"
     q = quantize(recording["x"], spec, axis=1, amax=recording["amax"])
     assert_matches(q, recording[f"{name}/codes"], recording[f"{name}/scales"])
