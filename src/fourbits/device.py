@@ -155,7 +155,7 @@ def _best(device: Device, native_passed: bool) -> tuple[Backend, str]:
         return Backend.NATIVE, f"FP4 tensor cores of {_card(device)}; the self-check passed"
     return (
         Backend.EMULATED,
-        f"{_quantizer(device)}; {_card(device)} has FP4 tensor cores, request native to use them",
+        f"{_quantizer(device)}; training does not use the FP4 tensor cores of {_card(device)} yet",
     )
 
 
@@ -170,7 +170,7 @@ def _quantizer(device: Device) -> str:
         return "the compiled reference and exact operands on the CPU"
     if device.kind == "cuda":
         return f"plain torch quantizer, slow, and BF16 tensor cores on exact operands: {blocker}"
-    return f"the compiled reference and BF16 GEMMs on exact operands, untested on this hardware: {blocker}"
+    return f"plain torch quantizer, same bits, slow, and BF16 GEMMs, untested on this hardware: {blocker}"
 
 
 def _too_old(device: Device) -> bool:

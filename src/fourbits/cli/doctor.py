@@ -19,6 +19,7 @@ from fourbits.gemm.matmul_check import check_native
 
 EXAMPLE = "fourbits doctor --json"
 EXTRAS = {"transformers": "hf", "tensorboard": "tb"}
+_NATIVE = "this card has it: doctor --native checks it, training does not use it yet"
 UNVERIFIED = "this project has not yet run on a Blackwell chip; a self-check must pass before the first step"
 
 
@@ -130,7 +131,7 @@ def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
             f"does not work, everything runs eagerly and slowly: {broken}" if broken else "works",
         ),
         ("Triton kernels", f"no: {findings['triton_blocker']}" if findings["triton_blocker"] else "yes"),
-        ("native FP4", f"no: {findings['native_blocker']}" if findings["native_blocker"] else "on request"),
+        ("native FP4", f"no: {findings['native_blocker']}" if findings["native_blocker"] else _NATIVE),
         ("", UNVERIFIED),
     ]
     for package, extra in EXTRAS.items():
