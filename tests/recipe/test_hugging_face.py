@@ -11,6 +11,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
     Qwen2Config,
@@ -73,6 +75,19 @@ def test_a_training_step_runs_every_linear_that_was_converted(name):
     assert not torch.equal(model(TOKENS).logits, logits)
     convert(model, "bf16")
     assert torch.equal(model(TOKENS).logits, logits)
+
+
+def test_experts_in_one_parameter_are_named_as_what_stays():
+    config = MixtralConfig(**SIZES, num_hidden_layers=1, num_local_experts=4)
+    summary = convert(MixtralForCausalLM(config), "nvfp4-naive")
+    stays = "stacked weights of MixtralExperts, which is not a module of linears"
+    kept = {row.name.rpartition("layers.0.")[2]: row.reason for row in summary.rows if not row.quantized}
+    assert kept == {
+        "lm_head": "output head or embedding",
+        "mlp.experts.gate_up_proj": stays,
+        "mlp.experts.down_proj": stays,
+    }
+    assert summary.share_of_linears == 4 / 7
 
 
 def fused_kernel(projected, *_args, outproj_weight, **_kwargs):

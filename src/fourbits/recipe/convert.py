@@ -1,14 +1,17 @@
 """convert: give the linears of any PyTorch model a recipe, in place, and say what became what.
 
 A layer keeps its identity: parameters, hooks, name, state_dict and every reference to it stay; only its class
-changes.
+changes. So do groups of linears in one parameter, such as experts.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fourbits.recipe.amax import Reduce
 from fourbits.recipe.decide import Decider
+from fourbits.recipe.grouped import QuantizedGroup, is_group, stacked_weights
 from fourbits.recipe.linear import LinearState, QuantizedLinear
 from fourbits.recipe.operands import new_clock
 from fourbits.recipe.presets import get_recipe
@@ -27,17 +30,26 @@ def convert(model: nn.Module, recipe: str | Recipe = "nvfp4", seed: int = 0) -> 
     chosen = get_recipe(recipe)
     if not 0 <= seed < 1 << 32:
         raise ValueError(f"convert: seed must be in [0, 2**32), got {seed}.")
-    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linears: list[tuple[str, Any]] = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) or is_group(module)
+    ]
     for name, linear in linears:
         _restore(name, linear)
     decider = Decider(model, chosen)
     reports: list[LinearReport] = []
-    for layer, (name, linear) in enumerate(linears):
+    layer = 0
+    for name, linear in linears:
         table, reason = decider.decide(name, linear)
         precision = "bf16" if table is None else precision_of(table)
-        reports.append(LinearReport(name, (linear.out_features, linear.in_features), precision, reason))
+        count = len(linear.weight) if is_group(linear) else 1
+        shape = (count * linear.out_features, linear.in_features)
+        reports.append(LinearReport(name, shape, precision, reason))
         if table is not None:
             _adopt(linear, LinearState(type(linear), table, layer, seed, chosen.quantize_eval))
+        layer += count
+    reports += [LinearReport(name, shape, "bf16", why) for name, shape, why in stacked_weights(model)]
     open_books(model)
     parameters = sum(p.numel() for p in model.parameters())
     return ConversionSummary(chosen.name, chosen.digest, tuple(reports), parameters)
@@ -63,7 +75,7 @@ def set_step(model: nn.Module, step: int, first_token: int = 0, reduce: Reduce |
         book.advance(step, reduce)
     clocks: dict[tuple[int, torch.device], Tensor] = {}
     for module in model.modules():
-        if isinstance(module, QuantizedLinear):
+        if isinstance(module, QuantizedLinear | QuantizedGroup):
             state = module.quantization
             key = (state.seed, torch.device("cpu") if module.weight.is_meta else module.weight.device)
             if key not in clocks:
@@ -76,19 +88,20 @@ def set_step(model: nn.Module, step: int, first_token: int = 0, reduce: Reduce |
 
 def clocks_of(model: nn.Module) -> list[Tensor]:
     """The clocks that the model's layers draw random bits by, int64 [5] each; one after `set_step`."""
-    clocks = [m.quantization.clock for m in model.modules() if isinstance(m, QuantizedLinear)]
+    kinds = (QuantizedLinear, QuantizedGroup)
+    clocks = [m.quantization.clock for m in model.modules() if isinstance(m, kinds)]
     return list({id(clock): clock for clock in clocks}.values())
 
 
-def _adopt(linear: nn.Linear, state: LinearState) -> None:
-    linear.__class__ = QuantizedLinear
+def _adopt(linear: Any, state: LinearState) -> None:
+    linear.__class__ = QuantizedGroup if is_group(linear) else QuantizedLinear
     linear.quantization = state  # type: ignore[assignment]
 
 
-def _restore(name: str, linear: nn.Linear) -> None:
-    if not isinstance(linear, QuantizedLinear):
+def _restore(name: str, linear: Any) -> None:
+    if not isinstance(linear, QuantizedLinear | QuantizedGroup):
         return
-    if type(linear) is not QuantizedLinear:
+    if type(linear) not in (QuantizedLinear, QuantizedGroup):
         raise ValueError(
             f"convert: {name!r} was wrapped after its conversion and is a {type(linear).__name__} now; its "
             "class cannot change any more. Apply fully_shard and the like to blocks, not to single linears."

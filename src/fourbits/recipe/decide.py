@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fourbits.recipe.book import depends_on_the_past
+from fourbits.recipe.grouped import is_group
 from fourbits.recipe.recipe import GemmTable, Recipe
 
 
@@ -29,6 +31,8 @@ class Decider:
         kept = self._kept(name, linear)
         if kept:
             return None, kept
+        if is_group(linear) and depends_on_the_past(table):
+            return None, "a group of linears has no amax policy and no adaptive layout"
         if linear.in_features % 16 or linear.out_features % 16:
             shape = f"{linear.out_features}x{linear.in_features}"
             reason = f"{reason}; {shape} is padded to multiples of 16"

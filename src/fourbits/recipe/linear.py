@@ -208,6 +208,30 @@ def _(clock: Tensor) -> None:
     return None
 
 
+def autocast(input: Tensor) -> Tensor:
+    """The input of a linear as autocast, where it is on, would give it to nn.Linear."""
+    kind = input.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind) and input.dtype in _CAST:
+        return input.to(torch.get_autocast_dtype(kind))
+    return input
+
+
+def product(
+    state: LinearState, x: Tensor, weight: Tensor, offset: int, ticks: bool, training: bool
+) -> Tensor:
+    """X W^T by the state's table, as a layer `offset` numbers on would compute it; X [M, K], W [N, K].
+
+    For layers of several products: no bias, no amax policies, no operand is used again. ticks: whether this
+    product's backward pass advances the layer's own clock.
+    """
+    facts = state.facts(training)
+    clock = state.clock_on(x.device)
+    if facts.counts_itself and not ticks:
+        clock = clock.clone()
+    facts = facts._replace(layer=facts.layer + offset, counts_itself=facts.counts_itself and ticks)
+    return _QuantizedProduct.apply(x, weight, None, clock, None, None, None, facts, None)
+
+
 class QuantizedLinear(nn.Linear):
     """An nn.Linear that `convert` has given a table. Made by conversion only, never constructed."""
 
@@ -223,9 +247,7 @@ class QuantizedLinear(nn.Linear):
                 f"QuantizedLinear: the last dimension of the input must be in_features={self.in_features}, "
                 f"got shape {list(input.shape)}."
             )
-        device = input.device
-        if device.type != "meta" and torch.is_autocast_enabled(device.type) and input.dtype in _CAST:
-            input = input.to(torch.get_autocast_dtype(device.type))
+        device, input = input.device, autocast(input)
         facts = state.facts(training=self.training and torch.is_grad_enabled())
         direct = self._directly(input, facts) if runs_directly(input) else None
         y = _QuantizedProduct.apply(

@@ -8,10 +8,13 @@ from fourbits.recipe.recipe import GemmSpec, GemmTable
 
 @dataclass(frozen=True, slots=True)
 class LinearReport:
-    """One nn.Linear of the model."""
+    """One nn.Linear of the model, or one parameter that holds several linears' weights.
+
+    Experts count with all their weights, of which a token meets some.
+    """
 
     name: str
-    #: (out_features, in_features)
+    #: (out_features, in_features), out_features of all linears together
     shape: tuple[int, int]
     #: as by `precision_of`
     precision: str
