@@ -1,0 +1,49 @@
+"""Every fused kernel once, for compute-sanitizer: products, policies, swizzled scales, quantizers' cases.
+
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests
+    compute-sanitizer --error-exitcode 9 python -m gpu.sanitized
+
+Without torch's cache each tensor is an allocation of its own, so that an access beyond it is seen. With the
+argument `planted` a store out of bounds follows, which must be found. Compiling all kernels takes minutes.
+"""
+
+import sys
+import warnings
+
+import torch
+import triton
+import triton.language as tl
+
+from fourbits.quant import quantize
+from fourbits.quant.fused import Wanted, fused_swizzled
+from fourbits.quant.operand import OperandSpec
+from fused_cases import POLICIES, SMALL, differences, policy_differences
+from matmul_cases import SMALL as PRODUCTS
+from matmul_cases import excess
+
+
+@triton.jit
+def planted_kernel(out_ptr, SIZE: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, SIZE), tl.zeros((SIZE,), tl.float32))
+
+
+def main(planted: bool) -> int:
+    """Run all cases and say how many are wrong."""
+    quantize.COMPILE_FROM = 1 << 60  # pyright: ignore[reportConstantRedefinition]
+    warnings.simplefilter("ignore", RuntimeWarning)
+    wrong = sum(not excess(product, "cuda") <= 1 for product in PRODUCTS)
+    wrong += sum(bool(policy_differences(stored, "cuda")) for stored in POLICIES)
+    x = torch.randn(300, 1040, device="cuda")
+    for want in (Wanted(OperandSpec(), 1), Wanted(OperandSpec(rht=16), 0)):
+        fused_swizzled(x, want)
+    wrong += sum(bool(differences(case, "cuda")) for case in SMALL)
+    torch.cuda.synchronize()
+    print(len(PRODUCTS), "products,", len(POLICIES), "policies,", len(SMALL), "cases;", wrong, "wrong")
+    if planted:
+        planted_kernel[(1,)](torch.empty(64, device="cuda"), SIZE=1024)
+        torch.cuda.synchronize()
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main("planted" in sys.argv[1:]))
