@@ -6,6 +6,8 @@
 Without torch's cache each tensor is an allocation of its own, so that an access beyond it is seen. With the
 argument `planted` a store out of bounds follows, which must be found. Compiling all kernels takes minutes.
 """
+# pyright: reportArgumentType=false
+# (kernels take plain numbers as constants)
 
 import sys
 import warnings
