@@ -1,5 +1,6 @@
 """One step: what it reads, how it scales, and what it does with a NaN."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,15 @@ def make(config, data):
 def gradients(trainer):
     trainer._accumulate_gradients()
     return {name: p.grad.clone() for name, p in trainer.masters.items()}
+
+
+def test_the_vocabulary_is_the_tokenizers_unless_the_run_wants_a_larger_one(config, data):
+    own = data.tokenizer.vocab_size
+    for wanted, vocabulary in ((0, own), (own - 128, own), (own + 128, own + 128)):
+        changed = replace(config, data=replace(config.data, model_vocab_size=wanted))
+        trainer = Trainer(with_vocabulary(changed, data), data, CPU)
+        assert trainer.model.head.weight.shape[0] == vocabulary
+        assert trainer.check(trainer.run_step()).loss < 1.1 * math.log(vocabulary)
 
 
 def test_the_loss_of_a_step_is_the_mean_over_all_its_tokens(make):

@@ -27,6 +27,7 @@ class DataConfig:
     paths: one prepared folder, or text: files, folders, NAME=PATH, corpus folders, or "stdlib". phases: the
     blend; none means the demo's for code and prose, else proportional to size. max_epochs: refuse to read a
     source more often. mask_documents: packed documents do not see each other (attention, convolution, state).
+    model_vocab_size: the model's vocabulary where the tokenizer's is smaller; further ids stand for no token.
     The other fields say how text is prepared, see PrepareOptions; a prepared folder has decided them already.
     """
 
@@ -34,6 +35,7 @@ class DataConfig:
     phases: tuple[Phase, ...] = ()
     max_epochs: float | None = None
     mask_documents: bool = False
+    model_vocab_size: int = 0
     tokenizer: str | None = None
     end_token: str | None = None
     vocab_size: int = 2048

@@ -39,10 +39,10 @@ def _published(
     accumulation: int,
     recompute: bool = False,
 ) -> RunConfig:
-    """A run at the paper's size. Its vocabulary is trained on the text; name your own with data.tokenizer."""
+    """A run at the paper's size. Python's own text has merges for half of its vocabulary: name your own."""
     return RunConfig(
         model=MODEL_PRESETS[model],
-        data=DataConfig(vocab_size=PAPER_VOCABULARY),
+        data=DataConfig(vocab_size=PAPER_VOCABULARY // 2, model_vocab_size=PAPER_VOCABULARY),
         optim=OptimConfig(lr=lr, warmup_share=0.001, decay_share=decay_share),
         train=TrainConfig(
             tokens=trillions * TRILLION,

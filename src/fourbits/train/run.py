@@ -57,7 +57,7 @@ def run(
 
 
 def with_vocabulary(config: RunConfig, data: PreparedData) -> RunConfig:
-    """The settings with the data's vocabulary size and, if documents are masked, the token that ends one.
+    """The settings with the vocabulary of the data and, if documents are masked, the token that ends one.
 
     Raises ValueError for names that metrics need.
     """
@@ -67,7 +67,8 @@ def with_vocabulary(config: RunConfig, data: PreparedData) -> RunConfig:
                 f"data: a source cannot be called {name!r}; name it another way, as in my{name}=PATH."
             )
     end = data.tokenizer.end_id if config.data.mask_documents else config.model.document_end
-    model = replace(config.model, vocab_size=data.tokenizer.vocab_size, document_end=end)
+    vocabulary = max(data.tokenizer.vocab_size, config.data.model_vocab_size)
+    model = replace(config.model, vocab_size=vocabulary, document_end=end)
     return replace(config, model=model)
 
 
