@@ -19,11 +19,13 @@ SPECS = {
     "mxfp4-sr-rht": OperandSpec(format="mxfp4", rounding="sr", rht=32),
     "scale-sr": OperandSpec(scale_rounding="sr"),
     "sr32": OperandSpec(rounding="sr32"),
+    "4over6": OperandSpec(scale_rule="4over6-mse"),
+    "eden": OperandSpec(rounding="ms-eden", rht=32, rht_signs="per-call"),
     "fp8": OperandSpec(format="fp8"),
     "fp8-whole": OperandSpec(format="fp8", block=(0, 0)),
 }
 #: without another graph: the compiled stages of SPECS serve these inputs, too
-EDGES = ("rne", "tile", "sr-rht", "mxfp4-sr-rht", "fp8")
+EDGES = ("rne", "tile", "sr-rht", "mxfp4-sr-rht", "4over6", "eden", "fp8")
 
 
 def spread_input() -> torch.Tensor:

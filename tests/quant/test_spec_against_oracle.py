@@ -108,7 +108,13 @@ def test_an_adaptive_layout_needs_its_own_amax():
             {"rht_signs": "random"},
             {"rht_signs": "fixed:x"},
         ],
-        *[{"scale_rule": "min"}, {"scale_bound": 300}, {"amax_policy": "never"}, {"amax_interval": 0}],
+        *[
+            {"scale_rule": "min"},
+            {"scale_bound": 300},
+            {"amax_policy": "never"},
+            {"amax_interval": 0},
+            {"amax_interval": 1 << 32},
+        ],
         *[{"amax_history": 0}, {"adaptive": "both"}, {"fp32_scale": "pow3"}, {"source": "fp16"}],
     ],
 )

@@ -161,6 +161,8 @@ def _amax(spec: OperandFields) -> str | None:
             f"amax_interval: amax_interval and amax_history count steps from 1, "
             f"got {spec.amax_interval} and {spec.amax_history}."
         )
+    if spec.amax_interval >= 1 << 32:
+        return f"amax_interval: steps are below 2**32, got {spec.amax_interval}."
     if not 0.0 < spec.amax_headroom < math.inf:
         return f"amax_headroom: must be a positive factor, got {spec.amax_headroom}."
     return None
