@@ -14,7 +14,7 @@ PAPER = {
         4.5e-4,
         0.2,
         20,
-    ),  # 2 first and 8 last blocks of 2 linears each
+    ),  # 10 blocks of 2 linears
     "hybrid-8b": (8e-4, 0.15, None),
     "transformer-1.2b": (1.2e-3, 0.15, None),
 }
