@@ -9,7 +9,7 @@ from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.schedule import learning_rate
 
 PAPER = {
-    # peak rate, share of the run that decays, linears kept in BF16 besides the head: arXiv:2509.25149 section 5
+    # peak rate, share of steps that decay, linears in BF16 besides the head: arXiv:2509.25149 section 5
     "hybrid-12b": (
         4.5e-4,
         0.2,
