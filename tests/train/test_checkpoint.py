@@ -66,6 +66,10 @@ def flip(path):
     path.write_bytes(content)
 
 
+def change(path, **entries):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "text"),
     [
@@ -76,6 +80,8 @@ def flip(path):
         ("state.json", lambda path: path.unlink(), "not a fourbits checkpoint (no state.json)"),
         ("state.json", lambda path: path.write_text('{"format": "x"}'), "not a fourbits checkpoint"),
         ("state.json", lambda path: path.write_text("[]"), "not a fourbits checkpoint"),
+        ("state.json", lambda path: change(path, files=None), "damaged: it must hold 'files' and 'state'"),
+        ("state.json", lambda path: change(path, files={"a": {}}), "files.a must hold 'bytes' and 'sha256'"),
     ],
 )
 def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path, file, damage, text):

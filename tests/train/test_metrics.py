@@ -26,12 +26,34 @@ def test_a_line_is_on_disk_when_append_returns(tmp_path):
         assert read_metrics(path) == [record(1)]
 
 
-@pytest.mark.parametrize("last_step", [0, 1, 2, 3, 4, 9])
+@pytest.mark.parametrize("last_step", [0, 1, 2, 3, 4])
 def test_opening_after_a_step_cuts_later_lines_and_keeps_the_bytes_of_earlier_ones(path, last_step):
     before = path.read_bytes().splitlines(keepends=True)
     kept = b"".join(line for line in before if json.loads(line)["step"] <= last_step)
     MetricsFile(path, last_step).__exit__()
     assert path.read_bytes() == kept
+
+
+def without_line(path, number):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:number] + [b"garbage\n"] + lines[number + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reached"),
+    [
+        (lambda path: without_line(path, 2), 2),
+        (lambda path: path.write_bytes(b""), 0),
+        (lambda path: path.unlink(), 0),
+    ],
+    ids=["damaged line", "empty", "missing"],
+)
+def test_records_that_do_not_reach_the_checkpoint_are_refused_and_kept(path, damage, reached):
+    damage(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(ValueError, match=f"end at step {reached}, but the run has a checkpoint of step 4"):
+        MetricsFile(path, 4)
+    assert (path.read_bytes() if path.is_file() else None) == before
 
 
 def test_an_unfinished_last_line_is_no_record_and_is_cut(path):

@@ -117,6 +117,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise ValueError(
             f"{path}: its name must give its step, {head.get('step')}; it was renamed or copied."
         )
+    if (problem := _malformed(head)) is not None:
+        raise ValueError(f"{state_file}: damaged: {problem}. {_remedy(path)}")
     for name, record in head["files"].items():
         file = path / name
         if not file.is_file():
@@ -130,6 +132,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if _sha256(file) != record["sha256"]:
             raise ValueError(f"{file}: its content is not what {STATE} records. {_remedy(path)}")
     return Checkpoint(path, head["step"], head["state"], head["files"])
+
+
+def _malformed(head: dict[str, Any]) -> str | None:
+    """What is wrong with the rest of a state.json, or None."""
+    files = head.get("files")
+    if not isinstance(files, dict) or not isinstance(head.get("state"), dict):
+        return "it must hold 'files' and 'state'"
+    for name, record in files.items():
+        facts = record if isinstance(record, dict) else {}
+        if not isinstance(facts.get("bytes"), int) or not isinstance(facts.get("sha256"), str):
+            return f"files.{name} must hold 'bytes' and 'sha256'"
+    return None
 
 
 def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor]:

@@ -15,13 +15,21 @@ class MetricsFile:
     """The open metrics of a run. Each line is a JSON object with "kind" (train or validation) and "step"."""
 
     def __init__(self, path: Path, last_step: int) -> None:
-        """Open for appending after `last_step`; lines of later steps, or unfinished ones, are cut off."""
+        """Open for appending after `last_step`; lines of later steps, or unfinished ones, are cut off.
+
+        Raises ValueError if the lines do not reach `last_step`: a step that was trained has its line.
+        """
         self.path = path
-        keep = 0
+        keep = reached = 0
         for end, record in _complete_lines(path) if path.is_file() else ():
             if record is None or record["step"] > last_step:
                 break
-            keep = end
+            keep, reached = end, record["step"]
+        if reached != last_step:
+            raise ValueError(
+                f"{path}: damaged or cut: its records end at step {reached}, but the run has a checkpoint of "
+                f"step {last_step}. Restore the file, or begin anew in another --out."
+            )
         self._file = path.open("ab")
         if self._file.tell() > keep:
             self._file.truncate(keep)
@@ -71,7 +79,9 @@ def _record(line: bytes) -> dict[str, Any] | None:
         value = json.loads(line)
     except ValueError:
         return None
-    return value if isinstance(value, dict) and isinstance(value.get("step"), int) else None
+    if not isinstance(value, dict) or value.get("kind") not in ("train", "validation"):
+        return None
+    return value if isinstance(value.get("step"), int) else None
 
 
 def _json_number(value: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from fourbits.data.config import open_data
 from fourbits.data.dataset import PreparedData
+from fourbits.device import probe
 from fourbits.train.config import RunConfig
 from fourbits.train.profile import StepProfile
 from fourbits.train.report import Report
@@ -41,6 +42,7 @@ def run(
     """
     report = report or Report()
     folder = RunFolder(Path(out))
+    probe(None if config.train.device == "auto" else config.train.device)  # before any text is prepared
     with folder.locked(), num_threads(config.train.threads):
         cache = folder.path / "data" if data_cache is None else Path(data_cache)
         data = open_data(config.data, cache, report.preparing)

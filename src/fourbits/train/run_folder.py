@@ -22,7 +22,7 @@ from fourbits.train.checkpoint import Checkpoint, checkpoints, open_checkpoint
 from fourbits.train.config import RunConfig, config_from_mapping, differences
 
 # Settings that may change between the parts of an interrupted run: they decide where and how it is computed
-# and what is kept, not what it learns.
+# and what is kept, not what it learns; all but the first three leave every bit as it is.
 FREE_SETTINGS = (
     "train.device",
     "train.threads",
@@ -31,6 +31,9 @@ FREE_SETTINGS = (
     "train.checkpoint_interval",
     "train.keep_checkpoints",
     "train.non_finite",
+    "train.cuda_graph",
+    "train.activation_checkpointing",
+    "recipe.saved_inputs",
 )
 
 
@@ -91,6 +94,8 @@ class RunFolder:
         if not self.manifest.is_file():
             return
         recorded = read_json(self.manifest).get("hashes", {})
+        if not isinstance(recorded, dict):
+            raise ValueError(f"{self.manifest}: damaged: hashes must be a JSON object. Name another --out.")
         for name in ("data_order", "validation"):
             if recorded.get(name) != hashes[name]:
                 raise ValueError(
@@ -103,7 +108,11 @@ class RunFolder:
         if not self.summary.is_file():
             return None
         summary = read_json(self.summary)
-        return summary if summary.get("ended") == "finished" else None
+        if summary.get("ended") != "finished":
+            return None
+        if not isinstance(summary.get("steps"), int):
+            raise ValueError(f"{self.summary}: damaged: steps must be a number. Remove it to go on.")
+        return summary
 
     def begin(self, config: RunConfig, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
         """Store what is known before the first step."""

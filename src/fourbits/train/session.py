@@ -59,12 +59,15 @@ class Session:
         self.mark = Mark(torch_device)
 
     def run(self, request: StopRequest) -> Summary:
-        """Loop, then write summary.json whatever happens."""
-        self.report.begin(self._start())
+        """Loop, then write summary.json whatever happens. Raises ValueError for damaged metrics."""
+        with MetricsFile(self.folder.metrics, self.trainer.step) as metrics:
+            self.report.begin(self._start())
+            return self._summarized(metrics, request)
+
+    def _summarized(self, metrics: MetricsFile, request: StopRequest) -> Summary:
         ended, reason = "failed", None
         try:
-            with MetricsFile(self.folder.metrics, self.trainer.step) as metrics:
-                ended = self._loop(metrics, request)
+            ended = self._loop(metrics, request)
             reason = request.signal.name if ended == "interrupted" and request.signal else None
         except KeyboardInterrupt:
             ended, reason = "interrupted", "Ctrl-C, without saving"
