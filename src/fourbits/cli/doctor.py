@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fourbits.device import Device, choose_backend, native_blocker, peak_flops, probe, triton_blocker
-from fourbits.gemm import matmul_native
 from fourbits.gemm.matmul import matmul
 from fourbits.gemm.matmul_check import check_native
 
@@ -81,8 +80,8 @@ def check_card(device: Device) -> dict[str, Any]:
     blocker, kernels = native_blocker(device), triton_blocker(device)
     if kernels is not None:
         return {"passed": False, "product": None, "reason": kernels, "findings": []}
-    multiply = matmul if blocker else matmul_native.matmul
-    found = check_native(torch.device(device.torch_device), multiply)
+    place = torch.device(device.torch_device)
+    found = check_native(place, matmul) if blocker else check_native(place)
     return {
         "passed": blocker is None and all(finding.passed for finding in found),
         "product": "emulated" if blocker else "native",

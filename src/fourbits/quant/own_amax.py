@@ -1,17 +1,14 @@
 """What an operand's own amax is, and how much of it a given amax saturates. docs/nvfp4.md, section 16."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fourbits.quant.blocks import block_view, completed, padded
-from fourbits.quant.compiled import compiled
-from fourbits.quant.hadamard import Runner, transformed
+from fourbits.quant.blocks import block_view, completed
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import as_sr_key
-from fourbits.quant.quantize import COMPILE_FROM
+from fourbits.quant.quantize import runner_for, source_of
 from fourbits.quant.scaling import encode_scale_of, target_and_kappa
 
 #: largest values that still round to the largest element, where a block of the whole tensor counts elements
@@ -37,15 +34,12 @@ def own_amax(x: Tensor, spec: OperandSpec, axis: int, given: Tensor, sr_key: Ten
     given: fp32 scalar, the amax to use; negative to use the operand's own.
     """
     blocks = block_view(completed(prepared(x, spec, axis, sr_key), spec, axis), spec, axis)
-    return OwnAmax(*_runner(x)(_measured)(blocks, given, spec.for_scales()))
+    return OwnAmax(*runner_for(x)(_measured)(blocks, given, spec.for_scales()))
 
 
 def prepared(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None) -> Tensor:
     """What is quantized, in x's layout: its source, padded along axis, transformed. As for `own_amax`."""
-    ready = padded(x.to(torch.bfloat16) if spec.source == "bf16" else x, spec, axis)
-    if not spec.rht or not x.numel():
-        return ready
-    return transformed(ready, spec, axis, None if sr_key is None else as_sr_key(sr_key), _runner(x))
+    return source_of(x, spec, axis, None if sr_key is None else as_sr_key(sr_key), runner_for(x))
 
 
 def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,16 +58,3 @@ def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor,
         saturated = block_amax * (encode * kappa) > _SCALE_LIMIT
     total = torch.full((), saturated.numel() if blocks.numel() else 0, device=given.device)
     return used, own, torch.stack((saturated.sum(), total))
-
-
-def _runner(x: Tensor) -> Runner:
-    """Compiled on the CPU where x is worth it; on CUDA the compiler's division is not correctly rounded."""
-    return _as_runner(compiled if x.device.type == "cpu" and x.numel() >= COMPILE_FROM else _eager)
-
-
-def _as_runner(runner: Runner) -> Runner:
-    return runner
-
-
-def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function

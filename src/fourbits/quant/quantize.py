@@ -49,7 +49,7 @@ def quantize(
     Raises ValueError for other inputs.
     """
     job = _checked(x, spec, axis, amax, sr_key)
-    ready = _prepared(x, job)
+    ready = source_of(x, job.spec, job.axis, job.sr_key, job.run)
     shape = (x.shape[0], x.shape[1])
     if not spec.block_format.quantized:
         values = _stored(ready.to(spec.block_format.dtype), job.axis)
@@ -70,7 +70,7 @@ def exact_operand(
 ) -> ExactOperand:
     """Values ready for a GEMM, equal to those of `quantize`'s codes and scales; arguments as there."""
     job = _checked(x, spec, axis, amax, sr_key)
-    ready = _prepared(x, job)
+    ready = source_of(x, job.spec, job.axis, job.sr_key, job.run)
     if not spec.block_format.quantized:
         return ExactOperand(ready.to(spec.block_format.dtype), _one(x), job.axis, spec)
     values, scales = _rounded(reference.exact_values, ready, job)
@@ -98,9 +98,17 @@ def _checked(x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_ke
             "the seed and counter of its random bits."
         )
     key = None if sr_key is None else as_sr_key(sr_key)
-    # not on CUDA: the compiler's division there is not correctly rounded
-    large = x.device.type == "cpu" and x.numel() >= COMPILE_FROM
-    return _Job(spec, axis % 2, amax, key, compiled if large else eager)
+    return _Job(spec, axis % 2, amax, key, runner_for(x))
+
+
+def runner_for(x: Tensor) -> Runner:
+    """What runs the stages on x: the compiler on a CPU, where x is worth it.
+
+    Not on CUDA: the compiler's division there is not correctly rounded.
+    """
+    if x.device.type == "cpu" and x.numel() >= COMPILE_FROM:
+        return compiled
+    return eager
 
 
 def _check_types(x: object, spec: object, axis: object, amax: object) -> None:
@@ -123,12 +131,12 @@ def _check_types(x: object, spec: object, axis: object, amax: object) -> None:
         )
 
 
-def _prepared(x: Tensor, job: _Job) -> Tensor:
+def source_of(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None, run: Runner) -> Tensor:
     """The tensor that is quantized, in x's layout: its source, padded along axis to Cp, transformed."""
-    x = padded(x.to(torch.bfloat16) if job.spec.source == "bf16" else x, job.spec, job.axis)
-    if not job.spec.rht or x.numel() == 0:
+    x = padded(x.to(torch.bfloat16) if spec.source == "bf16" else x, spec, axis)
+    if not spec.rht or x.numel() == 0:
         return x
-    return transformed(x, job.spec, job.axis, job.sr_key, job.run)
+    return transformed(x, spec, axis, sr_key, run)
 
 
 def _rounded(stage: Callable[..., Tensor], ready: Tensor, job: _Job) -> tuple[Tensor, Scales]:

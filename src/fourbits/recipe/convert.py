@@ -27,6 +27,8 @@ def convert(model: nn.Module, recipe: str | Recipe = "nvfp4", seed: int = 0) -> 
     seed: of all random bits, in [0, 2**32). Returns which linear became what, and why. Raises ValueError for
     an unknown recipe.
     """
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"convert: model must be an nn.Module, got {type(model).__name__}.")
     chosen = get_recipe(recipe)
     if not 0 <= seed < 1 << 32:
         raise ValueError(f"convert: seed must be in [0, 2**32), got {seed}.")
