@@ -146,10 +146,10 @@ def test_another_run_may_not_continue_here(interrupted, train, config, part, cha
         train(out, changed=other)
 
 
-def test_intervals_may_change_when_a_run_continues(interrupted, train, config, unbroken):
+def test_settings_that_change_no_bit_may_change_when_a_run_continues(interrupted, train, config, unbroken):
     out = interrupted(2)
-    changed = replace(config, train=replace(config.train, checkpoint_interval=3, keep_checkpoints=1))
-    train(out, changed=changed)
+    free = {"checkpoint_interval": 3, "keep_checkpoints": 1, "activation_checkpointing": "full"}
+    train(out, changed=replace(config, train=replace(config.train, cuda_graph=False, **free)))
     assert weights(out) == weights(unbroken)
     assert len(checkpoints(out / "checkpoints")) == 1
 
@@ -248,3 +248,11 @@ def test_one_process_may_run_several_recipes_one_after_another(config, train, tm
     manifests = [json.loads((tmp_path / r / "manifest.json").read_text()) for r in ("bf16", "nvfp4")]
     assert manifests[0]["hashes"] == manifests[1]["hashes"]
     assert manifests[0]["recipe"] != manifests[1]["recipe"]
+
+
+def test_text_that_no_run_can_use_leaves_no_folder(config, tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    with pytest.raises(ValueError, match=r"empty\.txt"):
+        run(replace(config, data=replace(config.data, paths=(str(empty),))), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,6 +1,7 @@
 """`run`: settings in, a trained model in a folder out."""
 
 import contextlib
+import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,9 +44,15 @@ def run(
     report = report or Report()
     folder = RunFolder(Path(out))
     probe(None if config.train.device == "auto" else config.train.device)  # before any text is prepared
+    is_new = not folder.path.exists()
     with folder.locked(), num_threads(config.train.threads):
         cache = folder.path / "data" if data_cache is None else Path(data_cache)
-        data = open_data(config.data, cache, report.preparing)
+        try:
+            data = open_data(config.data, cache, report.preparing)
+        except ValueError:  # no run begins on this text, so nothing of one stays
+            if is_new:
+                shutil.rmtree(folder.path)
+            raise
         config = with_vocabulary(config, data)
         folder.check_settings(config)
         if finished := folder.finished_summary():
