@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fourbits.quant import quantize
+from fourbits.quant import compiled
 from fourbits.quant.fused import Wanted, fused_swizzled
 from fourbits.quant.operand import OperandSpec
 from fused_cases import POLICIES, SMALL, differences, policy_differences
@@ -31,7 +31,7 @@ def planted_kernel(out_ptr, SIZE: tl.constexpr):
 
 def main(planted: bool) -> int:
     """Run all cases and say how many are wrong."""
-    quantize.COMPILE_FROM = 1 << 60  # pyright: ignore[reportConstantRedefinition]
+    compiled.COMPILE_FROM = 1 << 60  # pyright: ignore[reportConstantRedefinition]
     warnings.simplefilter("ignore", RuntimeWarning)
     wrong = sum(not excess(product, "cuda") <= 1 for product in PRODUCTS)
     wrong += sum(bool(policy_differences(stored, "cuda")) for stored in POLICIES)

@@ -7,7 +7,7 @@ from fourbits.formats.packing import swizzle_scales
 from fourbits.gemm import matmul_cuda, matmul_emulated
 from fourbits.gemm.matmul import matmul
 from fourbits.gemm.matmul_check import check_native
-from fourbits.quant import quantize
+from fourbits.quant import compiled
 from fourbits.quant.fused import Wanted, fused_operands, fused_quantize, fused_swizzled
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.plan import NoiseKey
@@ -33,7 +33,7 @@ LARGE_PRODUCTS = [
 
 @pytest.fixture(autouse=True)
 def references_are_eager_and_unwritten_memory_is_nan(monkeypatch):
-    monkeypatch.setattr(quantize, "COMPILE_FROM", 1 << 60)
+    monkeypatch.setattr(compiled, "COMPILE_FROM", 1 << 60)
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fourbits.quant import quantize
+from fourbits.quant import compiled
 
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
-    monkeypatch.setattr(quantize, "COMPILE_FROM", 1 << 62)
+    monkeypatch.setattr(compiled, "COMPILE_FROM", 1 << 62)

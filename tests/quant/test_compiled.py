@@ -7,6 +7,7 @@ import torch
 
 from adversarial import FINITE, NON_FINITE
 from assertions import assert_same_operand
+from fourbits.quant import compiled as compiler
 from fourbits.quant import quantize as module
 from fourbits.quant.operand import OperandSpec
 
@@ -42,7 +43,7 @@ def spread_input() -> torch.Tensor:
 def test_compiled_bytes_equal_eager_bytes(name: str, axis: int, monkeypatch: pytest.MonkeyPatch):
     x, spec = spread_input(), SPECS[name]
     eager = module.quantize(x, spec, axis, sr_key=KEY)
-    monkeypatch.setattr(module, "COMPILE_FROM", 0)
+    monkeypatch.setattr(compiler, "COMPILE_FROM", 0)
     compiled = module.quantize(x, spec, axis, sr_key=KEY)
     exact = module.exact_operand(x, spec, axis, sr_key=KEY)
     assert torch.equal(compiled.codes, eager.codes)
@@ -58,7 +59,7 @@ def assert_equal_operands(x: torch.Tensor, spec: OperandSpec, axis: int, amax: t
     found = []
     for compile_from in (0, 1 << 62):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "COMPILE_FROM", compile_from)
+            patch.setattr(compiler, "COMPILE_FROM", compile_from)
             found.append(module.quantize(x, spec, axis, amax=amax, sr_key=KEY))
     assert_same_operand(*found)
 
@@ -80,5 +81,5 @@ def test_a_given_amax_is_used_by_compiled_code_as_by_eager_code(name: str, amax:
 
 def test_sizes_that_are_no_multiple_of_anything_are_compiled_too():
     x = FINITE["spread"]((15, 4423), 4)
-    assert x.numel() >= module.COMPILE_FROM
+    assert x.numel() >= compiler.COMPILE_FROM
     assert_equal_operands(x, SPECS["rne"], 1, None)

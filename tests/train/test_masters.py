@@ -9,6 +9,7 @@ from torch import nn
 from adversarial import FINITE
 from assertions import assert_same_bytes
 from fourbits.model.lm import LanguageModel
+from fourbits.quant.compiled import COMPILE_FROM
 from fourbits.settings import override
 from fourbits.train import masters
 from fourbits.train.checkpoint import open_checkpoint, save_checkpoint
@@ -61,7 +62,7 @@ def test_what_is_not_finite_stays_so_and_nothing_else_becomes_so():
 
 def test_the_compiled_rounding_gives_the_same_bits(monkeypatch):
     z = FINITE["spread"]((300, 241), 5)
-    assert z.numel() >= masters.COMPILE_FROM
+    assert z.numel() >= COMPILE_FROM
     monkeypatch.setattr(masters, "CHUNK", 100 * 241)
     fast = stored(z)
     slow = stochastic_bf16(z, torch.tensor(update_key(SEED, STEP, INDEX)))

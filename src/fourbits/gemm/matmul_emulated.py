@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.matmul_reference import finish, segments
-from fourbits.quant.compiled import compiled
-from fourbits.quant.quantize import COMPILE_FROM
+from fourbits.quant.compiled import runner_for
 from fourbits.quant.tensor import ExactOperand
 
 
@@ -24,9 +23,7 @@ def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tenso
     scale_a, scale_b = (op.scale if op.scale.dim() == 0 else one for op in (a, b))
     constant = a.scale.dim() == b.scale.dim() == 0
     total = _sum(left, right) if constant else _scaled_sum(left, right, a, b)
-    if total.device.type == "cpu" and total.numel() >= COMPILE_FROM:
-        return compiled(finish)(total, scale_a, scale_b, out_dtype, bias)  # pyright: ignore[reportCallIssue]
-    return finish(total, scale_a, scale_b, out_dtype, bias)
+    return runner_for(total)(finish)(total, scale_a, scale_b, out_dtype, bias)
 
 
 def _sum(left: Tensor, right: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: distinct specs that one function may be compiled for; the compiler's default of 8 is less than one recipe
 #: has
 _LIMITS = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
+#: elements from which the compiled source is worth its compilation
+COMPILE_FROM = 1 << 16
 _broken: list[str] = []
 
 
@@ -68,6 +70,16 @@ def _plain(function: Callable[P, T]) -> Callable[P, tuple[object, ...]]:
 def eager(function: Callable[P, T]) -> Callable[P, T]:
     """`function` as it is."""
     return function
+
+
+def runner_for(x: Tensor) -> Runner:
+    """What runs functions of x: the compiler on a CPU, where x is worth it.
+
+    Not on CUDA: the compiler's division there is not correctly rounded.
+    """
+    if x.device.type == "cpu" and x.numel() >= COMPILE_FROM:
+        return compiled
+    return eager
 
 
 def with_static_sizes(x: Tensor, *dims: int) -> Tensor:

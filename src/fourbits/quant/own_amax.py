@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.blocks import block_view, completed
+from fourbits.quant.compiled import runner_for
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import as_sr_key
-from fourbits.quant.quantize import runner_for, source_of
+from fourbits.quant.quantize import source_of
 from fourbits.quant.scaling import encode_scale_of, target_and_kappa
 
 #: largest values that still round to the largest element, where a block of the whole tensor counts elements

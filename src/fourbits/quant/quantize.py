@@ -15,16 +15,13 @@ from fourbits.quant import eden
 from fourbits.quant import quantize_reference as reference
 from fourbits.quant.blocks import block_view, completed, grid_shape, padded
 from fourbits.quant.choice import block_lanes, wanted_scales
-from fourbits.quant.compiled import Runner, compiled, eager, with_static_sizes
+from fourbits.quant.compiled import Runner, runner_for, with_static_sizes
 from fourbits.quant.hadamard import transformed
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import as_sr_key, column_bytes, row_bytes, scale_noise, word_noise
 from fourbits.quant.scale_codes import encode_scales
 from fourbits.quant.scaling import Scales
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-
-#: elements from which the compiled source is worth its compilation
-COMPILE_FROM = 1 << 16
 
 
 class _Job(NamedTuple):
@@ -99,16 +96,6 @@ def _checked(x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_ke
         )
     key = None if sr_key is None else as_sr_key(sr_key)
     return _Job(spec, axis % 2, amax, key, runner_for(x))
-
-
-def runner_for(x: Tensor) -> Runner:
-    """What runs the stages on x: the compiler on a CPU, where x is worth it.
-
-    Not on CUDA: the compiler's division there is not correctly rounded.
-    """
-    if x.device.type == "cpu" and x.numel() >= COMPILE_FROM:
-        return compiled
-    return eager
 
 
 def _check_types(x: object, spec: object, axis: object, amax: object) -> None:

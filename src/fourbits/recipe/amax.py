@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from fourbits.quant.philox import ROLES
 from fourbits.recipe.recipe import GemmTable
@@ -107,7 +108,7 @@ def reduced(amaxes: Tensor, counters: Tensor, reduce: Reduce | None) -> tuple[Te
     return amaxes, counters
 
 
-@torch.library.custom_op("fourbits::observe", mutates_args={"amaxes", "counters"})
+@custom_op("fourbits::observe", mutates_args={"amaxes", "counters"})
 def observe(
     amaxes: Tensor, counters: Tensor, own: Tensor, counts: Tensor, slot: int, first_role: int
 ) -> None:
@@ -128,7 +129,7 @@ def _(amaxes: Tensor, counters: Tensor, own: Tensor, counts: Tensor, slot: int, 
     return None
 
 
-@torch.library.custom_op("fourbits::commit", mutates_args={"amaxes", "counters"})
+@custom_op("fourbits::commit", mutates_args={"amaxes", "counters"})
 def commit(amaxes: Tensor, counters: Tensor, policy: Tensor, clock: Tensor, slot: int) -> None:
     """Commit one layer by itself, where nobody calls set_step. clock: its own, at the step that begins."""
     new_amaxes, new_counters = committed(amaxes[slot], counters[slot], policy[slot])

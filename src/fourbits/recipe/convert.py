@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fourbits.recipe.amax import Reduce
 from fourbits.recipe.decide import Decider
 from fourbits.recipe.grouped import QuantizedGroup, is_group, stacked_weights
-from fourbits.recipe.linear import LinearState, QuantizedLinear
+from fourbits.recipe.linear import QuantizedLinear
+from fourbits.recipe.linear_state import LinearState
 from fourbits.recipe.operands import new_clock
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe

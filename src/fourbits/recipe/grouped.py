@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fourbits.recipe.linear import LinearState, autocast, product
+from fourbits.recipe.linear import autocast, product
+from fourbits.recipe.linear_state import LinearState
 
 #: the smallest side of a stacked weight that is worth a word; taps of convolutions are smaller
 _SMALLEST = 8

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.library import custom_op
 
 from fourbits.quant.tensor import ExactOperand
 from fourbits.recipe.amax import IN_USE, commit, observe
-from fourbits.recipe.book import OperandBook
 from fourbits.recipe.linear_ops import (
     Made,
     backward_of,
@@ -18,82 +18,15 @@ from fourbits.recipe.linear_ops import (
     linear_forward,
     made_of,
 )
-from fourbits.recipe.operands import Call, new_clock
-from fourbits.recipe.recipe import GemmTable, table_from_text
-from fourbits.recipe.reuse import KeptWeight, Operands, SharedInput, runs_directly
+from fourbits.recipe.linear_state import Facts, LinearState
+from fourbits.recipe.operands import Call
+from fourbits.recipe.recipe import table_from_text
+from fourbits.recipe.reuse import Operands, SharedInput, runs_directly
 
 #: dtypes that autocast casts
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _told: list[bool] = []
 _last_input = SharedInput()
-
-
-class LinearState:
-    """What a converted layer knows beyond nn.Linear: its table, its number, and the clock of its random
-    bits.
-    """
-
-    def __init__(
-        self, original: type[nn.Linear], table: GemmTable, layer: int, seed: int, quantize_eval: bool
-    ):
-        self.original = original
-        self.table = table.to_text()
-        self.layer = layer
-        self.seed = seed
-        self.quantize_eval = quantize_eval
-        #: int64 [5], operands.CLOCK_FIELDS; shared by all layers of a model once set_step has been called
-        self.clock = new_clock(seed, 0, 0)
-        #: True until set_step is called: the layer then advances its own clock with every backward pass
-        self.counts_itself = True
-        #: the model's book and this layer's slot in it, where its table depends on the past
-        self.book: OperandBook | None = None
-        self.slot = 0
-        #: step and first token of the last set_step, which tell whether a step goes on
-        self.position: tuple[int, int] | None = None
-        self.weight = KeptWeight()
-
-    def facts(self, training: bool) -> "_Facts":
-        """What a call knows beforehand. Raises ValueError where layouts adapt and set_step was not called."""
-        table, measured = self.table, ""
-        if self.book is not None:
-            table, measured = self.book.in_force[self.slot], self.book.measured[self.slot]
-            if training and self.counts_itself and self.book.adapts(self.slot):
-                raise ValueError(
-                    "QuantizedLinear: adaptive layouts are chosen between optimizer steps. Call "
-                    "fourbits.set_step(model, step) before each micro-batch."
-                )
-        return _Facts(
-            self.layer, table, self.counts_itself, training, measured if training else "", self.slot
-        )
-
-    def clock_on(self, device: torch.device) -> Tensor:
-        """The clock where the layer computes; it stays there, so that a step copies it at most once."""
-        if device.type == "meta":
-            return self.clock.to(device)
-        if self.clock.device != device:
-            self.clock = self.clock.to(device)
-        return self.clock
-
-    def amaxes_on(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The book's amaxes, counters and policy where the layer computes; None without a book."""
-        if self.book is None:
-            return (None, None, None)
-        book = self.book.to(device)
-        return (book.amaxes, book.counters, book.policy)
-
-
-class _Facts(NamedTuple):
-    """What a call knows beforehand."""
-
-    layer: int
-    table: str
-    #: whether the layer advances its own clock
-    counts_itself: bool
-    #: whether this is training, from which the book learns
-    observes: bool
-    #: operands whose layout's statistics are taken, as by layout.measured_at
-    measured: str
-    slot: int
 
 
 class _Direct(NamedTuple):
@@ -116,7 +49,7 @@ class _QuantizedProduct(torch.autograd.Function):
         amaxes: Tensor | None,
         counters: Tensor | None,
         policy: Tensor | None,
-        facts: _Facts,
+        facts: Facts,
         direct: "_Direct | None",
     ) -> Tensor:
         keep = [bool(need) for need in ctx.needs_input_grad[:2]]
@@ -141,7 +74,7 @@ class _QuantizedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, w_values, w_scale, x_values, x_scale, x_global, key, amax = ctx.saved_tensors
-        facts: _Facts = ctx.facts
+        facts: Facts = ctx.facts
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
         run = backward_of if runs_directly(dy) else linear_backward
         with torch.no_grad():
@@ -189,7 +122,7 @@ class _FirstDerivative(torch.autograd.Function):
         )
 
 
-@torch.library.custom_op("fourbits::tick", mutates_args={"clock"})
+@custom_op("fourbits::tick", mutates_args={"clock"})
 def tick(clock: Tensor) -> None:
     """Advance a layer's own clock by one step, and say once what that cannot give."""
     clock[1] += 1
@@ -261,7 +194,7 @@ class QuantizedLinear(nn.Linear):
         )
         return y.view(*input.shape[:-1], self.out_features)
 
-    def _directly(self, input: Tensor, facts: _Facts) -> _Direct:
+    def _directly(self, input: Tensor, facts: Facts) -> _Direct:
         """The operands of Fprop, where possible those that this step has made before."""
         state, table = self.quantization, table_from_text(facts.table)
         amaxes = state.amaxes_on(input.device)[0]

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from fourbits.gemm.matmul import matmul_exact
-from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import ROLES
-from fourbits.quant.plan import FP8_FORMATS
-from fourbits.quant.scale_codes import encode_scales
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, spread
+from fourbits.recipe.linear_shapes import column_shapes, packed_shapes, scale_shape
 from fourbits.recipe.operands import Call, nothing_observed, unpacked_operand, values_dtype
 from fourbits.recipe.recipe import table_from_text
 
@@ -97,7 +96,7 @@ def backward_of(
     return (dx, dw, dbias, *call.observed(BACKWARD))
 
 
-@torch.library.custom_op("fourbits::linear_forward", mutates_args=())
+@custom_op("fourbits::linear_forward", mutates_args=())
 def linear_forward(
     x: Tensor,
     weight: Tensor,
@@ -146,19 +145,19 @@ def _(
         spec = call.table.fprop.rhs
         width = -(-weight.shape[1] // 16) * 16
         w_values = weight.new_empty((weight.shape[0], width), dtype=values_dtype(spec, weight.device))
-        w_scale = weight.new_empty(_scale_shape(spec, w_values.shape), dtype=torch.float32)
+        w_scale = weight.new_empty(scale_shape(spec, w_values.shape), dtype=torch.float32)
     else:
         w_values, w_scale = x.new_empty(0), x.new_empty(0)
     x_values, x_scale, x_global = x.new_empty(0), x.new_empty(0), x.new_empty(0)
     if keep[1] and call.table.saved_inputs == "packed":
-        x_values, x_scale, x_global = _fake_packed(x, call.table.wgrad.rhs)
+        x_values, x_scale, x_global = packed_shapes(x, call.table.wgrad.rhs)
     elif keep[1] and call.one_read_of_input(x):
-        x_values, x_scale = _fake_column_operand(x, call.table.wgrad.rhs)
+        x_values, x_scale = column_shapes(x, call.table.wgrad.rhs)
     own, counts = nothing_observed(clock, amax, len(FORWARD))
     return y, w_values, w_scale, x_values, x_scale, x_global, own, counts
 
 
-linear_backward = torch.library.custom_op("fourbits::linear_backward", backward_of, mutates_args=())
+linear_backward = custom_op("fourbits::linear_backward", backward_of, mutates_args=())
 
 
 @linear_backward.register_fake
@@ -230,29 +229,6 @@ def _kept_input(
     return ExactOperand(parts[0], parts[1], 0, spec)
 
 
-def _fake_packed(x: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """What a packed X along axis 0 looks like."""
-    (M, K), size, element = x.shape, spec.block_size, spec.block_format.element
-    assert size is not None
-    assert element is not None
-    padded = -(-M // max(16, spec.rht)) * max(16, spec.rht)
-    codes = x.new_empty((K, padded * element.bits // 8), dtype=torch.uint8)
-    grid = (-(-K // size[0]), -(-padded // size[1]))
-    dtype = encode_scales(torch.ones(1), spec.block_format).dtype
-    return codes, x.new_empty(grid, dtype=dtype), x.new_empty((), dtype=torch.float32)
-
-
-def _fake_column_operand(x: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor]:
-    """What the fused kernels give for X along axis 0, strides included."""
-    M, K = x.shape
-    if spec.format in FP8_FORMATS:
-        values = x.new_empty((K, -(-M // 16) * 16), dtype=values_dtype(spec, x.device)).t()
-        return values, x.new_empty((-(-values.shape[0] // 128), K), dtype=torch.float32)
-    group = max(16, spec.rht)
-    values = x.new_empty((-(-M // group) * group, -(-K // 16) * 16), dtype=torch.bfloat16)[:, :K]
-    return values, x.new_empty((), dtype=torch.float32)
-
-
 def _dgrad_weight(call: Call, weight: Tensor, kept: ExactOperand) -> ExactOperand:
     """W as Dgrad multiplies it. kept: Fprop's W, where the table keeps it."""
     if call.table.shares_weight:
@@ -276,9 +252,3 @@ def _dequantized(operand: ExactOperand, columns: int) -> Tensor:
     if scale.dim():
         scale = spread(scale, operand.scale_block, operand.values.shape)
     return (operand.values.to(torch.float32) * scale)[:, :columns]
-
-
-def _scale_shape(spec: OperandSpec, shape: torch.Size) -> tuple[int, ...]:
-    """Shape of the scale of an exact operand kept along axis 1."""
-    size = spec.outer_size or (spec.block_size if spec.block_format.scale == "fp32" else None)
-    return () if size is None else (-(-shape[0] // size[0]), -(-shape[1] // size[1]))

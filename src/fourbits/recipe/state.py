@@ -22,7 +22,8 @@ from fourbits.recipe.amax import (
     reduced,
 )
 from fourbits.recipe.book import OperandBook, depends_on_the_past
-from fourbits.recipe.linear import LinearState, QuantizedLinear
+from fourbits.recipe.linear import QuantizedLinear
+from fourbits.recipe.linear_state import LinearState
 from fourbits.recipe.recipe import table_from_text
 
 

@@ -6,18 +6,14 @@ and the element's place only. Matrices (linears, embedding) are BF16; vectors an
 thousandth of the memory, stay FP32. docs/nvfp4.md, section 18.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from fourbits.quant.compiled import compiled
+from fourbits.quant.compiled import runner_for
 from fourbits.quant.philox import ROLES, words_at
 
 #: elements rounded at a time, so that their random bits never take more than a few MiB
 CHUNK = 1 << 20
-#: elements from which the compiled source is worth its compilation
-COMPILE_FROM = 1 << 16
 
 _UNIT = 8  # elements that one Philox call serves, 16 bits each
 _SIGN, _MAGNITUDE, _INFINITE, _LARGEST = 0x8000, 0x7FFFFFFF, 0x7F80, 0x7F7F
@@ -40,9 +36,7 @@ def update_key(seed: int, step: int, index: int) -> tuple[int, int, int, int, in
 def store_update(master: Tensor, updated: Tensor, key: tuple[int, int, int, int, int]) -> None:
     """master, BF16 [R, C], becomes the stochastic rounding of updated, FP32 [R, C]. key: as by update_key."""
     rows = max(1, CHUNK // max(master.shape[1], 1))
-    rounding: Callable[[Tensor, Tensor], Tensor] = stochastic_bf16
-    if master.device.type == "cpu" and master.numel() >= COMPILE_FROM:
-        rounding = compiled(rounding)
+    rounding = runner_for(master)(stochastic_bf16)
     for first in range(0, master.shape[0], rows):
         here = torch.tensor((*key[:3], key[3] + first, key[4]), device=master.device)
         master[first : first + rows] = rounding(updated[first : first + rows], here)
