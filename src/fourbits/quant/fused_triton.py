@@ -21,7 +21,7 @@ _AMAX_WARPS = 1024
 #: rows of a tile of which a thread can hold several columns
 _SHORT = 32
 #: programs whose notes are read at a time
-_NOTES_CHUNK = 1024
+_NOTES_CHUNK = 8192
 #: whether kernels run in Triton's interpreter, on CPU tensors
 INTERPRETED = type(operands_kernel) is not triton.JITFunction
 
@@ -168,7 +168,7 @@ def notes(
         counts,
         counts.stride(0),
         CHUNK=_NOTES_CHUNK,
-        num_warps=4,
+        num_warps=16,
     )
 
 
