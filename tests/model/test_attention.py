@@ -1,6 +1,6 @@
 import torch
 
-from fourbits.model.attention import attention_core, rotate
+from fourbits.model.attention import attention_core, rotate, turns
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -36,8 +36,8 @@ def test_rotated_scores_depend_on_the_distance_only():
     q, k = torch.randn(1, 8, 3, 32), torch.randn(1, 8, 3, 32)
 
     def scores(shift):
-        positions = torch.arange(8) + shift
-        return torch.einsum("bqhp,bkhp->bhqk", rotate(q, positions, 1e4), rotate(k, positions, 1e4))
+        turn = turns(torch.arange(8) + shift, 32, 1e4)
+        return torch.einsum("bqhp,bkhp->bhqk", rotate(q, turn), rotate(k, turn))
 
     for shift in (1, 100, 4000):
         # An angle of up to `shift` radians is rounded to FP32, which turns a pair by up to eps * shift / 2.
@@ -47,7 +47,7 @@ def test_rotated_scores_depend_on_the_distance_only():
 
 def test_rotation_keeps_lengths_and_leaves_position_zero_alone():
     x = torch.randn(2, 5, 3, 16)
-    turned = rotate(x, torch.arange(5), 1e4)
+    turned = rotate(x, turns(torch.arange(5), 16, 1e4))
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     assert torch.equal(turned[:, 0], x[:, 0])
     assert not torch.allclose(turned[:, 1], x[:, 1])

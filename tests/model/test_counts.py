@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fourbits.model.counts import count_parameters, linear_parameters, training_flops
+from fourbits.model.counts import count_parameters, linear_flops, linear_parameters, training_flops
 from fourbits.model.lm import LanguageModel
 from model.shapes import small_config
 
@@ -54,3 +54,11 @@ def test_flops_of_attention_are_those_of_the_causal_half():
 def test_a_transformer_block_is_an_attention_and_an_ffn_block():
     config = small_config("T")
     assert linear_parameters(config, "T") == linear_parameters(config, "*") + linear_parameters(config, "-")
+
+
+def test_linears_of_all_mixers_make_up_the_linear_flops():
+    config = small_config("M-*-TT")
+    flops = linear_flops(config)
+    assert sum(flops.values()) == training_flops(config, 8)["linear"]
+    assert flops["FFN linears"] == 4 * 6 * linear_parameters(config, "-")
+    assert set(linear_flops(small_config("T"))) == {"attention linears", "FFN linears"}

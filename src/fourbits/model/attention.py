@@ -14,13 +14,22 @@ from fourbits.model.linear import Linear
 from fourbits.model.regions import RegionModule
 
 
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Turn pair i of every head by positions * theta^(-2i/P). x: [B, T, H, P], positions: [T] -> FP32."""
-    half = x.shape[-1] // 2
-    exponent = torch.arange(half, device=x.device, dtype=torch.float32) / half
-    angle = positions.float()[:, None, None] * theta**-exponent  # [T, 1, P/2]
-    first, second = x.float().split(half, dim=-1)
-    cos, sin = angle.cos(), angle.sin()
+def turns(positions: Tensor, head_dim: int, theta: float) -> Tensor:
+    """Region: cosine and sine by which pair i turns at a position, of positions * theta^(-2i/P).
+
+    positions: int [T] -> FP32 [2, T, 1, P/2]. A region of its own, because fused into `attention_core` they
+    would be computed again for every head of every sequence, which takes longer than to read them.
+    """
+    half = head_dim // 2
+    exponent = torch.arange(half, device=positions.device, dtype=torch.float32) / half
+    angle = positions.float()[:, None, None] * theta**-exponent
+    return torch.stack((angle.cos(), angle.sin()))
+
+
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Turn every pair of every head. x: [B, T, H, P]; turn: as by `turns` -> FP32 [B, T, H, P]."""
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = turn
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
@@ -29,19 +38,19 @@ def attention_core(
     k: Tensor,
     v: Tensor,
     head_dim: int,
-    rope_theta: float | None,
+    turn: Tensor | None,
     documents: Tensor | None = None,
 ) -> Tensor:
     """Region: softmax(q k^T / sqrt(P)) v over a token and those before it, of its document if given.
 
-    q: [B, T, H*P]; k, v: [B, T, G*P] with H a multiple of G; documents: int [B, T] or None -> [B, T, H*P] in
-    q's dtype. Rotations need no restart in a document, as they act through differences of positions.
+    q: [B, T, H*P]; k, v: [B, T, G*P] with H a multiple of G; turn: rotations of q and k, as by `turns`, or
+    None; documents: int [B, T] or None -> [B, T, H*P] in q's dtype. Rotations need no restart in a document,
+    as they act through differences of positions.
     """
     dtype = q.dtype
     q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
-    if rope_theta is not None:
-        positions = torch.arange(q.shape[1], device=q.device)
-        q, k = (rotate(x, positions, rope_theta).to(dtype) for x in (q, k))
+    if turn is not None:
+        q, k = (rotate(x, turn).to(dtype) for x in (q, k))
     if q.device.type == "cpu":
         q, k, v = q.float(), k.float(), v.float()  # the BF16 kernel is several times slower on a CPU
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -68,5 +77,9 @@ class Attention(RegionModule):
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document if given."""
+        turn = None
+        if self.rope_theta is not None:
+            positions = torch.arange(x.shape[1], device=x.device)
+            turn = self.run(turns, positions, self.head_dim, self.rope_theta)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return self.o_proj(self.run(attention_core, q, k, v, self.head_dim, self.rope_theta, documents))
+        return self.o_proj(self.run(attention_core, q, k, v, self.head_dim, turn, documents))

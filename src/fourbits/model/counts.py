@@ -48,6 +48,17 @@ def linear_parameters(config: ModelConfig, letter: str) -> int:
     return {"*": attention, "-": ffn, "T": attention + ffn}[letter]
 
 
+def linear_flops(config: ModelConfig) -> dict[str, float]:
+    """The "linear" part of `training_flops` by the mixer that the linears belong to."""
+    letters = Counter(config.pattern.replace("T", "*-"))
+    mixers = {"Mamba linears": "M", "attention linears": "*", "FFN linears": "-"}
+    return {
+        kind: 6.0 * letters[letter] * linear_parameters(config, letter)
+        for kind, letter in mixers.items()
+        if letters[letter]
+    }
+
+
 def training_flops(config: ModelConfig, seq_len: int) -> dict[str, float]:
     """FLOPs of one token's forward and backward pass by FLOP_KINDS, in sequences of seq_len tokens."""
     mixers = config.pattern.count("M")

@@ -11,7 +11,7 @@ from fourbits.model.embedding import Embedding
 from fourbits.model.init import initialize
 from fourbits.model.layers import RMSNorm
 from fourbits.model.linear import Linear
-from fourbits.model.loss import IGNORED, chunk_length, chunked_loss, summed_cross_entropy
+from fourbits.model.loss import IGNORED, chunk_length, chunk_limit, chunked_loss, summed_cross_entropy
 from fourbits.model.regions import RegionModule
 
 RESIDUAL_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -70,7 +70,7 @@ class LanguageModel(RegionModule):
         if targets is None:
             return self.head(hidden)
         rows, targets = hidden.flatten(0, 1), targets.flatten()
-        length = chunk_length(len(rows), self.config.vocab_size)
+        length = chunk_length(len(rows), self.config.vocab_size, chunk_limit(rows.device))
         return chunked_loss(self._loss_of, self.head, rows, targets, length), (targets != IGNORED).sum()
 
     def loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

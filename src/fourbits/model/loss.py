@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100
-# Logits alive at a time: 128 MiB of them in BF16.
-CHUNK_LOGITS = 1 << 26
+# Logits alive at a time: 128 MiB of them in BF16, and as much of their gradients; on a card eight times that,
+# because every chunk also costs passes over the head's weight and gradient: three times the time of its
+# products, were the chunks of a head of 131,072 x 2048 only 512 tokens long.
+CHUNK_LOGITS, CARD_CHUNK_LOGITS = 1 << 26, 1 << 29
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -30,7 +32,12 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.where(targets == IGNORED, 0.0, logits.logsumexp(-1) - picked).sum()
 
 
-def chunk_length(num_tokens: int, vocab_size: int, limit: int = CHUNK_LOGITS) -> int:
+def chunk_limit(device: torch.device) -> int:
+    """Logits that a chunk may have on this device."""
+    return CARD_CHUNK_LOGITS if device.type == "cuda" else CHUNK_LOGITS
+
+
+def chunk_length(num_tokens: int, vocab_size: int, limit: int) -> int:
     """Tokens per chunk so that a chunk has at most `limit` logits."""
     fewest = max(1, -(-num_tokens * vocab_size // limit))
     # Chunks of one length compile once; take up to twice as many if that makes them equal.

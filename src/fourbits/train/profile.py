@@ -6,7 +6,7 @@ that started it, in the forward pass by the profiler's range and in the backward
 the same call, else to the rest.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +67,8 @@ def profiled(step: Callable[[], object], steps: int = 2) -> StepProfile:
             step()
         torch.cuda.synchronize()
     seconds = dict.fromkeys(KINDS, 0.0)
-    for kind, microseconds in _kernels(recorded.events() or ()):
-        seconds[kind] += microseconds * 1e-6 / steps
+    for kernel, region, microseconds in kernels_by_range(recorded.events() or (), tuple(_REGIONS)):
+        seconds[kind_of(kernel, region)] += microseconds * 1e-6 / steps
     return StepProfile(seconds)
 
 
@@ -81,25 +81,28 @@ def kind_of(kernel: str, region: str | None) -> str:
     return _REGIONS.get(region or "", "rest")
 
 
-def _kernels(events: Iterable[Any]) -> Iterator[tuple[str, float]]:
-    """(kind, microseconds) of every kernel."""
+def kernels_by_range(events: Iterable[Any], ranges: Sequence[str]) -> Iterator[tuple[str, str | None, float]]:
+    """(name, range, microseconds) of every kernel: the innermost of `ranges` that started it, or None.
+
+    events: a profiler's; ranges: beginnings of the names of events.
+    """
     on_host = [event for event in events if event.device_type.name == "CPU"]
     by_number: dict[int, str] = {}
     for event in on_host:
-        region = _range_of(event)
-        if region is not None and event.sequence_nr >= 0 and not event.name.startswith("autograd::"):
-            by_number[event.sequence_nr] = region
+        found = _range_of(event, ranges)
+        if found is not None and event.sequence_nr >= 0 and not event.name.startswith("autograd::"):
+            by_number[event.sequence_nr] = found
     for event in on_host:
         if event.kernels:
-            region = _range_of(event) or _forward_of(event, by_number)
+            found = _range_of(event, ranges) or _forward_of(event, by_number)
             for kernel in event.kernels:
-                yield kind_of(kernel.name, region), kernel.duration
+                yield kernel.name, found, kernel.duration
 
 
-def _range_of(event: Any) -> str | None:
+def _range_of(event: Any, ranges: Sequence[str]) -> str | None:
     """The innermost known range around an event."""
     while event is not None:
-        for name in _REGIONS:
+        for name in ranges:
             if event.name.startswith(name):
                 return name
         event = event.cpu_parent

@@ -1,0 +1,93 @@
+"""What `fourbits bench` prints: bars, and for a model its runs, memory, time by layer, and peers."""
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from fourbits.bench.model import ModelReport, ModelRun
+from fourbits.bench.saved_bytes import MemoryBreakdown
+from fourbits.bench.timing import Report
+
+_GIB = 1 << 30
+_KERNELS_SHOWN = 25
+
+
+def bar_table(report: Report) -> Table:
+    """Every bar beside its goal and ceiling."""
+    facts = f"{report.device}, torch {report.torch}; copy {report.copy_bandwidth / 1e9:,.1f} GB/s, "
+    title = f"{report.benchmark}: {facts}BF16 product {report.product_rate / 1e12:,.2f} TFLOP/s"
+    table = Table("what", "median ms", "value", "goal", "ceiling", title=title, title_justify="left")
+    for bar in report.bars:
+        goal, ceiling = (f"{x:.2f}" if x is not None else "" for x in (bar.goal, bar.ceiling))
+        table.add_row(bar.name, f"{bar.seconds * 1e3:,.3f}", f"{bar.value:.2f} {bar.unit}", goal, ceiling)
+    return table
+
+
+def model_tables(report: ModelReport) -> Iterator[Table]:
+    """What else is known of a model's steps."""
+    yield _runs(report)
+    yield _memory(report)
+    for run in report.runs:
+        if run.layers is not None:
+            yield _layers(run)
+            yield _kernels(run)
+    if report.peers:
+        yield _peers(report)
+
+
+def _runs(report: ModelReport) -> Table:
+    batch, length = report.tokens_per_micro_batch
+    size = f"{report.parameters / 1e6:,.1f}M parameters, {report.micro_batches} x {batch} x {length} tokens"
+    columns = ("recipe", "tokens/s", "step ms", "MFU", "product TFLOP/s", "micro-batches")
+    table = Table(*columns, title=f"{report.preset}: {size} a step")
+    for run in report.runs:
+        table.add_row(
+            run.recipe,
+            f"{run.tokens_per_second:,.0f}",
+            f"{run.seconds * 1e3:,.1f}",
+            "unknown" if run.mfu is None else f"{run.mfu:.1%}",
+            f"{run.product_rate / 1e12:,.0f}",
+            run.eager_because or "replayed from CUDA graphs",
+        )
+    return table
+
+
+def _memory(report: ModelReport) -> Table:
+    table = Table("GiB", *(run.recipe for run in report.runs), title="memory of a step")
+    for name in MemoryBreakdown.__dataclass_fields__:
+        table.add_row(name.replace("_", " "), *(_gib(getattr(run.memory, name)) for run in report.runs))
+    return table
+
+
+def _gib(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / _GIB:.2f}"
+
+
+def _layers(run: ModelRun) -> Table:
+    assert run.layers is not None
+    title = f"{run.recipe}: kernels of a micro-batch and an optimizer step, {run.layers.total * 1e3:,.1f} ms"
+    table = Table("type of layer", "ms", "share", "MFU while it runs", title=title)
+    for kind, seconds in run.layers.seconds.items():
+        mfu = f"{run.layer_mfu[kind]:.1%}" if kind in run.layer_mfu else ""
+        table.add_row(kind, f"{seconds * 1e3:,.2f}", f"{seconds / run.layers.total:.1%}", mfu)
+    return table
+
+
+def _kernels(run: ModelRun) -> Table:
+    assert run.layers is not None
+    table = Table("kernel", "ms", "calls", title=f"{run.recipe}: slowest kernels")
+    for name, seconds, calls in run.layers.kernels[:_KERNELS_SHOWN]:
+        table.add_row(name[:90], f"{seconds * 1e3:,.2f}", f"{calls}")
+    return table
+
+
+def _peers(report: ModelReport) -> Table:
+    table = Table("peer", "what", "tokens/s", "step ms", "peak GiB", "kernel calls", title="peers")
+    for peer in report.peers:
+        if peer.seconds is None or peer.tokens_per_second is None:
+            table.add_row(peer.name, peer.what, peer.absent)
+            continue
+        calls = "" if peer.kernel_calls is None else f"{peer.kernel_calls}"
+        rate = f"{peer.tokens_per_second:,.0f}"
+        table.add_row(peer.name, peer.what, rate, f"{peer.seconds * 1e3:,.1f}", _gib(peer.peak), calls)
+    return table

@@ -1,0 +1,202 @@
+"""What is measured of whole steps is what it says: bytes, FLOPs, and who started which kernel."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from fourbits.bench import layer_times, model, timing
+from fourbits.bench.saved_bytes import memory_breakdown, saved_bytes
+from fourbits.bench.training_step import TrainingStep
+from fourbits.cli.main import main
+from fourbits.model.config import ModelConfig
+from fourbits.model.lm import LanguageModel
+from fourbits.recipe.convert import convert
+from fourbits.train.config import RunConfig, TrainConfig
+from fourbits.train.presets import RUN_PRESETS
+from model.shapes import small_config
+
+CPU = torch.device("cpu")
+TOKENS = 2 * 32
+
+
+def run_config(config: ModelConfig) -> RunConfig:
+    return RunConfig(
+        model=config, train=TrainConfig(steps=1, micro_batch_size=2, gradient_accumulation=4, seq_len=32)
+    )
+
+
+def small_step(recipe: str, pattern: str = "M-*-", **changes) -> TrainingStep:
+    config = small_config(pattern, **changes)
+    built = LanguageModel(config, seed=0)
+    convert(built, model._recipe(recipe))
+    return TrainingStep(built, run_config(config))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(model, "product_rate", lambda device: 1e12)
+    monkeypatch.setattr(model, "compile_regions", lambda built: None)
+    monkeypatch.setitem(RUN_PRESETS, "small", run_config(small_config("M-*-")))
+
+
+def test_a_report_compares_recipes_with_bf16_and_is_plain_data(small):
+    report = model.bench_model(CPU, model.ModelRequest(preset="small", accumulation=1, repeats=1))
+    plain = json.loads(json.dumps(report.to_dict()))
+    base, nvfp4, packed = report.runs
+    assert [run["recipe"] for run in plain["runs"]] == ["bf16", "nvfp4", "nvfp4:packed"]
+    bars = {bar.name: bar for bar in report.bars}
+    assert bars["nvfp4"].value == pytest.approx(base.seconds / nvfp4.seconds)
+    assert base.tokens_per_second == pytest.approx(TOKENS / base.seconds)
+    # Unknown, not a guess: a CPU has no peak in the table.
+    assert base.mfu is None
+    assert not base.quantized
+    assert packed.quantized == nvfp4.quantized != ()
+
+
+def test_sizes_are_the_presets_with_at_most_two_micro_batches_or_those_asked(small):
+    train = model.ModelRequest(preset="small").config().train
+    assert (train.micro_batch_size, train.seq_len, train.gradient_accumulation) == (2, 32, 2)
+    asked = model.ModelRequest(preset="small", seq_len=16, micro_batch=3, accumulation=4).config().train
+    assert (asked.micro_batch_size, asked.seq_len, asked.gradient_accumulation) == (3, 16, 4)
+
+
+def test_inputs_of_linears_are_counted_once_and_by_linear():
+    step = small_step("bf16")
+    step.one_micro_batch()
+    saved = saved_bytes(step)
+    config = step.config.model
+    widths = {
+        "blocks.0.mixer.in_proj": config.d_model,
+        "blocks.0.mixer.out_proj": config.d_mamba,
+        "blocks.1.mixer.up_proj": config.d_model,
+        "blocks.1.mixer.down_proj": config.d_ffn,
+        "blocks.2.mixer.q_proj": config.d_model,  # k_proj and v_proj read the same
+        "blocks.2.mixer.o_proj": config.num_heads * config.head_dim,
+        "blocks.3.mixer.up_proj": config.d_model,
+        "blocks.3.mixer.down_proj": config.d_ffn,
+    }
+    assert saved.inputs == {name: 2 * TOKENS * width for name, width in widths.items()}
+    assert saved.weights == 0
+    assert saved.total > sum(saved.inputs.values())
+
+
+def test_packed_inputs_take_the_bits_of_their_format():
+    step = small_step("nvfp4:packed")
+    step.one_micro_batch()
+    saved = saved_bytes(step)
+    width = step.config.model.d_ffn
+    # Four bits an element, a byte for sixteen, and the FP32 scales of input and weight.
+    assert saved.inputs["blocks.1.mixer.down_proj"] == TOKENS * width * 9 // 16 + 2 * 4
+    exact = small_step("bf16")
+    exact.one_micro_batch()
+    quantized = [row for row in saved.inputs if "blocks.3" not in row]  # the last block stays in BF16
+    assert quantized
+    for name in set(quantized) - {f"blocks.2.mixer.{part}_proj" for part in "qkv"}:
+        assert saved.inputs[name] <= 0.29 * saved_bytes(exact).inputs[name]
+
+
+def test_quantized_weights_are_told_from_inputs_of_the_same_shape():
+    step = small_step("nvfp4", "--", d_model=TOKENS, d_ffn=TOKENS)
+    step.one_micro_batch()
+    saved = saved_bytes(step)
+    assert saved.weights == 2 * 2 * TOKENS * TOKENS  # both linears of the first block
+    assert saved.inputs["blocks.0.mixer.up_proj"] < 3 * TOKENS * TOKENS
+
+
+def test_the_state_of_a_step_is_sixteen_bytes_a_parameter():
+    step = small_step("bf16")
+    step.one_micro_batch()
+    memory = memory_breakdown(step, saved_bytes(step))
+    count = sum(p.numel() for p in step.model.parameters())
+    assert (memory.parameters, memory.gradients) == (4 * count, 4 * count)
+    assert memory.optimizer == 8 * count + 4 * len(step.masters)  # and a step count each
+    assert memory.peak is None
+
+
+def test_no_utilization_above_the_peak_is_reported():
+    assert model.utilization(5e14, 1e15) == 0.5
+    with pytest.raises(AssertionError, match="1100 TFLOP/s counted, of a peak of 1000"):
+        model.utilization(1.1e15, 1e15)
+
+
+def event(name, parent=None, number=-1, kernels=()):
+    return SimpleNamespace(
+        name=name,
+        cpu_parent=parent,
+        sequence_nr=number,
+        kernels=[SimpleNamespace(name=kernel, duration=us) for kernel, us in kernels],
+        device_type=SimpleNamespace(name="CPU"),
+    )
+
+
+def test_kernels_belong_to_the_innermost_layer_that_started_them():
+    mixer = event("layer type: attention")
+    linear = event("layer type: attention linears", mixer)
+    forward = event("LinearFunction", linear, 7, [("gemm", 30)])
+    core = event("attention_core", mixer, 8, [("flash", 50)])
+    backward = event("autograd::engine::evaluate_function: LinearFunctionBackward", None, 7)
+    product = event("aten::mm", backward, -1, [("gemm", 60)])
+    added = event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", None, -1)
+    times = layer_times.summarize(
+        [mixer, linear, forward, core, backward, product, added, event("aten::add_", added, -1, [("add", 4)])]
+        + [event("aten::_foreach", event("Optimizer.step#AdamW.step"), -1, [("adam", 9)])]
+    )
+    rest = layer_times._REST
+    wanted = {"attention linears": 90e-6, "attention": 50e-6, "optimizer": 9e-6, rest: 4e-6}
+    assert times.seconds == pytest.approx(wanted)
+    assert times.kernels[0] == ("gemm", pytest.approx(90e-6), 2)
+    assert times.total == pytest.approx(153e-6)
+
+
+def test_every_layer_of_a_step_has_a_range():
+    step = small_step("bf16", "M-*T")
+    with (
+        layer_times._ranges(step.model),
+        profile(activities=[ProfilerActivity.CPU], acc_events=True) as recorded,
+    ):
+        step.one_micro_batch()
+    prefix = layer_times._PREFIX
+    names = [e.name.removeprefix(prefix) for e in recorded.events() or () if e.name.startswith(prefix)]
+    # M: in and out; -: up and down, twice; *: q, k, v and out, twice; a norm before each mixer and the head.
+    wanted = {"Mamba linears": 2, "FFN linears": 4, "attention linears": 8, "norm": 6, "head": 1}
+    wanted |= {"scan": 1, "activation": 2, "attention": 2, "embedding": 1}
+    assert {name: names.count(name) for name in names} == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model"], "needs --preset"),
+        (["model", "--preset", "hybrid-12"], "no preset is called 'hybrid-12'"),
+        (["model", "--preset", "tiny", "--recipes", "nvfp5"], "nvfp5"),
+        (["step", "--seq-len", "64"], "--seq-len: is an option of model, got step"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(arguments, message, capsys):
+    assert main(["bench", *arguments, "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_the_time_and_memory_of_a_step_on_a_card_are_accounted_for():
+    card = torch.device("cuda")
+    config = replace(small_config("M-*T", d_model=256, d_ffn=512), vocab_size=1024)
+    built = LanguageModel(config, seed=0).to(card)
+    convert(built, "nvfp4")
+    step = TrainingStep(built, run_config(config))
+    step.one_micro_batch()
+    times, saved = layer_times.layer_times(step), saved_bytes(step)
+    for kind in ("Mamba linears", "scan", "attention", "FFN linears", "head", "norm", "optimizer", "loss"):
+        assert times.seconds.get(kind, 0) > 0 or kind == "loss", times.seconds
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    memory = memory_breakdown(step, saved)
+    assert memory.peak is not None
+    assert memory.other is not None
+    assert memory.reserved is not None
+    assert 0 <= memory.other < memory.peak <= memory.reserved
