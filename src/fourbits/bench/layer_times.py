@@ -4,7 +4,7 @@ A step runs kernel by kernel under PyTorch's profiler, with a range around every
 the innermost range that started it, in the backward pass through autograd's number of the forward call.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,8 +59,8 @@ def layer_times(step: TrainingStep) -> LayerTimes:
 
 def summarize(events: Any) -> LayerTimes:
     """The times in a profiler's events."""
-    seconds: Counter[str] = Counter()
-    by_kernel: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
+    by_kernel: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     names = [*_RANGES, *(_PREFIX + kind for kind in sorted(_kinds(), key=len, reverse=True))]
     for kernel, found, microseconds in kernels_by_range(events, names):
@@ -68,8 +68,12 @@ def summarize(events: Any) -> LayerTimes:
         seconds[kind] += microseconds * 1e-6
         by_kernel[kernel] += microseconds * 1e-6
         calls[kernel] += 1
-    slowest = tuple((name, time, calls[name]) for name, time in by_kernel.most_common(_TABLE_ROWS))
-    return LayerTimes(dict(seconds.most_common()), slowest)
+    slowest = tuple((name, time, calls[name]) for name, time in _largest(by_kernel)[:_TABLE_ROWS])
+    return LayerTimes(dict(_largest(seconds)), slowest)
+
+
+def _largest(seconds: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: item[1], reverse=True)
 
 
 @contextmanager
