@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fourbits.quant.fused import (
-    Wanted,
-    fused_observed,
-    fused_operands,
+from fourbits.quant.fused import fused_observed, fused_operands
+from fourbits.quant.fused_codes import (
+    fused_kept_packed,
     fused_quantize,
     fused_unpacked,
+    why_not_kept_packed,
     why_not_unpacked,
 )
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.own_amax import own_amax
 from fourbits.quant.quantize import exact_operand, quantize
 from fourbits.quant.tensor import unpacked
+from fourbits.quant.wanted import Wanted
 from triton_interpreter import prepare
 
 ROW = OperandSpec()
@@ -133,7 +134,24 @@ def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
         if why_not_unpacked(made) is None:
             again = fused_unpacked(made).values
             found += _unequal(f"axis {want.axis} unpacked", again, unpacked(true).values)
+    if len(wanted) == 2 and why_not_kept_packed(x, *wanted) is None:
+        found += _kept_packed_differences(x, wanted[0], wanted[1])
     return found
+
+
+def _kept_packed_differences(x: Tensor, row: Wanted, column: Wanted) -> list[str]:
+    """What one read that keeps the column operand packed gives, against the reference."""
+    made, packed = fused_kept_packed(x, row, column)
+    cpu = x.cpu(), [_cpu(want.key) for want in (row, column)]  # pyright: ignore[reportArgumentType]
+    true = exact_operand(cpu[0], row.spec, 1, _cpu(row.amax), cpu[1][0])
+    stored = quantize(cpu[0], column.spec, 0, _cpu(column.amax), cpu[1][1])
+    inside = made.values[: x.shape[0], : x.shape[1]], true.values[: x.shape[0], : x.shape[1]]
+    found = _unequal("kept: row values", *inside) + _unequal("kept: row scale", made.scale, true.scale)
+    for field in ("codes", "block_scale", "global_scale"):
+        found += _unequal(f"kept: {field}", getattr(packed, field), getattr(stored, field))
+    again = fused_unpacked(packed)
+    values = again.values.t() if again.axis == 0 else again.values
+    return found + _unequal("kept: unpacked", values, unpacked(stored).values)
 
 
 def policy_differences(stored: tuple[float, float], device: torch.device | str = "cpu") -> list[str]:

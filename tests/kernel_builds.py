@@ -73,16 +73,21 @@ class _Recorder:
 
 
 @contextmanager
-def recording(module: ModuleType) -> Generator[list[Start]]:
-    """Record what the launches of a module would start, instead of starting it."""
+def recording(*modules: ModuleType) -> Generator[list[Start]]:
+    """Record what the launches of modules would start, instead of starting it."""
     starts: list[Start] = []
-    kernels = {name: value for name, value in vars(module).items() if isinstance(value, triton.JITFunction)}
+    kernels = [
+        (module, name, value)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, triton.JITFunction)
+    ]
     try:
-        for name, kernel in kernels.items():
+        for module, name, kernel in kernels:
             setattr(module, name, _Recorder(kernel, starts))
         yield starts
     finally:
-        for name, kernel in kernels.items():
+        for module, name, kernel in kernels:
             setattr(module, name, kernel)
 
 

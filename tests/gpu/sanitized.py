@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 
 from fourbits.quant import compiled
-from fourbits.quant.fused import Wanted, fused_swizzled
+from fourbits.quant.fused_codes import fused_swizzled
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.wanted import Wanted
 from fused_cases import POLICIES, SMALL, differences, policy_differences
 from matmul_cases import SMALL as PRODUCTS
 from matmul_cases import excess

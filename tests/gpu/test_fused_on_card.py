@@ -8,9 +8,11 @@ from fourbits.gemm import matmul_cuda, matmul_emulated
 from fourbits.gemm.matmul import matmul
 from fourbits.gemm.matmul_check import check_native
 from fourbits.quant import compiled
-from fourbits.quant.fused import Wanted, fused_operands, fused_quantize, fused_swizzled
+from fourbits.quant.fused import fused_operands
+from fourbits.quant.fused_codes import fused_quantize, fused_swizzled
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.plan import NoiseKey
+from fourbits.quant.wanted import Wanted
 from fused_cases import PAIRS, POLICIES, SMALL, Case, differences, policy_differences
 from matmul_cases import LAYOUTS, Product, excess
 from matmul_cases import SMALL as SMALL_PRODUCTS

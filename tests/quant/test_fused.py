@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from fourbits.quant.fused import Wanted, fused_operands, why_not_fused
+from fourbits.quant.fused import fused_operands
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.wanted import Wanted, why_not_fused
 from triton_interpreter import run
 
 
@@ -29,21 +30,21 @@ def test_a_tensor_without_a_card_is_refused_by_name():
     ],
 )
 def test_what_has_no_kernel_is_named(monkeypatch, spec, axis, reason):
-    monkeypatch.setattr("fourbits.quant.fused.device_blocker", lambda device: None)
+    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
     answer = why_not_fused(torch.zeros(16, 16), [Wanted(spec, axis)])
     assert answer is not None
     assert reason in answer
 
 
 def test_one_read_makes_one_operand_of_each_axis(monkeypatch):
-    monkeypatch.setattr("fourbits.quant.fused.device_blocker", lambda device: None)
+    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
     answer = why_not_fused(torch.zeros(16, 16), [Wanted(OperandSpec(), 1)] * 2)
     assert answer is not None
     assert "one operand of each axis" in answer
 
 
 def test_transformed_rows_are_made_alone(monkeypatch):
-    monkeypatch.setattr("fourbits.quant.fused.device_blocker", lambda device: None)
+    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
     both = [Wanted(OperandSpec(rht=16), 1), Wanted(OperandSpec(), 0)]
     answer = why_not_fused(torch.zeros(16, 16), both)
     assert answer is not None
@@ -52,6 +53,6 @@ def test_transformed_rows_are_made_alone(monkeypatch):
 
 
 def test_noise_without_a_key_is_refused(monkeypatch):
-    monkeypatch.setattr("fourbits.quant.fused.device_blocker", lambda device: None)
+    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
     with pytest.raises(ValueError, match="needs a key"):
         fused_operands(torch.zeros(16, 16), [Wanted(OperandSpec(rounding="sr"), 1)])

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fourbits.quant import fused_triton
+from fourbits.quant import fused_codes_triton, fused_triton
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.plan import NoiseKey, fp8_plan, plan
 from kernel_builds import on_card, recording
@@ -25,7 +25,7 @@ def ptx_of(starts, card):
 @pytest.mark.parametrize("card", CARDS)
 def test_both_operands_of_a_gradient_round_as_written(card):
     row, column = plan(OperandSpec(rounding="sr"), 1), plan(OperandSpec(rounding="sr", rht=16), 0)
-    with recording(fused_triton) as starts:
+    with recording(fused_triton, fused_codes_triton) as starts:
         fused_triton.exact(on_card(64, 2048), row, column, (AMAX, AMAX), (KEY, KEY))
     ptx = ptx_of(starts, card)
     assert not re.search(r"\bfma\.", ptx), "a multiplication and an addition were contracted"
@@ -41,12 +41,12 @@ def test_what_policies_learn_costs_few_barriers(card):
     row, column = plan(OperandSpec(rounding="sr"), 1), plan(OperandSpec(rounding="sr", rht=16), 0)
     barriers = []
     for observe in (False, True):
-        with recording(fused_triton) as starts:
+        with recording(fused_triton, fused_codes_triton) as starts:
             x = on_card(64, 2048)
             *_, seen = fused_triton.exact(x, row, column, (AMAX, AMAX), (KEY, KEY), observe=observe)
         barriers.append(len(re.findall(r"\bbar\.", ptx_of(starts, card))))
     assert barriers[1] - barriers[0] <= 16, barriers  # a reduction for each of the four took 24
-    with recording(fused_triton) as starts:
+    with recording(fused_triton, fused_codes_triton) as starts:
         into = torch.zeros(6), torch.zeros(6, 4, dtype=torch.int64)
         assert seen is not None
         fused_triton.notes(seen, (5, 7), (4, 5), into)
@@ -56,7 +56,7 @@ def test_what_policies_learn_costs_few_barriers(card):
 @pytest.mark.parametrize("card", CARDS)
 def test_weights_choose_four_or_six(card):
     choosing = plan(OperandSpec(block=(16, 16), source="bf16", scale_rule="4over6-mse"), 1)
-    with recording(fused_triton) as starts:
+    with recording(fused_triton, fused_codes_triton) as starts:
         fused_triton.exact(on_card(64, 2048, dtype=torch.float32), choosing, None, (AMAX, None), (None, None))
     ptx = ptx_of(starts, card)
     assert not re.search(r"\bfma\.", ptx), "a multiplication and an addition were contracted"
@@ -65,11 +65,11 @@ def test_weights_choose_four_or_six(card):
 @pytest.mark.parametrize("card", CARDS)
 def test_scales_are_corrected_by_sums_as_written(card):
     spec = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
-    with recording(fused_triton) as starts:
+    with recording(fused_triton, fused_codes_triton) as starts:
         x = on_card(256, 2048)
         fused_triton.amax_parts(x, None, plan(spec, 0), KEY)
         fused_triton.exact(x, None, plan(spec, 0), (None, AMAX), (None, KEY))
-        fused_triton.packed(x, plan(spec, 0, packed=True), AMAX, KEY, swizzled=True)
+        fused_codes_triton.packed(x, plan(spec, 0, packed=True), AMAX, KEY, swizzled=True)
     for start in starts:
         built = start.build(card)
         assert not re.search(r"\bfma\.", built.asm["ptx"]), "a multiplication and an addition were contracted"
@@ -79,23 +79,40 @@ def test_scales_are_corrected_by_sums_as_written(card):
 
 @pytest.mark.parametrize("card", CARDS)
 def test_packed_operands_are_unpacked_by_wide_accesses(card):
-    with recording(fused_triton) as starts:
+    with recording(fused_triton, fused_codes_triton) as starts:
         codes, scales = on_card(64, 1024, dtype=torch.uint8), on_card(64, 128, dtype=torch.uint8)
-        fused_triton.unpacked(codes, scales, (1, 16), power_of_two=False)
+        fused_codes_triton.unpacked(codes, scales, (1, 16), power_of_two=False)
     assert re.search(r"st\.global\S*\.v4\.b32", ptx_of(starts, card)), "stores are narrower than 16 bytes"
 
 
 @pytest.mark.parametrize("card", CARDS)
+def test_an_input_that_stays_packed_is_written_and_read_by_words(card):
+    row, column = plan(OperandSpec(), 1), plan(OperandSpec(rht=16), 0, packed=True)
+    with recording(fused_triton, fused_codes_triton) as starts:
+        x = on_card(64, 2048)
+        made = fused_triton.exact(x, row, column, (AMAX, AMAX), (None, None), packed_column=True)
+        kept = made[1]
+        assert isinstance(kept, fused_triton.TurnedCodes)
+        codes = kept.codes.as_subclass(type(x))
+        fused_codes_triton.unpacked_turned(codes, kept.scales, 16, power_of_two=False)
+    writing, reading = (start.build(card).asm["ptx"] for start in starts)
+    assert "st.global.b8" not in writing + reading, "codes are written a byte at a time"
+    assert "ld.global.b8" not in reading, "codes are read a byte at a time"
+
+
+@pytest.mark.parametrize("card", CARDS)
 def test_codes_are_converted_in_hardware_where_it_can(card, monkeypatch):
-    monkeypatch.setattr(fused_triton, "_converts", lambda device: card >= 100)
-    with recording(fused_triton) as starts:
-        fused_triton.packed(on_card(64, 1024), plan(OperandSpec(), 1, packed=True), AMAX, None, swizzled=True)
+    monkeypatch.setattr(fused_codes_triton, "_converts", lambda device: card >= 100)
+    with recording(fused_triton, fused_codes_triton) as starts:
+        fused_codes_triton.packed(
+            on_card(64, 1024), plan(OperandSpec(), 1, packed=True), AMAX, None, swizzled=True
+        )
     assert ("cvt.rn.satfinite.e2m1x2.f32" in ptx_of(starts, card)) == (card >= 100)
 
 
 @pytest.mark.parametrize("card", CARDS)
 def test_the_amax_pass_keeps_copies_in_flight(card):
-    with recording(fused_triton) as starts:
+    with recording(fused_triton, fused_codes_triton) as starts:
         fused_triton.amax_parts(on_card(64, 2048), plan(OperandSpec(), 1), plan(OperandSpec(rht=16), 0), None)
     ptx = ptx_of(starts, card)
     assert "cp.async" in ptx
@@ -104,8 +121,8 @@ def test_the_amax_pass_keeps_copies_in_flight(card):
 
 def test_fp8_codes_are_converted_in_hardware():
     both = fp8_plan(OperandSpec(format="fp8"))
-    with recording(fused_triton) as starts:
-        fused_triton.fp8(on_card(256, 256), both, both)
+    with recording(fused_triton, fused_codes_triton) as starts:
+        fused_codes_triton.fp8(on_card(256, 256), both, both)
     assert "cvt.rn.satfinite.e4m3x2.f32" in ptx_of(starts, 90)
 
 
@@ -113,10 +130,12 @@ def test_fp8_codes_are_converted_in_hardware():
 def test_no_size_is_a_special_case(shape):
     """The compiler is given a 1 as a constant, which code may treat differently."""
     x, row, column = on_card(*shape), plan(OperandSpec(), 1), plan(OperandSpec(rht=16), 0)
-    with recording(fused_triton) as starts:
+    with recording(fused_triton, fused_codes_triton) as starts:
         fused_triton.amax_parts(x, row, column, None)
         fused_triton.exact(x, row, column, (AMAX[:1], AMAX[:1]), (None, None))
-        fused_triton.packed(x, plan(OperandSpec(rht=16), 0, packed=True), AMAX[:1], None, swizzled=False)
-        fused_triton.fp8(x, fp8_plan(OperandSpec(format="fp8")), None)
+        fused_codes_triton.packed(
+            x, plan(OperandSpec(rht=16), 0, packed=True), AMAX[:1], None, swizzled=False
+        )
+        fused_codes_triton.fp8(x, fp8_plan(OperandSpec(format="fp8")), None)
     assert len(starts) == (4 if x.numel() else 3)
     assert all(start.build(90).asm["cubin"] for start in starts)

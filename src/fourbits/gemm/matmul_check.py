@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm import matmul_native, matmul_reference
-from fourbits.quant.fused import Wanted, fused_quantize
+from fourbits.quant.fused_codes import fused_quantize
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.quant.tensor import QuantizedTensor
+from fourbits.quant.wanted import Wanted
 
 Product = Callable[[QuantizedTensor, QuantizedTensor, torch.dtype, Tensor | None], Tensor]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm import matmul_fp8_library
-from fourbits.quant.fused import device_blocker
 from fourbits.quant.tensor import ExactOperand
+from fourbits.quant.wanted import device_blocker
 
 if TYPE_CHECKING or find_spec("triton") is not None:
     from fourbits.gemm import matmul_triton as kernels

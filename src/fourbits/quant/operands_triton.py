@@ -10,6 +10,7 @@ which is what a BF16 GEMM multiplies.
 import triton
 import triton.language as tl
 
+from fourbits.quant.packed_triton import final_values, packed_codes, scale_codes
 from fourbits.quant.rounding_triton import as_bf16, bits_of, float_of, with_sign
 from fourbits.quant.scaling_triton import block_amax, larger, max_target
 from fourbits.quant.tile_triton import load_tile, prepared_tile, rounded_tile, tensor_amax, tile_start
@@ -48,11 +49,12 @@ def observe(amax_bits, tensor_bits, own_ptr, saturated_ptr, PLAN: tl.constexpr):
 
 
 @triton.jit
-def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, row, column, out_m, out_k, amax_ptr,
-                  global_ptr, key_ptr, stream, FIELDS: tl.constexpr, PARTS: tl.constexpr, PLAN: tl.constexpr,
-                  own_ptr, saturated_ptr, OBSERVE: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr,
-                  COLUMNS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
-    """Quantize a tile by one plan and write element * block scale."""
+def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row, column, out_m, out_k, m,
+                  amax_ptr, global_ptr, key_ptr, stream, FIELDS: tl.constexpr, PARTS: tl.constexpr,
+                  PLAN: tl.constexpr, PACKED: tl.constexpr, own_ptr, saturated_ptr, OBSERVE: tl.constexpr,
+                  VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                  HARDWARE: tl.constexpr):  # fmt: skip
+    """Quantize a tile by one plan and write element * block scale, or if PACKED codes and scales."""
     y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE)
     tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
     amax_bits = block_amax(y, PLAN, ROWS, COLUMNS)
@@ -61,40 +63,55 @@ def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, row, column, ou
     rounded, scaled, scale = rounded_tile(
         y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
     )
-    values = tl.reshape(with_sign(rounded * scale, scaled), (ROWS, COLUMNS))
-    store_tile(
-        out_ptr, out_stride, as_bf16(values, HARDWARE), row, column, out_m, out_k, VECTOR, ROWS, COLUMNS
-    )
+    if PACKED:
+        inside = (row + tl.arange(0, ROWS)[:, None] < m) & (column + tl.arange(0, COLUMNS)[None, :] < out_k)
+        values = final_values(y, rounded, scaled, scale, inside, PLAN, ROWS, COLUMNS)
+        codes = packed_codes(values, PLAN, False, ROWS, COLUMNS).to(tl.uint8)
+        store_tile(
+            out_ptr, out_stride, codes, row // 2, column, out_m // 2, out_k, VECTOR, ROWS // 2, COLUMNS
+        )
+        BLOCKS: tl.constexpr = ROWS // PLAN.block_rows
+        bytes_ = tl.reshape(scale_codes(scale, PLAN), (BLOCKS, COLUMNS)).to(tl.uint8)
+        store_tile(scales_ptr, out_stride, bytes_, row // PLAN.block_rows, column,
+                   tl.cdiv(out_m, PLAN.block_rows), out_k, VECTOR, BLOCKS, COLUMNS)  # fmt: skip
+    else:
+        values = tl.reshape(with_sign(rounded * scale, scaled), (ROWS, COLUMNS))
+        store_tile(
+            out_ptr, out_stride, as_bf16(values, HARDWARE), row, column, out_m, out_k, VECTOR, ROWS, COLUMNS
+        )
 
 
 @triton.jit(do_not_specialize=["row_stream", "column_stream"])
 def operands_kernel(
     x_ptr, x_stride, M, K,
     row_ptr, row_stride, row_k, row_amax_ptr, row_key_ptr, row_stream,
-    column_ptr, column_stride, column_m, column_amax_ptr, column_key_ptr, column_stream,
+    column_ptr, column_stride, column_scales_ptr, column_m, column_amax_ptr, column_key_ptr, column_stream,
     global_ptr, own_ptr, saturated_ptr,
     ROW: tl.constexpr, ROW_FIELDS: tl.constexpr, ROW_PARTS: tl.constexpr,
     COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
-    COLUMN_VECTOR: tl.constexpr, OBSERVE: tl.constexpr,
+    COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, OBSERVE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """Exact operands of x [M, K]: row_ptr [M, row_k] by the plan ROW, column_ptr [column_m, K] by COLUMN.
 
-    Either plan may be None. global_ptr: fp32 [2], the global scale of each. amax: fp32 partial maxima.
+    Either plan may be None. With COLUMN_PACKED column_ptr is uint8 [column_m / 2, K], two rows to a byte, and
+    column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form turned, which moves no byte away
+    from its neighbours. global_ptr: fp32 [2], the global scale of each. amax: fp32 partial maxima.
     With OBSERVE own_ptr (fp32) and saturated_ptr (int32), [2, programs], take what amax policies learn from.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
     IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
     x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
     if ROW is not None:
-        write_operand(x, IS_BF16, row_ptr, row_stride, row, column, M, row_k, row_amax_ptr, global_ptr,
-                      row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, own_ptr, saturated_ptr, OBSERVE,
-                      8, ROWS, COLUMNS, HARDWARE)  # fmt: skip
+        write_operand(x, IS_BF16, row_ptr, row_stride, row_ptr, row, column, M, row_k, M, row_amax_ptr,
+                      global_ptr, row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, False, own_ptr,
+                      saturated_ptr, OBSERVE, 8, ROWS, COLUMNS, HARDWARE)  # fmt: skip
     if COLUMN is not None:
-        write_operand(x, IS_BF16, column_ptr, column_stride, row, column, column_m, K, column_amax_ptr,
-                      global_ptr + 1, column_key_ptr, column_stream, COLUMN_FIELDS, COLUMN_PARTS, COLUMN,
-                      own_ptr + tl.num_programs(0), saturated_ptr + tl.num_programs(0), OBSERVE,
-                      COLUMN_VECTOR, ROWS, COLUMNS, HARDWARE)  # fmt: skip
+        write_operand(x, IS_BF16, column_ptr, column_stride, column_scales_ptr, row, column, column_m, K, M,
+                      column_amax_ptr, global_ptr + 1, column_key_ptr, column_stream, COLUMN_FIELDS,
+                      COLUMN_PARTS, COLUMN, COLUMN_PACKED, own_ptr + tl.num_programs(0),
+                      saturated_ptr + tl.num_programs(0), OBSERVE, COLUMN_VECTOR, ROWS, COLUMNS,
+                      HARDWARE)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first_plan", "row_blocks", "column_blocks", "row_place", "column_place"])

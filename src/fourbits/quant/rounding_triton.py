@@ -117,13 +117,13 @@ def stochastic_24(values, noise, GRID: tl.constexpr):
 
 @triton.jit
 def code_of(magnitude, GRID: tl.constexpr):
-    """Codes of magnitudes that lie on the grid, int32, without sign."""
-    LEAST: tl.constexpr = 2.0**GRID.min_exponent
-    NORMAL: tl.constexpr = (126 + GRID.min_exponent) << GRID.mantissa_bits
-    SUBNORMAL: tl.constexpr = (127 + GRID.min_exponent) << GRID.mantissa_bits
-    subnormal = magnitude < LEAST
-    lifted = bits_of(magnitude + tl.where(subnormal, LEAST, 0.0)) >> (23 - GRID.mantissa_bits)
-    return lifted - tl.where(subnormal, SUBNORMAL, NORMAL)
+    """Codes of magnitudes that lie on the grid, int32, without sign.
+
+    Brought to the range where FP32's smallest normal is the grid's, magnitudes have FP32's own bits for
+    exponent and mantissa, and those of the grid's subnormals are FP32 subnormals.
+    """
+    TO_LEAST: tl.constexpr = 2.0 ** (-126 - GRID.min_exponent)
+    return bits_of(magnitude * TO_LEAST) >> (23 - GRID.mantissa_bits)
 
 
 @triton.jit

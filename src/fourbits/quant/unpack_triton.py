@@ -58,3 +58,26 @@ def unpack_kernel(
     elements = (tl.program_id(0) % wide) * (2 * BYTES) + tl.arange(0, 2 * BYTES)[None, :]
     out = out_ptr + rows.to(tl.int64) * (2 * width) + elements
     tl.store(out, as_bf16(values, HARDWARE), mask=(rows < R) & (elements < 2 * width))
+
+
+@triton.jit
+def unpack_turned_kernel(
+    codes_ptr, scales_ptr, out_ptr, out_stride, K,
+    BLOCK: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
+):  # fmt: skip
+    """out [M, K] bf16 from codes [M / 2, K], two rows to a byte, and scales [M / BLOCK, K].
+
+    M and BLOCK are multiples of ROWS.
+    """
+    wide = tl.cdiv(K, COLUMNS)
+    row = (tl.program_id(0) // wide) * ROWS
+    columns = (tl.program_id(0) % wide) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    pairs = row // 2 + tl.arange(0, ROWS // 2)[:, None]
+    byte = tl.load(codes_ptr + pairs.to(tl.int64) * K + columns, mask=columns < K, other=0).to(tl.int32)
+    block = (row // BLOCK).to(tl.int64) * K + columns
+    scale = scale_value(tl.load(scales_ptr + block, mask=columns < K, other=0).to(tl.int32), POWER_OF_TWO)
+    low, high = e2m1_value(byte & 15) * scale, e2m1_value(byte >> 4) * scale
+    out = out_ptr + (2 * pairs).to(tl.int64) * out_stride + columns
+    tl.store(out, as_bf16(low, HARDWARE), mask=columns < K)
+    tl.store(out + out_stride, as_bf16(high, HARDWARE), mask=columns < K)

@@ -33,7 +33,7 @@ class Made(NamedTuple):
 def input_operands(call: Call, x: Tensor, keep: bool) -> tuple[ExactOperand | QuantizedTensor, ...]:
     """X as Fprop multiplies it; after it, if wanted and packed or one read makes both, X as Wgrad does."""
     if keep and call.table.saved_inputs == "packed":
-        return *call.operands(x, ("fprop.lhs", 1)), call.packed(x, 0, "wgrad.rhs")
+        return call.with_packed_input(x)
     if keep and call.one_read_of_input(x):
         return call.operands(x, ("fprop.lhs", 1), ("wgrad.rhs", 0))
     return call.operands(x, ("fprop.lhs", 1))
@@ -150,7 +150,8 @@ def _(
         w_values, w_scale = x.new_empty(0), x.new_empty(0)
     x_values, x_scale, x_global = x.new_empty(0), x.new_empty(0), x.new_empty(0)
     if keep[1] and call.table.saved_inputs == "packed":
-        x_values, x_scale, x_global = packed_shapes(x, call.table.wgrad.rhs)
+        turned = call.one_read_of_packed_input(x)
+        x_values, x_scale, x_global = packed_shapes(x, call.table.wgrad.rhs, turned)
     elif keep[1] and call.one_read_of_input(x):
         x_values, x_scale = column_shapes(x, call.table.wgrad.rhs)
     own, counts = nothing_observed(clock, amax, len(FORWARD))

@@ -9,16 +9,24 @@ from fourbits.quant.scale_codes import encode_scales
 from fourbits.recipe.operands import values_dtype
 
 
-def packed_shapes(x: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """What a packed X along axis 0 looks like."""
+def packed_shapes(x: Tensor, spec: OperandSpec, turned: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What a packed X along axis 0 looks like. turned: whether its bytes lie in X's layout."""
     (M, K), size, element = x.shape, spec.block_size, spec.block_format.element
     assert size is not None
     assert element is not None
     padded = -(-M // max(16, spec.rht)) * max(16, spec.rht)
-    codes = x.new_empty((K, padded * element.bits // 8), dtype=torch.uint8)
-    grid = (-(-K // size[0]), -(-padded // size[1]))
     dtype = encode_scales(torch.ones(1), spec.block_format).dtype
-    return codes, x.new_empty(grid, dtype=dtype), x.new_empty((), dtype=torch.float32)
+
+    def matrix(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        return (
+            x.new_empty((columns, rows), dtype=dtype).t()
+            if turned
+            else x.new_empty((rows, columns), dtype=dtype)
+        )
+
+    codes = matrix(K, padded * element.bits // 8, torch.uint8)
+    scales = matrix(-(-K // size[0]), -(-padded // size[1]), dtype)
+    return codes, scales, x.new_empty((), dtype=torch.float32)
 
 
 def column_shapes(x: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor]:

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.adaptive import layout_counts
-from fourbits.quant.fused import (
-    Wanted,
-    fused_observed,
-    fused_operands,
+from fourbits.quant.fused import fused_observed, fused_operands
+from fourbits.quant.fused_codes import (
+    fused_kept_packed,
     fused_quantize,
     fused_unpacked,
-    why_not_fused,
+    why_not_kept_packed,
     why_not_unpacked,
 )
 from fourbits.quant.operand import OperandSpec
@@ -27,6 +26,7 @@ from fourbits.quant.philox import ROLES
 from fourbits.quant.plan import FP8_FORMATS, NoiseKey
 from fourbits.quant.quantize import exact_operand, quantize
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
+from fourbits.quant.wanted import Wanted, why_not_fused
 from fourbits.recipe.recipe import GemmTable
 
 #: what the random bits of a layer depend on at run time; int64 [5], see `new_clock`
@@ -88,11 +88,22 @@ class Call:
             for side in sides
         )
 
-    def packed(self, x: Tensor, axis: int, role: str) -> QuantizedTensor:
-        """x as the operand of this role in codes and scales; for roles without a policy."""
-        if self._one_read(x, ((role, axis),)):
-            return fused_quantize(x, (self._wanted(axis, role),))[0]
-        return quantize(x, self.table.operand(role), axis, sr_key=self._sr_key(role))
+    def with_packed_input(self, x: Tensor) -> tuple[ExactOperand, QuantizedTensor]:
+        """X as Fprop multiplies it, and in codes and scales as Wgrad will; for roles without a policy."""
+        row, column = self._wanted(1, "fprop.lhs"), self._wanted(0, "wgrad.rhs")
+        if self.one_read_of_packed_input(x):
+            return fused_kept_packed(x, row, column)
+        fprop = self.operand(x, 1, "fprop.lhs")
+        if _is_fused(x, (column,)):
+            return fprop, fused_quantize(x, (column,))[0]
+        return fprop, quantize(x, column.spec, 0, sr_key=self._sr_key("wgrad.rhs"))
+
+    def one_read_of_packed_input(self, x: Tensor) -> bool:
+        """Whether one read makes X as Fprop multiplies it and, packed, as Wgrad does."""
+        wanted = self._wanted(1, "fprop.lhs"), self._wanted(0, "wgrad.rhs")
+        if self._has_policy("fprop.lhs") or self._has_policy("wgrad.rhs"):
+            return False
+        return self.one_read_of_input(x) and why_not_kept_packed(x, *wanted) is None
 
     def one_read_of_input(self, x: Tensor) -> bool:
         """Whether one read makes X as Fprop and as Wgrad multiply it."""
