@@ -162,7 +162,7 @@ def policy_differences(stored: tuple[float, float], device: torch.device | str =
     wanted = [Wanted(ROW_SR, 1, key, stored=given[0]), Wanted(COLUMN_SR, 0, key, stored=given[1])]
     found = []
     own, counts = (
-        torch.full((3,), torch.nan, device=device),
+        torch.full((3,), -1.0, device=device),
         torch.zeros((3, 4), dtype=torch.int64, device=device),
     )
     operands = fused_observed(x, wanted, (own, counts), (2, 0))

@@ -37,8 +37,8 @@ def fused_observed(
 ) -> tuple[ExactOperand, ...]:
     """`fused_operands`, which also writes what `own_amax` gives of each operand, from the same read.
 
-    into: own amaxes fp32 [n] and counts int64 [n, 2 or more]; places: for each operand wanted, where in them
-    its own belong. Every operand wanted has one scale for the whole tensor.
+    into: own amaxes fp32 [n], negative before, and counts int64 [n, 2 or more], zero before; places: for each
+    operand wanted, where in them its own belong. Every operand wanted has one scale for the whole tensor.
     """
     if len(wanted) == 1 and turns(wanted[0]):
         found = fused_observed(_turned(x, wanted), [wanted[0]._replace(axis=0)], into, places)

@@ -15,8 +15,8 @@ from fourbits.quant.plan import NoiseKey, Plan
 _AMAX_WARPS = 1024
 #: rows of a tile of which a thread can hold several columns
 SHORT = 32
-#: programs whose notes are read at a time
-_NOTES_CHUNK = 8192
+#: notes that a program reads at a time, and the most programs that read them
+_NOTES_CHUNK, _NOTES_PROGRAMS = 2048, 132
 
 
 class Tile(NamedTuple):
@@ -38,12 +38,15 @@ class TurnedCodes(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What amax policies learn from: one entry for each program of a kernel, for the row and column plan."""
+    """What amax policies learn from, as `operands_kernel` leaves it."""
 
-    #: fp32 [2, programs], largest magnitudes
-    own: Tensor
-    #: int32 [2, programs], saturated blocks
+    #: fp32 and int32 [programs]: largest magnitudes and saturated blocks of the row operand
+    row_maxima: Tensor
     saturated: Tensor
+    #: fp32: maxima of the column operand's blocks, and the amax in parts that scaled them
+    column_maxima: Tensor
+    column_amax: Tensor
+    column: Plan | None
 
 
 def amax_parts(
@@ -118,7 +121,7 @@ def exact(
     row_out = scales[None] if row_values is None else row_values
     column_out = scales[None] if column_values is None else column_values
     count = programs(x, tile)
-    seen = _observed(x, count) if observe else None
+    seen = _observed(x, row, column, tile, count, column_amax) if observe else None
     operands_kernel[(count,)](
         x,
         x.stride(0),
@@ -138,8 +141,9 @@ def exact(
         column_key.entries,
         column_key.stream,
         scales,
-        scales if seen is None else seen.own,
+        scales if seen is None else seen.row_maxima,
         scales if seen is None else seen.saturated,
+        scales if seen is None else seen.column_maxima,
         ROW=row,
         ROW_FIELDS=row_key.fields,
         ROW_PARTS=row_amax.shape[0],
@@ -161,24 +165,32 @@ def exact(
 def notes(
     seen: Observed, blocks: tuple[int, int], places: tuple[int, int], into: tuple[Tensor, Tensor]
 ) -> None:
-    """Write largest magnitudes, saturated and all blocks of the row and the column plan.
+    """Add largest magnitudes, saturated and all blocks of the row and the column plan.
 
-    blocks: of each plan; places: where each belongs in `into`, fp32 [n] and int64 [n, 2 or more]; negative
-    for a plan that is missing.
+    blocks: of each plan; places: where each belongs in `into`, fp32 [n] (negative before) and int64 [n, 2 or
+    more] (zero before); negative for a plan that is missing.
     """
     largest, counts = into
-    notes_kernel[(sum(place >= 0 for place in places),)](
-        seen.own,
+    entries = max(seen.row_maxima.numel(), seen.column_maxima.numel())
+    notes_kernel[(min(_NOTES_PROGRAMS, max(1, -(-entries // _NOTES_CHUNK))),)](
+        seen.row_maxima,
         seen.saturated,
-        seen.own.shape[1],
-        0 if places[0] >= 0 else 1,
-        *blocks,
-        *places,
-        largest,
+        seen.row_maxima.numel(),
+        blocks[0],
+        places[0],
+        seen.column_maxima,
+        seen.column_maxima.numel(),
+        blocks[1],
+        places[1],
+        seen.column_amax,
+        largest.view(torch.int32),
         counts,
         counts.stride(0),
+        ROW=places[0] >= 0,
+        COLUMN=seen.column,
+        COLUMN_PARTS=seen.column_amax.shape[0],
         CHUNK=_NOTES_CHUNK,
-        num_warps=16,
+        num_warps=8,
     )
 
 
@@ -225,9 +237,22 @@ def programs(x: Tensor, tile: Tile) -> int:
     return max(1, -(-x.shape[0] // tile.rows) * -(-x.shape[1] // tile.columns))
 
 
-def _observed(x: Tensor, programs: int) -> Observed:
-    own = torch.empty((2, programs), dtype=torch.float32, device=x.device)
-    return Observed(own, torch.empty((2, programs), dtype=torch.int32, device=x.device))
+def _observed(
+    x: Tensor, row: Plan | None, column: Plan | None, tile: Tile, count: int, column_amax: Tensor
+) -> Observed:
+    row_programs = 0 if row is None else count
+    blocks = (
+        0
+        if column is None
+        else count * (tile.rows // column.block_rows) * (tile.columns // column.block_columns)
+    )
+    return Observed(
+        torch.empty(row_programs, dtype=torch.float32, device=x.device),
+        torch.empty(row_programs, dtype=torch.int32, device=x.device),
+        torch.empty(blocks, dtype=torch.float32, device=x.device),
+        column_amax,
+        column,
+    )
 
 
 def _turned_codes(x: Tensor, plan: Plan, rows: int) -> TurnedCodes:

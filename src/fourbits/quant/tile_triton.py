@@ -48,6 +48,12 @@ def tile_start(K, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def amax_of_parts(amax_ptr, PARTS: tl.constexpr):
+    """Pattern of the largest of PARTS partial maxima, int32 scalar; of a NaN's magnitude if one is NaN."""
+    return tl.max(bits_of(tl.load(amax_ptr + tl.arange(0, PARTS))) & ABS_BITS, axis=0)
+
+
+@triton.jit
 def tensor_amax(amax_ptr, global_ptr, PLAN: tl.constexpr, PARTS: tl.constexpr):
     """Pattern of the tensor's amax, int32 scalar, from PARTS partial maxima; 0 without a global scale.
 
@@ -56,7 +62,7 @@ def tensor_amax(amax_ptr, global_ptr, PLAN: tl.constexpr, PARTS: tl.constexpr):
     bits = tl.full((), 0, tl.int32)
     scale = tl.full((), 1.0, tl.float32)
     if PLAN.target != 0.0:
-        bits = tl.max(bits_of(tl.load(amax_ptr + tl.arange(0, PARTS))) & ABS_BITS, axis=0)
+        bits = amax_of_parts(amax_ptr, PARTS)
         scale = tl.div_rn(scale, encode_scale(bits, PLAN.target))
     if tl.program_id(0) == 0:
         tl.store(global_ptr, scale)

@@ -114,7 +114,8 @@ def observe(
 ) -> None:
     """Note what operands of a training step were: n roles from first_role on.
 
-    own: fp32 [n], NaN where there is nothing to note; counts: int64 [n, 4], the fields from RUNNING on.
+    own: fp32 [n], NaN or negative where there is nothing to note; counts: int64 [n, 4], the fields from
+    RUNNING on.
     """
     roles = slice(first_role, first_role + own.shape[0])
     pending = amaxes[slot, roles, PENDING]

@@ -115,7 +115,7 @@ def linear_forward(
     W is kept for dX where Dgrad starts from Fprop's, X for dW as Wgrad multiplies it where one read makes it
     with Fprop's (values, scale and an empty tensor) or the table wants it packed (codes, block scales, global
     scale); else empty. Own amaxes, fp32 [6], and counts, int64 [6, 4], are those of `own_amax` and
-    `layout_counts`: NaN and 0 for an operand without, empty without amax.
+    `layout_counts`: negative and 0 for an operand without, empty without amax.
     """
     call = Call(table_from_text(table), clock, layer, amax, measured)
     with torch.autocast(x.device.type, enabled=False):

@@ -160,9 +160,9 @@ class Call:
         own, counts = self._notes()
         place = ROLES.index(role)
         if policy == "interval":
-            own[place] = torch.where(self._given(role) < 0, own[place], torch.nan)
+            own[place] = torch.where(self._given(role) < 0, own[place], -1.0)
         else:
-            own[place], counts[place] = torch.nan, 0
+            own[place], counts[place] = -1.0, 0
 
     def _has_policy(self, role: str) -> bool:
         return self.amax is not None and self.table.operand(role).amax_policy != "current"
@@ -196,8 +196,8 @@ class Call:
 
 
 def nothing_observed(clock: Tensor, amax: Tensor | None, roles: int) -> tuple[Tensor, Tensor]:
-    """NaN and zero counts for that many roles; empty without amax."""
-    own = clock.new_full((0 if amax is None else roles,), torch.nan, dtype=torch.float32)
+    """Negative amaxes and zero counts for that many roles; empty without amax."""
+    own = clock.new_full((0 if amax is None else roles,), -1.0, dtype=torch.float32)
     return own, clock.new_zeros((own.shape[0], 4))
 
 
