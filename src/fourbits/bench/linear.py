@@ -44,7 +44,7 @@ def _bars(
     bandwidth: float,
 ) -> list[Bar]:
     tokens, columns, rows = shape
-    x = torch.randn(tokens, columns, device=device, dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(tokens, columns, device=device, dtype=torch.bfloat16)
     dy = torch.randn(tokens, rows, device=device, dtype=torch.bfloat16)
     size = "x".join(map(str, shape))
     recipes = {
@@ -79,13 +79,15 @@ def _quantized_bytes(shape: tuple[int, int, int], own_amax: bool) -> float:
 
 
 def _step(layer: nn.Module | Callable[[Tensor], Tensor], x: Tensor, dy: Tensor) -> Callable[[], object]:
-    """Forward and backward of both inputs, gradients not accumulated."""
+    """Forward and backward of both inputs, gradients not accumulated.
+
+    x is a new tensor each time, as it is in training: operands of the last one are not used again.
+    """
 
     def step() -> None:
-        x.grad = None
         if isinstance(layer, nn.Module):
             layer.zero_grad(set_to_none=True)
-        layer(x).backward(dy)
+        layer(x.detach().requires_grad_()).backward(dy)
 
     return step
 
