@@ -40,7 +40,7 @@ def small_step(recipe: str, pattern: str = "M-*-", **changes) -> TrainingStep:
 def small(monkeypatch):
     monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(model, "product_rate", lambda device: 1e12)
-    monkeypatch.setattr(model, "compile_regions", lambda built: None)
+    monkeypatch.setattr(model, "compile_model", lambda built, how: None)
     monkeypatch.setitem(RUN_PRESETS, "small", run_config(small_config("M-*-")))
 
 

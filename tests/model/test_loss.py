@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -130,3 +132,18 @@ def test_one_backward_pass_is_all_there_is():
 def test_chunks_respect_the_limit_and_are_equal_where_that_costs_little(tokens, vocab, limit, length):
     assert chunk_length(tokens, vocab, limit) == length
     assert length == 1 or length * vocab <= limit
+
+
+def test_a_master_rounded_for_all_chunks_changes_no_bit(monkeypatch):
+    model, tokens = small_model("-", dtype=torch.bfloat16), random_tokens(2, 13)
+
+    def loss_and_gradient():
+        rows, targets = model.hidden(tokens).flatten(0, 1), tokens.flatten()
+        loss = chunked_loss(model._loss_of, model.head, rows, targets, 5)
+        return loss.detach(), torch.autograd.grad(loss, model.head.weight)[0]
+
+    found = loss_and_gradient()
+    assert model.head._rounded is None
+    monkeypatch.setattr(type(model.head), "rounded_once", lambda head, dtype: nullcontext())
+    for got, wanted in zip(found, loss_and_gradient(), strict=True):
+        assert torch.equal(got, wanted)

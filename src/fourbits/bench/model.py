@@ -7,6 +7,7 @@ computed twice) over the card's dense BF16 peak, whatever the recipe.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
@@ -18,12 +19,12 @@ from fourbits.bench.training_step import TrainingStep, release
 from fourbits.device import peak_flops, probe
 from fourbits.model.counts import linear_flops, training_flops
 from fourbits.model.lm import LanguageModel
-from fourbits.model.regions import compile_regions
 from fourbits.recipe.convert import convert
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.presets import RUN_PRESETS
+from fourbits.train.trainer import compile_model
 
 #: what `--recipes` may say behind a recipe's name: inputs are saved in codes and scales
 PACKED = ":packed"
@@ -45,6 +46,7 @@ class ModelRequest:
     seq_len: int | None = None
     micro_batch: int | None = None
     accumulation: int | None = None
+    compile: Literal["none", "regions", "model"] | None = None
     repeats: int = 5
     peers: tuple[str, ...] = ()
     profile: bool = True
@@ -58,7 +60,7 @@ class ModelRequest:
             "micro_batch_size": self.micro_batch or train.micro_batch_size,
             "gradient_accumulation": self.accumulation or min(train.gradient_accumulation, 2),
         }
-        return replace(config, train=replace(train, **sizes))
+        return replace(config, train=replace(train, **sizes, compile=self.compile or train.compile))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +125,7 @@ def _runs(
         return [], 0
     model = LanguageModel(config.model, seed=0).to(device)
     model.recompute_blocks = config.train.activation_checkpointing == "full"
-    compile_regions(model)
+    compile_model(model, config.train.compile)
     pairs = zip(request.recipes, recipes, strict=True)
     runs = [_run(model, name, recipe, config, request) for name, recipe in pairs]
     return runs, sum(p.numel() for p in model.parameters())

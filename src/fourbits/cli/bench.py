@@ -23,7 +23,8 @@ from fourbits.cli.bench_tables import bar_table, model_tables
 EXAMPLE = "fourbits bench linear --json"
 BENCHMARKS = {"quantize": bench_quantize, "linear": bench_linear, "step": bench_step, "data": bench_data}
 
-_OF_MODEL = ("preset", "recipes", "seq_len", "micro_batch", "accumulation", "repeats", "peers", "no_profile")
+_OF_MODEL = ("preset", "recipes", "seq_len", "micro_batch", "accumulation", "compile", "repeats", "peers")
+_OF_MODEL += ("no_profile",)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -43,6 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         ("--repeats", "steps that are timed; default: 5"),
     ):
         model.add_argument(option, type=int, metavar="N", help=what)
+    what = "as train.compile; default: the preset's"
+    model.add_argument("--compile", choices=("none", "regions", "model"), help=what)
     model.add_argument("--peers", nargs="+", choices=PEERS, metavar="P", help=f"of {', '.join(PEERS)}")
     model.add_argument("--no-profile", action="store_true", default=None, help="leave the profile out")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")

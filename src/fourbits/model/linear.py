@@ -7,6 +7,8 @@ dtype once, dW stays FP32 like the master it belongs to (arXiv:2509.25149 sectio
 weight gradients).
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,14 +41,15 @@ class LinearFunction(torch.autograd.Function):
     """Y = X W^T; the master is rounded to X's dtype at use, in the forward and again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """x: [M, K]; weight: [N, K] -> [M, N] in x's dtype."""
-        ctx.save_for_backward(x, weight)
-        return matmul(gemm_operand(x), gemm_operand(weight.to(x.dtype)).t(), x.dtype)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, rounded: Tensor | None = None) -> Tensor:
+        """x: [M, K]; weight: [N, K]; rounded: weight in x's dtype, if it is there -> [M, N] in x's dtype."""
+        ctx.save_for_backward(x, weight if rounded is None else rounded)
+        used = weight.to(x.dtype) if rounded is None else rounded
+        return matmul(gemm_operand(x), gemm_operand(used).t(), x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """grad: [M, N] -> the gradients of x in its dtype, of the master in FP32."""
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
@@ -55,7 +58,7 @@ class LinearFunction(torch.autograd.Function):
             grad_x = matmul(grad, gemm_operand(weight.to(x.dtype)), x.dtype)
         if ctx.needs_input_grad[1]:
             grad_weight = matmul(grad.t(), gemm_operand(x), torch.float32)
-        return grad_x, grad_weight
+        return grad_x, grad_weight, None
 
 
 class Linear(nn.Linear):
@@ -65,6 +68,7 @@ class Linear(nn.Linear):
     """
 
     casts_weight = True
+    _rounded: Tensor | None = None
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
@@ -74,5 +78,19 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """input: [..., K] -> [..., N] in its dtype."""
-        rows = LinearFunction.apply(input.reshape(-1, self.in_features), self.weight)
+        rounded = None if self._rounded is None or self._rounded.dtype != input.dtype else self._rounded
+        rows = LinearFunction.apply(input.reshape(-1, self.in_features), self.weight, rounded)
         return rows.view(*input.shape[:-1], self.out_features)
+
+    @contextmanager
+    def rounded_once(self, dtype: torch.dtype) -> Generator[None]:
+        """Calls inside share one rounding of the master to dtype, with the same bits.
+
+        Not of a master that sharding puts together in each call, which is another tensor there.
+        """
+        if type(self.weight) is nn.Parameter:
+            self._rounded = self.weight.detach().to(dtype)
+        try:
+            yield
+        finally:
+            self._rounded = None

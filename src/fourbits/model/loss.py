@@ -7,16 +7,19 @@ scalar.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fourbits.model.linear import Linear
+
 IGNORED = -100
 # Logits alive at a time: 128 MiB of them in BF16, and as much of their gradients; on a card eight times that,
-# because every chunk also costs passes over the head's weight and gradient: three times the time of its
-# products, were the chunks of a head of 131,072 x 2048 only 512 tokens long.
+# because every chunk also costs passes over the head's gradient, which take as long as its products if chunks
+# of a head of 131,072 x 2048 are only 512 tokens long.
 CHUNK_LOGITS, CARD_CHUNK_LOGITS = 1 << 26, 1 << 29
 
 
@@ -53,13 +56,14 @@ def chunked_loss(loss_of: LossOf, head: nn.Module, hidden: Tensor, targets: Tens
 
     loss_of calls `head`, whose parameters get their gradients. hidden: [M, D]; targets: [M] -> FP32 scalar.
     """
-    if torch.is_grad_enabled():
-        parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
-        return _ChunkedLoss.apply(loss_of, length, targets, hidden, *parameters)
-    total = torch.zeros((), device=hidden.device)
-    for rows, wanted in zip(hidden.split(length), targets.split(length), strict=True):
-        total += loss_of(rows, wanted)
-    return total
+    with head.rounded_once(hidden.dtype) if isinstance(head, Linear) else nullcontext():
+        if torch.is_grad_enabled():
+            parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
+            return _ChunkedLoss.apply(loss_of, length, targets, hidden, *parameters)
+        total = torch.zeros((), device=hidden.device)
+        for rows, wanted in zip(hidden.split(length), targets.split(length), strict=True):
+            total += loss_of(rows, wanted)
+        return total
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,15 @@ class StepResult:
     grad_norm: float
     skipped: bool
     finished: Mark
+
+
+def compile_model(model: LanguageModel, how: Literal["none", "regions", "model"]) -> None:
+    """Compile what TrainConfig.compile names, at its first call."""
+    if how == "regions":
+        compile_regions(model)
+    elif how == "model":
+        for block in model.blocks:
+            block.compile()
 
 
 class PendingStep:
@@ -86,7 +95,7 @@ class Trainer:
         if config.optim.masters != "fp32":
             bf16_masters(self.model)
         self.conversion = convert(self.model, config.recipe, seed=train.seed)
-        self._compile()
+        compile_model(self.model, config.train.compile)
         self.masters = dict(self.model.named_parameters())
         self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed)
         self.eager_because = self._why_eager()
@@ -179,13 +188,6 @@ class Trainer:
         if self.device.type == "cuda":
             batch = batch.pin_memory()
         return batch.to(self.device, non_blocking=True)
-
-    def _compile(self) -> None:
-        if self.config.train.compile == "regions":
-            compile_regions(self.model)
-        elif self.config.train.compile == "model":
-            for block in self.model.blocks:
-                block.compile()
 
     def _why_eager(self) -> str | None:
         """Why micro-batches are not replayed from CUDA graphs, or None."""
