@@ -23,8 +23,8 @@ from fourbits.cli.bench_tables import bar_table, model_tables
 EXAMPLE = "fourbits bench linear --json"
 BENCHMARKS = {"quantize": bench_quantize, "linear": bench_linear, "step": bench_step, "data": bench_data}
 
-_OF_MODEL = ("preset", "recipes", "seq_len", "micro_batch", "accumulation", "compile", "repeats", "peers")
-_OF_MODEL += ("no_profile",)
+_SIZES = ("seq_len", "micro_batch", "accumulation")
+_OF_MODEL = ("preset", "recipes", *_SIZES, "compile", "repeats", "peers", "no_profile")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
