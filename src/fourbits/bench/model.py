@@ -6,6 +6,7 @@ clock stayed. Utilization (MFU) is the model's own FLOPs (counts.py: the causal 
 computed twice) over the card's dense BF16 peak, whatever the recipe.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -96,15 +97,20 @@ class ModelReport(Report):
     peers: tuple[PeerRun, ...]
 
 
-def bench_model(device: torch.device, request: ModelRequest) -> ModelReport:
-    """Measure. Raises ValueError for names that are not known."""
+def bench_model(
+    device: torch.device, request: ModelRequest, say: Callable[[str], None] = lambda line: None
+) -> ModelReport:
+    """Measure. say: is told each result as it comes. Raises ValueError for names that are not known."""
     config, recipes = request.config(), [_recipe(name) for name in request.recipes]
     for name in request.peers:
         if name not in PEERS:
             raise ValueError(f"--peers: must be of {', '.join(PEERS)}, got {name!r}.")
     rates = copy_bandwidth(device), product_rate(device)
-    runs, parameters = _runs(device, config, recipes, request)
-    peers = tuple(bench_peer(name, config, device, request.repeats) for name in request.peers)
+    runs, parameters = _runs(device, config, recipes, request, say)
+    peers: list[PeerRun] = []
+    for name in request.peers:
+        peers.append(bench_peer(name, config, device, request.repeats))
+        say(_line(name, peers[-1].tokens_per_second, peers[-1].peak, peers[-1].absent))
     bars = (*_bars(request.preset, runs), *_memory_bars(runs), *_peer_bars(runs, peers))
     report = measured("model", device, bars, rates)
     return ModelReport(
@@ -114,21 +120,32 @@ def bench_model(device: torch.device, request: ModelRequest) -> ModelReport:
         micro_batches=config.train.gradient_accumulation,
         parameters=parameters,
         runs=tuple(runs),
-        peers=peers,
+        peers=tuple(peers),
     )
 
 
 def _runs(
-    device: torch.device, config: RunConfig, recipes: list[Recipe], request: ModelRequest
+    device: torch.device,
+    config: RunConfig,
+    recipes: list[Recipe],
+    request: ModelRequest,
+    say: Callable[[str], None],
 ) -> tuple[list[ModelRun], int]:
     if not recipes:
         return [], 0
     model = LanguageModel(config.model, seed=0).to(device)
     model.recompute_blocks = config.train.activation_checkpointing == "full"
     compile_model(model, config.train.compile)
-    pairs = zip(request.recipes, recipes, strict=True)
-    runs = [_run(model, name, recipe, config, request) for name, recipe in pairs]
+    runs: list[ModelRun] = []
+    for name, recipe in zip(request.recipes, recipes, strict=True):
+        runs.append(_run(model, name, recipe, config, request))
+        say(_line(name, runs[-1].tokens_per_second, runs[-1].memory.peak, None))
     return runs, sum(p.numel() for p in model.parameters())
+
+
+def _line(name: str, rate: float | None, peak: int | None, absent: str | None) -> str:
+    memory = "" if peak is None else f", peak {peak / (1 << 30):.1f} GiB"
+    return f"{name}: {absent}" if rate is None else f"{name}: {rate:,.0f} tokens/s{memory}"
 
 
 def _run(
@@ -176,11 +193,14 @@ def utilization(flops_per_second: float, peak: float) -> float:
 
 
 def _layer_mfu(layers: LayerTimes, config: RunConfig, tokens: int, peak: float) -> dict[str, float]:
-    """Utilization while a type of layer runs, quantization and all its elementwise work included."""
+    """Utilization while a type of layer runs, quantization and all its elementwise work included.
+
+    More than 1 would mean that kernels of its backward pass were not recognized; it is shown as it is.
+    """
     flops = linear_flops(config.model) | training_flops(config.model, config.train.seq_len)
     flops["scan"] += flops.pop("conv")
     return {
-        kind: utilization(flops[kind] * tokens / seconds, peak)
+        kind: flops[kind] * tokens / seconds / peak
         for kind, seconds in layers.seconds.items()
         if flops.get(kind) and seconds
     }
@@ -236,7 +256,7 @@ def _memory_bars(runs: list[ModelRun]) -> list[Bar]:
     return bars
 
 
-def _peer_bars(runs: list[ModelRun], peers: tuple[PeerRun, ...]) -> list[Bar]:
+def _peer_bars(runs: list[ModelRun], peers: list[PeerRun]) -> list[Bar]:
     base = _base(runs)
     if base is None:
         return []

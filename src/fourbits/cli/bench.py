@@ -5,6 +5,7 @@ in all and by type of layer, memory, and what transformers' own class makes of t
 """
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
@@ -61,7 +62,7 @@ def run(args: Namespace) -> int:
         )
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.what == "model":
-        report = bench_model(device, _request(args))
+        report = bench_model(device, _request(args), lambda line: print(line, file=sys.stderr, flush=True))
     else:
         report = bench_recipe(device, args.recipe) if args.recipe else BENCHMARKS[args.what](device)
     if args.json:
