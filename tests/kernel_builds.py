@@ -44,7 +44,7 @@ class Start:
     def build(self, capability: int) -> CompiledKernel:
         """The kernel compiled for sm_<capability>."""
         names = self.kernel.arg_names
-        free = [p.name for p in self.kernel.params if p.is_constexpr or self._is_one(p)]
+        free = [p.name for p in self.kernel.params if p.is_constexpr or self._is_constant(p)]
         constants = {name: self.arguments[name] for name in free}
         options = {name: value for name, value in self.arguments.items() if name not in names}
         signature = {n: "constexpr" if n in free else _type_of(self.arguments[n]) for n in names}
@@ -53,10 +53,11 @@ class Start:
         source = ASTSource(self.kernel, signature, constexprs=constants, attrs=attributes)
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
-    def _is_one(self, parameter: Any) -> bool:
-        """Whether the compiler is given the argument 1 as a constant, as it is at a launch."""
+    def _is_constant(self, parameter: Any) -> bool:
+        """Whether the compiler is given the argument, 1 or None, as a constant, as it is at a launch."""
         value = self.arguments[parameter.name]
-        return type(value) is int and value == 1 and not parameter.do_not_specialize
+        one = type(value) is int and value == 1 and not parameter.do_not_specialize
+        return one or value is None
 
 
 class _Recorder:

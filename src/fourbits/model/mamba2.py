@@ -13,6 +13,7 @@ from fourbits.model.documents import begins_document, same_as_before
 from fourbits.model.linear import Linear
 from fourbits.model.regions import RegionModule
 from fourbits.model.ssd import ssd
+from fourbits.model.ssd_check import is_fused
 
 
 def causal_conv(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None = None) -> Tensor:
@@ -50,16 +51,20 @@ def mamba_core(
     eps: float,
     documents: Tensor | None = None,
     min_time_step: float = 0.0,
+    fused: bool = False,
 ) -> Tensor:
     """Region: everything between in_proj and out_proj, FP32 inside.
 
     projected: [B, T, z | x | B | C | dt]; a_log, d, dt_bias: [H]; norm_weight: [H*P]; documents: int [B, T]
-    or None; min_time_step: steps dt below it are raised to it -> [B, T, H*P] in projected's dtype.
+    or None; min_time_step: steps dt below it are raised to it; fused: the scan runs by kernels, on x, B and C
+    rounded to projected's dtype, as its output is -> [B, T, H*P] in projected's dtype.
     """
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
     d_state = (d_conv - d_mamba) // 2
     z, xbc, dt = projected.split((d_mamba, d_conv, num_heads), dim=-1)
     xbc = F.silu(causal_conv(xbc.float(), conv_taps, conv_bias, documents))
+    if fused:
+        xbc = xbc.to(projected.dtype)
     x, b, c = xbc.split((d_mamba, d_state, d_state), dim=-1)
     x = x.unflatten(-1, (num_heads, -1))
     b, c = b.unflatten(-1, (num_groups, -1)), c.unflatten(-1, (num_groups, -1))
@@ -67,7 +72,7 @@ def mamba_core(
     dt = F.softplus(dt.float() + dt_bias)
     if min_time_step:
         dt = dt.clamp(min=min_time_step)
-    y = ssd(x, dt, -a_log.exp(), b, c, chunk_size, starts) + d[:, None] * x
+    y = ssd(x, dt, -a_log.exp(), b, c, chunk_size, starts, fused) + d[:, None] * x
     return gated_group_norm(y.flatten(2), z.float(), norm_weight, num_groups, eps).to(projected.dtype)
 
 
@@ -93,6 +98,7 @@ class Mamba2(RegionModule):
         self.chunk_size = chunk_size
         self.eps = eps
         self.min_time_step = min_time_step
+        self._sizes = head_dim, state_size
         self.in_proj = Linear(d_model, d_mamba + d_conv + num_heads)
         self.conv_weight = nn.Parameter(torch.empty(d_conv, 1, conv_width))
         self.conv_bias = nn.Parameter(torch.empty(d_conv))
@@ -104,9 +110,11 @@ class Mamba2(RegionModule):
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document if given."""
+        projected = self.in_proj(x)
+        fused = is_fused(projected.device, projected.dtype, *self._sizes)
         core = self.run(
             mamba_core,
-            self.in_proj(x),
+            projected,
             self.conv_weight.squeeze(1).t().contiguous(),  # [W, C], so that the region's loops run along C
             self.conv_bias,
             self.dt_bias,
@@ -118,5 +126,6 @@ class Mamba2(RegionModule):
             self.eps,
             documents,
             self.min_time_step,
+            fused,
         )
         return self.out_proj(core)

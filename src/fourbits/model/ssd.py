@@ -28,19 +28,31 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fourbits.model.ssd_op import ssd_forward
+
 # exp(-10,000) is 0 in FP64, too. The sum of 10,000 of them still leaves exponents right to 2^-26: FP64 has
 # 53 bits, 10^8 takes 27.
 RESET = -1e4
 
 
 def ssd(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int, starts: Tensor | None = None
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    chunk_size: int,
+    starts: Tensor | None = None,
+    fused: bool = False,
 ) -> Tensor:
-    """Scan in chunks, in FP32 (FP64 arguments stay FP64).
+    """Scan in chunks, in FP32 (FP64 arguments stay FP64); fused: by kernels, see `ssd_op.ssd_forward`.
 
     x: [B, T, H, P]; dt: [B, T, H] >= 0; a: [H] < 0; b, c: [B, T, G, N] with H a multiple of G; any T;
-    starts: bool [B, T], the tokens before which the state is emptied, or None. Returns [B, T, H, P] in FP32.
+    starts: bool [B, T], the tokens before which the state is emptied, or None. Returns [B, T, H, P] in FP32,
+    from kernels in x's dtype; they choose their own chunks.
     """
+    if fused:
+        return ssd_forward(x, dt, a, b, c, starts)
     length, groups = x.shape[1], b.shape[2]
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, dt, b, c = (_in_chunks(t.to(dtype), min(chunk_size, length)) for t in (x, dt, b, c))

@@ -1,0 +1,102 @@
+"""Who runs the scan on a device, decided at its first use there: kernels, once they have proved right.
+
+Compilers have given kernels of this kind wrong gradients without a word (fla-org/flash-linear-attention#640).
+So before a kernel serves a model, a small scan of the same head dim, state and dtype is compared with the
+recurrence in FP64, values and gradients, on the very card.
+"""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fourbits.model.ssd_op import ssd_forward, why_no_kernel
+from fourbits.model.ssd_reference import ssd as recurrence
+
+NAMES = ("y", "dx", "ddt", "da", "db", "dc")
+#: B, T, H, G: three chunks with a tail, two heads in each of two groups
+_SIZES = (1, 150, 4, 2)
+#: Roundings to BF16 between the inputs and a result, each of at most 2^-9 of a term: weights, states, what
+#: they multiply, the result. Terms have random signs, so that a sum is off by no more than its own size.
+_ROUNDINGS, _BF16_HALF_BIT = 4, 2.0**-9
+
+#: what was decided: (device, dtype, head dim, state size) -> whether kernels run
+_decided: dict[tuple[torch.device, torch.dtype, int, int], bool] = {}
+
+
+@torch.compiler.assume_constant_result
+def is_fused(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: int) -> bool:
+    """Whether kernels run scans of activations in `dtype`, checked at the first question.
+
+    Where an NVIDIA card cannot run them in BF16, one warning says why; FP32 activations are scanned in FP32,
+    as on a CPU. Raises RuntimeError if the kernels are wrong, and while a CUDA graph is captured.
+    """
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return False
+    key = (device, dtype, head_dim, state_size)
+    if key not in _decided:
+        reason = why_no_kernel(*key)
+        if reason is None:
+            _check(*key)
+        else:
+            warnings.warn(f"the scan runs as plain torch, in FP32 and slower: {reason}", stacklevel=2)
+        _decided[key] = reason is None
+    return _decided[key]
+
+
+def check(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: int) -> dict[str, float]:
+    """Error of the kernels' y and gradients over what BF16 allows; at most 1 is right."""
+    args, dy = _arguments(dtype, head_dim, state_size)
+    true = _value_and_gradients(recurrence, tuple(arg.double() for arg in args), dy.double())
+    on_device = tuple(arg.to(device) for arg in args)
+    made = _value_and_gradients(lambda *args: ssd_forward(*args, None), on_device, dy.to(device))
+    allowed = _ROUNDINGS * _BF16_HALF_BIT
+    return {
+        name: float(_rms(got.cpu() - wanted) / (allowed * _rms(wanted)))
+        for name, got, wanted in zip(NAMES, made, true, strict=True)
+    }
+
+
+def _check(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: int) -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the scan's kernels: are checked at their first use, which must not be while a CUDA graph is "
+            "captured. Run the model once before."
+        )
+    with torch.enable_grad():
+        shares = check(device, dtype, head_dim, state_size)
+    wrong = {name: share for name, share in shares.items() if not share <= 1.0}
+    if wrong:
+        found = ", ".join(f"{name} {share:.3g} times" for name, share in wrong.items())
+        raise RuntimeError(
+            f"the scan's kernels for heads of {head_dim} and states of {state_size}: must agree with the "
+            f"recurrence in FP64, on {device} their error is larger than BF16 "
+            f"allows: {found}. Do not train with them: another version of Triton may compile them rightly; "
+            "compute_dtype FP32 does without them."
+        )
+
+
+def _arguments(dtype: torch.dtype, head_dim: int, state_size: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """x, dt, a, b, c and dy, on the CPU; strides of x, b and c as in the model."""
+    batch, length, heads, groups = _SIZES
+    generator = torch.Generator().manual_seed(0)
+    sizes = (heads * head_dim, groups * state_size, groups * state_size)
+    both = torch.randn(batch, length, sum(sizes), generator=generator).to(dtype)
+    x, b, c = both.split(sizes, -1)
+    x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (groups, -1)), c.unflatten(-1, (groups, -1))
+    dt = torch.rand(batch, length, heads, generator=generator) * 0.2
+    a = -torch.rand(heads, generator=generator) - 0.1
+    return (x, dt, a, b, c), torch.randn(x.shape, generator=generator).to(dtype)
+
+
+def _value_and_gradients(
+    function: Callable[..., Tensor], args: tuple[Tensor, ...], dy: Tensor
+) -> list[Tensor]:
+    args = tuple(arg.detach().requires_grad_() for arg in args)
+    y = function(*args)
+    return [y.detach(), *torch.autograd.grad(y, args, dy)]
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.double().square().mean().sqrt()

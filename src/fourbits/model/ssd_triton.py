@@ -1,0 +1,242 @@
+"""Launches of the scan's kernels: decays, states by one walk, then all chunks at once.
+
+Forward and backward choose their chunks apart: the backward pass makes the states again, which costs less
+than to keep them, so each takes the length that moves the fewest bytes within its registers.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false
+# (kernels are launched with the options of their compiler)
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from fourbits.model.ssd_backward_triton import groups_kernel, inputs_kernel
+from fourbits.model.ssd_decays_triton import decays_kernel
+from fourbits.model.ssd_output_triton import output_kernel
+from fourbits.model.ssd_states_triton import states_kernel
+
+INTERPRETED = type(states_kernel) is not triton.JITFunction
+_DECAY_HEADS = 16
+
+
+class Launch(NamedTuple):
+    """How a kernel is compiled: warps of a program and stages of its loop's loads."""
+
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The options of a kernel's launch."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+class Walk(NamedTuple):
+    """How states are made: the parts of P and of N that one program walks with."""
+
+    p: int
+    n: int
+    launch: Launch
+
+
+class Tuning(NamedTuple):
+    """Tokens of a chunk and launches of one pass: of its walks, its visits of chunks, its sums over heads."""
+
+    chunk: int
+    walk: Walk
+    visit: Launch
+    sums: Launch = Launch(4, 1)
+
+
+#: shared memory of 227 KiB (sm_90, sm_100); about 99 KiB (sm_86, sm_89, sm_120); the interpreter
+_LARGE = {
+    "forward": Tuning(128, Walk(64, 64, Launch(4, 3)), Launch(8, 2)),
+    "backward": Tuning(64, Walk(64, 64, Launch(4, 3)), Launch(8, 1), Launch(4, 3)),
+}
+_SMALL = {
+    "forward": Tuning(64, Walk(64, 64, Launch(4, 2)), Launch(4, 1)),
+    "backward": Tuning(32, Walk(64, 64, Launch(4, 2)), Launch(4, 1)),
+}
+_INTERPRETED = {
+    "forward": Tuning(32, Walk(32, 32, Launch(4, 1)), Launch(4, 1)),
+    "backward": Tuning(16, Walk(32, 32, Launch(4, 1)), Launch(4, 1)),
+}
+
+
+class Decays(NamedTuple):
+    """What `decays_kernel` writes."""
+
+    table: Tensor
+    chunk: Tensor
+    segment: Tensor | None
+
+
+def forward(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    starts: Tensor | None,
+    tuning: Tuning | None = None,
+) -> Tensor:
+    """y [B, T, H, P], contiguous, in x's dtype.
+
+    x: [B, T, H, P]; b, c: [B, T, G, N]; bf16 or fp32, of one dtype; dt: fp32 [B, T, H]; a: fp32 [H];
+    starts: bool [B, T]. All with unit stride along the last axis.
+    """
+    tuning = tuning or tuning_of(x.device)["forward"]
+    decays = _decays(dt, a, starts, tuning.chunk)
+    states = _states(x, b, decays, tuning, backwards=False)
+    y = x.new_empty(x.shape)
+    batch, length, heads, head_dim = x.shape
+    chunks, heads_per_group = decays.chunk.shape[2], heads // b.shape[2]
+    together = heads_per_group
+    output_kernel[(heads // together, chunks, batch)](
+        *_strided(x, b, c),
+        decays.table,
+        decays.segment,
+        states,
+        y,
+        length,
+        heads,
+        chunks,
+        heads_per_group,
+        together,
+        P=head_dim,
+        N=b.shape[3],
+        HAS_STARTS=starts is not None,
+        Q=tuning.chunk,
+        BP=_block(head_dim),
+        BN=_block(b.shape[3]),
+        **tuning.visit.options,
+    )
+    return y
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    starts: Tensor | None,
+    tuning: Tuning | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dx, ddt, da, db, dc, contiguous, in the dtypes of what they belong to. Arguments as of `forward`."""
+    tuning = tuning or tuning_of(x.device)["backward"]
+    decays = _decays(dt, a, starts, tuning.chunk)
+    states = _states(x, b, decays, tuning, backwards=False)
+    ends = _states(dy, c, decays, tuning, backwards=True)
+    batch, length, heads, head_dim = x.shape
+    chunks, groups = decays.chunk.shape[2], b.shape[2]
+    dx, db, dc = x.new_empty(x.shape), b.new_empty(b.shape), c.new_empty(c.shape)
+    ddt = torch.empty((batch, length, heads), dtype=torch.float32, device=x.device)
+    da = torch.empty((batch, chunks, heads), dtype=torch.float32, device=x.device)
+    dscores = x.new_empty((batch, chunks, groups, tuning.chunk, tuning.chunk))
+    sizes = (length, heads, chunks, heads // groups, groups, head_dim, b.shape[3])
+    blocks = {"Q": tuning.chunk, "BP": _block(head_dim), "BN": _block(b.shape[3])}
+    inputs_kernel[(groups, chunks, batch)](
+        *_strided(dy, x, b, c),
+        a,
+        *decays,
+        states,
+        ends,
+        dx,
+        ddt,
+        da,
+        dscores,
+        *sizes,
+        HAS_STARTS=starts is not None,
+        **blocks,
+        **tuning.visit.options,
+    )
+    for is_dc, (out, of, other, bounds) in enumerate(((db, x, c, ends), (dc, dy, b, states))):
+        groups_kernel[(groups, chunks, batch)](
+            *_strided(of, other),
+            decays.table,
+            dscores,
+            bounds,
+            out,
+            *sizes,
+            READ=bool(is_dc),
+            **blocks,
+            **tuning.sums.options,
+        )
+    return dx, ddt, da.sum((0, 1)), db, dc
+
+
+@functools.cache
+def tuning_of(device: torch.device) -> dict[str, Tuning]:
+    """The tuning of both passes on a device."""
+    if device.type != "cuda":
+        return _INTERPRETED
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return _LARGE if shared >= 220 << 10 else _SMALL
+
+
+def _decays(dt: Tensor, a: Tensor, starts: Tensor | None, chunk: int) -> Decays:
+    batch, length, heads = dt.shape
+    chunks = triton.cdiv(length, chunk)
+    empty = functools.partial(torch.empty, device=dt.device)
+    table = empty((batch, heads, 5, chunks * chunk), dtype=torch.float32)
+    whole = empty((batch, heads, chunks), dtype=torch.float32)
+    segment = None if starts is None else empty((batch, chunks * chunk), dtype=torch.int32)
+    decays_kernel[(chunks, triton.cdiv(heads, _DECAY_HEADS), batch)](
+        dt,
+        dt.stride(0),
+        dt.stride(1),
+        a,
+        None if starts is None else starts.view(torch.int8),
+        table,
+        whole,
+        segment,
+        length,
+        heads,
+        chunks,
+        HAS_STARTS=starts is not None,
+        Q=chunk,
+        HEADS=_DECAY_HEADS,
+        num_warps=4,
+    )
+    return Decays(table, whole, segment)
+
+
+def _states(x: Tensor, b: Tensor, decays: Decays, tuning: Tuning, backwards: bool) -> Tensor:
+    batch, length, heads, head_dim = x.shape
+    groups, size = b.shape[2:]
+    chunks, walk = decays.chunk.shape[2], tuning.walk
+    states = x.new_empty((batch, chunks, heads, head_dim, size))
+    part_p, part_n = min(walk.p, _block(head_dim)), min(walk.n, _block(size))
+    states_kernel[(batch * heads, triton.cdiv(head_dim, part_p), triton.cdiv(size, part_n))](
+        *_strided(x, b),
+        decays.table,
+        decays.chunk,
+        states,
+        length,
+        heads,
+        chunks,
+        heads // groups,
+        P=head_dim,
+        N=size,
+        BACKWARDS=backwards,
+        Q=tuning.chunk,
+        BP=part_p,
+        BN=part_n,
+        **walk.launch.options,
+    )
+    return states
+
+
+def _strided(*tensors: Tensor) -> list[Tensor | int]:
+    """Each tensor and its strides but the last, which is 1."""
+    return [value for x in tensors for value in (x, *x.stride()[:-1])]
+
+
+def _block(size: int) -> int:
+    """The power of two that holds `size`, at least what tensor cores take."""
+    return max(16, 1 << (size - 1).bit_length())

@@ -1,0 +1,124 @@
+"""The scan's kernels on a card: against FP64 at real shapes, compiled, and replayed from a CUDA graph."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fourbits.model import ssd_check, ssd_op
+from fourbits.model.mamba2 import Mamba2
+from fourbits.model.regions import compile_regions
+from fourbits.model.ssd import ssd
+from fourbits.model.ssd_op import ssd_forward
+from ssd_cases import NAMES, rms
+
+pytestmark = pytest.mark.gpu
+CARD = torch.device("cuda", 0)
+#: between the inputs and a result, each at most 2^-9 of a term; terms have random signs
+ROUNDINGS = 4
+# B, T, H, P, G, N: heads of a group as in the 12B's and the 1.2B's group, odd lengths, both head dims.
+SHAPES = [
+    (1, 2085, 40, 64, 2, 128),
+    (2, 1000, 32, 80, 2, 128),
+    (1, 130, 8, 16, 2, 32),
+    (3, 77, 8, 128, 1, 128),
+    (1, 77, 8, 64, 1, 256),
+]
+
+
+def arguments(shape, strongest=1.0) -> tuple[list[Tensor], Tensor]:
+    """x, dt, a, b, c and dy on the card, with the model's strides and steps."""
+    batch, length, heads, head_dim, groups, states = shape
+    sizes = (heads * head_dim, groups * states, groups * states)
+    x, b, c = torch.randn(batch, length, sum(sizes), device=CARD).bfloat16().split(sizes, -1)
+    dt = torch.rand(batch, length, heads, device=CARD) * 0.1
+    a = -torch.rand(heads, device=CARD) * strongest - 0.1
+    x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (groups, -1)), c.unflatten(-1, (groups, -1))
+    return [x, dt, a, b, c], torch.randn(x.shape, device=CARD).bfloat16()
+
+
+def value_and_gradients(function, args, dy):
+    args = [arg.detach().requires_grad_() for arg in args]
+    y = function(*args)
+    return [y.detach(), *torch.autograd.grad(y, args, dy)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("strongest", [1.0, 16.0])
+def test_kernels_are_off_by_roundings_of_what_they_multiply(shape, documents, strongest):
+    args, dy = arguments(shape, strongest)
+    starts = torch.rand(shape[:2], device=CARD) < 0.01 if documents else None
+    made = value_and_gradients(lambda *a: ssd_forward(*a, starts), args, dy)
+    exact = [arg.double() for arg in args]
+    true = value_and_gradients(lambda x, dt, a, b, c: ssd(x, dt, a, b, c, 64, starts), exact, dy.double())
+    for name, got, wanted in zip(NAMES, made, true, strict=True):
+        assert rms(got - wanted) <= ROUNDINGS * 2.0**-9 * rms(wanted), name
+
+
+def test_equal_arguments_give_equal_bits():
+    args, dy = arguments(SHAPES[0])
+    first, second = (value_and_gradients(lambda *a: ssd_forward(*a, None), args, dy) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+def test_every_class_of_the_presets_passes_its_self_check_quickly():
+    for head_dim, states in ((64, 128), (80, 128), (16, 32), (16, 16)):
+        assert ssd_check.is_fused(CARD, torch.bfloat16, head_dim, states)
+        shares = ssd_check.check(CARD, torch.bfloat16, head_dim, states)
+        assert max(shares.values()) <= 1
+
+
+def mixer() -> tuple[Mamba2, Tensor]:
+    layer = Mamba2(256, 16, 64, 128, 2, 4, 128, 1e-5).cuda()
+    for name, parameter in layer.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.02 if parameter.dim() > 1 else 0.5)
+        assert parameter.is_cuda, name
+    return layer, torch.randn(2, 300, 256, device=CARD).bfloat16()
+
+
+def results(layer: Mamba2, x: Tensor) -> list[Tensor]:
+    layer.zero_grad()
+    y = layer(x)
+    y.float().square().sum().backward()
+    return [y.detach(), *(p.grad.clone() for p in layer.parameters() if p.grad is not None)]
+
+
+def test_a_compiled_mixer_runs_the_kernels_in_one_graph(monkeypatch):
+    layer, x = mixer()
+    eager = results(layer, x)
+    compile_regions(layer)  # one graph, or a warning, which is an error here
+    results(layer, x)
+    calls = []
+    for name in ("forward", "backward"):
+        kernel = getattr(ssd_op.kernels, name)
+        monkeypatch.setattr(ssd_op.kernels, name, lambda *a, n=name, k=kernel: calls.append(n) or k(*a))
+    compiled = results(layer, x)
+    assert calls == ["forward", "backward"]
+    for got, wanted in zip(compiled, eager, strict=True):
+        assert rms(got - wanted) <= ROUNDINGS * 2.0**-9 * rms(wanted)
+
+
+def test_a_whole_model_under_one_compile_decides_as_eagerly():
+    layer, x = mixer()
+    eager = results(layer, x)
+    ssd_check._decided.clear()
+    found = torch.compile(layer, fullgraph=True)(x)
+    assert ssd_check._decided
+    assert all(ssd_check._decided.values())
+    assert rms(found - eager[0]) <= ROUNDINGS * 2.0**-9 * rms(eager[0])
+
+
+def test_a_graph_replays_the_bits_of_an_eager_call():
+    args, dy = arguments(SHAPES[0])
+    eager = value_and_gradients(lambda *a: ssd_forward(*a, None), args, dy)
+    graph, kept = torch.cuda.CUDAGraph(), [arg.clone() for arg in args]
+    with torch.cuda.graph(graph):
+        replayed = value_and_gradients(lambda *a: ssd_forward(*a, None), kept, dy)
+    for arg in kept:
+        arg.zero_()
+    graph.replay()
+    assert not replayed[0].any()
+    for arg, value in zip(kept, args, strict=True):
+        arg.copy_(value)
+    graph.replay()
+    assert all(map(torch.equal, replayed, eager))

@@ -1,0 +1,103 @@
+"""The scan's kernels without a card: right in Triton's interpreter, compiled for every card, and refused."""
+
+import re
+
+import pytest
+import torch
+
+from fourbits.model import ssd_check, ssd_op, ssd_triton
+from fourbits.model.ssd import ssd
+from kernel_builds import on_card, recording
+from triton_interpreter import run
+
+CARDS = {90: ("_LARGE", 227), 100: ("_LARGE", 227), 120: ("_SMALL", 99)}
+
+
+def test_kernels_are_the_recurrence_in_fp32():
+    result = run("ssd_cases.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("card", "head_dim", "states"),
+    [(90, 64, 128), (90, 80, 128), (90, 64, 256), (100, 64, 128), (120, 80, 128)],
+)
+def test_kernels_multiply_on_tensor_cores_within_a_cards_memory(card, head_dim, states):
+    tuning, kibibytes = getattr(ssd_triton, CARDS[card][0]), CARDS[card][1]
+    x, b = on_card(1, 512, 32, head_dim), on_card(1, 512, 2, states)
+    dt, a = on_card(1, 512, 32, dtype=torch.float32), on_card(32, dtype=torch.float32)
+    with recording(ssd_triton) as starts:
+        ssd_triton.forward(x, dt, a, b, b, None, tuning["forward"])
+        ssd_triton.backward(x, x, dt, a, b, b, None, tuning["backward"])
+    instruction = {90: r"wgmma\.mma_async", 100: r"tcgen05\.mma", 120: r"mma\.sync"}[card]
+    for start in starts:
+        built = start.build(card)
+        name = start.kernel.__name__
+        assert built.metadata.shared <= kibibytes << 10, name
+        if name != "decays_kernel":
+            assert re.search(instruction, built.asm["ptx"]), name
+            assert re.search(r"(ld\.global|cp\.async)\S*\.v4|cp\.async\.cg\.shared\.global", built.asm["ptx"])
+
+
+def test_what_has_no_kernel_is_named(monkeypatch):
+    cpu, card = torch.device("cpu"), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "NVIDIA cards, x is on cpu" in str(ssd_op.why_no_kernel(cpu, torch.bfloat16, 64, 128))
+    assert "sm_80 or newer, this is sm_75" in str(ssd_op.why_no_kernel(card, torch.bfloat16, 64, 128))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert ssd_op.why_no_kernel(card, torch.bfloat16, 80, 128) is None
+    assert "activations are torch.float32" in str(ssd_op.why_no_kernel(card, torch.float32, 64, 128))
+    assert "got 64 x 24" in str(ssd_op.why_no_kernel(card, torch.bfloat16, 64, 24))
+    monkeypatch.setattr(ssd_op, "_HAS_TRITON", False)
+    assert "pip install" in str(ssd_op.why_no_kernel(card, torch.bfloat16, 64, 128))
+
+
+@pytest.fixture
+def on_this_machine(monkeypatch):
+    """A CPU that passes for a card, with the FP32 scan in the place of its kernels."""
+
+    def scan(x, dt, a, b, c, starts):
+        return ssd(x.float(), dt, a, b.float(), c.float(), 64, starts).to(x.dtype)
+
+    monkeypatch.setattr(ssd_check, "ssd_forward", scan)
+    monkeypatch.setattr(ssd_check, "_decided", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return monkeypatch
+
+
+def test_kernels_that_are_right_pass_the_self_check(on_this_machine):
+    shares = ssd_check.check(torch.device("cpu"), torch.bfloat16, 64, 128)
+    assert list(shares) == ["y", "dx", "ddt", "da", "db", "dc"]
+    assert all(0 < share <= 1 for share in shares.values())
+
+
+@pytest.mark.parametrize("wrong", ["x", "dt", "a", "b", "c"])
+def test_a_wrong_gradient_stops_the_model_with_its_name(on_this_machine, wrong):
+    scan = ssd_check.ssd_forward
+
+    def broken(*args):
+        named = dict(zip(("x", "dt", "a", "b", "c", "starts"), args, strict=True))
+        named[wrong] = 0.98 * named[wrong] + 0.02 * named[wrong].detach()  # the same value
+        return scan(**named)
+
+    on_this_machine.setattr(ssd_check, "ssd_forward", broken)
+    with pytest.raises(RuntimeError, match=rf"larger than BF16 allows: d{wrong} 2\.\d* times\. Do not train"):
+        ssd_check._check(torch.device("cpu"), torch.bfloat16, 64, 128)
+
+
+def test_fp32_and_a_cpu_are_scanned_without_kernels_and_words(on_this_machine):
+    assert not ssd_check.is_fused(torch.device("cpu"), torch.bfloat16, 64, 128)
+    assert not ssd_check.is_fused(torch.device("cuda"), torch.float32, 64, 128)
+
+
+def test_a_card_without_kernels_is_announced_once(on_this_machine):
+    on_this_machine.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.warns(UserWarning, match="plain torch, in FP32 and slower: the scan's kernels need sm_80"):
+        assert not ssd_check.is_fused(torch.device("cuda"), torch.bfloat16, 64, 128)
+    assert not ssd_check.is_fused(torch.device("cuda"), torch.bfloat16, 64, 128)  # no second warning
+
+
+def test_no_kernel_is_checked_while_a_graph_is_captured(on_this_machine):
+    on_this_machine.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="Run the model once before"):
+        ssd_check._check(torch.device("cpu"), torch.bfloat16, 64, 128)
