@@ -69,6 +69,7 @@ test-peers: $(PEERS)/.installed
 bench: install
 	$(BIN)/fourbits bench quantize
 	$(BIN)/fourbits bench linear
+	$(BIN)/fourbits bench ssd
 	$(BIN)/fourbits bench step
 	$(BIN)/fourbits bench data
 

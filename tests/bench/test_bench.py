@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fourbits.bench import linear, quantize, quantize_recipe, timing
+from fourbits.bench import linear, quantize, quantize_recipe, ssd, timing
 from fourbits.recipe.amax import IN_USE, OPERANDS
 from fourbits.recipe.state import books_of
 
@@ -16,16 +16,18 @@ CPU = torch.device("cpu")
 def small(monkeypatch):
     monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(timing, "product_rate", lambda device: 1e12)
-    for module in (quantize, quantize_recipe, linear):
+    for module in (quantize, quantize_recipe, linear, ssd):
         monkeypatch.setattr(module, "product_rate", lambda device: 1e12)
     monkeypatch.setattr(quantize, "_CPU_SHAPE", (64, 64))
     monkeypatch.setitem(quantize_recipe._SHAPE, "cpu", (64, 128))
     monkeypatch.setattr(linear, "_CPU_SHAPE", (32, 48, 64))
+    monkeypatch.setattr(ssd, "_CPU_TOKENS", {"tiny": (1, 64)})
     monkeypatch.setattr(torch, "compile", lambda layer: layer)
 
 
 @pytest.mark.parametrize(
-    ("bench", "name"), [(quantize.bench_quantize, "quantize"), (linear.bench_linear, "linear")]
+    ("bench", "name"),
+    [(quantize.bench_quantize, "quantize"), (linear.bench_linear, "linear"), (ssd.bench_ssd, "ssd")],
 )
 def test_a_report_is_plain_data_with_a_bar_for_everything_measured(bench, name):
     report = json.loads(json.dumps(bench(CPU).to_dict()))

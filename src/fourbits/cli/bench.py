@@ -1,4 +1,4 @@
-"""Measure the speed of quantizers, a linear, a training step, a model at its size or the data.
+"""Measure the speed of quantizers, a linear, the scan, a training step, a model at its size or the data.
 
 Ratios are from the same run. `model` measures whole steps of a preset by recipe: tokens/s, utilization (MFU)
 in all and by type of layer, memory, and what transformers' own class makes of the same shapes (--peers).
@@ -18,11 +18,18 @@ from fourbits.bench.model import RECIPES, ModelReport, ModelRequest, bench_model
 from fourbits.bench.model_peers import PEERS
 from fourbits.bench.quantize import bench_quantize
 from fourbits.bench.quantize_recipe import bench_recipe
+from fourbits.bench.ssd import bench_ssd
 from fourbits.bench.step import bench_step
 from fourbits.cli.bench_tables import bar_table, model_tables
 
 EXAMPLE = "fourbits bench linear --json"
-BENCHMARKS = {"quantize": bench_quantize, "linear": bench_linear, "step": bench_step, "data": bench_data}
+BENCHMARKS = {
+    "quantize": bench_quantize,
+    "linear": bench_linear,
+    "ssd": bench_ssd,
+    "step": bench_step,
+    "data": bench_data,
+}
 
 _SIZES = ("seq_len", "micro_batch", "accumulation")
 _OF_MODEL = ("preset", "recipes", *_SIZES, "compile", "repeats", "peers", "no_profile")

@@ -1,0 +1,101 @@
+"""Speed of the scan at the presets' shapes, forward and with its backward pass, beside other versions."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fourbits.bench.ssd_peers import ssd_peers
+from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
+from fourbits.model.config import ModelConfig
+from fourbits.model.presets import MODEL_PRESETS
+from fourbits.model.ssd import ssd
+from fourbits.model.ssd_check import is_fused
+
+_TOKENS = {"hybrid-12b": (1, 8192), "nemotron-nano-12b-v2": (1, 8192), "hybrid-1.2b": (2, 8192)}
+_CPU_TOKENS = {"tiny": (1, 2048)}
+_GOALS = {"mamba_ssm": 1.0}
+#: y, and the gradient of y, for which the other gradients are taken
+Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def bench_ssd(device: torch.device) -> Report:
+    """The scan forward, and forward with backward, at each preset's shape, in turns with every peer."""
+    rates = copy_bandwidth(device), product_rate(device)
+    cases = _TOKENS if device.type == "cuda" else _CPU_TOKENS
+    bars = [bar for preset, shape in cases.items() for bar in _bars(preset, shape, device, rates)]
+    return measured("ssd", device, tuple(bars), rates)
+
+
+def _bars(preset: str, shape: tuple[int, int], device: torch.device, rates: tuple[float, float]) -> list[Bar]:
+    config = MODEL_PRESETS[preset]
+    args, dy = _arguments(config, shape, device)
+    fused = is_fused(device, args[0].dtype, config.mamba_head_dim, config.state_size)
+
+    def own(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return ssd(x, dt, a, b, c, config.chunk_size, fused=fused)
+
+    scans = {"own": own, **ssd_peers(config.chunk_size, own, (args, dy))}
+    bars: list[Bar] = []
+    for what, run in (("forward", _forward), ("forward and backward", _both)):
+        runs = [run(scan, args, dy) for scan in scans.values()]
+        times = medians(runs, device, repeats=10, cold=True, ahead=device.type == "cuda")
+        least = _least_seconds(config, args, rates, backward=run is _both)
+        first = f"{preset} {shape[0]}x{shape[1]}, {what}"
+        bars.append(
+            Bar(name=first, seconds=times[0], value=least / times[0], unit="of the ceiling", ceiling=1.0)
+        )
+        peers = zip(list(scans)[1:], times[1:], strict=True)
+        bars += [
+            Bar(
+                name=f"{first}: {name}",
+                seconds=seconds,
+                value=seconds / times[0],
+                unit="times as long",
+                goal=_GOALS.get(name.split()[0]),
+            )
+            for name, seconds in peers
+        ]
+    return bars
+
+
+def _arguments(
+    config: ModelConfig, shape: tuple[int, int], device: torch.device
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """x, dt, a, b, c as slices of one tensor like the model's, and a gradient of y."""
+    heads, head_dim, groups = config.mamba_num_heads, config.mamba_head_dim, config.num_groups
+    sizes = (heads * head_dim, groups * config.state_size, groups * config.state_size)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    x, b, c = torch.randn(*shape, sum(sizes), device=device).to(dtype).split(sizes, -1)
+    x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (groups, -1)), c.unflatten(-1, (groups, -1))
+    dt = torch.rand(*shape, heads, device=device) * 0.1
+    a = -torch.rand(heads, device=device) * 15 - 1
+    return (x, dt, a, b, c), torch.randn(x.shape, device=device).to(dtype)
+
+
+def _forward(scan: Scan, args: tuple[Tensor, ...], dy: Tensor) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return scan(*args)
+
+    return run
+
+
+def _both(scan: Scan, args: tuple[Tensor, ...], dy: Tensor) -> Callable[[], object]:
+    leaves = [arg.detach().requires_grad_() for arg in args]
+    return lambda: torch.autograd.grad(scan(*leaves), leaves, dy)
+
+
+def _least_seconds(
+    config: ModelConfig, args: tuple[Tensor, ...], rates: tuple[float, float], backward: bool
+) -> float:
+    """What bytes of arguments and results need, or the recurrence's products, at the rates of this run.
+
+    Two products of P x N a token and head forward, four more backward.
+    """
+    x = args[0]
+    moved = sum(arg.numel() * arg.element_size() for arg in args) + x.numel() * x.element_size()
+    products = 2 * 2 * x.numel() * config.state_size
+    if backward:
+        moved, products = 3 * moved, 3 * products
+    return max(moved / rates[0], products / rates[1])

@@ -1,0 +1,61 @@
+"""The same scan by mamba_ssm's kernels, where they are installed, and by the torch version, compiled."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fourbits.model.ssd import ssd
+
+Scan = Callable[..., Tensor]
+_NAMES = ("y", "dx", "ddt", "da", "db", "dc")
+#: two scans in BF16 may differ by roundings of each, of 2^-9 of a term
+_ALLOWED = 16 * 2.0**-9
+
+
+def ssd_peers(chunk_size: int, own: Scan, sample: tuple[tuple[Tensor, ...], Tensor]) -> dict[str, Scan]:
+    """Name with version -> scan of (x, dt, a, b, c), each only if values and gradients agree with `own`.
+
+    sample: arguments and a gradient of y to compare with. Raises RuntimeError for a peer that disagrees.
+    """
+    peers: dict[str, Scan] = {"compiled torch": _compiled(chunk_size)}
+    if sample[1].is_cuda and find_spec("mamba_ssm") and find_spec("einops"):
+        peers[f"mamba_ssm {version('mamba_ssm')}"] = _mamba_ssm()
+    for name, peer in peers.items():
+        if wrong := _differences(own, peer, *sample):
+            raise RuntimeError(
+                f"bench ssd: {name} must agree with our scan, the difference is {wrong}. Uninstall it."
+            )
+    return peers
+
+
+def _compiled(chunk_size: int) -> Scan:
+    def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return ssd(x, dt, a, b, c, chunk_size).to(x.dtype)
+
+    return torch.compile(scan)
+
+
+def _mamba_ssm() -> Scan:
+    # The package imports its CUDA extension at once, though these kernels do not call it.
+    sys.modules.setdefault("selective_scan_cuda", ModuleType("selective_scan_cuda"))
+    module = import_module("mamba_ssm.ops.triton.ssd_combined")
+    return lambda x, dt, a, b, c: module.mamba_chunk_scan_combined(x, dt, a, b, c, chunk_size=256)
+
+
+def _differences(own: Scan, peer: Scan, args: tuple[Tensor, ...], dy: Tensor) -> str:
+    found: list[list[Tensor]] = []
+    for scan in (own, peer):
+        leaves = [arg.detach().requires_grad_() for arg in args]
+        y = scan(*leaves)
+        found.append([y.detach(), *torch.autograd.grad(y, leaves, dy)])
+    shares = {
+        name: float((theirs.float() - ours.float()).norm() / ours.float().norm())
+        for name, ours, theirs in zip(_NAMES, *found, strict=True)
+    }
+    return ", ".join(f"{name} {share:.2g}" for name, share in shares.items() if not share <= _ALLOWED)
