@@ -64,7 +64,7 @@ def _check(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: 
             "the scan's kernels: are checked at their first use, which must not be while a CUDA graph is "
             "captured. Run the model once before."
         )
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         shares = check(device, dtype, head_dim, state_size)
     wrong = {name: share for name, share in shares.items() if not share <= 1.0}
     if wrong:
