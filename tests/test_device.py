@@ -42,7 +42,7 @@ B200 = card("NVIDIA B200", (10, 0))
         (card("NVIDIA H100 PCIe", (9, 0), None), Backend.EMULATED, "Triton is not installed"),
         (card("NVIDIA H100 PCIe", (9, 0), "3.5.1"), Backend.EMULATED, "Triton 3.5.1 is older than 3.6"),
         (card("Tesla T4", (7, 5)), Backend.REFERENCE, "needs sm_80 or newer, this is Tesla T4 (sm_75)"),
-        (B200, Backend.EMULATED, "training does not use the FP4 tensor cores of NVIDIA B200"),
+        (B200, Backend.EMULATED, "its FP4 tensor cores have not passed the self-check"),
         (card("AMD Instinct MI300X", None, kind="rocm"), Backend.EMULATED, "for NVIDIA cards, this is AMD"),
         (card("Intel Max 1550", None, kind="xpu"), Backend.EMULATED, "untested on this hardware"),
         (card("Apple GPU", None, kind="mps"), Backend.EMULATED, "plain torch quantizer, same bits, slow"),

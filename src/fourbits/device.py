@@ -68,6 +68,11 @@ def probe(kind: str | None = None) -> Device:
     )
 
 
+def facts_of(device: torch.device) -> Device:
+    """The facts of a torch device."""
+    return probe("rocm" if device.type == "cuda" and torch.version.hip else device.type)
+
+
 def choose_backend(requested: str, device: Device, *, native_passed: bool = False) -> tuple[Backend, str]:
     """The backend that `requested` (auto, reference, emulated, native) means here, and why in one sentence.
 
@@ -155,7 +160,7 @@ def _best(device: Device, native_passed: bool) -> tuple[Backend, str]:
         return Backend.NATIVE, f"FP4 tensor cores of {_card(device)}; the self-check passed"
     return (
         Backend.EMULATED,
-        f"{_quantizer(device)}; training does not use the FP4 tensor cores of {_card(device)} yet",
+        f"{_quantizer(device)}; its FP4 tensor cores have not passed the self-check",
     )
 
 

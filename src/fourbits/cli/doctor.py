@@ -18,7 +18,7 @@ from fourbits.gemm.matmul_check import check_native
 
 EXAMPLE = "fourbits doctor --json"
 EXTRAS = {"transformers": "hf", "tensorboard": "tb"}
-_NATIVE = "this card has it: doctor --native checks it, training does not use it yet"
+_NATIVE = "this card has it; training uses it if its self-check passes (doctor --native)"
 UNVERIFIED = "this project has not yet run on a Blackwell chip; a self-check must pass before the first step"
 
 

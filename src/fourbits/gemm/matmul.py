@@ -5,7 +5,8 @@ section 12.
 import torch
 from torch import Tensor
 
-from fourbits.gemm import matmul_cuda, matmul_emulated
+from fourbits.gemm import matmul_cuda, matmul_emulated, matmul_native
+from fourbits.quant.operand import OperandSpec
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
 
 #: what sums are rounded to
@@ -39,18 +40,43 @@ def matmul(
         return matmul_exact(unpacked(a), unpacked(b), out_dtype, bias)
 
 
+def multiply(
+    a: ExactOperand | QuantizedTensor,
+    b: ExactOperand | QuantizedTensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The product by FP4 tensor cores of operands in codes, by others of operands in exact form.
+
+    Autocast must be off. Raises ValueError for one of each.
+    """
+    if isinstance(a, ExactOperand) and isinstance(b, ExactOperand):
+        return matmul_exact(a, b, out_dtype, bias)
+    if isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor):
+        _check_transforms(a.spec, b.spec)
+        return matmul_native.matmul(a, b, out_dtype, bias)
+    raise ValueError(
+        f"matmul: one operand is in codes, the other is not: {type(a).__name__} and {type(b).__name__}. "
+        "Unpack it."
+    )
+
+
 def matmul_exact(
     a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
     """The same on operands in exact form, as the linear layer keeps them; autocast must be off."""
-    if a.spec.transform != b.spec.transform:
-        raise ValueError(
-            f"matmul: transforms differ, so they would not cancel: a has {a.spec.transform}, b has "
-            f"{b.spec.transform}. Give both operands of a GEMM the same rht and rht_signs."
-        )
+    _check_transforms(a.spec, b.spec)
     if a.values.is_cuda and matmul_cuda.why_not_fused(a, b) is None:
         return matmul_cuda.matmul(a, b, out_dtype, bias)
     return matmul_emulated.matmul(a, b, out_dtype, bias)
+
+
+def _check_transforms(a: OperandSpec, b: OperandSpec) -> None:
+    if a.transform != b.transform:
+        raise ValueError(
+            f"matmul: transforms differ, so they would not cancel: a has {a.transform}, b has "
+            f"{b.transform}. Give both operands of a GEMM the same rht and rht_signs."
+        )
 
 
 def _check_types(a: object, b: object, out_dtype: object) -> None:

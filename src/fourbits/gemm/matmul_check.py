@@ -5,6 +5,7 @@ quantizer bytes equal the reference's, products lie within the bound of docs/nvf
 stochastic rounding goes up as often as its bits say.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -31,8 +32,9 @@ _GEMMS = {
     "dgrad": (_GRADIENT, 1, _TILE, 0),
     "wgrad": (_GRADIENT_COLUMN, 0, _COLUMN, 0),
 }
-#: rows, rows and contraction of the products: more than one tile, with tails
-_SHAPE = (272, 144, 320)
+#: rows, rows and contraction of the products: more than one tile, with tails; small enough for the reference
+#: to run without its compiler
+_SHAPE = (272, 144, 240)
 _SIGMAS = 5.0
 
 
@@ -59,6 +61,13 @@ def check_native(device: torch.device, multiply: Product = matmul_native.matmul)
         findings.append(_product_finding(name, out, true))
     findings.append(_rounding_finding(device))
     return tuple(findings)
+
+
+@functools.cache
+def why_not_trusted(device: torch.device) -> str | None:
+    """What the self-check found wrong with the FP4 tensor cores of a device, or None. Run once a process."""
+    wrong = [f"{found.what} ({found.detail})" for found in check_native(device) if not found.passed]
+    return "; ".join(wrong) or None
 
 
 def share_of_bound(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fourbits.device import probe, triton_blocker
+from fourbits.device import facts_of, triton_blocker
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import as_sr_key
 from fourbits.quant.plan import FP8_FORMATS, NoiseKey, obstacle
@@ -86,7 +86,7 @@ def noise_key(want: Wanted | None) -> NoiseKey | None:
 def device_blocker(device: torch.device) -> str | None:
     """Why the fused kernels, quantizers and products, do not run on a device, or None."""
     if device.type == "cuda":
-        return triton_blocker(probe("rocm" if torch.version.hip else "cuda"))
+        return triton_blocker(facts_of(device))
     if INTERPRETED:
         return None
     return f"the fused kernels are for NVIDIA cards, x is on {device.type}"

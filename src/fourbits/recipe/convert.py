@@ -4,35 +4,49 @@ A layer keeps its identity: parameters, hooks, name, state_dict and every refere
 changes. So do groups of linears in one parameter, such as experts.
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fourbits.device import native_blocker, probe
+from fourbits.gemm.matmul_check import why_not_trusted
 from fourbits.recipe.amax import Reduce
+from fourbits.recipe.clock import new_clock
 from fourbits.recipe.decide import Decider
 from fourbits.recipe.grouped import QuantizedGroup, is_group, stacked_weights
 from fourbits.recipe.linear import QuantizedLinear
 from fourbits.recipe.linear_state import LinearState
-from fourbits.recipe.operands import new_clock
+from fourbits.recipe.native import emulated_gemms
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.recipe.state import books_of, open_books
 from fourbits.recipe.summary import ConversionSummary, LinearReport, precision_of
 
 
-def convert(model: nn.Module, recipe: str | Recipe = "nvfp4", seed: int = 0) -> ConversionSummary:
+def convert(
+    model: nn.Module,
+    recipe: str | Recipe = "nvfp4",
+    seed: int = 0,
+    backend: Literal["emulated", "native"] = "emulated",
+) -> ConversionSummary:
     """Make the model's linears compute by a recipe, in place; `bf16` gives the nn.Linears back.
 
     model: any module tree, on any device, meta included. recipe: a shipped name, a YAML file or a Recipe.
-    seed: of all random bits, in [0, 2**32). Returns which linear became what, and why. Raises ValueError for
-    an unknown recipe.
+    seed: of all random bits, in [0, 2**32). backend: who multiplies; native, for what the FP4 tensor cores of
+    Blackwell take, runs a self-check first. Returns which linear became what, and why. Raises ValueError for
+    an unknown recipe, and for native where there are no such cores or the check fails.
     """
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"convert: model must be an nn.Module, got {type(model).__name__}.")
     chosen = get_recipe(recipe)
     if not 0 <= seed < 1 << 32:
         raise ValueError(f"convert: seed must be in [0, 2**32), got {seed}.")
+    if backend not in ("emulated", "native"):
+        raise ValueError(f"convert: backend must be emulated or native, got {backend!r}.")
+    if backend == "native":
+        require_native()
     linears: list[tuple[str, Any]] = [
         (name, module)
         for name, module in model.named_modules()
@@ -45,6 +59,10 @@ def convert(model: nn.Module, recipe: str | Recipe = "nvfp4", seed: int = 0) -> 
     layer = 0
     for name, linear in linears:
         table, reason = decider.decide(name, linear)
+        if table is not None and backend == "native":
+            table = replace(table, native=True)
+            if others := emulated_gemms(table):
+                reason = f"{reason}; emulated: {others}"
         precision = "bf16" if table is None else precision_of(table)
         count = len(linear.weight) if is_group(linear) else 1
         shape = (count * linear.out_features, linear.in_features)
@@ -56,6 +74,16 @@ def convert(model: nn.Module, recipe: str | Recipe = "nvfp4", seed: int = 0) -> 
     open_books(model)
     parameters = sum(p.numel() for p in model.parameters())
     return ConversionSummary(chosen.name, chosen.digest, tuple(reports), parameters)
+
+
+def require_native() -> None:
+    """Raises ValueError unless this process may train on FP4 tensor cores, present and checked."""
+    device = probe()
+    reason = native_blocker(device)
+    if reason is None and (wrong := why_not_trusted(torch.device(device.torch_device))):
+        reason = f"the self-check failed on {device.name}: {wrong}"
+    if reason is not None:
+        raise ValueError(f"backend native: {reason}. Use emulated: the same bits on BF16 tensor cores.")
 
 
 def set_step(model: nn.Module, step: int, first_token: int = 0, reduce: Reduce | None = None) -> None:

@@ -24,6 +24,7 @@ def resolved(table: GemmTable, choices: Sequence[int]) -> GemmTable:
         dgrad=GemmSpec(lhs=specs["dgrad.lhs"], rhs=specs["dgrad.rhs"]),
         wgrad=GemmSpec(lhs=specs["wgrad.lhs"], rhs=specs["wgrad.rhs"]),
         saved_inputs=table.saved_inputs,
+        native=table.native,
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import custom_op
 
-from fourbits.quant.tensor import ExactOperand
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 from fourbits.recipe.amax import IN_USE, commit, observe
 from fourbits.recipe.linear_ops import (
     Made,
@@ -207,14 +207,14 @@ class QuantizedLinear(nn.Linear):
         def from_input() -> Operands:
             return input_operands(call, _rows(input.detach()), keep)
 
-        def from_weight() -> ExactOperand:
-            return call.operand(self.weight.detach(), 1, "fprop.rhs")
+        def from_weight() -> ExactOperand | QuantizedTensor:
+            return call.multiplicand(self.weight.detach(), 1, "fprop.rhs")
 
         with torch.no_grad(), torch.autocast("cuda", enabled=False):
             if call.depends_on_the_call("fprop.lhs", "wgrad.rhs"):
                 lhs, *wgrad_rhs = from_input()
             else:
-                how = (table.fprop.lhs, table.wgrad.rhs, table.saved_inputs, keep)
+                how = (table.fprop.lhs, table.wgrad.rhs, table.saved_inputs, table.native, keep)
                 lhs, *wgrad_rhs = _last_input.operands(input, how, from_input)
             if call.depends_on_the_call("fprop.rhs") or not facts.observes:
                 rhs = from_weight()

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from fourbits.gemm.matmul import matmul_exact
+from fourbits.gemm.matmul import multiply
 from fourbits.quant.philox import ROLES
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor, spread
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+from fourbits.recipe.linear_gradients import gradients, kept_input
 from fourbits.recipe.linear_shapes import column_shapes, packed_shapes, scale_shape
-from fourbits.recipe.operands import Call, nothing_observed, unpacked_operand, values_dtype
+from fourbits.recipe.operands import Call, nothing_observed, values_dtype
 from fourbits.recipe.recipe import table_from_text
 
 #: roles of the operands that each operator makes or may make, in order
@@ -25,8 +26,8 @@ FORWARD, BACKWARD = ROLES[:6], ROLES[2:6]
 class Made(NamedTuple):
     """Both operands of Fprop, and Wgrad's X where it is packed or came from the same read."""
 
-    lhs: ExactOperand
-    rhs: ExactOperand
+    lhs: ExactOperand | QuantizedTensor
+    rhs: ExactOperand | QuantizedTensor
     wgrad_rhs: ExactOperand | QuantizedTensor | None
 
 
@@ -36,16 +37,15 @@ def input_operands(call: Call, x: Tensor, keep: bool) -> tuple[ExactOperand | Qu
         return call.with_packed_input(x)
     if keep and call.one_read_of_input(x):
         return call.operands(x, ("fprop.lhs", 1), ("wgrad.rhs", 0))
-    return call.operands(x, ("fprop.lhs", 1))
+    return (call.multiplicand(x, 1, "fprop.lhs"),)
 
 
 def made_of(
     lhs: ExactOperand | QuantizedTensor,
-    rhs: ExactOperand,
+    rhs: ExactOperand | QuantizedTensor,
     wgrad_rhs: Sequence[ExactOperand | QuantizedTensor],
 ) -> Made:
     """What `input_operands` gave, and W."""
-    assert isinstance(lhs, ExactOperand)
     return Made(lhs, rhs, wgrad_rhs[0] if wgrad_rhs else None)
 
 
@@ -54,8 +54,8 @@ def forward_of(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The results of `linear_forward` from operands that are made already."""
     with torch.autocast(x.device.type, enabled=False):
-        y = matmul_exact(made.lhs, made.rhs, x.dtype, bias)
-    w_kept = keep[0] and call.table.keeps_weight
+        y = multiply(made.lhs, made.rhs, x.dtype, bias)
+    w_kept = keep[0] and call.table.keeps_weight and isinstance(made.rhs, ExactOperand)
     return (
         y,
         *_parts(made.rhs if w_kept else None, x)[:2],
@@ -88,10 +88,10 @@ def backward_of(
     counts are of Dgrad's and Wgrad's operands, as in the forward.
     """
     call = Call(table_from_text(table), clock, layer, amax, measured)
-    kept = ExactOperand(w_values, w_scale, 1, call.table.fprop.rhs)
-    source = _kept_input(call, (x_values, x_scale, x_global), (dy.shape[0], weight.shape[1])) or x
+    kept = ExactOperand(w_values, w_scale, 1, call.table.fprop.rhs) if w_values.dim() == 2 else None
+    source = kept_input(call, (x_values, x_scale, x_global), (dy.shape[0], weight.shape[1])) or x
     with torch.autocast(dy.device.type, enabled=False):
-        grads = _gradients(call, dy, source, weight, kept, needs)
+        grads = gradients(call, dy, source, weight, kept, needs)
     dx, dw, dbias = (dy.new_empty(0) if grad is None else grad for grad in grads)
     return (dx, dw, dbias, *call.observed(BACKWARD))
 
@@ -120,7 +120,7 @@ def linear_forward(
     call = Call(table_from_text(table), clock, layer, amax, measured)
     with torch.autocast(x.device.type, enabled=False):
         lhs, *wgrad_rhs = input_operands(call, x, keep[1])
-        made = made_of(lhs, call.operand(weight, 1, "fprop.rhs"), wgrad_rhs)
+        made = made_of(lhs, call.multiplicand(weight, 1, "fprop.rhs"), wgrad_rhs)
     outputs = forward_of(call, made, x, bias, keep)
     # an operator's outputs share no memory, as the scales of both operands of X do
     y, *parts = (part.clone() if part.dim() == 0 else part for part in outputs)
@@ -141,7 +141,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     call = Call(table_from_text(table), clock, layer, amax, measured)
     y = x.new_empty((x.shape[0], weight.shape[0]))
-    if keep[0] and call.table.keeps_weight:
+    if keep[0] and call.table.keeps_weight and not call.is_native("fprop.rhs"):
         spec = call.table.fprop.rhs
         width = -(-weight.shape[1] // 16) * 16
         w_values = weight.new_empty((weight.shape[0], width), dtype=values_dtype(spec, weight.device))
@@ -186,29 +186,6 @@ def _(
     )
 
 
-def _gradients(
-    call: Call,
-    dy: Tensor,
-    x: Tensor | ExactOperand | None,
-    weight: Tensor,
-    kept: ExactOperand,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dX, dW and dbias, each if needed. x: X, or as Wgrad multiplies it; kept: W as Fprop multiplied it."""
-    dx = dw = dbias = None
-    sides = ([("dgrad.lhs", 1)] if needs[0] else []) + ([("wgrad.lhs", 0)] if needs[1] else [])
-    made = list(call.operands(dy, *sides)) if sides else []
-    if needs[0]:
-        dx = matmul_exact(made.pop(0), _dgrad_weight(call, weight, kept), dy.dtype)[:, : weight.shape[1]]
-    if needs[1]:
-        assert x is not None
-        rhs = x if isinstance(x, ExactOperand) else _wgrad_input(call, x)
-        dw = matmul_exact(made.pop(0), rhs, torch.float32)
-    if needs[2]:
-        dbias = dy.sum(0, dtype=torch.float32)
-    return (None if dx is None else dx.contiguous()), dw, dbias
-
-
 def _parts(operand: ExactOperand | QuantizedTensor | None, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors of an operand, empty where there is none."""
     if operand is None:
@@ -216,40 +193,3 @@ def _parts(operand: ExactOperand | QuantizedTensor | None, x: Tensor) -> tuple[T
     if isinstance(operand, QuantizedTensor):
         return operand.codes, operand.block_scale, operand.global_scale
     return operand.values, operand.scale, x.new_empty(0)
-
-
-def _kept_input(
-    call: Call, parts: tuple[Tensor, Tensor, Tensor], shape: tuple[int, int]
-) -> ExactOperand | None:
-    """X as Wgrad multiplies it, from what `_parts` gave; None if nothing was kept. shape: of X."""
-    spec = call.table.wgrad.rhs
-    if parts[0].dim() == 1:
-        return None
-    if call.table.saved_inputs == "packed":
-        return unpacked_operand(QuantizedTensor(*parts, 0, shape, spec))
-    return ExactOperand(parts[0], parts[1], 0, spec)
-
-
-def _dgrad_weight(call: Call, weight: Tensor, kept: ExactOperand) -> ExactOperand:
-    """W as Dgrad multiplies it. kept: Fprop's W, where the table keeps it."""
-    if call.table.shares_weight:
-        return kept.along(0)
-    if call.table.dgrad.rhs.source == "forward":
-        fprop = kept if call.table.keeps_weight else call.operand(weight, 1, "fprop.rhs")
-        weight = _dequantized(fprop, weight.shape[1])
-    return call.operand(weight, 0, "dgrad.rhs")
-
-
-def _wgrad_input(call: Call, x: Tensor) -> ExactOperand:
-    """X as Wgrad multiplies it; from Fprop's copy, it is made once more, which is cheaper than to keep it."""
-    if call.table.wgrad.rhs.source == "forward":
-        x = _dequantized(call.operand(x, 1, "fprop.lhs"), x.shape[1])
-    return call.operand(x, 0, "wgrad.rhs")
-
-
-def _dequantized(operand: ExactOperand, columns: int) -> Tensor:
-    """Values of an operand along axis 1 without its padding, fp32 [R, columns]. docs/nvfp4.md, section 8."""
-    scale = operand.scale
-    if scale.dim():
-        scale = spread(scale, operand.scale_block, operand.values.shape)
-    return (operand.values.to(torch.float32) * scale)[:, :columns]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.recipe.book import OperandBook
-from fourbits.recipe.operands import new_clock
+from fourbits.recipe.clock import new_clock
 from fourbits.recipe.recipe import GemmTable
 from fourbits.recipe.reuse import KeptWeight
 
@@ -24,7 +24,7 @@ class LinearState:
         self.layer = layer
         self.seed = seed
         self.quantize_eval = quantize_eval
-        #: int64 [5], operands.CLOCK_FIELDS; shared by all layers of a model once set_step has been called
+        #: int64 [5], clock.CLOCK_FIELDS; shared by all layers of a model once set_step has been called
         self.clock = new_clock(seed, 0, 0)
         #: True until set_step is called: the layer then advances its own clock with every backward pass
         self.counts_itself = True

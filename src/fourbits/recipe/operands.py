@@ -27,33 +27,9 @@ from fourbits.quant.plan import FP8_FORMATS, NoiseKey
 from fourbits.quant.quantize import exact_operand, quantize
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
 from fourbits.quant.wanted import Wanted, why_not_fused
+from fourbits.recipe.clock import KEY_FIELDS, OPERANDS, draws, key_parts
+from fourbits.recipe.native import is_native
 from fourbits.recipe.recipe import GemmTable
-
-#: what the random bits of a layer depend on at run time; int64 [5], see `new_clock`
-CLOCK_FIELDS = ("seed", "step", "first_token", "first_token / 16", "zero")
-_SEED, _STEP, _TOKEN, _TOKEN_BLOCK, _ZERO = range(5)
-#: for each role, which clock fields are (seed, stream, step, first row, first block) of its sr_key
-_TOKENS_ARE_ROWS = (_SEED, _ZERO, _STEP, _TOKEN, _ZERO)
-_TOKENS_ARE_SUMMED = (_SEED, _ZERO, _STEP, _ZERO, _TOKEN_BLOCK)
-_NO_TOKENS = (_SEED, _ZERO, _STEP, _ZERO, _ZERO)
-OPERAND_ROLES = ROLES[:6]
-_KEY_FIELDS = {
-    "fprop.lhs": _TOKENS_ARE_ROWS,
-    "fprop.rhs": _NO_TOKENS,
-    "dgrad.lhs": _TOKENS_ARE_ROWS,
-    "dgrad.rhs": _NO_TOKENS,
-    "wgrad.lhs": _TOKENS_ARE_SUMMED,
-    "wgrad.rhs": _TOKENS_ARE_SUMMED,
-}
-
-
-def new_clock(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
-    """The clock of one micro-batch: int64 [5], CLOCK_FIELDS."""
-    entries = [seed, step, first_token, first_token // 16, 0]
-    if torch.device(device).type != "cuda":
-        return torch.tensor(entries, dtype=torch.int64, device=device)
-    clock = torch.tensor(entries, dtype=torch.int64, pin_memory=True)
-    return clock.to(device, non_blocking=True)  # without a wait for the card
 
 
 @dataclass(slots=True)
@@ -88,15 +64,26 @@ class Call:
             for side in sides
         )
 
-    def with_packed_input(self, x: Tensor) -> tuple[ExactOperand, QuantizedTensor]:
+    def multiplicand(self, x: Tensor, axis: int, role: str) -> ExactOperand | QuantizedTensor:
+        """x as the operand of this role, in the form that whoever multiplies it takes."""
+        return self.packed(x, axis, role) if self.is_native(role) else self.operand(x, axis, role)
+
+    def is_native(self, role: str) -> bool:
+        """Whether FP4 tensor cores multiply the GEMM of this role."""
+        return is_native(self.table, role.partition(".")[0])
+
+    def packed(self, x: Tensor, axis: int, role: str) -> QuantizedTensor:
+        """x as the operand of this role in codes and scales; for roles without a policy."""
+        wanted = self._wanted(axis, role)
+        if _is_fused(x, (wanted,)):
+            return fused_quantize(x, (wanted,))[0]
+        return quantize(x, wanted.spec, axis, sr_key=self._sr_key(role))
+
+    def with_packed_input(self, x: Tensor) -> tuple[ExactOperand | QuantizedTensor, QuantizedTensor]:
         """X as Fprop multiplies it, and in codes and scales as Wgrad will; for roles without a policy."""
-        row, column = self._wanted(1, "fprop.lhs"), self._wanted(0, "wgrad.rhs")
         if self.one_read_of_packed_input(x):
-            return fused_kept_packed(x, row, column)
-        fprop = self.operand(x, 1, "fprop.lhs")
-        if _is_fused(x, (column,)):
-            return fprop, fused_quantize(x, (column,))[0]
-        return fprop, quantize(x, column.spec, 0, sr_key=self._sr_key("wgrad.rhs"))
+            return fused_kept_packed(x, self._wanted(1, "fprop.lhs"), self._wanted(0, "wgrad.rhs"))
+        return self.multiplicand(x, 1, "fprop.lhs"), self.packed(x, 0, "wgrad.rhs")
 
     def one_read_of_packed_input(self, x: Tensor) -> bool:
         """Whether one read makes X as Fprop multiplies it and, packed, as Wgrad does."""
@@ -109,12 +96,14 @@ class Call:
         """Whether one read makes X as Fprop and as Wgrad multiply it."""
         if self.table.wgrad.rhs.source == "forward":
             return False
+        if self.is_native("fprop.lhs") or self.is_native("wgrad.rhs"):
+            return False
         return self._one_read(x, (("fprop.lhs", 1), ("wgrad.rhs", 0)))
 
     def depends_on_the_call(self, *roles: str) -> bool:
         """Whether operands of these roles depend on more than the tensor, or tell something about it."""
         return any(
-            role in self.measured or self._has_policy(role) or _draws(self.table.operand(role))
+            role in self.measured or self._has_policy(role) or draws(self.table.operand(role))
             for role in roles
         )
 
@@ -149,7 +138,7 @@ class Call:
     def _notes(self) -> tuple[Tensor, Tensor]:
         """Own amaxes fp32 [6] and counts int64 [6, 4] of all roles, which operands write."""
         if self.notes is None:
-            self.notes = nothing_observed(self.clock, self.amax, len(OPERAND_ROLES))
+            self.notes = nothing_observed(self.clock, self.amax, len(OPERANDS))
         return self.notes
 
     def _keep_what_is_used(self, role: str) -> None:
@@ -183,15 +172,15 @@ class Call:
 
     def _wanted(self, axis: int, role: str) -> Wanted:
         spec, key = self.table.operand(role), None
-        if _draws(spec):
-            key = NoiseKey(self.clock, _KEY_FIELDS[role], self.layer * 8 + ROLES.index(role))
+        if draws(spec):
+            key = NoiseKey(self.clock, KEY_FIELDS[role], self.layer * 8 + ROLES.index(role))
         return Wanted(spec, axis, key, stored=self._given(role) if self._has_policy(role) else None)
 
     def _sr_key(self, role: str) -> Tensor | None:
         """(seed, stream, step, first row, first block) of one operand, int64 [5]; None if none is drawn."""
-        if not _draws(self.table.operand(role)):
+        if not draws(self.table.operand(role)):
             return None
-        fields, stream = _key_parts(self.layer, role, self.clock.device)
+        fields, stream = key_parts(self.layer, role, self.clock.device)
         return self.clock[fields] + stream
 
 
@@ -237,14 +226,3 @@ def _announce(reason: str) -> None:
         f"fourbits: the eager reference quantizes on this GPU, many times slower, same bits ({reason}).",
         stacklevel=4,
     )
-
-
-def _draws(spec: OperandSpec) -> bool:
-    return spec.stochastic or bool(spec.rht and spec.signs in ("per-layer", "per-call"))
-
-
-@functools.lru_cache(maxsize=8192)
-def _key_parts(layer: int, role: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    fields = torch.tensor(_KEY_FIELDS[role], device=device)
-    stream = torch.tensor([0, layer * 8 + ROLES.index(role), 0, 0, 0], dtype=torch.int64, device=device)
-    return fields, stream

@@ -28,7 +28,7 @@ _MAY_BE_FORWARD = {
 
 
 #: settings of a recipe or table that decide no bits
-_NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs")
+_NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,8 @@ class GemmTable:
     #: how a linear keeps X for its weight gradient: ready to multiply, or as codes and scales, with the same
     #: values in less memory
     saved_inputs: Literal["exact", "packed"] = "exact"
+    #: whether FP4 tensor cores multiply what they can; `convert` sets it, a recipe does not
+    native: bool = False
 
     def __post_init__(self) -> None:
         if self.saved_inputs == "packed" and (reason := _why_not_packed(self.wgrad.rhs)):
@@ -136,6 +138,10 @@ class LayerRule:
     names: tuple[str, ...]
     table: GemmTable
     why: str = ""
+
+    def __post_init__(self) -> None:
+        if self.table.native:
+            raise ValueError("native: a recipe does not choose who multiplies. Set train.backend.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

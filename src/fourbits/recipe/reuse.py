@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
-Operands = tuple[ExactOperand | QuantizedTensor, ...]
+Kept = ExactOperand | QuantizedTensor
+Operands = tuple[Kept, ...]
 
 
 class KeptWeight:
@@ -27,7 +28,7 @@ class KeptWeight:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[Any, ...], ExactOperand] | None = None
+        self._kept: tuple[tuple[Any, ...], Kept] | None = None
         #: whether steps have several micro-batches, as far as is known, and whether what is kept may serve
         self._keeps = self._valid = False
 
@@ -41,7 +42,7 @@ class KeptWeight:
         if not self._valid:
             self._kept = None
 
-    def operand(self, weight: Tensor, table: str, make: Callable[[], ExactOperand]) -> ExactOperand:
+    def operand(self, weight: Tensor, table: str, make: Callable[[], Kept]) -> Kept:
         """The weight's operand: the one kept if it may serve now, else made, and kept where that may pay."""
         valid, self._valid = self._valid, False
         if not self._keeps:

@@ -59,12 +59,13 @@ class TrainConfig:
 
     A step reads gradient_accumulation micro-batches of micro_batch_size sequences of seq_len tokens. The run
     has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
-    None validates or saves only at the end. validation_samples: sequences per source. compile: "regions"
-    compiles everything but the linears once per process, "model" the whole model. cuda_graph: on an NVIDIA
-    card micro-batches are replayed from CUDA graphs where the recipe does not depend on past steps, with the
-    same bits. activation_checkpointing: "full" keeps only the input of every block and computes the block
-    again in the backward pass, with the same bits. non_finite: what happens when the loss or a gradient is
-    NaN or infinite; the update is left out in either case.
+    None validates or saves only at the end. validation_samples: sequences per source. backend: who multiplies
+    quantized operands; "native" are the FP4 tensor cores of Blackwell, which "auto" chooses where they pass a
+    self-check. compile: "regions" compiles everything but the linears once per process, "model" the whole
+    model. cuda_graph: on an NVIDIA card micro-batches are replayed from CUDA graphs where the recipe does not
+    depend on past steps, with the same bits. activation_checkpointing: "full" keeps only the input of every
+    block and computes the block again in the backward pass, with the same bits. non_finite: what happens when
+    the loss or a gradient is NaN or infinite; the update is left out in either case.
     """
 
     steps: int | None = None
@@ -79,6 +80,7 @@ class TrainConfig:
     keep_checkpoints: int = 2
     non_finite: Literal["stop", "skip"] = "stop"
     device: Literal["auto", "cpu", "cuda", "rocm", "xpu", "mps"] = "auto"
+    backend: Literal["auto", "emulated", "native"] = "auto"
     threads: int | None = None
     compile: Literal["none", "regions", "model"] = "regions"
     cuda_graph: bool = True

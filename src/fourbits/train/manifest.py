@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fourbits.data.dataset import PreparedData
-from fourbits.device import Device, choose_backend
+from fourbits.device import Device
 from fourbits.evaluate import unigram_counts, unigram_entropy
 from fourbits.model.counts import count_parameters, training_flops
 from fourbits.train.trainer import Trainer
@@ -21,12 +21,11 @@ PACKAGES = ("fourbits", "torch", "numpy", "safetensors", "tokenizers")
 def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[str, Any]:
     """Everything a reader needs to judge the run or to repeat it."""
     config = trainer.config
-    backend, reason = choose_backend("auto", device)
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "device": asdict(device),
         "threads": torch.get_num_threads(),
-        "backend": {"name": backend.value, "reason": reason},
+        "backend": {"name": trainer.backend.value, "reason": trainer.backend_reason},
         "cuda_graph": {
             "used": trainer.eager_because is None,
             "reason": trainer.eager_because or "train.cuda_graph",

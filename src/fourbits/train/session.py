@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fourbits.data.dataset import PreparedData
-from fourbits.device import Device, choose_backend, peak_flops, probe
+from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.checkpoint import remove_old, save_checkpoint
 from fourbits.train.clock import Mark
@@ -183,7 +183,7 @@ class Session:
             num_steps=self.config.train.num_steps,
             tokens_per_step=self.config.train.tokens_per_step,
             device=self.device.name,
-            backend=choose_backend("auto", self.device)[1],
+            backend=self.trainer.backend_reason,
             conversion=self.trainer.conversion,
         )
 

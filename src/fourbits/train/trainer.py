@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from fourbits.data.dataset import PreparedData
+from fourbits.device import Backend, facts_of
 from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
 from fourbits.recipe.convert import convert, set_step
 from fourbits.recipe.state import load_recipe_state, recipe_state
+from fourbits.train.backend import settled_backend
 from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.checkpoint import Checkpoint, load_tensors
 from fourbits.train.clock import Mark
@@ -94,7 +96,13 @@ class Trainer:
         self.model.recompute_blocks = train.activation_checkpointing == "full"
         if config.optim.masters != "fp32":
             bf16_masters(self.model)
-        self.conversion = convert(self.model, config.recipe, seed=train.seed)
+        self.backend, self.backend_reason = settled_backend(train.backend, facts_of(device))
+        self.conversion = convert(
+            self.model,
+            config.recipe,
+            seed=train.seed,
+            backend="native" if self.backend is Backend.NATIVE else "emulated",
+        )
         compile_model(self.model, config.train.compile)
         self.masters = dict(self.model.named_parameters())
         self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed)

@@ -1,0 +1,39 @@
+"""Which GEMMs of a table FP4 tensor cores multiply."""
+
+import functools
+
+from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.recipe import GemmSpec, GemmTable
+
+GEMMS = ("fprop", "dgrad", "wgrad")
+
+
+@functools.lru_cache(maxsize=1024)
+def is_native(table: GemmTable, gemm: str) -> bool:
+    """Whether FP4 tensor cores multiply this GEMM: the table asks for it and they take both operands."""
+    return table.native and why_not_native(getattr(table, gemm)) is None
+
+
+def why_not_native(gemm: GemmSpec) -> str | None:
+    """Why FP4 tensor cores do not multiply a GEMM, or None."""
+    return _why_not(gemm.lhs) or _why_not(gemm.rhs)
+
+
+def emulated_gemms(table: GemmTable) -> str:
+    """The quantized GEMMs that FP4 tensor cores leave to others, and why, in one phrase; empty if none."""
+    found = {name: getattr(table, name) for name in GEMMS}
+    reasons = {name: why_not_native(gemm) for name, gemm in found.items() if not gemm.high_precision}
+    return ", ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
+
+
+def _why_not(spec: OperandSpec) -> str | None:
+    size = spec.block_size
+    if spec.format != "nvfp4":
+        return spec.format
+    if size is None or size[1] != 16:
+        return f"blocks of {size}"
+    if spec.amax_policy != "current":
+        return f"amax_policy {spec.amax_policy}"
+    if spec.adaptive != "none":
+        return f"adaptive {spec.adaptive}"
+    return None
