@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fourbits.gemm import matmul_triton
+from fourbits.gemm import matmul_tiles, matmul_triton
 from kernel_builds import on_card, recording
 from triton_interpreter import run
 
@@ -76,7 +76,7 @@ def test_a_long_contraction_is_cut_and_its_parts_are_added(card):
 
 
 def test_the_tile_follows_the_shape_not_the_clock():
-    card = matmul_triton.Card(132, True, matmul_triton._LARGE_MEMORY)
+    card = matmul_tiles.Card(132, True, matmul_tiles._LARGE_MEMORY)
     divisions = {
         (8192, 4096, 4096): ((128, 256), 1),
         (4096, 512, 2048): ((128, 128), 1),
@@ -84,5 +84,5 @@ def test_the_tile_follows_the_shape_not_the_clock():
         (512, 2048, 32768): ((128, 256), 4),  # the weight gradient of a narrow layer
     }
     for shape, (tile, cuts) in divisions.items():
-        work = matmul_triton.best_work(card, *shape)
+        work = matmul_tiles.best_work(card, *shape)
         assert (work.tile[:2], work.cuts) == (tile, cuts), shape
