@@ -5,6 +5,8 @@ probability n^2 / 2^65: three in a million for ten million documents, and then o
 """
 
 import hashlib
+from array import array
+from bisect import bisect_left
 from typing import Literal
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from fourbits.data.corpus import Document
 
 Rule = Literal["none", "exact", "lines"]
-_SMALLEST = 1 << 10
+_MOST_ADDED = 1 << 10  # values of one part that are not sorted in yet
 
 
 def normalized(text: str) -> str:
@@ -53,50 +55,46 @@ class Deduplicator:
         else:
             content = document.text if self.rule == "exact" else normalized(document.text)
         digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") or 1
+        return int.from_bytes(digest, "little")
 
 
 class HashSet:
-    """A set of integers in [1, 2^64): a table at most half full, so 16 to 32 bytes for each."""
+    """A set of integers in [0, 2^64) in 8 bytes for each, and at most 32 MiB more.
+
+    In 256 parts by their first 8 bits, each a sorted array and a small set of what was added since: one part
+    at a time is copied when it grows, where a table would be copied whole.
+    """
 
     def __init__(self) -> None:
         """Begin empty."""
-        self._table = np.zeros(_SMALLEST, dtype=np.uint64)
-        self._count = 0
+        self._sorted: list[array[int]] = [array("Q") for _ in range(256)]
+        self._added: list[set[int]] = [set() for _ in range(256)]
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._sorted)) + sum(map(len, self._added))
 
     def add(self, value: int) -> bool:
         """Add a value. Whether it was not there."""
-        if 2 * self._count >= len(self._table):
-            self._grow()
-        slot = self._slot(value)
-        if self._table[slot]:
+        if value in self:
             return False
-        self._table[slot] = value
-        self._count += 1
+        part = value >> 56
+        added = self._added[part]
+        added.add(value)
+        if len(added) >= _MOST_ADDED:
+            self._sorted[part] = _merged(self._sorted[part], added)
+            added.clear()
         return True
 
     def __contains__(self, value: int) -> bool:
-        return bool(self._table[self._slot(value)])
+        part = value >> 56
+        if value in self._added[part]:
+            return True
+        values = self._sorted[part]
+        place = bisect_left(values, value)
+        return place < len(values) and values[place] == value
 
-    def _slot(self, value: int) -> int:
-        """Where the value is, or where it would go."""
-        table, mask = self._table, len(self._table) - 1
-        slot = value & mask
-        while (found := int(table[slot])) and found != value:
-            slot = (slot + 1) & mask
-        return slot
 
-    def _grow(self) -> None:
-        """Move into a table of twice the size: all that still miss a slot try their next one, together."""
-        values = self._table[self._table != 0]
-        self._table = np.zeros(2 * len(self._table), dtype=np.uint64)
-        mask = np.uint64(len(self._table) - 1)
-        slots = values & mask
-        while len(values):
-            free = self._table[slots] == 0
-            self._table[slots[free]] = values[free]  # of several for one slot, the last stays
-            moved = self._table[slots] == values
-            values, slots = values[~moved], (slots[~moved] + np.uint64(1)) & mask
+def _merged(values: "array[int]", added: set[int]) -> "array[int]":
+    both = np.concatenate((np.frombuffer(values, dtype=np.uint64), np.fromiter(added, dtype=np.uint64)))
+    both.sort()
+    return array("Q", both.tobytes())

@@ -47,7 +47,7 @@ def _count(file: TokenFile, is_met: Callable[[int], bool]) -> Repeated:
     for number in range(file.num_documents):
         ids = file.document(number)
         digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
-        if is_met(int.from_bytes(digest, "little") or 1):
+        if is_met(int.from_bytes(digest, "little")):
             documents, tokens = documents + 1, tokens + len(ids)
     return Repeated(documents, tokens)
 
