@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourbits.data import encode, text_files
+from fourbits.data.corpus import Document
 from fourbits.data.optional import load_datasets
 from fourbits.data.pieces import cut
 from fourbits.data.prepare import PrepareOptions, prepare
@@ -171,11 +172,40 @@ def test_a_long_text_is_encoded_in_pieces_to_the_ids_of_the_whole(tmp_path, monk
     sizes: list[int] = []
     monkeypatch.setattr(encode, "PIECE", 5000)
     monkeypatch.setattr(encode, "cut", lambda texts: [sizes.append(len(p)) or p for p in cut(texts, 5000)])
+    monkeypatch.setattr(encode, "BATCH_CHARACTERS", 20_000)
+    calls: list[int] = []
+    encode_batch = Tokenizer.encode_batch
+
+    def counted(self, texts):
+        calls.append(sum(map(len, texts)))
+        return encode_batch(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", counted)
     given = PrepareOptions(tokenizer=str(tmp_path / "whole"))
     pieces = prepare(file_sources([str(tmp_path / "a.jsonl")]), tmp_path / "pieces", given)
     assert len(sizes) > 40
     assert max(sizes) <= 5000
+    assert max(calls) < 20_000 + 5000
     assert pieces.train["a"].tokens.tolist() == whole.train["a"].tokens.tolist()
+
+
+def test_of_long_texts_no_more_than_two_are_held(monkeypatch):
+    monkeypatch.setattr(encode, "_MOST_WAITING", 1000)
+    monkeypatch.setattr(encode, "BATCH_CHARACTERS", 100)
+    begun, most, tokenizer = 0, 0, Tokenizer.train(TEXTS, 384)
+
+    def read(size: int, count: int):
+        nonlocal begun
+        for number in range(count):
+            begun += 1
+            yield Document(str(number), "a text " * (size // 7 + 1), "")
+
+    for size, expected in ((1000, 2), (120, 3)):
+        begun, done, most = 0, 0, 0
+        for batch in encode.encode_ahead(read(size, 12), tokenizer, id_type(384)):
+            most = max(most, begun - done)
+            done += len(batch)
+        assert (most, done) == (expected, 12)
 
 
 def tokenizer_and_ids(folder: Path) -> tuple[Tokenizer, list[list[int]]]:

@@ -1,7 +1,7 @@
 """Texts to ids while the next texts are read and the last ids are written.
 
 The tokenizer works outside Python's lock, on all cores; reading and writing go on beside it. Never more
-than a few batches are in memory, whatever the size of the input.
+than a few batches are in memory, whatever the size of the input, and of long texts never more than two.
 """
 
 from collections import deque
@@ -21,6 +21,8 @@ BATCH_CHARACTERS = 1 << 20
 #: batches at the tokenizer at a time: one that it works on, one that keeps it busy when it ends
 _WORKERS = 2
 _AHEAD = 3
+#: characters of waiting batches from which on only one waits
+_MOST_WAITING = 8 << 20
 
 
 def encode_ahead(
@@ -32,7 +34,7 @@ def encode_ahead(
         try:
             for batch in batches(documents):
                 waiting.append((batch, pool.submit(_encode, batch, tokenizer, dtype)))
-                if len(waiting) >= _AHEAD:
+                while len(waiting) >= _AHEAD or (len(waiting) > 1 and _characters(waiting) > _MOST_WAITING):
                     yield _finished(*waiting.popleft())
             while waiting:
                 yield _finished(*waiting.popleft())
@@ -47,12 +49,20 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     size = 0
     for document in documents:
         batch.append(document)
-        size += len(document.text) if document.ids is None else len(document.ids)
+        size += _size(document)
         if size >= BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _size(document: Document) -> int:
+    return len(document.text) if document.ids is None else len(document.ids)
+
+
+def _characters(waiting: Iterable[tuple[list[Document], Future[list[Ids]]]]) -> int:
+    return sum(_size(document) for batch, _ in waiting for document in batch)
 
 
 def _finished(batch: list[Document], future: Future[list[Ids]]) -> list[tuple[Document, Ids]]:
@@ -62,15 +72,27 @@ def _finished(batch: list[Document], future: Future[list[Ids]]) -> list[tuple[Do
 def _encode(batch: Sequence[Document], tokenizer: Tokenizer, dtype: np.dtype) -> list[Ids]:
     if batch[0].ids is not None:
         return [_checked(document, tokenizer).astype(dtype) for document in batch]
-    pieces = [
-        list(cut([document.text])) if len(document.text) > PIECE else [document.text] for document in batch
-    ]
-    encoded = iter(tokenizer.encode_batch([piece for parts in pieces for piece in parts]))
-    found: list[Ids] = []
-    for parts in pieces:
-        ids = [np.array(next(encoded), dtype=dtype) for _ in parts]
-        found.append(ids[0] if len(ids) == 1 else np.concatenate(ids))
-    return found
+    parts: list[list[Ids]] = [[] for _ in batch]
+    for group in _groups(batch):
+        encoded = tokenizer.encode_batch([piece for _, piece in group])
+        for (number, _), ids in zip(group, encoded, strict=True):
+            parts[number].append(np.array(ids, dtype=dtype))
+    return [ids[0] if len(ids) == 1 else np.concatenate(ids) for ids in parts]
+
+
+def _groups(batch: Sequence[Document]) -> Iterator[list[tuple[int, str]]]:
+    """The pieces of all texts, with the document's number in the batch, in groups for one call each."""
+    group: list[tuple[int, str]] = []
+    size = 0
+    for number, document in enumerate(batch):
+        for piece in cut([document.text]) if len(document.text) > PIECE else (document.text,):
+            group.append((number, piece))
+            size += len(piece)
+            if size >= BATCH_CHARACTERS:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
 
 
 def _checked(document: Document, tokenizer: Tokenizer) -> Ids:

@@ -7,31 +7,31 @@ are cut there are encoded to the same ids as the whole.
 
 from collections.abc import Iterable, Iterator
 
-PIECE = 1 << 22  # characters
+PIECE = 1 << 18  # characters; an encoder takes some 500 bytes for each, while it works
 
 
 def cut(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
     """Pieces of at most `size` characters of a text that comes in chunks; the same for any chunks."""
     rest = ""
     for chunk in chunks:
-        rest += chunk
-        while len(rest) > size + 1:  # the character behind a piece decides, too
-            end = _last_seam(rest, size)
-            yield rest[:end]
-            rest = rest[end:]
+        rest, begin = rest + chunk, 0
+        while len(rest) - begin > size + 1:  # the character behind a piece decides, too
+            end = _last_seam(rest, begin, size)
+            yield rest[begin:end]
+            begin = end
+        rest = rest[begin:]
     while len(rest) > size:
-        end = _last_seam(rest, size)
+        end = _last_seam(rest, 0, size)
         yield rest[:end]
         rest = rest[end:]
     if rest:
         yield rest
 
 
-def _last_seam(text: str, size: int) -> int:
-    """The last seam in the second half of the first `size` characters; `size` if there is none."""
-    seam = text.rfind("\n", size // 2, size)
-    while seam > 0:
+def _last_seam(text: str, begin: int, size: int) -> int:
+    """The last seam in the second half of `size` characters from `begin` on; their end if there is none."""
+    first, seam = begin + size // 2, begin + size
+    while (seam := text.rfind("\n", first, seam)) >= 0:
         if text[seam + 1].isalnum() and not text[seam - 1].isspace():
             return seam + 1
-        seam = text.rfind("\n", size // 2, seam)
-    return size
+    return begin + size
