@@ -71,7 +71,7 @@ def test_a_changed_file_changes_the_fingerprint(tmp_path):
         (
             "a.jsonl",
             b'{"text": "ab\\ud800"}\n',
-            "a.jsonl:1: character 2 of its text is half of a surrogate pair",
+            "a.jsonl:1: character 2 of its text is half of a surrogate",
         ),
     ],
 )

@@ -122,6 +122,8 @@ def licensed(sources: Sequence[Source], given: Sequence[str]) -> list[Source]:
 
 def build_corpus(args: Namespace) -> int:
     """Write the corpus that was named."""
+    if args.name == STDLIB and (args.debs or args.max_mb is not None):
+        raise ValueError(f"data corpus {STDLIB}: --debs and --max-mb are options of {DEBIAN} only.")
     if args.name == DEBIAN:
         limit = None if args.max_mb is None else round(args.max_mb * 1e6)
         with ProgressReport() as progress:

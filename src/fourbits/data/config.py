@@ -44,6 +44,11 @@ class DataConfig:
     deduplicate: Rule = "none"
     text_field: str = TEXT_FIELD
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a max_epochs that is no positive number."""
+        if self.max_epochs is not None and not self.max_epochs > 0:
+            raise ValueError(f"data: max_epochs must be above 0, got {self.max_epochs}.")
+
 
 def open_data(config: DataConfig, cache: Path | str, progress: Progress | None = None) -> PreparedData:
     """Open the prepared folder that `paths` names, or prepare the text it names in a folder below `cache`.
@@ -77,6 +82,8 @@ def text_sources(paths: Sequence[str], text_field: str = TEXT_FIELD) -> list[Sou
             sources += corpus_sources(path) if is_corpus(path) else file_sources([path], text_field)
     names = [source.name for source in sources]
     for name in names:
+        if not name.isprintable() or not name.strip("."):
+            raise ValueError(f"data: {name!r} cannot be the name of a source; name it, as in other=PATH.")
         if names.count(name) > 1:
             raise ValueError(f"data: two sources are called {name!r}; name one of them, as in other=PATH.")
     if not sources:

@@ -6,6 +6,7 @@ deterministic. A source also has a fingerprint: a hash of paths, sizes and modif
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,9 +53,9 @@ class Source:
 
     def fingerprint(self) -> str:
         """SHA-256 over path, size and modification time of every file."""
-        digest = hashlib.sha256(f"{self.name}{self.identity}".encode())
+        digest = hashlib.sha256(os.fsencode(f"{self.name}{self.identity}"))
         for line in self.stamps().values():
-            digest.update(line.encode())
+            digest.update(os.fsencode(line))  # of file names that are not UTF-8, too
         return digest.hexdigest()
 
     def stamps(self) -> dict[Path, str]:

@@ -128,6 +128,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: version must be {VERSION}, got {manifest.get('version')}; prepare it again."
         )
+    missing = [key for key in ("request", "tokenizer", "sources") if not isinstance(manifest.get(key), dict)]
+    if missing:
+        raise ValueError(f"{path}: damaged: no {missing[0]!r} in it; prepare the data again.")
     return manifest
 
 

@@ -1,5 +1,6 @@
 """Sources from what the user names: a file, a folder, NAME=PATH, a token file, a dataset."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,9 @@ def _named(given: str, text_field: str) -> Source:
         name, rest = "", given
     if rest.startswith(HUB):
         return hub_dataset(rest, text_field, name)
-    path = Path(rest).resolve()
+    if not rest:
+        raise ValueError("data: a path is empty; name a file or folder, or . for this one.")
+    path = Path(os.path.realpath(rest))  # in a loop of links: one of them
     if path.is_dir():
         name = name or path.name
         return (
@@ -52,8 +55,12 @@ def _folder(name: str, path: Path, text_field: str) -> Source:
 def _file(name: str, path: Path, text_field: str) -> Source:
     if path.suffix in (".idx", ".bin"):
         return _token_source(name, path.with_suffix(""))
+    try:
+        path.stat()
+    except OSError as error:
+        raise ValueError(f"{path}: no such file or folder: {error.strerror}.") from error
     if not path.is_file():
-        raise ValueError(f"{path}: no such file or folder.")
+        raise ValueError(f"{path}: neither a file nor a folder; write what it gives into a file.")
     if not is_text_file(path) and path.suffix != PARQUET:
         raise ValueError(f"{path}: the type must be {KINDS}; got {path.suffix!r}.")
     if path.stat().st_size == 0:
@@ -76,7 +83,7 @@ def _reader(files: tuple[Path, ...], root: Path, text_field: str) -> Callable[[]
 
 def _token_source(name: str, prefix: Path) -> Source:
     """The documents of an existing token file, to be split and checked but not encoded again."""
-    TokenFile(prefix)  # now, rather than after another source has been prepared
+    TokenFile(prefix).check_index()  # now, rather than after another source has been prepared
 
     def read() -> Iterator[Document]:
         file = TokenFile(prefix)

@@ -9,7 +9,9 @@ from fourbits.data.corpus import Document, Source, key_of
 from fourbits.data.optional import load_datasets, load_pyarrow
 
 HUB = "hf:"
-_ROWS = 1024
+# what datasets raises for a missing or damaged one, or for a connection that breaks
+_UNREADABLE = (OSError, ValueError, RuntimeError)
+_ROWS = 64  # at a time: a row may be a book
 
 
 def read_parquet(files: Sequence[Path], root: Path, text_field: str) -> Iterator[Document]:
@@ -25,10 +27,11 @@ def read_parquet(files: Sequence[Path], root: Path, text_field: str) -> Iterator
                 _check_column(arrow, file.schema_arrow, text_field, path)
                 rows, number = file.metadata.num_rows, 0
                 for batch in file.iter_batches(_ROWS, columns=[text_field]):
-                    for value in batch.column(0).to_pylist():
+                    for value in batch.column(0):
                         number += 1
                         name = f"{path.relative_to(root).as_posix()}:{number}"
-                        yield from _row(value, name, f"{path}: row {number}", before + size * number // rows)
+                        position = before + size * number // rows
+                        yield from _row(value.as_py(), name, f"{path}: row {number}", position)
         except (arrow.ArrowException, OSError) as error:
             raise ValueError(f"{path}: not a readable Parquet file: {error}.") from error
         before += size
@@ -79,33 +82,53 @@ def hub_dataset(given: str, text_field: str, name: str = "") -> Source:
     local = Path(path).resolve() if Path(path).is_dir() else None
     files = tuple(sorted(p for p in local.rglob("*") if p.is_file())) if local else ()
 
-    def open_rows() -> Any:
-        options = {"name": config or None, "split": split or "train", "streaming": True}
-        try:
-            return load_datasets(given).load_dataset(str(local or path), **options)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{given}: cannot be opened: {str(error).splitlines()[0]}") from error
+    library = load_datasets(given)
 
-    rows = open_rows()
-    identity = f"\n{path}\t{config}\t{split}\t{rows.info.version}\t{rows.info.download_checksums}"
+    def open_rows() -> tuple[Any, str]:
+        try:
+            builder = library.load_dataset_builder(str(local or path), config or None)
+            return builder.as_streaming_dataset(split=split or "train"), builder.hash
+        except _UNREADABLE as error:
+            raise ValueError(f"{given}: cannot be opened: {_first_line(error)}") from error
+
+    rows, revision = open_rows()
     return Source(
         name or Path(path).name,
         files,
-        lambda: _read_rows(open_rows(), given, text_field),
+        lambda: _read_rows(open_rows()[0], given, text_field),
         _licence(rows.info.license),
-        identity,
+        identity=f"\n{path}\t{config}\t{split}\t{revision}",  # of the Hub: a commit
     )
 
 
 def _read_rows(rows: Any, where: str, text_field: str) -> Iterator[Document]:
-    for number, row in enumerate(rows, start=1):
-        record: Mapping[str, Any] = row
+    for number, record in enumerate(_readable(rows, where), start=1):
         if text_field not in record:
             raise ValueError(
                 f"{where}: needs a column called {text_field!r}; it has {', '.join(record)}. "
                 f"Name the column with --text-field."
             )
         yield from _row(record[text_field], f"{where}:{number}", f"{where}: row {number}", None)
+
+
+def _readable(rows: Any, where: str) -> Iterator[Mapping[str, Any]]:
+    """Rows, until one cannot be read: a damaged file, a connection that breaks."""
+    iterator, read = iter(rows), 0
+    while True:
+        try:
+            row = next(iterator)
+        except StopIteration:
+            return
+        except _UNREADABLE as error:
+            raise ValueError(
+                f"{where}: cannot be read after row {read}: {_first_line(error)} The same command continues."
+            ) from error
+        yield row
+        read += 1
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _licence(given: Any) -> str:

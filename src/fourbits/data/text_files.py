@@ -28,7 +28,9 @@ COMPRESSED = (".txt.gz", ".txt.zst", ".md.gz", ".md.zst")
 TEXT_FIELD = "text"
 
 # A larger file is read in pieces; and twice, as its split key is the hash of all of it.
-LONG_FILE = 64 << 20
+LONG_FILE = 16 << 20
+# A line of JSON is held whole, several times: as bytes, as text, as the text in it.
+LONGEST_LINE = 64 << 20
 _CHUNK_BYTES = 1 << 20
 
 
@@ -105,7 +107,12 @@ def _read_lines(path: Path, name: str, text_field: str, before: int) -> Iterator
     """A document per line: a JSON object with a string `text`, and maybe strings `name` and `split_key`."""
     with opened(path) as (file, raw):
         offset = 0
-        for number, line_bytes in enumerate(file, start=1):
+        for number, line_bytes in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+            if len(line_bytes) > LONGEST_LINE:
+                raise ValueError(
+                    f"{path}:{number}: a line has at most {LONGEST_LINE} bytes, this one has more. Split the "
+                    f"document, or put it into a .txt file of its own, which is read in pieces."
+                )
             line = _decode(line_bytes, path, offset)
             offset += len(line_bytes)
             if not line.strip():
@@ -121,16 +128,18 @@ def _parse_line(line: str, place: str, name: str, text_field: str, position: int
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{place}: not JSON: {error.msg} at column {error.colno}.") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets
+        raise ValueError(f"{place}: JSON that cannot be read: {error}.") from error
     text = record.get(text_field) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise ValueError(f"{place}: each line must be an object with a string field {text_field!r}.")
+    own_name, own_key = record.get("name"), record.get("split_key")
     try:
         key = key_of(text)
+        f"{own_name}{own_key}".encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{place}: character {error.start} of its text is half of a surrogate pair."
-        ) from error
-    own_name, own_key = record.get("name"), record.get("split_key")
+        where = "its text" if error.object is text else "its name and split_key"
+        raise ValueError(f"{place}: character {error.start} of {where} is half of a surrogate.") from error
     return Document(
         own_name if isinstance(own_name, str) else name,
         text,

@@ -69,13 +69,13 @@ class TokenFile:
         self.dtype = ID_TYPES[code]
         at_pointers = HEADER.size + 4 * num_sequences
         at_documents = at_pointers + 8 * num_sequences
-        sequence_lengths = index[HEADER.size : at_pointers].view("<i4")
+        self._lengths = index[HEADER.size : at_pointers].view("<i4")
         self._pointers = index[at_pointers:at_documents].view("<i8")
         self._documents = index[at_documents : at_documents + 8 * num_boundaries].view("<i8")
         self._bin_path, self._stamp = bin_path, _stamp(bin_path)
         self.tokens: Ids = _map_ids(bin_path, self.dtype)
         self._mapping = _mapping_of(self.tokens)
-        self._check_sizes(bin_path, idx_path, sequence_lengths)
+        self._check_sizes(bin_path, idx_path, self._lengths)
 
     def _check_sizes(self, bin_path: Path, idx_path: Path, lengths: npt.NDArray[np.int32]) -> None:
         total = int(lengths.sum(dtype=np.int64))
@@ -126,6 +126,20 @@ class TokenFile:
         """Let the system fetch these ids from disk while others are read; no effect if they are in memory."""
         begin = first * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
         self._mapping.madvise(mmap.MADV_WILLNEED, begin, (first + count) * self.dtype.itemsize - begin)
+
+    def check_index(self) -> None:
+        """Read the whole index. Raises ValueError if its sequences or documents overlap or leave gaps."""
+        wrong = {
+            "a length": self._lengths < 0,
+            "a pointer": np.diff(self._pointers) != self._lengths[:-1].astype(np.int64) * self.dtype.itemsize,
+            "the document index": np.diff(self._documents) < 0,
+        }
+        for what, where in wrong.items():
+            if where.any():
+                raise ValueError(
+                    f"{self.prefix}.idx: {what} is wrong at sequence {np.flatnonzero(where)[0]}: damaged, or "
+                    f"made by a program with another layout."
+                )
 
     def check_ids(self, vocab_size: int) -> None:
         """Read every id. Raises ValueError naming the first that is outside the vocabulary."""
