@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fourbits.data.config import DataConfig, open_data
 from fourbits.data.dataset import PreparedData
 from fourbits.data.prepare import PrepareOptions, prepare
 from fourbits.data.sources import file_sources
+from fourbits.data.split import Split
+from fourbits.data.token_file import TokenFile, id_type
 
 OPTIONS = PrepareOptions(vocab_size=384, validation_fraction=0.1)
 
@@ -138,6 +141,16 @@ def test_few_documents_leave_text_on_both_sides(tmp_path, fraction, seed):
     kept, held_out = (files["letters"].num_documents for files in (data.train, data.validation))
     assert kept + held_out == 3
     assert held_out == 1 if fraction < 0.5 else min(kept, held_out) >= 1
+
+
+def test_once_both_sides_have_text_nobody_is_remembered(tmp_path):
+    """Else the copies of one text, the one of lowest hash, would be listed in memory to the end."""
+    with Split(tmp_path / "x", id_type(384), 0.5, 0) as split:
+        for position, remembered in ((0.7, [0]), (0.6, [1]), (0.6, [1, 2]), (0.1, []), (0.01, [])):
+            split.add(position, np.array([1, 2]), more=False)
+            assert split.state.lowest_documents == remembered
+        assert split.finish() == "documents by hash"
+    assert TokenFile(tmp_path / "x.validation").num_documents == 2
 
 
 def test_a_given_tokenizer_is_used_as_it_is(tmp_path):

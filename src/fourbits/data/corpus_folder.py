@@ -6,7 +6,6 @@ without being built again. corpus.json is written last: without it there is no c
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from fourbits.data.corpus import Source
 from fourbits.data.prepare_source import Progress
 from fourbits.data.text_files import read_files
-from fourbits.data.whole_file import write_json
+from fourbits.data.whole_file import sync, write, write_json
 
 CORPUS_FILE = "corpus.json"
 FORMAT = "fourbits-corpus"
@@ -76,13 +75,12 @@ def _write_source(source: Source, path: Path, report: Progress | None) -> dict[s
         for document in source.read():
             record = {"name": document.name, "split_key": document.split_key, "text": document.text}
             line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
-            file.write(line)
+            write(file, line)
             digest.update(line)
             documents, size = documents + 1, size + len(line)
             if report and document.position is not None:
                 report(source.name, min(document.position, total - 1), total)
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     temporary.replace(path)
     if report:
         report(source.name, total, total)

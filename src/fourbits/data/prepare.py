@@ -16,11 +16,12 @@ from typing import Any
 from fourbits.data.corpus import Document, Source, key_of
 from fourbits.data.dataset import FORMAT, MANIFEST, VERSION, PreparedData, read_manifest
 from fourbits.data.deduplicate import Deduplicator, Rule
+from fourbits.data.folder_lock import locked
 from fourbits.data.prepare_source import Preparation, Progress, prepare_source, skip_source
 from fourbits.data.progress_file import ProgressFile
 from fourbits.data.split import fraction_of
 from fourbits.data.tokenizer import Tokenizer
-from fourbits.data.whole_file import write_json
+from fourbits.data.whole_file import read_json, write_json
 
 # A tokenizer learns from this much text per token of its vocabulary; more text changes few merges.
 _TRAINING_BYTES_PER_TOKEN = 1500
@@ -70,6 +71,21 @@ def prepare(
             return PreparedData.open(out)
         raise ValueError(f"{out}: holds data prepared from other text or options; name another folder.")
     out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        if not (out / MANIFEST).exists():  # else another process made it while this one waited
+            _write_folder(sources, request, options, given, out, report)
+            return PreparedData.open(out)
+    return prepare(sources, out, options, progress)
+
+
+def _write_folder(
+    sources: Sequence[Source],
+    request: dict[str, Any],
+    options: PrepareOptions,
+    given: Tokenizer | None,
+    out: Path,
+    report: Progress,
+) -> None:
     tokenizer = given or _own_tokenizer(sources, request, options, out, report)
     tokenizer.save(out / "tokenizer.json")
     repeated = Deduplicator(options.deduplicate)
@@ -93,7 +109,6 @@ def prepare(
     write_json(out / MANIFEST, manifest)
     for name in (*records, _TOKENIZER):
         _record_path(out, name).unlink(missing_ok=True)
-    return PreparedData.open(out)
 
 
 def _record_of(source: Source, request: dict[str, Any], to: Preparation) -> dict[str, Any]:
@@ -176,7 +191,7 @@ def _training_sample(documents: Iterable[Document], options: PrepareOptions, sha
 def _finished_record(path: Path, key: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved = read_json(path)
     return saved["record"] if saved["key"] == key else None
 
 

@@ -4,14 +4,12 @@ Written after the token files were brought to disk, so that they are at least as
 """
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from fourbits.data.corpus import Document
 from fourbits.data.split import SPLITS, SplitState, split_prefix
-from fourbits.data.whole_file import write_json
+from fourbits.data.whole_file import read_json, write_json
 
 
 @dataclass(slots=True)
@@ -49,7 +47,7 @@ class ProgressFile:
         """Where to continue; None to begin anew, also if the files have been published or removed since."""
         if not self.path.is_file():
             return None
-        saved: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        saved = read_json(self.path)
         names = [f"{split_prefix(self.prefix, split).name}.bin.tmp" for split in SPLITS]
         if saved["key"] != self.key or not all(self.prefix.with_name(name).is_file() for name in names):
             return None

@@ -28,7 +28,7 @@ def fraction_of(split_key: str, seed: int) -> float:
 
 @dataclass(slots=True)
 class SplitState:
-    """What a split remembers, besides the files: the lowest hash so far and whose it is."""
+    """What a split remembers, besides the files: while a side is empty, the lowest hash and whose it is."""
 
     lowest: float = 1.0
     lowest_documents: list[int] = field(default_factory=list)
@@ -72,9 +72,11 @@ class Split:
         if more:
             return
         writer.add(np.array([self.end_id], dtype=self.dtype))
-        if position < self.state.lowest:
-            self.state.lowest, self.state.lowest_documents = position, []
-        if position == self.state.lowest:
+        if all(writer.num_documents for writer in self._writers.values()):
+            self.state.lowest_documents = []  # neither side is empty, so nobody will ask
+        elif position < self.state.lowest:
+            self.state.lowest, self.state.lowest_documents = position, [self.state.documents]
+        elif position == self.state.lowest:
             self.state.lowest_documents.append(self.state.documents)
         self.state.documents += 1
 

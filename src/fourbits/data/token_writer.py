@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fourbits.data.token_file import HEADER, ID_TYPES, MAGIC, VERSION, bin_and_idx
+from fourbits.data.whole_file import sync, write
 
 LONGEST_DOCUMENT = 2**31 - 1  # lengths are int32
 _BUFFER = 1 << 20
@@ -88,12 +89,12 @@ class TokenFileWriter:
                 f"{self.prefix}: document {self.num_documents} has more than {LONGEST_DOCUMENT} ids, what "
                 f"the index can say. Split the text into several documents."
             )
-        self._bin.write(part.astype(self.dtype, copy=False).tobytes())
+        write(self._bin, part.astype(self.dtype, copy=False).tobytes())
         self.num_tokens += len(part)
 
     def end_document(self) -> None:
         """What was appended since the last document is a document."""
-        self._lengths.write(self._open_length.to_bytes(4, "little"))
+        write(self._lengths, self._open_length.to_bytes(4, "little"))
         self.num_documents, self._open_length = self.num_documents + 1, 0
 
     def flush(self) -> Place:
@@ -136,17 +137,18 @@ class TokenFileWriter:
             raise ValueError(f"{self.prefix}: a token file needs at least one document, got none.")
         self.flush()
         with self._idx_path.open("wb", buffering=_BUFFER) as file:
-            file.write(HEADER.pack(MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1))
+            header = HEADER.pack(MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1)
+            write(file, header)
             for lengths in self._length_parts():
-                file.write(lengths.tobytes())
+                write(file, lengths.tobytes())
             before = 0
             for lengths in self._length_parts():
                 ends = before + np.cumsum(lengths, dtype=np.int64)
-                file.write(((ends - lengths) * self.dtype.itemsize).astype("<i8").tobytes())
+                write(file, ((ends - lengths) * self.dtype.itemsize).astype("<i8").tobytes())
                 before = int(ends[-1])
             for first in range(0, self.num_documents + 1, _INDEX_ROWS):
                 last = min(first + _INDEX_ROWS, self.num_documents + 1)
-                file.write(np.arange(first, last, dtype="<i8").tobytes())
+                write(file, np.arange(first, last, dtype="<i8").tobytes())
             sync(file)
         for source, target in zip((self._bin_path, self._idx_path), bin_and_idx(prefix), strict=True):
             source.replace(target)
@@ -157,9 +159,3 @@ class TokenFileWriter:
         with self._lengths_path.open("rb") as file:
             while raw := file.read(4 * _INDEX_ROWS):
                 yield np.frombuffer(raw, dtype="<i4")
-
-
-def sync(file: BinaryIO) -> None:
-    """Bring a file's content to disk. OSError for a full disk."""
-    file.flush()
-    os.fsync(file.fileno())

@@ -1,21 +1,57 @@
-"""Small files that appear whole or not at all."""
+"""Small files that appear whole or not at all, and errors of writing that say which file they are about."""
 
+import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to disk, and rename it. OSError for a full disk."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        write(file, content)
+        sync(file)
     temporary.replace(path)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write plain values as indented JSON, whole or not at all."""
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote. Raises ValueError naming a file that is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged: {error}. Remove it and give the command again.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: damaged: not a JSON object. Remove it and give the command again.")
+    return value
+
+
+def write(file: BinaryIO, content: bytes) -> None:
+    """Write to an open file. OSError naming it, for a full disk say."""
+    try:
+        file.write(content)
+    except OSError as error:
+        raise _naming(error, file) from error
+
+
+def sync(file: BinaryIO) -> None:
+    """Bring a file's content to disk. OSError naming it, for a full disk say."""
+    try:
+        file.flush()
+        os.fsync(file.fileno())
+    except OSError as error:
+        raise _naming(error, file) from error
+
+
+def _naming(error: OSError, file: BinaryIO) -> OSError:
+    """The system's error with its file and, of a full disk, with what to do."""
+    remedy = ". Make room and give the command again" if error.errno in _FULL else ""
+    return OSError(error.errno, f"{error.strerror}{remedy}", file.name)
