@@ -99,6 +99,20 @@ def test_a_step_reads_the_next_samples_of_the_stream(make, monkeypatch):
     assert asked == [(0, 2), (2, 2), (4, 2), (6, 2)]
 
 
+def test_the_time_of_reading_is_that_of_the_steps_own_samples(make, monkeypatch):
+    trainer = make()
+    clock = [0.0]
+
+    def read(first, count, read=trainer.stream.batch):
+        clock[0] += first + 1  # seconds
+        return read(first, count)
+
+    monkeypatch.setattr(trainer.stream, "batch", read)
+    monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: clock[0])
+    seconds = [trainer.check(trainer.run_step()).data_seconds for _ in range(2)]
+    assert seconds == [1 + 3, 5 + 7]  # two micro-batches of two samples each
+
+
 def test_the_model_learns(make):
     trainer = make("nvfp4", steps=40)
     losses = [trainer.check(trainer.run_step()).loss for _ in range(40)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 # Keys that say how fast the machine was; all others are equal in an unbroken and in a resumed run.
-MEASURED = ("tokens_per_second", "step_seconds", "mfu", "memory_bytes")
+MEASURED = ("tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_bytes")
 
 
 class MetricsFile:

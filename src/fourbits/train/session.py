@@ -143,6 +143,7 @@ class Session:
             "skipped": result.skipped,
             "tokens_per_second": rate,
             "step_seconds": seconds,
+            "data_seconds": result.data_seconds,
             "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
             "memory_bytes": self.memory.read(),
         }

@@ -4,6 +4,7 @@ This is the one place where model and recipe meet: the model is built, then conv
 """
 
 import math
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,13 +37,17 @@ MAX_SKIPPED_IN_A_ROW = 10
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One finished step. step: 1 for the first. skipped: not finite, so the update was left out."""
+    """One finished step. step: 1 for the first. skipped: not finite, so the update was left out.
+
+    data_seconds: what the host spent on reading the step's samples.
+    """
 
     step: int
     loss: float
     lr: float
     grad_norm: float
     skipped: bool
+    data_seconds: float
     finished: Mark
 
 
@@ -58,9 +63,9 @@ def compile_model(model: LanguageModel, how: Literal["none", "regions", "model"]
 class PendingStep:
     """A step whose numbers may still be on their way from the device."""
 
-    def __init__(self, step: int, lr: float, numbers: Tensor) -> None:
+    def __init__(self, step: int, lr: float, data_seconds: float, numbers: Tensor) -> None:
         """numbers: loss, whether the update was left out, gradient norm, norm per parameter."""
-        self.step, self.lr = step, lr
+        self.step, self.lr, self.data_seconds = step, lr, data_seconds
         self._numbers = numbers
         if numbers.is_cuda:
             self._numbers = torch.empty(numbers.shape, pin_memory=True)
@@ -76,7 +81,10 @@ class PendingStep:
         """The numbers, and the gradient norm of each parameter."""
         self._finished.wait()
         loss, left_out, grad_norm, *norms = self._numbers.tolist()
-        return StepResult(self.step, loss, self.lr, grad_norm, left_out != 0, self._finished), norms
+        result = StepResult(
+            self.step, loss, self.lr, grad_norm, left_out != 0, self.data_seconds, self._finished
+        )
+        return result, norms
 
 
 class Trainer:
@@ -113,6 +121,7 @@ class Trainer:
         # Not 0 once a non-finite step must hold up all later ones, until the host has heard of it.
         self._blocked = torch.zeros((), device=device)
         self._skipped_in_a_row = 0
+        self._data_seconds = 0.0
 
     @contextmanager
     def kernel_by_kernel(self) -> Generator[None]:
@@ -124,12 +133,13 @@ class Trainer:
     def run_step(self) -> PendingStep:
         """One optimizer step; nothing here waits for the device."""
         lr = learning_rate(self.step, self.config.train.num_steps, self.config.optim)
+        self._data_seconds = 0.0
         loss = self._accumulate_gradients()
         numbers = self.optimizer.step(lr, loss, self._blocked, self.step)
         if self.config.train.non_finite == "stop":
             self._blocked = numbers[0]
         self.step += 1
-        return PendingStep(self.step, lr, torch.cat((loss[None], numbers)))
+        return PendingStep(self.step, lr, self._data_seconds, torch.cat((loss[None], numbers)))
 
     def check(self, pending: PendingStep) -> StepResult:
         """The step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop for them."""
@@ -191,7 +201,9 @@ class Trainer:
         train = self.config.train
         first = micro_batch * train.micro_batch_size
         set_step(self.model, step, first_token=first * train.seq_len)
+        begun = time.perf_counter()
         samples = self.stream.batch(step * train.samples_per_step + first, train.micro_batch_size)
+        self._data_seconds += time.perf_counter() - begun
         batch = torch.from_numpy(samples)
         if self.device.type == "cuda":
             batch = batch.pin_memory()
