@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fourbits.model.documents import same_document
+from fourbits.model.document_attention import document_attention
 from fourbits.model.linear import Linear
 from fourbits.model.regions import RegionModule
 
@@ -54,10 +54,11 @@ def attention_core(
     if q.device.type == "cpu":
         q, k, v = q.float(), k.float(), v.float()  # the BF16 kernel is several times slower on a CPU
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mask = None if documents is None else same_document(documents).tril()[:, None]  # [B, 1, T, T]
-    y = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    if documents is None:
+        grouped = q.shape[1] != k.shape[1]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    else:
+        y = document_attention(q, k, v, documents)
     return y.transpose(1, 2).flatten(2).to(dtype)
 
 

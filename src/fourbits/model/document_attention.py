@@ -1,0 +1,72 @@
+"""Attention over packed documents: a token sees those before it of its own document.
+
+On a GPU, in blocks of 128 x 128 scores. As documents follow one another, the document numbers at a block's
+corners tell whether it has anything to see, so nothing of size T^2 exists and blocks between two documents
+cost nothing. PyTorch's flex_attention makes the kernels, under torch.compile only: without it all scores
+would be written down. Elsewhere a mask of booleans [B, 1, T, T] goes with the plain operator.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from fourbits.model.documents import same_document
+
+BLOCK = 128
+
+
+def document_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(P)) v over a token and those of its document before it.
+
+    q: [B, H, T, P]; k, v: [B, G, T, P] with H a multiple of G; documents: int [B, T], rising -> [B, H, T, P].
+    """
+    if q.is_cuda and torch.compiler.is_compiling() and q.shape[2] % BLOCK == 0:
+        return by_blocks(q, k, v, documents)
+    return by_mask(q, k, v, documents)
+
+
+def by_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
+    """`document_attention` in the blocks of `document_blocks`. T: a multiple of 128."""
+    grouped = q.shape[1] != k.shape[1]
+    y = flex_attention(q, k, v, block_mask=document_blocks(documents), enable_gqa=grouped)
+    assert isinstance(y, Tensor)  # and no statistics beside it, as none were asked for
+    return y
+
+
+def by_mask(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
+    """`document_attention` with a mask of booleans, any T."""
+    if q.is_cuda:
+        # Of the fused kernels on a GPU none takes both a mask and grouped heads; the rest is T^2 in memory.
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    mask = same_document(documents).tril()[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def document_blocks(documents: Tensor) -> BlockMask:
+    """The blocks of scores in which a query sees some keys, and those in which all see all.
+
+    documents: int [B, T], rising, T a multiple of 128.
+    """
+    first, last = documents[:, ::BLOCK], documents[:, BLOCK - 1 :: BLOCK]  # [B, N]
+    number = torch.arange(first.shape[1], device=documents.device)
+    earlier = number[:, None] > number  # [N (of queries), N (of keys)]
+    # Some see: the last key is of the first query's document. All see: the first key is of the last query's.
+    some = (last[:, None, :] >= first[:, :, None]) & (earlier | (number[:, None] == number))
+    whole = (first[:, None, :] == last[:, :, None]) & earlier
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (documents[batch, query] == documents[batch, key])
+
+    partly, wholly = _numbered(some & ~whole), _numbered(whole)
+    return BlockMask.from_kv_blocks(*partly, *wholly, BLOCK_SIZE=BLOCK, mask_mod=visible)
+
+
+def _numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row are chosen, and the numbers of all, those first.
+
+    bool [B, N, N] -> int32 [B, 1, N] and [B, 1, N, N].
+    """
+    chosen = chosen[:, None].int()
+    order = chosen.argsort(stable=True, dim=-1, descending=True)
+    return chosen.sum(-1, dtype=torch.int32), order.int()
