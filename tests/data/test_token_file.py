@@ -123,6 +123,12 @@ def test_what_does_not_fit_is_refused(tmp_path, ids):
         write(tmp_path / "x", [ids])
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_a_negative_id_is_refused_in_any_type(tmp_path, dtype):
+    with pytest.raises(ValueError, match="ids -1 to 5 do not fit int32"):
+        write(tmp_path / "x", [np.array([5, -1], dtype=dtype)], INT32)
+
+
 def test_a_file_without_documents_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one document"):
         write(tmp_path / "x", [])

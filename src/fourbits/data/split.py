@@ -57,7 +57,8 @@ class Split:
         self, prefix: Path, dtype: np.dtype, fraction: float, end_id: int, state: SplitState | None = None
     ) -> None:
         """fraction: share of documents for validation; state: where to continue."""
-        self.prefix, self.dtype, self.fraction, self.end_id = prefix, dtype, fraction, end_id
+        self.prefix, self.dtype, self.fraction = prefix, dtype, fraction
+        self._end = np.array([end_id], dtype=dtype)
         self.state = state or SplitState()
         self._writers = {name: self._writer(name, self.state.places.get(name)) for name in SPLITS}
 
@@ -71,7 +72,7 @@ class Split:
             writer.extend(ids)
         if more:
             return
-        writer.add(np.array([self.end_id], dtype=self.dtype))
+        writer.add(self._end)
         if all(writer.num_documents for writer in self._writers.values()):
             self.state.lowest_documents = []  # neither side is empty, so nobody will ask
         elif position < self.state.lowest:

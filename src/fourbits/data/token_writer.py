@@ -53,6 +53,7 @@ class TokenFileWriter:
         self.prefix, self.dtype, self._code, self._keep = Path(prefix), ID_TYPES[codes[0]], codes[0], keep
         self._bin_path, self._idx_path = (p.with_name(p.name + ".tmp") for p in bin_and_idx(self.prefix))
         self._lengths_path = self.prefix.with_name(self.prefix.name + ".lengths.tmp")
+        self._can_be_negative = self.dtype.kind == "i"
         self.num_tokens, self.num_documents, self._open_length = 0, 0, 0
         if start is not None:
             self._cut_back(start)
@@ -80,9 +81,8 @@ class TokenFileWriter:
         part = np.asarray(ids)
         if part.ndim != 1 or not len(part):
             raise ValueError(f"{self.prefix}: a document is a non-empty list of ids, got shape {part.shape}.")
-        low, high = int(part.min()), int(part.max())
-        if low < 0 or high > np.iinfo(self.dtype).max:
-            raise ValueError(f"{self.prefix}: ids {low} to {high} do not fit {self.dtype}.")
+        if part.dtype != self.dtype or self._can_be_negative:
+            self._check_fit(int(part.min()), int(part.max()))
         self._open_length += len(part)
         if self._open_length > LONGEST_DOCUMENT:
             raise ValueError(
@@ -91,6 +91,10 @@ class TokenFileWriter:
             )
         write(self._bin, part.astype(self.dtype, copy=False).tobytes())
         self.num_tokens += len(part)
+
+    def _check_fit(self, low: int, high: int) -> None:
+        if low < 0 or high > np.iinfo(self.dtype).max:
+            raise ValueError(f"{self.prefix}: ids {low} to {high} do not fit {self.dtype}.")
 
     def end_document(self) -> None:
         """What was appended since the last document is a document."""
