@@ -16,7 +16,7 @@ _AMAX_WARPS = 1024
 #: rows of a tile of which a thread can hold several columns
 SHORT = 32
 #: notes that a program reads at a time, and the most programs that read them
-_NOTES_CHUNK, _NOTES_PROGRAMS = 2048, 132
+_NOTES_CHUNK, _NOTES_PROGRAMS = 4096, 1024
 
 
 class Tile(NamedTuple):

@@ -6,14 +6,19 @@ once per optimizer step what was observed is committed, which fixes what the nex
 """
 
 from collections.abc import Callable
-from typing import Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from fourbits.quant.philox import ROLES
+from fourbits.quant.wanted import device_blocker
 from fourbits.recipe.recipe import GemmTable
+
+if TYPE_CHECKING or find_spec("triton") is not None:
+    from fourbits.recipe import amax_triton
 
 #: the six operands of a linear, in the order of their streams
 OPERANDS = ROLES[:6]
@@ -118,11 +123,15 @@ def observe(
     RUNNING on.
     """
     roles = slice(first_role, first_role + own.shape[0])
-    pending = amaxes[slot, roles, PENDING]
-    torch.maximum(pending, own.nan_to_num(nan=-1.0, posinf=-1.0), out=pending)
+    pending, running = amaxes[slot, roles, PENDING], counters[slot, roles, RUNNING:]
     # a forward inside a backward pass recomputes what was counted before; for a maximum that does not matter
-    if first_role or torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
-        counters[slot, roles, RUNNING:] += counts
+    counted_before = not first_role and torch._C._current_graph_task_id() != -1  # pyright: ignore
+    if device_blocker(amaxes.device) is None:
+        amax_triton.observe(pending, running, own, counts, not counted_before)
+        return
+    torch.maximum(pending, own.nan_to_num(nan=-1.0, posinf=-1.0), out=pending)
+    if not counted_before:
+        running += counts
 
 
 @observe.register_fake
