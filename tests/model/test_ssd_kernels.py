@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from fourbits.model import ssd_check, ssd_op, ssd_triton
 from fourbits.model.ssd import ssd
@@ -83,6 +84,28 @@ def test_a_wrong_gradient_stops_the_model_with_its_name(on_this_machine, wrong):
     on_this_machine.setattr(ssd_check, "ssd_forward", broken)
     with pytest.raises(RuntimeError, match=rf"larger than BF16 allows: d{wrong} 2\.\d* times\. Do not train"):
         ssd_check._check(torch.device("cpu"), torch.bfloat16, 64, 128)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_the_self_check_needs_no_gradients_around_it(on_this_machine, around):
+    with around():
+        ssd_check._check(torch.device("cpu"), torch.bfloat16, 16, 16)
+
+
+def test_the_self_check_leaves_no_trace_in_a_checkpoint_around_it(on_this_machine):
+    first = []
+
+    def block(x):
+        if not first:
+            ssd_check._check(torch.device("cpu"), torch.bfloat16, 16, 16)
+        first.append(True)
+        return (x * x).sin()
+
+    x = torch.randn(4, requires_grad=True)
+    y = checkpoint(block, x, use_reentrant=False)
+    (found,) = torch.autograd.grad(y.sum(), x)  # raises if the second run saves fewer tensors
+    assert len(first) == 2
+    assert torch.equal(found, (x * x).cos() * 2 * x)
 
 
 def test_fp32_and_a_cpu_are_scanned_without_kernels_and_words(on_this_machine):

@@ -7,6 +7,9 @@ recurrence in FP64, values and gradients, on the very card.
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,14 +61,21 @@ def check(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: i
     }
 
 
+def _check_on(device: torch.device, *key: Any) -> dict[str, float]:
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # another thread's is card 0
+        return check(device, *key)
+
+
 def _check(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: int) -> None:
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "the scan's kernels: are checked at their first use, which must not be while a CUDA graph is "
             "captured. Run the model once before."
         )
-    with torch.inference_mode(False), torch.enable_grad():
-        shares = check(device, dtype, head_dim, state_size)
+    # A thread has a state of autograd of its own: no gradients switched off, and no hooks on what is saved,
+    # which checkpoints set around a block's forward pass and count by. Only its result comes back.
+    with ThreadPoolExecutor(1) as aside:
+        shares = aside.submit(_check_on, device, dtype, head_dim, state_size).result()
     wrong = {name: share for name, share in shares.items() if not share <= 1.0}
     if wrong:
         found = ", ".join(f"{name} {share:.3g} times" for name, share in wrong.items())
