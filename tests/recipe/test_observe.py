@@ -1,4 +1,4 @@
-"""What an operator observed reaches the book by one kernel on a card: as by torch, and built for all cards."""
+"""What an operator observed reaches the book by a kernel on a card: as by torch, and built for all cards."""
 
 import pytest
 import torch
