@@ -3,8 +3,9 @@
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests
     compute-sanitizer --error-exitcode 9 python -m gpu.sanitized
 
-Without torch's cache each tensor is an allocation of its own, so that an access beyond it is seen. With the
-argument `planted` a store out of bounds follows, which must be found. Compiling all kernels takes minutes.
+Without torch's cache each tensor is an allocation of its own, so that an access beyond it is seen. Compiling all
+kernels takes minutes: `python -m gpu.sanitized 2 8` runs the third of eight shares, to run beside the others.
+With the argument `planted` a store out of bounds follows, which must be found.
 """
 # pyright: reportArgumentType=false
 # (kernels take plain numbers as constants)
@@ -30,18 +31,19 @@ def planted_kernel(out_ptr, SIZE: tl.constexpr):
     tl.store(out_ptr + tl.arange(0, SIZE), tl.zeros((SIZE,), tl.float32))
 
 
-def main(planted: bool) -> int:
-    """Run all cases and say how many are wrong."""
+def main(planted: bool, share: int = 0, shares: int = 1) -> int:
+    """Run this share of all cases and say how many are wrong."""
     compiled.COMPILE_FROM = 1 << 60  # pyright: ignore[reportConstantRedefinition]
     warnings.simplefilter("ignore", RuntimeWarning)
-    wrong = sum(not excess(product, "cuda") <= 1 for product in PRODUCTS)
-    wrong += sum(bool(policy_differences(stored, "cuda")) for stored in POLICIES)
+    products, policies, cases = (cases[share::shares] for cases in (PRODUCTS, POLICIES, SMALL))
+    wrong = sum(not excess(product, "cuda") <= 1 for product in products)
+    wrong += sum(bool(policy_differences(stored, "cuda")) for stored in policies)
     x = torch.randn(300, 1040, device="cuda")
-    for want in (Wanted(OperandSpec(), 1), Wanted(OperandSpec(rht=16), 0)):
+    for want in (Wanted(OperandSpec(), 1), Wanted(OperandSpec(rht=16), 0)) if share == 0 else ():
         fused_swizzled(x, want)
-    wrong += sum(bool(differences(case, "cuda")) for case in SMALL)
+    wrong += sum(bool(differences(case, "cuda")) for case in cases)
     torch.cuda.synchronize()
-    print(len(PRODUCTS), "products,", len(POLICIES), "policies,", len(SMALL), "cases;", wrong, "wrong")
+    print(len(products), "products,", len(policies), "policies,", len(cases), "cases;", wrong, "wrong")
     if planted:
         planted_kernel[(1,)](torch.empty(64, device="cuda"), SIZE=1024)
         torch.cuda.synchronize()
@@ -49,4 +51,5 @@ def main(planted: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main("planted" in sys.argv[1:]))
+    numbers = [int(argument) for argument in sys.argv[1:] if argument != "planted"]
+    sys.exit(main("planted" in sys.argv[1:], *numbers))
