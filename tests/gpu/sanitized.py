@@ -3,8 +3,8 @@
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests
     compute-sanitizer --error-exitcode 9 python -m gpu.sanitized
 
-Without torch's cache each tensor is an allocation of its own, so that an access beyond it is seen. Compilation
-takes minutes: `python -m gpu.sanitized 2 8` is the third of eight shares, to run side by side.
+Without torch's cache each tensor is an allocation of its own, so that an access beyond it is seen.
+Compilation takes minutes: `python -m gpu.sanitized 2 8` is the third of eight shares, to run side by side.
 With the argument `planted` a store out of bounds follows, which must be found.
 """
 # pyright: reportArgumentType=false
