@@ -1,20 +1,24 @@
 """What is measured of whole steps is what it says: bytes, FLOPs, and who started which kernel."""
 
+import gc
 import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.profiler import ProfilerActivity, profile
 
-from fourbits.bench import layer_times, model, timing
+from fourbits.bench import layer_times, model, timing, training_step
 from fourbits.bench.saved_bytes import memory_breakdown, saved_bytes
 from fourbits.bench.training_step import TrainingStep
 from fourbits.cli.main import main
+from fourbits.model import loss
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.convert import convert
+from fourbits.recipe.presets import get_recipe
 from fourbits.train.config import RunConfig, TrainConfig
 from fourbits.train.presets import RUN_PRESETS
 from model.shapes import small_config
@@ -61,6 +65,22 @@ def test_a_report_compares_recipes_with_bf16_and_is_plain_data(small):
     assert packed.quantized == nvfp4.quantized != ()
 
 
+def test_where_a_capture_fails_the_step_kernel_by_kernel_is_reported_and_nothing_after_it(small, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("train.cuda_graph: not here")
+
+    monkeypatch.setattr(training_step, "why_not_captured", lambda *_: None)
+    monkeypatch.setattr(training_step, "CapturedGradients", lambda *_: fails)
+    lines = []
+    request = model.ModelRequest(preset="small", accumulation=1, repeats=1, peers=("transformers",))
+    report = model.bench_model(CPU, request, lines.append)
+    (run,) = report.runs
+    assert run.eager_because == "the capture failed: train.cuda_graph: not here"
+    assert run.tokens_per_second == TOKENS / run.eager_seconds
+    assert not report.peers
+    assert lines[-1].endswith("Nothing is measured after it.")
+
+
 def test_sizes_are_the_presets_with_at_most_two_micro_batches_or_those_asked(small):
     train = model.ModelRequest(preset="small").config().train
     assert (train.micro_batch_size, train.seq_len, train.gradient_accumulation) == (2, 32, 2)
@@ -86,6 +106,26 @@ def test_inputs_of_linears_are_counted_once_and_by_linear():
     assert saved.inputs == {name: 2 * TOKENS * width for name, width in widths.items()}
     assert saved.weights == 0
     assert saved.total > sum(saved.inputs.values())
+
+
+@pytest.mark.parametrize("recipe", model.RECIPES)
+@pytest.mark.parametrize("run", [saved_bytes, TrainingStep.one_micro_batch], ids=["counted", "stepped"])
+def test_no_graph_outlives_its_pass(run, recipe, monkeypatch):
+    """A node that adds to a gradient keeps to the stream of its first graph; an old one breaks a capture."""
+    step = small_step(recipe, "M-*T")
+    nodes = {name: lambda p=p: get_gradient_edge(p).node for name, p in step.masters.items()}
+    hidden = step.model.hidden
+
+    def marked(tokens):
+        found = hidden(tokens)
+        for node in nodes.values():
+            node().metadata["of this pass"] = True  # of one that is not in use nothing stays
+        return found
+
+    monkeypatch.setattr(step.model, "hidden", marked)
+    run(step)
+    gc.collect()
+    assert not [name for name, node in nodes.items() if node().metadata]
 
 
 def test_packed_inputs_take_the_bits_of_their_format():
@@ -203,3 +243,32 @@ def test_the_time_and_memory_of_a_step_on_a_card_are_accounted_for():
     assert memory.other is not None
     assert memory.reserved is not None
     assert 0 <= memory.other < memory.peak <= memory.reserved
+
+
+def with_head(name):
+    recipe = get_recipe(name)
+    return replace(recipe, keep_bf16=replace(recipe.keep_bf16, names=()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", [get_recipe("bf16"), get_recipe("nvfp4"), with_head("nvfp4")])
+def test_steps_are_replayed_where_the_loss_has_several_chunks(recipe, monkeypatch):
+    card = torch.device("cuda")
+    config = replace(small_config("M-*T"), vocab_size=1024)
+    monkeypatch.setattr(loss, "CARD_CHUNK_LOGITS", TOKENS // 4 * config.vocab_size)
+    samples = torch.randint(config.vocab_size, (2, 33), device=card)
+
+    def trained(run):
+        built = LanguageModel(config, seed=0).to(card)
+        convert(built, recipe)
+        step = TrainingStep(built, run_config(config))
+        step.samples = samples
+        assert step.eager_because is None
+        step.one_micro_batch()
+        saved_bytes(step)
+        return [*(run(step) for _ in range(4)), *step.masters.values()]
+
+    for found, wanted in zip(
+        trained(TrainingStep.__call__), trained(TrainingStep.kernel_by_kernel), strict=True
+    ):
+        assert torch.equal(found, wanted)

@@ -7,15 +7,16 @@ computed twice) over the card's dense BF16 peak, whatever the recipe.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from fourbits.bench.layer_times import LayerTimes, layer_times
+from fourbits.bench.model_bars import BASE, PACKED, ModelRun, model_bars
 from fourbits.bench.model_peers import PEERS, PeerRun, bench_peer
-from fourbits.bench.saved_bytes import MemoryBreakdown, SavedBytes, memory_breakdown, saved_bytes
-from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
+from fourbits.bench.saved_bytes import memory_breakdown, saved_bytes
+from fourbits.bench.timing import Report, copy_bandwidth, measured, medians, product_rate
 from fourbits.bench.training_step import TrainingStep, release
 from fourbits.device import peak_flops, probe
 from fourbits.model.counts import linear_flops, training_flops
@@ -27,12 +28,9 @@ from fourbits.train.config import RunConfig, load_config
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.trainer import compile_model
 
-#: what `--recipes` may say behind a recipe's name: inputs are saved in codes and scales
-PACKED = ":packed"
-RECIPES = ("bf16", "nvfp4", "nvfp4" + PACKED)
-_BASE = "bf16"
-#: at the sizes that the goals are for: of BF16's tokens/s, and bytes of saved inputs over BF16's
-_GOAL_PRESETS, _GOAL, _GOAL_MFU = ("transformer-1.2b", "hybrid-1.2b"), 0.90, (0.50, 0.45)
+RECIPES = (BASE, "nvfp4", "nvfp4" + PACKED)
+#: how the reason begins for which a recipe was not replayed; after it the card's allocator can not be trusted
+_FAILED = "the capture failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,27 +62,6 @@ class ModelRequest:
         return replace(config, train=replace(train, **sizes, compile=self.compile or train.compile))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelRun:
-    """One recipe's steps. flops: of a token, by kind; mfu: all of them as a share of the card's peak.
-
-    layers, layer_mfu: kernel time by type of layer, and utilization while it runs; on a card only.
-    """
-
-    recipe: str
-    seconds: float
-    tokens_per_second: float
-    flops: dict[str, float]
-    mfu: float | None
-    memory: MemoryBreakdown
-    saved: SavedBytes
-    quantized: tuple[str, ...]
-    product_rate: float
-    eager_because: str | None
-    layers: LayerTimes | None = None
-    layer_mfu: dict[str, float] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport(Report):
     """Bars, and everything that was measured of recipes and peers."""
@@ -108,10 +85,10 @@ def bench_model(
     rates = copy_bandwidth(device), product_rate(device)
     runs, parameters = _runs(device, config, recipes, request, say)
     peers: list[PeerRun] = []
-    for name in request.peers:
+    for name in () if _capture_failed(runs) else request.peers:
         peers.append(bench_peer(name, config, device, request.repeats))
         say(_line(name, peers[-1].tokens_per_second, peers[-1].peak, peers[-1].absent))
-    bars = (*_bars(request.preset, runs), *_memory_bars(runs), *_peer_bars(runs, peers))
+    bars = model_bars(request.preset, runs, peers)
     report = measured("model", device, bars, rates)
     return ModelReport(
         **{name: getattr(report, name) for name in Report.__dataclass_fields__},
@@ -140,7 +117,14 @@ def _runs(
     for name, recipe in zip(request.recipes, recipes, strict=True):
         runs.append(_run(model, name, recipe, config, request))
         say(_line(name, runs[-1].tokens_per_second, runs[-1].memory.peak, None))
+        if _capture_failed(runs):
+            say(f"{name}: {runs[-1].eager_because}. Nothing is measured after it.")
+            break
     return runs, sum(p.numel() for p in model.parameters())
+
+
+def _capture_failed(runs: list[ModelRun]) -> bool:
+    return bool(runs) and (runs[-1].eager_because or "").startswith(_FAILED)
 
 
 def _line(name: str, rate: float | None, peak: int | None, absent: str | None) -> str:
@@ -154,17 +138,26 @@ def _run(
     """Kernel by kernel first, then from graphs: one after the other, as both need the card's memory."""
     summary = convert(model, recipe)
     step = TrainingStep(model, config)
+    device = step.device
     step.one_micro_batch()
     saved = saved_bytes(step)
-    on_card = step.device.type == "cuda"
-    layers = layer_times(step) if on_card and request.profile else None
-    release(step.device)
-    (seconds,) = medians([step], step.device, request.repeats)
-    memory = memory_breakdown(step, saved)
-    why = step.eager_because
-    device = step.device
-    del step
+    layers = layer_times(step) if device.type == "cuda" and request.profile else None
     release(device)
+    eager_seconds = _seconds(step.kernel_by_kernel, device, request)
+    memory = memory_breakdown(step, saved)
+    rate_of_products = product_rate(device)
+    seconds, why = eager_seconds, step.eager_because
+    if why is None:
+        release(device)
+        try:
+            seconds = _seconds(step, device, request)
+            memory = memory_breakdown(step, saved)
+        except RuntimeError as error:
+            # Whatever it was, the steps before it were measured, and the report says that these are they.
+            why = f"{_FAILED}: {str(error).splitlines()[0]}"
+    del step
+    if why is None or not why.startswith(_FAILED):
+        release(device)
     flops = training_flops(config.model, config.train.seq_len)
     rate = config.train.tokens_per_step / seconds
     peak = peak_flops(probe(device.type), torch.bfloat16)
@@ -172,17 +165,24 @@ def _run(
     return ModelRun(
         recipe=name,
         seconds=seconds,
+        eager_seconds=eager_seconds,
         tokens_per_second=rate,
         flops=flops,
         mfu=None if peak is None else utilization(rate * sum(flops.values()), peak),
         memory=memory,
         saved=saved,
         quantized=tuple(row.name for row in summary.rows if row.quantized),
-        product_rate=product_rate(device),
+        product_rate=rate_of_products,
         eager_because=why,
         layers=layers,
         layer_mfu={} if layers is None or peak is None else _layer_mfu(layers, config, tokens, peak),
     )
+
+
+def _seconds(step: Callable[[], object], device: torch.device, request: ModelRequest) -> float:
+    """Of a step, the median. The first captured one runs kernel by kernel, the second captures."""
+    (seconds,) = medians([step], device, request.repeats, warm_up=2)
+    return seconds
 
 
 def utilization(flops_per_second: float, peak: float) -> float:
@@ -210,64 +210,3 @@ def _recipe(name: str) -> Recipe:
     if name.endswith(PACKED):
         return replace(get_recipe(name.removesuffix(PACKED)), saved_inputs="packed")
     return get_recipe(name)
-
-
-def _base(runs: list[ModelRun]) -> ModelRun | None:
-    return next((run for run in runs if run.recipe == _BASE), None)
-
-
-def _bars(preset: str, runs: list[ModelRun]) -> list[Bar]:
-    base, bars = _base(runs), []
-    for run in runs:
-        goal = _GOAL if preset in _GOAL_PRESETS and run.recipe == "nvfp4" else None
-        if base is not None:
-            value = base.seconds / run.seconds
-            bars.append(Bar(name=run.recipe, seconds=run.seconds, value=value, unit="of BF16", goal=goal))
-        if run.mfu is not None:
-            at_size = preset in _GOAL_PRESETS and run.recipe == _BASE
-            goal = _GOAL_MFU[_GOAL_PRESETS.index(preset)] if at_size else None
-            name = f"{run.recipe}, MFU"
-            bars.append(Bar(name=name, seconds=run.seconds, value=run.mfu, unit="of peak", goal=goal))
-    return bars
-
-
-def _memory_bars(runs: list[ModelRun]) -> list[Bar]:
-    """How many times less memory: BF16's bytes over the recipe's, of saved inputs and at the peak."""
-    base, bars = _base(runs), []
-    for run in runs:
-        packed = run.recipe.endswith(PACKED)
-        if base is None or not run.quantized:
-            continue
-        theirs = sum(base.saved.inputs.get(name, 0) for name in run.quantized)
-        ours = sum(run.saved.inputs.get(name, 0) for name in run.quantized)
-        shares = {"saved inputs of quantized linears": (theirs / ours, 1 / 0.29)}
-        if base.memory.peak and run.memory.peak:
-            shares["peak memory"] = (base.memory.peak / run.memory.peak, 1 / 0.87)
-        bars += [
-            Bar(
-                name=f"{run.recipe}, {what}",
-                seconds=run.seconds,
-                value=value,
-                unit="times less",
-                goal=goal if packed else None,
-            )
-            for what, (value, goal) in shares.items()
-        ]
-    return bars
-
-
-def _peer_bars(runs: list[ModelRun], peers: list[PeerRun]) -> list[Bar]:
-    base = _base(runs)
-    if base is None:
-        return []
-    return [
-        Bar(
-            name=f"bf16 against {peer.name}",
-            seconds=peer.seconds,
-            value=base.tokens_per_second / peer.tokens_per_second,
-            unit="times its tokens/s",
-            goal=peer.goal,
-        )
-        for peer in peers
-        if peer.seconds is not None and peer.tokens_per_second is not None
-    ]

@@ -51,6 +51,8 @@ class _Watch:
         self._linear = self._weight_shape = None
 
     def pack(self, tensor: Tensor) -> Tensor:
+        # A node that saves its own output would otherwise hold itself, and with it the whole pass, for ever.
+        tensor = tensor.detach()
         place = _place(tensor)
         if place in self._own or tensor.numel() == 0:
             return tensor

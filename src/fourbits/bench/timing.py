@@ -83,10 +83,11 @@ def medians(
     repeats: int = 20,
     cold: bool = False,
     ahead: bool = False,
+    warm_up: int = _WARM_UP,
 ) -> list[float]:
     """Median times of several calls taken in turns, so that a change of the clock meets all of them."""
     for run in runs:
-        for _ in range(_WARM_UP):
+        for _ in range(warm_up):
             run()
     if device.type != "cuda":
         return [

@@ -40,19 +40,30 @@ class TrainingStep:
         shape = (config.train.micro_batch_size, config.train.seq_len + 1)
         self.samples = torch.randint(config.model.vocab_size, shape, device=self.device)
         self.eager_because = why_not_captured(model, self.device)
+        if self.eager_because is None and not config.train.cuda_graph:
+            self.eager_because = "train.cuda_graph is false"
         self._captured: CapturedGradients | None = None
-        if self.eager_because is None and config.train.cuda_graph:
+        if self.eager_because is None:
             self._captured = CapturedGradients(self._gradients, model, list(self.masters.values()))
         self._not_blocked = torch.zeros((), device=self.device)
         self._steps = itertools.count()
 
     def __call__(self) -> Tensor:
-        """One optimizer step; nothing waits for the device. Returns what `MasterOptimizer.step` does."""
+        """One optimizer step; nothing waits for the device. Returns what `MasterOptimizer.step` does.
+
+        Raises RuntimeError where micro-batches cannot be captured.
+        """
+        return self._step(self._captured)
+
+    def kernel_by_kernel(self) -> Tensor:
+        """The same step without CUDA graphs."""
+        return self._step(None)
+
+    def _step(self, captured: CapturedGradients | None) -> Tensor:
         now, loss, train = next(self._steps), self._not_blocked, self.config.train
         for micro_batch in range(train.gradient_accumulation):
             set_step(self.model, now, micro_batch * train.micro_batch_size * train.seq_len)
-            first = micro_batch == 0
-            loss = self._captured(self.samples, first) if self._captured else self._gradients(self.samples)
+            loss = captured(self.samples, micro_batch == 0) if captured else self._gradients(self.samples)
         return self.optimizer.step(_LR, loss, self._not_blocked)
 
     def one_micro_batch(self) -> Tensor:

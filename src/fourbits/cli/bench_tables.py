@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from fourbits.bench.model import ModelReport, ModelRun
+from fourbits.bench.model import ModelReport
+from fourbits.bench.model_bars import ModelRun
 from fourbits.bench.saved_bytes import MemoryBreakdown
 from fourbits.bench.timing import Report
 
@@ -38,13 +39,14 @@ def model_tables(report: ModelReport) -> Iterator[Table]:
 def _runs(report: ModelReport) -> Table:
     batch, length = report.tokens_per_micro_batch
     size = f"{report.parameters / 1e6:,.1f}M parameters, {report.micro_batches} x {batch} x {length} tokens"
-    columns = ("recipe", "tokens/s", "step ms", "MFU", "product TFLOP/s", "micro-batches")
+    columns = ("recipe", "tokens/s", "step ms", "kernel by kernel", "MFU", "product TFLOP/s", "micro-batches")
     table = Table(*columns, title=f"{report.preset}: {size} a step")
     for run in report.runs:
         table.add_row(
             run.recipe,
             f"{run.tokens_per_second:,.0f}",
             f"{run.seconds * 1e3:,.1f}",
+            f"{run.eager_seconds * 1e3:,.1f}",
             "unknown" if run.mfu is None else f"{run.mfu:.1%}",
             f"{run.product_rate / 1e12:,.0f}",
             run.eager_because or "replayed from CUDA graphs",

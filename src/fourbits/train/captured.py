@@ -81,7 +81,8 @@ class CapturedGradients:
         except RuntimeError as error:
             raise RuntimeError(
                 f"train.cuda_graph: a micro-batch could not be captured as a CUDA graph: {error}. "
-                "Set train.cuda_graph to false to run it kernel by kernel, with the same bits."
+                "Let go of losses and activations of earlier passes, whose graphs keep another stream, or "
+                "set train.cuda_graph to false to run it kernel by kernel, with the same bits."
             ) from error
         if first:
             self._grads = [master.grad for master in self._masters]
