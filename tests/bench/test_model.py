@@ -4,6 +4,7 @@ import gc
 import json
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -119,13 +120,15 @@ def test_no_graph_outlives_its_pass(run, recipe, monkeypatch):
     def marked(tokens):
         found = hidden(tokens)
         for node in nodes.values():
-            node().metadata["of this pass"] = True  # of one that is not in use nothing stays
+            notes: Any = node().metadata
+            notes["of this pass"] = True  # of a node that is not in use nothing stays
         return found
 
     monkeypatch.setattr(step.model, "hidden", marked)
     run(step)
     gc.collect()
-    assert not [name for name, node in nodes.items() if node().metadata]
+    notes: dict[str, Any] = {name: node().metadata for name, node in nodes.items()}
+    assert not [name for name, of_node in notes.items() if of_node]
 
 
 def test_packed_inputs_take_the_bits_of_their_format():

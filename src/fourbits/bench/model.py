@@ -15,7 +15,7 @@ import torch
 from fourbits.bench.layer_times import LayerTimes, layer_times
 from fourbits.bench.model_bars import BASE, PACKED, ModelRun, model_bars
 from fourbits.bench.model_peers import PEERS, PeerRun, bench_peer
-from fourbits.bench.saved_bytes import memory_breakdown, saved_bytes
+from fourbits.bench.saved_bytes import MemoryBreakdown, SavedBytes, memory_breakdown, saved_bytes
 from fourbits.bench.timing import Report, copy_bandwidth, measured, medians, product_rate
 from fourbits.bench.training_step import TrainingStep, release
 from fourbits.device import peak_flops, probe
@@ -29,8 +29,6 @@ from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.trainer import compile_model
 
 RECIPES = (BASE, "nvfp4", "nvfp4" + PACKED)
-#: how the reason begins for which a recipe was not replayed; after it the card's allocator can not be trusted
-_FAILED = "the capture failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +83,7 @@ def bench_model(
     rates = copy_bandwidth(device), product_rate(device)
     runs, parameters = _runs(device, config, recipes, request, say)
     peers: list[PeerRun] = []
-    for name in () if _capture_failed(runs) else request.peers:
+    for name in () if runs and runs[-1].capture_failed else request.peers:
         peers.append(bench_peer(name, config, device, request.repeats))
         say(_line(name, peers[-1].tokens_per_second, peers[-1].peak, peers[-1].absent))
     bars = model_bars(request.preset, runs, peers)
@@ -108,6 +106,7 @@ def _runs(
     request: ModelRequest,
     say: Callable[[str], None],
 ) -> tuple[list[ModelRun], int]:
+    """Runs and the number of parameters. After a capture that fails there are no more."""
     if not recipes:
         return [], 0
     model = LanguageModel(config.model, seed=0).to(device)
@@ -117,14 +116,10 @@ def _runs(
     for name, recipe in zip(request.recipes, recipes, strict=True):
         runs.append(_run(model, name, recipe, config, request))
         say(_line(name, runs[-1].tokens_per_second, runs[-1].memory.peak, None))
-        if _capture_failed(runs):
+        if runs[-1].capture_failed:
             say(f"{name}: {runs[-1].eager_because}. Nothing is measured after it.")
             break
     return runs, sum(p.numel() for p in model.parameters())
-
-
-def _capture_failed(runs: list[ModelRun]) -> bool:
-    return bool(runs) and (runs[-1].eager_because or "").startswith(_FAILED)
 
 
 def _line(name: str, rate: float | None, peak: int | None, absent: str | None) -> str:
@@ -142,41 +137,57 @@ def _run(
     step.one_micro_batch()
     saved = saved_bytes(step)
     layers = layer_times(step) if device.type == "cuda" and request.profile else None
-    release(device)
-    eager_seconds = _seconds(step.kernel_by_kernel, device, request)
-    memory = memory_breakdown(step, saved)
-    rate_of_products = product_rate(device)
-    seconds, why = eager_seconds, step.eager_because
-    if why is None:
-        release(device)
-        try:
-            seconds = _seconds(step, device, request)
-            memory = memory_breakdown(step, saved)
-        except RuntimeError as error:
-            # Whatever it was, the steps before it were measured, and the report says that these are they.
-            why = f"{_FAILED}: {str(error).splitlines()[0]}"
+    times = _times(step, saved, request)
     del step
-    if why is None or not why.startswith(_FAILED):
+    if not times.failed:
         release(device)
     flops = training_flops(config.model, config.train.seq_len)
-    rate = config.train.tokens_per_step / seconds
+    rate = config.train.tokens_per_step / times.seconds
     peak = peak_flops(probe(device.type), torch.bfloat16)
     tokens = config.train.micro_batch_size * config.train.seq_len
     return ModelRun(
         recipe=name,
-        seconds=seconds,
-        eager_seconds=eager_seconds,
+        seconds=times.seconds,
+        eager_seconds=times.eager_seconds,
         tokens_per_second=rate,
         flops=flops,
         mfu=None if peak is None else utilization(rate * sum(flops.values()), peak),
-        memory=memory,
+        memory=times.memory,
         saved=saved,
         quantized=tuple(row.name for row in summary.rows if row.quantized),
-        product_rate=rate_of_products,
-        eager_because=why,
+        product_rate=times.product_rate,
+        eager_because=times.eager_because,
+        capture_failed=times.failed,
         layers=layers,
         layer_mfu={} if layers is None or peak is None else _layer_mfu(layers, config, tokens, peak),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """As in ModelRun. failed: eager_because is a capture that failed."""
+
+    seconds: float
+    eager_seconds: float
+    memory: MemoryBreakdown
+    product_rate: float
+    eager_because: str | None
+    failed: bool = False
+
+
+def _times(step: TrainingStep, saved: SavedBytes, request: ModelRequest) -> _Times:
+    device, rate = step.device, product_rate(step.device)
+    release(device)
+    eager = _seconds(step.kernel_by_kernel, device, request)
+    memory = memory_breakdown(step, saved)
+    if step.eager_because is not None:
+        return _Times(eager, eager, memory, rate, step.eager_because)
+    release(device)
+    try:
+        return _Times(_seconds(step, device, request), eager, memory_breakdown(step, saved), rate, None)
+    except RuntimeError as error:
+        # Whatever it was: the steps above were measured, and the report says that these are they.
+        return _Times(eager, eager, memory, rate, f"the capture failed: {str(error).splitlines()[0]}", True)
 
 
 def _seconds(step: Callable[[], object], device: torch.device, request: ModelRequest) -> float:

@@ -33,6 +33,8 @@ class ModelRun:
     quantized: tuple[str, ...]
     product_rate: float
     eager_because: str | None
+    #: then nothing is known of the card's allocator, and nothing more is measured
+    capture_failed: bool = False
     layers: LayerTimes | None = None
     layer_mfu: dict[str, float] = field(default_factory=dict)
 
