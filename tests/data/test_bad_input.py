@@ -123,12 +123,16 @@ import resource, sys
 from fourbits.cli.main import main
 if limit := int(sys.argv[1]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-sys.exit(main(["data", "prepare", sys.argv[2], "--out", sys.argv[3], "--vocab-size", "384"]))
+sys.exit(main(["data", *sys.argv[2:]]))
 """
 
 
 def command(text: Path, out: Path, limit: int = 0) -> subprocess.Popen:
-    argv = [sys.executable, "-c", PROGRAM, str(limit), str(text), str(out)]
+    return fourbits_data(limit, "prepare", str(text), "--out", str(out), "--vocab-size", "384")
+
+
+def fourbits_data(limit: int, *words: str) -> subprocess.Popen:
+    argv = [sys.executable, "-c", PROGRAM, str(limit), *words]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -145,6 +149,12 @@ def test_a_file_that_takes_no_more_is_named_and_the_next_call_continues(tmp_path
     again.communicate()
     assert again.returncode == 0
     PreparedData.open(tmp_path / "out", verify=True)
+
+
+def test_a_corpus_that_does_not_fit_names_its_file(tmp_path):
+    failed = fourbits_data(100_000, "corpus", "stdlib", "--out", str(tmp_path))
+    _, errors = failed.communicate()
+    assert (failed.returncode, errors) == (1, f"fourbits data: {tmp_path}/code.jsonl.tmp: File too large\n")
 
 
 def test_a_process_waits_for_another_in_the_same_folder_and_says_so(tmp_path):

@@ -137,11 +137,15 @@ def test_pieces_are_the_text_whatever_the_chunks(text, size, chunk):
     assert list(cut((text[i : i + chunk] for i in range(0, len(text), chunk)), size)) == pieces
 
 
-def test_pieces_are_encoded_like_the_whole():
-    text = "".join(f"def f{n}(x):\n    return x * {n} # {'yes' * (n % 3)}\n\nvalue = 1\n" for n in range(400))
-    tokenizer = Tokenizer.train([text], 512)
-    pieces = list(cut([text], 1000))
-    assert len(pieces) > 10
+@pytest.mark.parametrize("end", ["\n", " \n", "\n\n", "\n    \n"])
+def test_pieces_are_encoded_like_the_whole(end):
+    """Whatever lines end in, although spaces at the end of a text are one word and before a word are two."""
+    text = "".join(
+        f"def f{n}(x):\n    return x * {n} # {'yes' * (n % 3)}{end}value = 1\n" for n in range(400)
+    )
+    tokenizer = Tokenizer.train([text, *[f"def value{end}"] * 400], 512)
+    pieces = list(cut([text], 100))
+    assert len(pieces) > 100
     assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
 
 

@@ -119,16 +119,17 @@ def test_an_interrupted_preparation_is_invisible_and_keeps_finished_sources(tmp_
     assert digest(tmp_path / "out") == digest(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])  # with both outcomes of the only document's hash
+@pytest.mark.parametrize("seed", [1, 2])  # its hash is 0.43 and 0.41: training, and validation
 def test_a_single_document_gives_its_tail_to_validation(tmp_path, seed):
     text = "".join(f"Line {number} of a long text.\n" for number in range(500))
     (tmp_path / "one.txt").write_text(text)
-    options = PrepareOptions(vocab_size=384, validation_fraction=0.4, seed=seed)
+    options = PrepareOptions(vocab_size=384, validation_fraction=0.42, seed=seed)
     data = prepare(file_sources([str(tmp_path / "one.txt")]), tmp_path / "out", options)
     parts = [data.tokenizer.decode(files["one"].tokens.tolist()) for files in (data.train, data.validation)]
     assert "".join(parts) == text
     total = data.train["one"].num_tokens + data.validation["one"].num_tokens
-    assert data.train["one"].num_tokens == round(total * 0.6)
+    assert total < len(text) / 2, "the tokenizer learnt from it, whichever side it is on"
+    assert data.train["one"].num_tokens == round(total * 0.58)
     assert data.manifest["sources"]["one"]["held_out"] == "the tail of the only document"
 
 

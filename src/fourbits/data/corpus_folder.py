@@ -13,7 +13,7 @@ from typing import Any
 from fourbits.data.corpus import Source
 from fourbits.data.prepare_source import Progress
 from fourbits.data.text_files import read_files
-from fourbits.data.whole_file import sync, write, write_json
+from fourbits.data.whole_file import write, write_json, written
 
 CORPUS_FILE = "corpus.json"
 FORMAT = "fourbits-corpus"
@@ -71,7 +71,7 @@ def _open_source(folder: Path, name: str, record: dict[str, Any]) -> Source:
 def _write_source(source: Source, path: Path, report: Progress | None) -> dict[str, Any]:
     digest, documents, size, total = hashlib.sha256(), 0, 0, source.num_bytes
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with written(temporary) as file:
         for document in source.read():
             record = {"name": document.name, "split_key": document.split_key, "text": document.text}
             line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
@@ -80,7 +80,6 @@ def _write_source(source: Source, path: Path, report: Progress | None) -> dict[s
             documents, size = documents + 1, size + len(line)
             if report and document.position is not None:
                 report(source.name, min(document.position, total - 1), total)
-        sync(file)
     temporary.replace(path)
     if report:
         report(source.name, total, total)

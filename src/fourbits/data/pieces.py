@@ -15,15 +15,11 @@ def cut(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
     rest = ""
     for chunk in chunks:
         rest, begin = rest + chunk, 0
-        while len(rest) - begin > size + 1:  # the character behind a piece decides, too
+        while len(rest) - begin > size:  # so there is a character behind the piece, which decides, too
             end = _last_seam(rest, begin, size)
             yield rest[begin:end]
             begin = end
         rest = rest[begin:]
-    while len(rest) > size:
-        end = _last_seam(rest, 0, size)
-        yield rest[:end]
-        rest = rest[end:]
     if rest:
         yield rest
 

@@ -6,7 +6,6 @@ and renames .bin, then .idx. A writer may be told to keep what it has when it fa
 place that was flushed (`flush`).
 """
 
-import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fourbits.data.token_file import HEADER, ID_TYPES, MAGIC, VERSION, bin_and_idx
-from fourbits.data.whole_file import sync, write
+from fourbits.data.whole_file import close, sync, write, written
 
 LONGEST_DOCUMENT = 2**31 - 1  # lengths are int32
 _BUFFER = 1 << 20
@@ -125,10 +124,8 @@ class TokenFileWriter:
 
     def close(self) -> None:
         """Close the files; what they have stays as it is."""
-        # A full disk fails once more when close() flushes; the first error is the one to be seen.
         for file in (self._bin, self._lengths):
-            with contextlib.suppress(OSError):
-                file.close()
+            close(file)
 
     def remove(self) -> None:
         """Remove what is unfinished."""
@@ -140,7 +137,7 @@ class TokenFileWriter:
         if not self.num_documents:
             raise ValueError(f"{self.prefix}: a token file needs at least one document, got none.")
         self.flush()
-        with self._idx_path.open("wb", buffering=_BUFFER) as file:
+        with written(self._idx_path) as file:
             header = HEADER.pack(MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1)
             write(file, header)
             for lengths in self._length_parts():
@@ -153,7 +150,6 @@ class TokenFileWriter:
             for first in range(0, self.num_documents + 1, _INDEX_ROWS):
                 last = min(first + _INDEX_ROWS, self.num_documents + 1)
                 write(file, np.arange(first, last, dtype="<i8").tobytes())
-            sync(file)
         for source, target in zip((self._bin_path, self._idx_path), bin_and_idx(prefix), strict=True):
             source.replace(target)
         self.close()

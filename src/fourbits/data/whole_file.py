@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,9 +14,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to disk, and rename it. OSError for a full disk."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with written(temporary) as file:
         write(file, content)
-        sync(file)
     temporary.replace(path)
 
 
@@ -32,6 +33,24 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: damaged: not a JSON object. Remove it and give the command again.")
     return value
+
+
+@contextmanager
+def written(path: Path) -> Generator[BinaryIO]:
+    """A file to `write` to, which is on disk when the block ends. OSError naming it, for a full disk say."""
+    file = path.open("wb")
+    try:
+        yield file
+        sync(file)
+    finally:
+        close(file)
+
+
+def close(file: BinaryIO) -> None:
+    """Close a file that is on disk, or that could not be written."""
+    # A full disk fails once more when close() flushes; the first error is the one to be seen.
+    with suppress(OSError):
+        file.close()
 
 
 def write(file: BinaryIO, content: bytes) -> None:
