@@ -61,6 +61,20 @@ def test_the_standard_library_becomes_a_corpus_that_can_be_prepared(tmp_path, ca
         assert one.validation[name].tokens.tolist() == two.validation[name].tokens.tolist()
 
 
+def test_options_of_the_other_corpus_are_refused(tmp_path):
+    for options in (("--max-mb", 3), ("--debs", tmp_path)):
+        with pytest.raises(ValueError, match="--debs and --max-mb are options of debian only"):
+            run("corpus", "stdlib", "--out", tmp_path / "corpus", *options)
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_packages_that_could_not_be_had_are_said(tmp_path, capsys, monkeypatch):
+    corpus = {"sources": {"code": {"documents": 1, "bytes": 2}}, "missing_packages": ["one", "two"]}
+    monkeypatch.setattr("fourbits.cli.data.build_debian", lambda *args, **options: corpus)
+    assert run("corpus", "debian", "--out", tmp_path) == 0
+    assert capsys.readouterr().err == "without packages that could not be had: one, two\n"
+
+
 def test_an_action_is_required(capsys):
     with pytest.raises(SystemExit) as stop:
         run()

@@ -7,6 +7,7 @@ source.
 """
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -135,6 +136,8 @@ def build_corpus(args: Namespace) -> int:
     else:
         for name, record in corpus["sources"].items():
             print(f"{name}: {record['documents']:,} documents, {record['bytes'] / 1e6:.2f} MB")
+        if missing := corpus.get("missing_packages"):
+            print(f"without packages that could not be had: {', '.join(missing)}", file=sys.stderr)
         print(f"next: fourbits data prepare {args.out} --out TOKENS")
     return 0
 
