@@ -71,6 +71,39 @@ def test_a_hugging_face_dataset_is_streamed_by_name(tmp_path, monkeypatch):
         file_sources([f"hf:{tmp_path / 'data'}@test"])
 
 
+def test_a_dataset_with_damage_in_it_is_named_with_the_row(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    (tmp_path / "data").mkdir()
+    raw = write_jsonl(tmp_path / "data" / "train.jsonl")
+    (tmp_path / "data" / "train.jsonl").write_bytes(raw + b'{"text": "good", \n')
+    [source] = file_sources([f"hf:{tmp_path / 'data'}"])
+    with pytest.raises(ValueError, match=r"hf:.*data: cannot be read after row \d+: .*JSON parse error"):
+        list(source.read())
+
+
+def test_a_saved_dataset_is_a_folder_of_one_split(tmp_path):
+    library = load_datasets("test")
+    rows = library.Dataset.from_dict({"text": TEXTS}, info=library.DatasetInfo(license="MIT"))
+    library.DatasetDict({"train": rows}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match="saved: a dataset of several splits; name the folder of one"):
+        file_sources([str(tmp_path / "saved")])
+    [source] = file_sources([str(tmp_path / "saved" / "train")])
+    assert (source.licence, [document.text for document in source.read()]) == ("MIT", TEXTS)
+    (tmp_path / "saved" / "train" / "dataset_info.json").write_text("{")
+    with pytest.raises(ValueError, match="train: cannot be opened"):
+        file_sources([str(tmp_path / "saved" / "train")])
+
+
+def test_a_dataset_that_becomes_another_is_not_read_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    (tmp_path / "data").mkdir()
+    raw = write_jsonl(tmp_path / "data" / "train.jsonl")
+    [source] = file_sources([f"hf:{tmp_path / 'data'}"])
+    (tmp_path / "data" / "train.jsonl").write_bytes(2 * raw)
+    with pytest.raises(ValueError, match="changed meanwhile"):
+        list(source.read())
+
+
 def test_positions_rise_to_the_size_of_the_files(files):
     for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"):
         [source] = file_sources([str(files[name])])

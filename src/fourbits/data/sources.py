@@ -34,6 +34,8 @@ def _named(given: str, text_field: str) -> Source:
     path = Path(os.path.realpath(rest))  # in a loop of links: one of them
     if path.is_dir():
         name = name or path.name
+        if (path / "dataset_dict.json").is_file():
+            raise ValueError(f"{path}: a dataset of several splits; name the folder of one, as {path}/train.")
         return (
             saved_dataset(name, path, text_field)
             if is_saved_dataset(path)

@@ -1,6 +1,5 @@
 """Documents in tables: Parquet files and Hugging Face datasets, a document per row."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,13 +62,15 @@ def is_saved_dataset(path: Path) -> bool:
 def saved_dataset(name: str, path: Path, text_field: str) -> Source:
     """The rows of a dataset that `save_to_disk` wrote."""
     files = tuple(sorted(p for p in path.rglob("*") if p.is_file()))
-    info = json.loads((path / "dataset_info.json").read_text(encoding="utf-8"))
 
-    def read() -> Iterator[Document]:
-        rows = load_datasets(path).load_from_disk(str(path))
-        return _read_rows(rows, str(path), text_field)
+    def open_rows() -> Any:
+        try:
+            return load_datasets(path).load_from_disk(str(path))
+        except _UNREADABLE as error:
+            raise ValueError(f"{path}: cannot be opened: {_first_line(error)}.") from error
 
-    return Source(name, files, read, _licence(info.get("license")))
+    licence = _licence(open_rows().info.license)
+    return Source(name, files, lambda: _read_rows(open_rows(), str(path), text_field), licence)
 
 
 def hub_dataset(given: str, text_field: str, name: str = "") -> Source:
@@ -81,7 +82,6 @@ def hub_dataset(given: str, text_field: str, name: str = "") -> Source:
     path, _, config = rest.partition(":")
     local = Path(path).resolve() if Path(path).is_dir() else None
     files = tuple(sorted(p for p in local.rglob("*") if p.is_file())) if local else ()
-
     library = load_datasets(given)
 
     def open_rows() -> tuple[Any, str]:
@@ -89,16 +89,20 @@ def hub_dataset(given: str, text_field: str, name: str = "") -> Source:
             builder = library.load_dataset_builder(str(local or path), config or None)
             return builder.as_streaming_dataset(split=split or "train"), builder.hash
         except _UNREADABLE as error:
-            raise ValueError(f"{given}: cannot be opened: {_first_line(error)}") from error
+            raise ValueError(f"{given}: cannot be opened: {_first_line(error)}.") from error
 
     rows, revision = open_rows()
-    return Source(
-        name or Path(path).name,
-        files,
-        lambda: _read_rows(open_rows()[0], given, text_field),
-        _licence(rows.info.license),
-        identity=f"\n{path}\t{config}\t{split}\t{revision}",  # of the Hub: a commit
-    )
+
+    def read() -> Iterator[Document]:
+        rows, now = open_rows()
+        if now != revision:
+            raise ValueError(
+                f"{given}: was {revision} and is {now}: changed meanwhile. Give the command again."
+            )
+        return _read_rows(rows, given, text_field)
+
+    identity = f"\n{path}\t{config}\t{split}\t{revision}"  # of the Hub: a commit
+    return Source(name or Path(path).name, files, read, _licence(rows.info.license), identity)
 
 
 def _read_rows(rows: Any, where: str, text_field: str) -> Iterator[Document]:
@@ -121,14 +125,15 @@ def _readable(rows: Any, where: str) -> Iterator[Mapping[str, Any]]:
             return
         except _UNREADABLE as error:
             raise ValueError(
-                f"{where}: cannot be read after row {read}: {_first_line(error)} The same command continues."
+                f"{where}: cannot be read after row {read}: {_first_line(error)}. When it can be, give the same "
+                f"command again: it continues."
             ) from error
         yield row
         read += 1
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
 
 
 def _licence(given: Any) -> str:
