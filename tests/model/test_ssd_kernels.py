@@ -35,7 +35,7 @@ def test_kernels_multiply_on_tensor_cores_within_a_cards_memory(card, head_dim, 
         built = start.build(card)
         name = start.kernel.__name__
         assert built.metadata.shared <= kibibytes << 10, name
-        if name != "decays_kernel":
+        if name not in ("decays_kernel", "steps_kernel"):
             assert re.search(instruction, built.asm["ptx"]), name
             assert re.search(r"(ld\.global|cp\.async)\S*\.v4|cp\.async\.cg\.shared\.global", built.asm["ptx"])
 

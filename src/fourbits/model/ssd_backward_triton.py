@@ -1,4 +1,4 @@
-"""Gradients of the scan from one visit of a chunk, head by head of a group; then sums over the heads.
+"""Gradients of the scan: what stays within a chunk, then what crosses its bounds, then both together.
 
 With CB = c b^T, E the decay from token s to token t, and S and D the state at the chunk's start and the
 gradient of the state at its end:
@@ -8,13 +8,14 @@ gradient of the state at its end:
     dc = dCB b + sum of (from_start dy) S,   db = dCB^T c + sum of (to_end dt x) D.
 
 A log-decay of token u acts on what was there before u and is read from u on. With e_ts = CB_ts E_ts dt_s
-<dy_t, x_s>, and with carried_t, what the state at the start gives y_t, and added_s, what token s gives the
-state at the end, both times their gradients,
+<dy_t, x_s>, and with carried_t = from_start_t <dy_t S, c_t>, what the state at the start gives y_t times its
+gradient, and added_s = to_end_s dt_s <x_s D, b_s>, what token s gives the state at the end times that one's,
 
     dlog_u = sum_{s < u <= t} e_ts + sum_{t >= u} carried_t + sum_{s < u} added_s + decay of chunk <D, S>.
 
 The first sum is that of e's rows minus that of its columns, t and s >= u. Both come from the same FP32
-entries, so what has to cancel does.
+entries, so what has to cancel does. dy S and x D are made for dc and db anyway; so
+`inputs_kernel` reads no S, `groups_kernel` no decays between tokens, and neither runs out of registers.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -24,16 +25,21 @@ import triton.language as tl
 
 from fourbits.model.ssd_decays_triton import FROM_START, HIGH, LOW, ROWS, SIZES, STEP, TO_END, span_decay
 
+# Rows of what is found within chunks, [B, H, 2, Z * Q], and of what crosses bounds, [B, parts, H, 2, Z * Q].
+BALANCE, WRITTEN = tl.constexpr(0), tl.constexpr(1)  # e's row minus its column; the column over dt
+CARRIED, ADDED = tl.constexpr(0), tl.constexpr(1)  # <dy_t S, c_t>; <x_s D, b_s>
+
 
 @triton.jit(do_not_specialize=[*SIZES, "G"])
 def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, x_head, b_ptr, b_batch,
-                  b_token, b_group, c_ptr, c_batch, c_token, c_group, a_ptr, table_ptr, chunk_ptr,
-                  segment_ptr, states_ptr, ends_ptr, dx_ptr, ddt_ptr, da_ptr, dscores_ptr, T, H, Z, R, G,
-                  P: tl.constexpr, N: tl.constexpr, HAS_STARTS: tl.constexpr, Q: tl.constexpr,
-                  BP: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Write dx [B, T, H, P], ddt [B, T, H], da's parts [B, Z, H] and dCB^T [B, Z, G, Q, Q], all contiguous.
+                  b_token, b_group, c_ptr, c_batch, c_token, c_group, table_ptr, segment_ptr, ends_ptr,
+                  dx_ptr, within_ptr, dscores_ptr, T, H, Z, R, G, P: tl.constexpr, N: tl.constexpr,
+                  HAS_STARTS: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr,
+                  BN: tl.constexpr):  # fmt: skip
+    """Write dx [B, T, H, P], what is found within chunks, and dCB^T [B, Z, G, Q, Q], all contiguous.
 
-    states: at chunks' starts, ends: gradients at chunks' ends, [B, Z, H, P, N]; R: heads of a group.
+    ends: gradients at chunks' ends, [B, Z, H, P, N]; R: heads of a group. BP columns of a head and BT more
+    are multiplied, which together hold P.
     Grid: G, chunks, sequences. Tiles are [Q (s), Q (t)], so that the product for dx needs none turned.
     """
     group, z, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -41,95 +47,159 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
     token = z * Q + q
     real, far = token < T, token.to(tl.int64)
     wide = real[:, None] & (n < N)[None, :]
-    narrow = real[:, None] & (p < P)[None, :]
-    matrix = (p < P)[:, None] & (n < N)[None, :]
     b_ptr += batch * b_batch + group * b_group + far[:, None] * b_token + n[None, :]
     c_ptr += batch * c_batch + group * c_group + far[:, None] * c_token + n[None, :]
-    b, c = tl.load(b_ptr, mask=wide, other=0.0), tl.load(c_ptr, mask=wide, other=0.0)
-    scores = tl.dot(b, tl.trans(c), input_precision="ieee")
+    b = tl.load(b_ptr, mask=wide, other=0.0)
+    scores = tl.dot(b, tl.trans(tl.load(c_ptr, mask=wide, other=0.0)), input_precision="ieee")
     seen = q[:, None] <= q[None, :]
     if HAS_STARTS:
         segment = tl.load(segment_ptr + batch * Z * Q + token)
         seen = seen & (segment[:, None] == segment[None, :])
-    x_ptr += batch * x_batch + far[:, None] * x_token + p[None, :]
-    dy_ptr += batch * dy_batch + far[:, None] * dy_token + p[None, :]
-    dx_ptr += (batch * T + far)[:, None] * H * P + p[None, :]
-    ddt_ptr += (batch * T + far) * H
-    bounds = (batch * Z + z) * H * P * N + p[:, None] * N + n[None, :]
+    x_ptr += batch * x_batch + far[:, None] * x_token
+    dy_ptr += batch * dy_batch + far[:, None] * dy_token
+    dx_ptr += (batch * T + far)[:, None] * H * P
+    ends_ptr += (batch * Z + z) * H * P * N + n[None, :]
     table_ptr += batch * H * ROWS * Z * Q + token
+    within_ptr += batch * H * 2 * Z * Q + token
     dscores = tl.zeros((Q, Q), tl.float32)
     for head in range(group * R, group * R + R):
-        x = tl.load(x_ptr + head * x_head, mask=narrow, other=0.0)
-        dy = tl.load(dy_ptr + head * dy_head, mask=narrow, other=0.0)
-        state = tl.load(states_ptr + bounds + head * (P * N), mask=matrix, other=0.0)
-        end = tl.load(ends_ptr + bounds + head * (P * N), mask=matrix, other=0.0)
+        narrow = real[:, None] & (p < P)[None, :]
+        x = tl.load(x_ptr + head * x_head + p[None, :], mask=narrow, other=0.0)
+        dy = tl.load(dy_ptr + head * dy_head + p[None, :], mask=narrow, other=0.0)
+        along = tl.dot(x, tl.trans(dy), input_precision="ieee")
+        if BT:
+            tail = BP + tl.arange(0, BT)
+            short = real[:, None] & (tail < P)[None, :]
+            x_tail = tl.load(x_ptr + head * x_head + tail[None, :], mask=short, other=0.0)
+            dy_tail = tl.load(dy_ptr + head * dy_head + tail[None, :], mask=short, other=0.0)
+            along = tl.dot(x_tail, tl.trans(dy_tail), along, input_precision="ieee")
         decays = table_ptr + head * ROWS * Z * Q
         high, low = tl.load(decays + HIGH * Z * Q), tl.load(decays + LOW * Z * Q)
-        from_start, to_end = tl.load(decays + FROM_START * Z * Q), tl.load(decays + TO_END * Z * Q)
-        step = tl.load(decays + STEP * Z * Q)
-
-        carried = tl.sum(tl.dot(c, tl.trans(state), input_precision="ieee") * dy.to(tl.float32), 1)
-        whole = tl.sum(state.to(tl.float32) * end.to(tl.float32))
-        whole *= tl.load(chunk_ptr + (batch * H + head) * Z + z)
-        dx = tl.dot(b, tl.trans(end), input_precision="ieee") * to_end[:, None]
-        added = tl.sum(dx * x.to(tl.float32), 1)
-
+        step, to_end = tl.load(decays + STEP * Z * Q), tl.load(decays + TO_END * Z * Q)
         decay = span_decay(-high, -low, -high, -low, seen)
-        along = tl.dot(x, tl.trans(dy), input_precision="ieee") * decay
+        along *= decay
         dscores += along * step[:, None]
         along *= scores
+        weights = (scores * decay).to(b.dtype)
         columns, rows = tl.sum(along, 1), tl.sum(along * step[:, None], 0)
-        dx = tl.dot((scores * decay).to(dy.dtype), dy, dx, input_precision="ieee") * step[:, None]
-        tl.store(dx_ptr + head * P, dx.to(dx_ptr.dtype.element_ty), mask=narrow)
+        found = within_ptr + head * 2 * Z * Q
+        tl.store(found + BALANCE * Z * Q, rows - columns * step)
+        tl.store(found + WRITTEN * Z * Q, columns)
 
-        before = added * step
-        dlog = tl.cumsum(rows + carried * from_start - columns * step, 0, reverse=True)
-        dlog += tl.cumsum(before, 0) - before + whole
-        ddt = dlog * tl.load(a_ptr + head) + columns + added
-        tl.store(ddt_ptr + head, ddt, mask=real)
-        # The last of running sums, not a sum: Triton 3.6 fails on sums of sums of products for sm_100.
-        da = tl.cumsum(dlog * step, 0)
-        tl.store(da_ptr + (batch * Z + z) * H + head + 0 * q, da, mask=q == Q - 1)
+        matrix = (p < P)[:, None] & (n < N)[None, :]
+        end = tl.load(ends_ptr + (head * P + p[:, None]) * N, mask=matrix, other=0.0)
+        dx = tl.dot(b, tl.trans(end), input_precision="ieee") * to_end[:, None]
+        dx = tl.dot(weights, dy, dx, input_precision="ieee") * step[:, None]
+        tl.store(dx_ptr + head * P + p[None, :], dx.to(dx_ptr.dtype.element_ty), mask=narrow)
+        if BT:
+            matrix = (tail < P)[:, None] & (n < N)[None, :]
+            end = tl.load(ends_ptr + (head * P + tail[:, None]) * N, mask=matrix, other=0.0)
+            dx = tl.dot(b, tl.trans(end), input_precision="ieee") * to_end[:, None]
+            dx = tl.dot(weights, dy_tail, dx, input_precision="ieee") * step[:, None]
+            tl.store(dx_ptr + head * P + tail[None, :], dx.to(dx_ptr.dtype.element_ty), mask=short)
     place = dscores_ptr + ((batch * Z + z) * G + group) * Q * Q + q[:, None] * Q + q[None, :]
     tl.store(place, dscores.to(dscores_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=[*SIZES, "G"])
-def groups_kernel(x_ptr, x_batch, x_token, x_head, c_ptr, c_batch, c_token, c_group, table_ptr, dscores_ptr,
-                  ends_ptr, db_ptr, T, H, Z, R, G, P: tl.constexpr, N: tl.constexpr, READ: tl.constexpr,
-                  Q: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Write db [B, T, G, N], contiguous, from x, c and the gradients at chunks' ends; READ: dc, from dy, b
-    and the states at chunks' starts in their places.
+def groups_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, x_head, b_ptr, b_batch,
+                  b_token, b_group, c_ptr, c_batch, c_token, c_group, table_ptr, dscores_ptr, states_ptr,
+                  ends_ptr, db_ptr, dc_ptr, across_ptr, T, H, Z, R, G, P: tl.constexpr,
+                  N: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr,
+                  BN: tl.constexpr):  # fmt: skip
+    """Write db, dc [B, T, G, N], contiguous, and this part's share of what crosses the bounds of chunks.
 
-    Grid: G, chunks, sequences. R: heads of a group.
+    states: at chunks' starts, ends: gradients at chunks' ends, [B, Z, H, P, N].
+    Grid: parts of BN of the state, fastest, so that they meet x and dy in the cache, times G; chunks;
+    sequences.
     """
-    group, z, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    q, p, n = tl.arange(0, Q), tl.arange(0, BP), tl.arange(0, BN)
+    parts = tl.cdiv(N, BN)
+    part, group = tl.program_id(0) % parts, tl.program_id(0) // parts
+    z, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    q, p, n = tl.arange(0, Q), tl.arange(0, BP), part * BN + tl.arange(0, BN)
     token = z * Q + q
     real, far = token < T, token.to(tl.int64)
     wide = real[:, None] & (n < N)[None, :]
-    narrow = real[:, None] & (p < P)[None, :]
-    matrix = (p < P)[:, None] & (n < N)[None, :]
-    x_ptr += batch * x_batch + far[:, None] * x_token + p[None, :]
-    ends_ptr += (batch * Z + z) * H * P * N + p[:, None] * N + n[None, :]
-    table_ptr += batch * H * ROWS * Z * Q + token
-    db = tl.zeros((Q, BN), tl.float32)
-    for head in range(group * R, group * R + R):
-        x = tl.load(x_ptr + head * x_head, mask=narrow, other=0.0)
-        end = tl.load(ends_ptr + head * (P * N), mask=matrix, other=0.0)
-        decays = table_ptr + head * ROWS * Z * Q
-        if READ:
-            weight = tl.load(decays + FROM_START * Z * Q)
-        else:
-            weight = tl.load(decays + TO_END * Z * Q) * tl.load(decays + STEP * Z * Q)
-        written = (x.to(tl.float32) * weight[:, None]).to(x.dtype)
-        db = tl.dot(written, end, db, input_precision="ieee")
-    dscores_ptr += ((batch * Z + z) * G + group) * Q * Q
-    if READ:
-        dscores = tl.load(dscores_ptr + q[None, :] * Q + q[:, None])
-    else:
-        dscores = tl.load(dscores_ptr + q[:, None] * Q + q[None, :])
+    b_ptr += batch * b_batch + group * b_group + far[:, None] * b_token + n[None, :]
     c_ptr += batch * c_batch + group * c_group + far[:, None] * c_token + n[None, :]
-    db = tl.dot(dscores, tl.load(c_ptr, mask=wide, other=0.0), db, input_precision="ieee")
-    db_ptr += (batch * T + far)[:, None] * G * N + group * N + n[None, :]
-    tl.store(db_ptr, db.to(db_ptr.dtype.element_ty), mask=wide)
+    b, c = tl.load(b_ptr, mask=wide, other=0.0), tl.load(c_ptr, mask=wide, other=0.0)
+    x_ptr += batch * x_batch + far[:, None] * x_token
+    dy_ptr += batch * dy_batch + far[:, None] * dy_token
+    bounds = (batch * Z + z) * H * P * N + n[None, :]
+    table_ptr += batch * H * ROWS * Z * Q + token
+    across_ptr += (batch * parts + part) * H * 2 * Z * Q + token
+    db, dc = tl.zeros((Q, BN), tl.float32), tl.zeros((Q, BN), tl.float32)
+    for head in range(group * R, group * R + R):
+        narrow = real[:, None] & (p < P)[None, :]
+        matrix = bounds + (head * P + p[:, None]) * N
+        inside = (p < P)[:, None] & (n < N)[None, :]
+        decays, across = table_ptr + head * ROWS * Z * Q, across_ptr + head * 2 * Z * Q
+        if BT:
+            tail = BP + tl.arange(0, BT)
+            short = real[:, None] & (tail < P)[None, :]
+            matrix_tail = bounds + (head * P + tail[:, None]) * N
+            inside_tail = (tail < P)[:, None] & (n < N)[None, :]
+
+        dy = tl.load(dy_ptr + head * dy_head + p[None, :], mask=narrow, other=0.0)
+        state = tl.load(states_ptr + matrix, mask=inside, other=0.0)
+        made = tl.dot(dy, state, input_precision="ieee")
+        if BT:
+            dy = tl.load(dy_ptr + head * dy_head + tail[None, :], mask=short, other=0.0)
+            state = tl.load(states_ptr + matrix_tail, mask=inside_tail, other=0.0)
+            made = tl.dot(dy, state, made, input_precision="ieee")
+        tl.store(across + CARRIED * Z * Q, tl.sum(made * c.to(tl.float32), 1))
+        dc += made * tl.load(decays + FROM_START * Z * Q)[:, None]
+
+        x = tl.load(x_ptr + head * x_head + p[None, :], mask=narrow, other=0.0)
+        end = tl.load(ends_ptr + matrix, mask=inside, other=0.0)
+        made = tl.dot(x, end, input_precision="ieee")
+        if BT:
+            x = tl.load(x_ptr + head * x_head + tail[None, :], mask=short, other=0.0)
+            end = tl.load(ends_ptr + matrix_tail, mask=inside_tail, other=0.0)
+            made = tl.dot(x, end, made, input_precision="ieee")
+        tl.store(across + ADDED * Z * Q, tl.sum(made * b.to(tl.float32), 1))
+        db += made * (tl.load(decays + TO_END * Z * Q) * tl.load(decays + STEP * Z * Q))[:, None]
+    dscores_ptr += ((batch * Z + z) * G + group) * Q * Q
+    place = (batch * T + far)[:, None] * G * N + group * N + n[None, :]
+    dscores = tl.load(dscores_ptr + q[:, None] * Q + q[None, :])
+    db = tl.dot(dscores, c, db, input_precision="ieee")
+    tl.store(db_ptr + place, db.to(db_ptr.dtype.element_ty), mask=wide)
+    dc = tl.dot(tl.trans(dscores), b, dc, input_precision="ieee")
+    tl.store(dc_ptr + place, dc.to(dc_ptr.dtype.element_ty), mask=wide)
+
+
+@triton.jit(do_not_specialize=[*SIZES])
+def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr, ddt_ptr, da_ptr, T, H, Z,
+                 PARTS: tl.constexpr, WALKS: tl.constexpr, Q: tl.constexpr, HEADS: tl.constexpr):  # fmt: skip
+    """Write ddt [B, T, H] and da's parts [B, Z, H], contiguous, from what the kernels before have found.
+
+    Grid: chunks, blocks of HEADS heads, sequences.
+    """
+    z, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    token = z * Q + tl.arange(0, Q)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    known = (head < H)[:, None] & (token < Z * Q)[None, :]
+    decays = table_ptr + (batch * H + head)[:, None] * ROWS * Z * Q + token[None, :]
+    step = tl.load(decays + STEP * Z * Q, mask=known, other=0.0)
+    within = within_ptr + (batch * H + head)[:, None] * 2 * Z * Q + token[None, :]
+    columns = tl.load(within + WRITTEN * Z * Q, mask=known, other=0.0)
+    carried, added = tl.zeros((HEADS, Q), tl.float32), tl.zeros((HEADS, Q), tl.float32)
+    whole = tl.zeros((HEADS,), tl.float32)
+    for part in tl.static_range(PARTS):
+        row = (batch * PARTS + part) * H + head
+        across = across_ptr + row[:, None] * 2 * Z * Q + token[None, :]
+        carried += tl.load(across + CARRIED * Z * Q, mask=known, other=0.0)
+        added += tl.load(across + ADDED * Z * Q, mask=known, other=0.0)
+    for part in tl.static_range(WALKS):
+        row = (batch * H + head) * WALKS + part
+        whole += tl.load(whole_ptr + row * Z + z, mask=head < H, other=0.0)
+    added *= tl.load(decays + TO_END * Z * Q, mask=known, other=0.0)
+    carried *= tl.load(decays + FROM_START * Z * Q, mask=known, other=0.0)
+    whole *= tl.load(chunk_ptr + (batch * H + head) * Z + z, mask=head < H, other=0.0)
+    before = added * step
+    dlog = tl.cumsum(tl.load(within + BALANCE * Z * Q, mask=known, other=0.0) + carried, 1, reverse=True)
+    dlog += tl.cumsum(before, 1) - before + whole[:, None]
+    ddt = dlog * tl.load(a_ptr + head, mask=head < H, other=0.0)[:, None] + columns + added
+    place = ddt_ptr + (batch * T + token)[None, :] * H + head[:, None]
+    tl.store(place, ddt, mask=(head < H)[:, None] & (token < T)[None, :])
+    tl.store(da_ptr + (batch * Z + z) * H + head, tl.sum(dlog * step, 1), mask=head < H)

@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fourbits.model.ssd_backward_triton import groups_kernel, inputs_kernel
+from fourbits.model.ssd_backward_triton import groups_kernel, inputs_kernel, steps_kernel
 from fourbits.model.ssd_decays_triton import decays_kernel
 from fourbits.model.ssd_output_triton import output_kernel
 from fourbits.model.ssd_states_triton import states_kernel
@@ -42,19 +42,27 @@ class Walk(NamedTuple):
     launch: Launch
 
 
+class Sums(NamedTuple):
+    """How sums over the heads of a group are made: the part of N of one program."""
+
+    n: int
+    launch: Launch
+
+
 class Tuning(NamedTuple):
     """Tokens of a chunk and launches of one pass: of its walks, its visits of chunks, its sums over heads."""
 
     chunk: int
     walk: Walk
     visit: Launch
-    sums: Launch = Launch(4, 1)
+    sums: Sums = Sums(64, Launch(4, 1))
 
 
-#: shared memory of 227 KiB (sm_90, sm_100); about 99 KiB (sm_86, sm_89, sm_120); the interpreter
+#: shared memory of 227 KiB (sm_90, sm_100); about 99 KiB (sm_86, sm_89, sm_120); the interpreter.
+#: Those of 227 KiB are the best of an H200 for heads of 64 and of 80, 8,192 tokens.
 _LARGE = {
-    "forward": Tuning(128, Walk(64, 64, Launch(4, 3)), Launch(8, 2)),
-    "backward": Tuning(64, Walk(64, 64, Launch(4, 3)), Launch(8, 1), Launch(4, 3)),
+    "forward": Tuning(128, Walk(128, 64, Launch(4, 2)), Launch(8, 3)),
+    "backward": Tuning(64, Walk(128, 64, Launch(4, 3)), Launch(4, 2), Sums(64, Launch(4, 3))),
 }
 _SMALL = {
     "forward": Tuning(64, Walk(64, 64, Launch(4, 2)), Launch(4, 1)),
@@ -62,7 +70,7 @@ _SMALL = {
 }
 _INTERPRETED = {
     "forward": Tuning(32, Walk(32, 32, Launch(4, 1)), Launch(4, 1)),
-    "backward": Tuning(16, Walk(32, 32, Launch(4, 1)), Launch(4, 1)),
+    "backward": Tuning(16, Walk(32, 32, Launch(4, 1)), Launch(4, 1), Sums(16, Launch(4, 1))),
 }
 
 
@@ -90,11 +98,11 @@ def forward(
     """
     tuning = tuning or tuning_of(x.device)["forward"]
     decays = _decays(dt, a, starts, tuning.chunk)
-    states = _states(x, b, decays, tuning, backwards=False)
+    states, _ = _states(x, b, decays, tuning)
     y = x.new_empty(x.shape)
     batch, length, heads, head_dim = x.shape
     chunks, heads_per_group = decays.chunk.shape[2], heads // b.shape[2]
-    together = heads_per_group
+    together, (main, tail) = heads_per_group, _columns(head_dim)
     output_kernel[(heads // together, chunks, batch)](
         *_strided(x, b, c),
         decays.table,
@@ -110,9 +118,10 @@ def forward(
         N=b.shape[3],
         HAS_STARTS=starts is not None,
         Q=tuning.chunk,
-        BP=_block(head_dim),
+        BP=main,
+        BT=tail,
         BN=_block(b.shape[3]),
-        **tuning.visit.options,
+        **_fitting(tuning.visit, (main + tail) * _block(b.shape[3])).options,
     )
     return y
 
@@ -130,43 +139,68 @@ def backward(
     """dx, ddt, da, db, dc, contiguous, in the dtypes of what they belong to. Arguments as of `forward`."""
     tuning = tuning or tuning_of(x.device)["backward"]
     decays = _decays(dt, a, starts, tuning.chunk)
-    states = _states(x, b, decays, tuning, backwards=False)
-    ends = _states(dy, c, decays, tuning, backwards=True)
+    states, _ = _states(x, b, decays, tuning)
+    ends, whole = _states(dy, c, decays, tuning, starts=states)
     batch, length, heads, head_dim = x.shape
-    chunks, groups = decays.chunk.shape[2], b.shape[2]
+    chunks, groups, size = decays.chunk.shape[2], b.shape[2], b.shape[3]
+    part_n = min(tuning.sums.n, _block(size))
+    parts = triton.cdiv(size, part_n)
+    new = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     dx, db, dc = x.new_empty(x.shape), b.new_empty(b.shape), c.new_empty(c.shape)
-    ddt = torch.empty((batch, length, heads), dtype=torch.float32, device=x.device)
-    da = torch.empty((batch, chunks, heads), dtype=torch.float32, device=x.device)
+    ddt, da = new((batch, length, heads)), new((batch, chunks, heads))
+    within = new((batch, heads, 2, chunks * tuning.chunk))
+    across = new((batch, parts, heads, 2, chunks * tuning.chunk))
     dscores = x.new_empty((batch, chunks, groups, tuning.chunk, tuning.chunk))
-    sizes = (length, heads, chunks, heads // groups, groups, head_dim, b.shape[3])
-    blocks = {"Q": tuning.chunk, "BP": _block(head_dim), "BN": _block(b.shape[3])}
+    sizes = (length, heads, chunks, heads // groups, groups, head_dim, size)
+    main, tail = _columns(head_dim)
+    blocks = {"Q": tuning.chunk, "BP": main, "BT": tail}
+    read = _strided(dy, x, b, c)
     inputs_kernel[(groups, chunks, batch)](
-        *_strided(dy, x, b, c),
-        a,
-        *decays,
-        states,
+        *read,
+        decays.table,
+        decays.segment,
         ends,
         dx,
-        ddt,
-        da,
+        within,
         dscores,
         *sizes,
         HAS_STARTS=starts is not None,
         **blocks,
-        **tuning.visit.options,
+        BN=_block(size),
+        **_fitting(tuning.visit, (main + tail) * _block(size)).options,
     )
-    for is_dc, (out, of, other, bounds) in enumerate(((db, x, c, ends), (dc, dy, b, states))):
-        groups_kernel[(groups, chunks, batch)](
-            *_strided(of, other),
-            decays.table,
-            dscores,
-            bounds,
-            out,
-            *sizes,
-            READ=bool(is_dc),
-            **blocks,
-            **tuning.sums.options,
-        )
+    groups_kernel[(parts * groups, chunks, batch)](
+        *read,
+        decays.table,
+        dscores,
+        states,
+        ends,
+        db,
+        dc,
+        across,
+        *sizes,
+        **blocks,
+        BN=part_n,
+        **tuning.sums.launch.options,
+    )
+    steps_kernel[(chunks, triton.cdiv(heads, _DECAY_HEADS), batch)](
+        a,
+        decays.table,
+        decays.chunk,
+        within,
+        across,
+        whole,
+        ddt,
+        da,
+        length,
+        heads,
+        chunks,
+        PARTS=parts,
+        WALKS=whole.shape[2],
+        Q=tuning.chunk,
+        HEADS=_DECAY_HEADS,
+        num_warps=4,
+    )
     return dx, ddt, da.sum((0, 1)), db, dc
 
 
@@ -206,30 +240,37 @@ def _decays(dt: Tensor, a: Tensor, starts: Tensor | None, chunk: int) -> Decays:
     return Decays(table, whole, segment)
 
 
-def _states(x: Tensor, b: Tensor, decays: Decays, tuning: Tuning, backwards: bool) -> Tensor:
+def _states(
+    x: Tensor, b: Tensor, decays: Decays, tuning: Tuning, starts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """States at the starts of chunks; with `starts` gradients at their ends, and what both make together."""
     batch, length, heads, head_dim = x.shape
     groups, size = b.shape[2:]
     chunks, walk = decays.chunk.shape[2], tuning.walk
     states = x.new_empty((batch, chunks, heads, head_dim, size))
     part_p, part_n = min(walk.p, _block(head_dim)), min(walk.n, _block(size))
-    states_kernel[(batch * heads, triton.cdiv(head_dim, part_p), triton.cdiv(size, part_n))](
+    parts = (triton.cdiv(head_dim, part_p), triton.cdiv(size, part_n))
+    whole = decays.chunk.new_empty((batch, heads, parts[0] * parts[1], chunks))
+    states_kernel[(batch * heads, *parts)](
         *_strided(x, b),
         decays.table,
         decays.chunk,
         states,
+        starts,
+        whole,
         length,
         heads,
         chunks,
         heads // groups,
         P=head_dim,
         N=size,
-        BACKWARDS=backwards,
+        BACKWARDS=starts is not None,
         Q=tuning.chunk,
         BP=part_p,
         BN=part_n,
         **walk.launch.options,
     )
-    return states
+    return states, whole
 
 
 def _strided(*tensors: Tensor) -> list[Tensor | int]:
@@ -237,6 +278,20 @@ def _strided(*tensors: Tensor) -> list[Tensor | int]:
     return [value for x in tensors for value in (x, *x.stride()[:-1])]
 
 
+def _fitting(launch: Launch, state: int) -> Launch:
+    """A launch whose loads fit in shared memory: of states of more elements than 96 x 128 no third stage."""
+    return launch if state <= 96 * 128 else launch._replace(stages=min(launch.stages, 2))
+
+
 def _block(size: int) -> int:
     """The power of two that holds `size`, at least what tensor cores take."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+def _columns(size: int) -> tuple[int, int]:
+    """Powers of two that hold `size` together: the larger, and the one for what it leaves, or 0."""
+    whole = _block(size)
+    main = whole // 2
+    if main < 16 or main + _block(size - main) >= whole:
+        return whole, 0
+    return main, _block(size - main)
