@@ -15,14 +15,17 @@ pytestmark = pytest.mark.gpu
 CARD = torch.device("cuda", 0)
 #: between the inputs and a result, each at most 2^-9 of a term; terms have random signs
 ROUNDINGS = 4
-# B, T, H, P, G, N: heads of a group as in the 12B's and the 1.2B's group, odd lengths, both head dims.
-SHAPES = [
-    (1, 2085, 40, 64, 2, 128),
-    (2, 1000, 32, 80, 2, 128),
-    (1, 130, 8, 16, 2, 32),
-    (3, 77, 8, 128, 1, 128),
-    (1, 77, 8, 64, 1, 256),
+# B, T, H, P, G, N, whether documents start, the strongest decay: heads of a group as in the 12B's and the
+# 1.2B's group, odd lengths, both head dims. What compiles anew takes seconds: the head dim, the state and documents.
+CASES = [
+    ((1, 1093, 40, 64, 2, 128), False, 1.0),
+    ((2, 333, 40, 64, 2, 128), True, 16.0),
+    ((2, 500, 32, 80, 2, 128), False, 16.0),
+    ((1, 333, 16, 80, 1, 128), True, 1.0),
+    ((3, 77, 8, 16, 2, 32), True, 1.0),
+    ((1, 77, 8, 64, 1, 256), False, 1.0),
 ]
+SHAPE = CASES[0][0]
 
 
 def arguments(shape, strongest=1.0) -> tuple[list[Tensor], Tensor]:
@@ -42,9 +45,7 @@ def value_and_gradients(function, args, dy):
     return [y.detach(), *torch.autograd.grad(y, args, dy)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("strongest", [1.0, 16.0])
+@pytest.mark.parametrize(("shape", "documents", "strongest"), CASES, ids=str)
 def test_kernels_are_off_by_roundings_of_what_they_multiply(shape, documents, strongest):
     args, dy = arguments(shape, strongest)
     starts = torch.rand(shape[:2], device=CARD) < 0.01 if documents else None
@@ -56,13 +57,13 @@ def test_kernels_are_off_by_roundings_of_what_they_multiply(shape, documents, st
 
 
 def test_equal_arguments_give_equal_bits():
-    args, dy = arguments(SHAPES[0])
+    args, dy = arguments(SHAPE)
     first, second = (value_and_gradients(lambda *a: ssd_forward(*a, None), args, dy) for _ in range(2))
     assert all(map(torch.equal, first, second))
 
 
 def test_every_class_of_the_presets_passes_its_self_check_quickly():
-    for head_dim, states in ((64, 128), (80, 128), (16, 32), (16, 16)):
+    for head_dim, states in ((64, 128), (80, 128), (16, 32)):
         assert ssd_check.is_fused(CARD, torch.bfloat16, head_dim, states)
         shares = ssd_check.check(CARD, torch.bfloat16, head_dim, states)
         assert max(shares.values()) <= 1
@@ -109,7 +110,7 @@ def test_a_whole_model_under_one_compile_decides_as_eagerly():
 
 
 def test_a_graph_replays_the_bits_of_an_eager_call():
-    args, dy = arguments(SHAPES[0])
+    args, dy = arguments(SHAPE)
     eager = value_and_gradients(lambda *a: ssd_forward(*a, None), args, dy)
     graph, kept = torch.cuda.CUDAGraph(), [arg.clone() for arg in args]
     with torch.cuda.graph(graph):
