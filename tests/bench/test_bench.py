@@ -37,6 +37,17 @@ def test_a_report_is_plain_data_with_a_bar_for_everything_measured(bench, name):
     assert all(bar["seconds"] > 0 and bar["value"] > 0 for bar in report["bars"])
 
 
+def test_each_scan_is_told_as_it_comes_and_what_is_left_out_is_not_run():
+    said = []
+    report = ssd.bench_ssd(CPU, said.append, "tiny", compiled=False)
+    assert [line.split(": ")[0] for line in said] == [bar.name for bar in report.bars]
+    assert len(said) == 2
+    ssd.bench_ssd(CPU, said.append, "tiny")
+    assert sum("compiled torch" in line for line in said) == 3  # what starts, and two results
+    with pytest.raises(ValueError, match=r"--preset: must be of tiny on cpu, got 'hybrid-12b'"):
+        ssd.bench_ssd(CPU, preset="hybrid-12b")
+
+
 def test_a_linear_is_compared_with_bf16_of_the_same_run():
     bars = {bar.name: bar for bar in linear.bench_linear(CPU).bars}
     base, ours = bars["32x48x64 bf16"], bars["32x48x64 nvfp4"]

@@ -16,7 +16,8 @@ CARD = torch.device("cuda", 0)
 #: between the inputs and a result, each at most 2^-9 of a term; terms have random signs
 ROUNDINGS = 4
 # B, T, H, P, G, N, whether documents start, the strongest decay: heads of a group as in the 12B's and the
-# 1.2B's group, odd lengths, both head dims. What compiles anew takes seconds: the head dim, the state and documents.
+# 1.2B's group, odd lengths, both head dims. What compiles anew takes seconds: the head dim, the state and
+# documents.
 CASES = [
     ((1, 1093, 40, 64, 2, 128), False, 1.0),
     ((2, 333, 40, 64, 2, 128), True, 16.0),

@@ -1,11 +1,11 @@
 """Speed of the scan at the presets' shapes, forward and with its backward pass, beside other versions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from fourbits.bench.ssd_peers import ssd_peers
+from fourbits.bench.ssd_peers import refuse_wrong, ssd_peers
 from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
 from fourbits.model.config import ModelConfig
 from fourbits.model.presets import MODEL_PRESETS
@@ -19,15 +19,37 @@ _GOALS = {"mamba_ssm": 1.0}
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def bench_ssd(device: torch.device) -> Report:
-    """The scan forward, and forward with backward, at each preset's shape, in turns with every peer."""
-    rates = copy_bandwidth(device), product_rate(device)
+def bench_ssd(
+    device: torch.device,
+    say: Callable[[str], None] = lambda line: None,
+    preset: str | None = None,
+    compiled: bool = True,
+) -> Report:
+    """The scan forward, and forward with backward, at each preset's shape, in turns with each peer.
+
+    say: is told each result as it comes. preset: only this one's shape. compiled: whether the torch version,
+    compiled, is a peer. Raises ValueError for a preset that has no shape here.
+    """
     cases = _TOKENS if device.type == "cuda" else _CPU_TOKENS
-    bars = [bar for preset, shape in cases.items() for bar in _bars(preset, shape, device, rates)]
+    if preset is not None and preset not in cases:
+        raise ValueError(f"--preset: must be of {', '.join(cases)} on {device.type}, got {preset!r}.")
+    rates = copy_bandwidth(device), product_rate(device)
+    bars: list[Bar] = []
+    for name in cases if preset is None else (preset,):
+        for bar in _bars(name, cases[name], device, rates, say, compiled):
+            say(f"{bar.name}: {bar.seconds * 1e3:.3f} ms, {bar.value:.2f} {bar.unit}")
+            bars.append(bar)
     return measured("ssd", device, tuple(bars), rates)
 
 
-def _bars(preset: str, shape: tuple[int, int], device: torch.device, rates: tuple[float, float]) -> list[Bar]:
+def _bars(
+    preset: str,
+    shape: tuple[int, int],
+    device: torch.device,
+    rates: tuple[float, float],
+    say: Callable[[str], None],
+    compiled: bool,
+) -> Iterator[Bar]:
     config = MODEL_PRESETS[preset]
     args, dy = _arguments(config, shape, device)
     fused = is_fused(device, args[0].dtype, config.mamba_head_dim, config.state_size)
@@ -35,28 +57,27 @@ def _bars(preset: str, shape: tuple[int, int], device: torch.device, rates: tupl
     def own(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return ssd(x, dt, a, b, c, config.chunk_size, fused=fused)
 
-    scans = {"own": own, **ssd_peers(config.chunk_size, own, (args, dy))}
-    bars: list[Bar] = []
-    for what, run in (("forward", _forward), ("forward and backward", _both)):
-        runs = [run(scan, args, dy) for scan in scans.values()]
-        times = medians(runs, device, repeats=10, cold=True, ahead=device.type == "cuda")
+    def times(run: Callable[..., Callable[[], object]], *scans: Scan) -> list[float]:
+        runs = [run(scan, args, dy) for scan in scans]
+        return medians(runs, device, repeats=10, cold=True, ahead=device.type == "cuda")
+
+    passes = {f"{preset} {shape[0]}x{shape[1]}, {what}": run for what, run in _PASSES.items()}
+    for what, run in passes.items():
+        (seconds,) = times(run, own)
         least = _least_seconds(config, args, rates, backward=run is _both)
-        first = f"{preset} {shape[0]}x{shape[1]}, {what}"
-        bars.append(
-            Bar(name=first, seconds=times[0], value=least / times[0], unit="of the ceiling", ceiling=1.0)
-        )
-        peers = zip(list(scans)[1:], times[1:], strict=True)
-        bars += [
-            Bar(
-                name=f"{first}: {name}",
-                seconds=seconds,
-                value=seconds / times[0],
+        yield Bar(name=what, seconds=seconds, value=least / seconds, unit="of the ceiling", ceiling=1.0)
+    for name, peer in ssd_peers(config.chunk_size, args[0].is_cuda, compiled).items():
+        say(f"{preset}: {name} is compiled or tuned, and compared with ours")
+        refuse_wrong(name, peer, own, args, dy)
+        for what, run in passes.items():
+            ours, theirs = times(run, own, peer)
+            yield Bar(
+                name=f"{what}: {name}",
+                seconds=theirs,
+                value=theirs / ours,
                 unit="times as long",
                 goal=_GOALS.get(name.split()[0]),
             )
-            for name, seconds in peers
-        ]
-    return bars
 
 
 def _arguments(
@@ -84,6 +105,9 @@ def _forward(scan: Scan, args: tuple[Tensor, ...], dy: Tensor) -> Callable[[], o
 def _both(scan: Scan, args: tuple[Tensor, ...], dy: Tensor) -> Callable[[], object]:
     leaves = [arg.detach().requires_grad_() for arg in args]
     return lambda: torch.autograd.grad(scan(*leaves), leaves, dy)
+
+
+_PASSES = {"forward": _forward, "forward and backward": _both}
 
 
 def _least_seconds(

@@ -18,20 +18,22 @@ _NAMES = ("y", "dx", "ddt", "da", "db", "dc")
 _ALLOWED = 16 * 2.0**-9
 
 
-def ssd_peers(chunk_size: int, own: Scan, sample: tuple[tuple[Tensor, ...], Tensor]) -> dict[str, Scan]:
-    """Name with version -> scan of (x, dt, a, b, c), each only if values and gradients agree with `own`.
-
-    sample: arguments and a gradient of y to compare with. Raises RuntimeError for a peer that disagrees.
-    """
-    peers: dict[str, Scan] = {"compiled torch": _compiled(chunk_size)}
-    if sample[1].is_cuda and find_spec("mamba_ssm") and find_spec("einops"):
+def ssd_peers(chunk_size: int, on_card: bool, compiled: bool) -> dict[str, Scan]:
+    """Name with version -> scan of (x, dt, a, b, c); kernels of others first, where they are installed."""
+    peers: dict[str, Scan] = {}
+    if on_card and find_spec("mamba_ssm") and find_spec("einops"):
         peers[f"mamba_ssm {version('mamba_ssm')}"] = _mamba_ssm()
-    for name, peer in peers.items():
-        if wrong := _differences(own, peer, *sample):
-            raise RuntimeError(
-                f"bench ssd: {name} must agree with our scan, the difference is {wrong}. Uninstall it."
-            )
+    if compiled:
+        peers["compiled torch"] = _compiled(chunk_size)
     return peers
+
+
+def refuse_wrong(name: str, peer: Scan, own: Scan, args: tuple[Tensor, ...], dy: Tensor) -> None:
+    """Raises RuntimeError for a peer whose value or gradients are not those of `own`."""
+    if wrong := _differences(own, peer, args, dy):
+        raise RuntimeError(
+            f"bench ssd: {name} must agree with our scan, the difference is {wrong}. Uninstall it."
+        )
 
 
 def _compiled(chunk_size: int) -> Scan:

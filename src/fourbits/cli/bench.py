@@ -26,7 +26,6 @@ EXAMPLE = "fourbits bench linear --json"
 BENCHMARKS = {
     "quantize": bench_quantize,
     "linear": bench_linear,
-    "ssd": bench_ssd,
     "step": bench_step,
     "data": bench_data,
 }
@@ -37,12 +36,14 @@ _OF_MODEL = ("preset", "recipes", *_SIZES, "compile", "repeats", "peers", "no_pr
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("what", choices=(*BENCHMARKS, "model"), help="what to measure")
+    parser.add_argument("what", choices=(*BENCHMARKS, "ssd", "model"), help="what to measure")
     parser.add_argument(
         "--recipe", metavar="NAME", help="with quantize: what the options of this recipe cost, by operand"
     )
+    parser.add_argument("--no-compiled", action="store_true", help="with ssd: leave out compiled torch")
+    what = "with model: a run preset or YAML file, e.g. transformer-1.2b; with ssd: only this shape"
+    parser.add_argument("--preset", metavar="CONFIG", help=what)
     model = parser.add_argument_group("with model")
-    model.add_argument("--preset", metavar="CONFIG", help="a run preset or YAML file, e.g. transformer-1.2b")
     names = f"default: {' '.join(RECIPES)} (packed: saved inputs in codes)"
     model.add_argument("--recipes", nargs="*", metavar="R", help=names)
     for option, what in (
@@ -69,7 +70,9 @@ def run(args: Namespace) -> int:
         )
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.what == "model":
-        report = bench_model(device, _request(args), lambda line: print(line, file=sys.stderr, flush=True))
+        report = bench_model(device, _request(args), _say)
+    elif args.what == "ssd":
+        report = bench_ssd(device, _say, args.preset, compiled=not args.no_compiled)
     else:
         report = bench_recipe(device, args.recipe) if args.recipe else BENCHMARKS[args.what](device)
     if args.json:
@@ -82,16 +85,22 @@ def run(args: Namespace) -> int:
     return 0
 
 
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _refuse_options_of_others(args: Namespace) -> None:
     """Raises ValueError for an option that another benchmark has, and for a model without --preset."""
     if args.recipe and args.what != "quantize":
         raise ValueError(f"--recipe {args.recipe}: is an option of quantize, got {args.what}. Leave it out.")
+    if args.no_compiled and args.what != "ssd":
+        raise ValueError(f"--no-compiled: is an option of ssd, got {args.what}. Leave it out.")
     if args.what == "model":
         if not args.preset:
             raise ValueError("bench model: needs --preset, as in --preset transformer-1.2b.")
         return
     for name in _OF_MODEL:
-        if getattr(args, name) is not None:
+        if getattr(args, name) is not None and (args.what, name) != ("ssd", "preset"):
             option = "--" + name.replace("_", "-")
             raise ValueError(f"{option}: is an option of model, got {args.what}. Leave it out.")
 
