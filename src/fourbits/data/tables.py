@@ -96,9 +96,7 @@ def hub_dataset(given: str, text_field: str, name: str = "") -> Source:
     def read() -> Iterator[Document]:
         rows, now = open_rows()
         if now != revision:
-            raise ValueError(
-                f"{given}: was {revision} and is {now}: changed meanwhile. Give the command again."
-            )
+            raise ValueError(f"{given}: changed meanwhile, from {revision} to {now}. Prepare it again.")
         return _read_rows(rows, given, text_field)
 
     identity = f"\n{path}\t{config}\t{split}\t{revision}"  # of the Hub: a commit
@@ -125,8 +123,8 @@ def _readable(rows: Any, where: str) -> Iterator[Mapping[str, Any]]:
             return
         except _UNREADABLE as error:
             raise ValueError(
-                f"{where}: cannot be read after row {read}: {_first_line(error)}. When it can be, give the same "
-                f"command again: it continues."
+                f"{where}: cannot be read after row {read}: {_first_line(error)}. When that "
+                f"is mended, the same command continues."
             ) from error
         yield row
         read += 1
