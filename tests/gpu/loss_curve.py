@@ -3,7 +3,7 @@
 Tokens are drawn on the CPU: one in four at random, every other follows from the token before it, so that
 there is something to learn. Run as a program it prints the curve of a device as JSON:
 
-    PYTHONPATH=tests python -m gpu.loss_curve cpu 52 > tests/gpu/loss_curve_cpu.json
+    PYTHONPATH=tests python -m gpu.loss_curve cpu 200 > tests/gpu/loss_curve_cpu.json
 """
 
 import json

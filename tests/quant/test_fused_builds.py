@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fourbits.quant import fused_codes_triton, fused_triton
+from fourbits.quant import fused_codes_triton, fused_notes_triton, fused_triton
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.plan import NoiseKey, fp8_plan, plan
 from kernel_builds import on_card, recording
@@ -47,10 +47,10 @@ def test_what_policies_learn_needs_no_second_operand(card):
         additions.append(len(re.findall(r"\b(?:add|sub)\.(?:rn\.)?f32", ptx_of(starts, card))))
     assert additions[0] >= 64 * 4, "a thread's 64 values take four rounds of additions and subtractions"
     assert additions[1] == additions[0]
-    with recording(fused_triton) as starts:
+    with recording(fused_notes_triton) as starts:
         into = torch.zeros(6), torch.zeros(6, 4, dtype=torch.int64)
         assert seen is not None
-        fused_triton.notes(seen, (5, 7), (4, 5), into)
+        fused_notes_triton.notes(seen, (5, 7), (4, 5), into)
     assert ptx_of(starts, card)
 
 

@@ -8,15 +8,20 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.amax_triton import amax_kernel
-from fourbits.quant.operands_triton import notes_kernel, operands_kernel
+from fourbits.quant.fused_notes_triton import Observed, maxima_of, notes
+from fourbits.quant.operands_triton import operands_kernel
 from fourbits.quant.plan import NoiseKey, Plan
+
+__all__ = ["Observed", "Tile", "TurnedCodes", "amax_parts", "exact", "notes"]
 
 #: warps of an amax pass; each of its programs leaves a partial maximum
 _AMAX_WARPS = 1024
 #: rows of a tile of which a thread can hold several columns
 SHORT = 32
-#: notes that a program reads at a time, and the most programs that read them
-_NOTES_CHUNK, _NOTES_PROGRAMS = 4096, 1024
+
+
+#: registers a thread with which six programs of two warps share a processor's 65,536
+_SIX_PROGRAMS = 168
 
 
 class Tile(NamedTuple):
@@ -35,18 +40,6 @@ class TurnedCodes(NamedTuple):
     codes: Tensor
     #: uint8 [Mp / block, K]
     scales: Tensor
-
-
-class Observed(NamedTuple):
-    """What amax policies learn from, as `operands_kernel` leaves it."""
-
-    #: fp32 and int32 [programs]: largest magnitudes and saturated blocks of the row operand
-    row_maxima: Tensor
-    saturated: Tensor
-    #: fp32: maxima of the column operand's blocks, and the amax in parts that scaled them
-    column_maxima: Tensor
-    column_amax: Tensor
-    column: Plan | None
 
 
 def amax_parts(
@@ -121,7 +114,11 @@ def exact(
     row_out = scales[None] if row_values is None else row_values
     column_out = scales[None] if column_values is None else column_values
     count = programs(x, tile)
-    seen = _observed(x, row, column, tile, count, column_amax) if observe else None
+    seen = None
+    if observe:
+        seen = Observed(
+            maxima_of(row, row_amax, tile[:2], count), maxima_of(column, column_amax, tile[:2], count)
+        )
     operands_kernel[(count,)](
         x,
         x.stride(0),
@@ -141,9 +138,8 @@ def exact(
         column_key.entries,
         column_key.stream,
         scales,
-        scales if seen is None else seen.row_maxima,
-        scales if seen is None else seen.saturated,
-        scales if seen is None else seen.column_maxima,
+        scales if seen is None or seen.row is None else seen.row.of_blocks,
+        scales if seen is None or seen.column is None else seen.column.of_blocks,
         ROW=row,
         ROW_FIELDS=row_key.fields,
         ROW_PARTS=row_amax.shape[0],
@@ -157,41 +153,10 @@ def exact(
         COLUMNS=tile.columns,
         HARDWARE=x.is_cuda,
         num_warps=tile.warps,
+        **_six_programs(row, column, tile, observe),
         enable_fp_fusion=False,
     )
     return row_values, column_values if codes is None else codes, scales, seen
-
-
-def notes(
-    seen: Observed, blocks: tuple[int, int], places: tuple[int, int], into: tuple[Tensor, Tensor]
-) -> None:
-    """Add largest magnitudes, saturated and all blocks of the row and the column plan.
-
-    blocks: of each plan; places: where each belongs in `into`, fp32 [n] (negative before) and int64 [n, 2 or
-    more] (zero before); negative for a plan that is missing.
-    """
-    largest, counts = into
-    entries = max(seen.row_maxima.numel(), seen.column_maxima.numel())
-    notes_kernel[(min(_NOTES_PROGRAMS, max(1, -(-entries // _NOTES_CHUNK))),)](
-        seen.row_maxima,
-        seen.saturated,
-        seen.row_maxima.numel(),
-        blocks[0],
-        places[0],
-        seen.column_maxima,
-        seen.column_maxima.numel(),
-        blocks[1],
-        places[1],
-        seen.column_amax,
-        largest.view(torch.int32),
-        counts,
-        counts.stride(0),
-        ROW=places[0] >= 0,
-        COLUMN=seen.column,
-        COLUMN_PARTS=seen.column_amax.shape[0],
-        CHUNK=_NOTES_CHUNK,
-        num_warps=8,
-    )
 
 
 def _exact_tile(x: Tensor, row: Plan | None, column: Plan | None) -> Tile:
@@ -204,6 +169,12 @@ def _exact_tile(x: Tensor, row: Plan | None, column: Plan | None) -> Tile:
     if row is not None and column is not None:
         return wide(x, rows, 256, 4)
     return wide(x, max(8, rows), 1024, 8 if rows <= 16 else 4)
+
+
+def _six_programs(row: Plan | None, column: Plan | None, tile: Tile, observe: bool) -> dict[str, int]:
+    """Room for six programs of two warps on a processor, where maxima would take a few registers too many."""
+    both = row is not None and column is not None
+    return {"maxnreg": _SIX_PROGRAMS} if observe and both and tile.warps == 2 else {}
 
 
 def _amax_tile(x: Tensor, column: Plan | None) -> Tile:
@@ -235,24 +206,6 @@ def group(plan: Plan) -> int:
 def programs(x: Tensor, tile: Tile) -> int:
     """Programs that cover x; one for an empty x, to write its global scale."""
     return max(1, -(-x.shape[0] // tile.rows) * -(-x.shape[1] // tile.columns))
-
-
-def _observed(
-    x: Tensor, row: Plan | None, column: Plan | None, tile: Tile, count: int, column_amax: Tensor
-) -> Observed:
-    row_programs = 0 if row is None else count
-    blocks = (
-        0
-        if column is None
-        else count * (tile.rows // column.block_rows) * (tile.columns // column.block_columns)
-    )
-    return Observed(
-        torch.empty(row_programs, dtype=torch.float32, device=x.device),
-        torch.empty(row_programs, dtype=torch.int32, device=x.device),
-        torch.empty(blocks, dtype=torch.float32, device=x.device),
-        column_amax,
-        column,
-    )
 
 
 def _turned_codes(x: Tensor, plan: Plan, rows: int) -> TurnedCodes:

@@ -22,9 +22,6 @@ from fourbits.quant.tile_triton import (
     tile_start,
 )
 
-#: a block is saturated when its scale before rounding is above this, and so would round above 448
-SATURATED = tl.constexpr(464.0)
-
 
 @triton.jit
 def store_tile(out_ptr, stride, values, row, column, M, K, VECTOR: tl.constexpr, ROWS: tl.constexpr,
@@ -38,38 +35,23 @@ def store_tile(out_ptr, stride, values, row, column, M, K, VECTOR: tl.constexpr,
 
 
 @triton.jit
-def larger_and_sum(a, count_a, b, count_b):
-    """One step of both reductions at once."""
-    return tl.maximum(a, b), count_a + count_b
+def store_maxima(amax_bits, maxima_ptr, VECTOR: tl.constexpr):
+    """Leave the maximum of every block, fp32: what amax policies learn from. docs/nvfp4.md, section 16.
 
-
-@triton.jit
-def observe(amax_bits, tensor_bits, maxima_ptr, saturated_ptr, PLAN: tl.constexpr, VECTOR: tl.constexpr):
-    """Leave what amax policies learn from. docs/nvfp4.md, section 16.
-
-    Of a row operand: this program's largest magnitude and its count of saturated blocks. Of a column operand:
-    the maximum of every block, in the arrangement of registers that the operand has. A reduction would want
-    another one, in which the compiler would make the whole operand a second time.
+    They leave in the arrangement of registers that the operand has. A reduction would want another one, in
+    which the compiler would make the whole operand a second time.
     """
-    if PLAN.axis == 1:
-        saturated = (max_target(amax_bits, tensor_bits, PLAN) > SATURATED).to(tl.int32)
-        largest, saturated = tl.reduce((amax_bits, saturated), 0, larger_and_sum)  # rows: a thread holds them
-        largest, saturated = tl.reshape(largest, (largest.numel,)), tl.reshape(saturated, (largest.numel,))
-        largest, saturated = tl.reduce((largest, saturated), 0, larger_and_sum)
-        tl.store(maxima_ptr + tl.program_id(0), float_of(largest))
-        tl.store(saturated_ptr + tl.program_id(0), saturated)
-    else:
-        ABOVE: tl.constexpr = amax_bits.shape[0]
-        COLUMNS: tl.constexpr = amax_bits.shape[2]
-        columns = tl.max_contiguous(tl.multiple_of(tl.arange(0, COLUMNS), VECTOR), VECTOR)[None, :]
-        places = tl.program_id(0) * (ABOVE * COLUMNS) + tl.arange(0, ABOVE)[:, None] * COLUMNS + columns
-        tl.store(maxima_ptr + places, float_of(tl.reshape(amax_bits, (ABOVE, COLUMNS))))
+    ABOVE: tl.constexpr = amax_bits.shape[0]
+    ACROSS: tl.constexpr = amax_bits.shape[2]
+    across = tl.max_contiguous(tl.multiple_of(tl.arange(0, ACROSS), VECTOR), VECTOR)[None, :]
+    places = tl.program_id(0) * (ABOVE * ACROSS) + tl.arange(0, ABOVE)[:, None] * ACROSS + across
+    tl.store(maxima_ptr + places, float_of(tl.reshape(amax_bits, (ABOVE, ACROSS))))
 
 
 @triton.jit
 def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row, column, out_m, out_k, m,
                   amax_ptr, global_ptr, key_ptr, stream, FIELDS: tl.constexpr, PARTS: tl.constexpr,
-                  PLAN: tl.constexpr, PACKED: tl.constexpr, maxima_ptr, saturated_ptr, OBSERVE: tl.constexpr,
+                  PLAN: tl.constexpr, PACKED: tl.constexpr, maxima_ptr, OBSERVE: tl.constexpr,
                   VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                   HARDWARE: tl.constexpr):  # fmt: skip
     """Quantize a tile by one plan and write element * block scale, or if PACKED codes and scales."""
@@ -77,7 +59,7 @@ def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row
     tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
     amax_bits = block_amax(y, PLAN, ROWS, COLUMNS)
     if OBSERVE:
-        observe(amax_bits, tensor_bits, maxima_ptr, saturated_ptr, PLAN, VECTOR)
+        store_maxima(amax_bits, maxima_ptr, VECTOR if PLAN.axis == 0 else 1)
     rounded, scaled, scale = rounded_tile(
         y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
     )
@@ -104,7 +86,7 @@ def operands_kernel(
     x_ptr, x_stride, M, K,
     row_ptr, row_stride, row_k, row_amax_ptr, row_key_ptr, row_stream,
     column_ptr, column_stride, column_scales_ptr, column_m, column_amax_ptr, column_key_ptr, column_stream,
-    global_ptr, row_maxima_ptr, saturated_ptr, column_maxima_ptr,
+    global_ptr, row_maxima_ptr, column_maxima_ptr,
     ROW: tl.constexpr, ROW_FIELDS: tl.constexpr, ROW_PARTS: tl.constexpr,
     COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
     COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, OBSERVE: tl.constexpr,
@@ -115,8 +97,7 @@ def operands_kernel(
     Either plan may be None. With COLUMN_PACKED column_ptr is uint8 [column_m / 2, K], two rows to a byte, and
     column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form turned, which moves no byte away
     from its neighbours. global_ptr: fp32 [2], the global scale of each. amax: fp32 partial maxima.
-    With OBSERVE row_maxima_ptr (fp32) and saturated_ptr (int32), [programs], and column_maxima_ptr, fp32
-    [blocks of all tiles], take what amax policies learn from.
+    With OBSERVE row_maxima_ptr and column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
     IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
@@ -124,51 +105,48 @@ def operands_kernel(
     if ROW is not None:
         write_operand(x, IS_BF16, row_ptr, row_stride, row_ptr, row, column, M, row_k, M, row_amax_ptr,
                       global_ptr, row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, False, row_maxima_ptr,
-                      saturated_ptr, OBSERVE, 8, ROWS, COLUMNS, HARDWARE)  # fmt: skip
+                      OBSERVE, 8, ROWS, COLUMNS, HARDWARE)  # fmt: skip
     if COLUMN is not None:
         write_operand(x, IS_BF16, column_ptr, column_stride, column_scales_ptr, row, column, column_m, K, M,
                       column_amax_ptr, global_ptr + 1, column_key_ptr, column_stream, COLUMN_FIELDS,
-                      COLUMN_PARTS, COLUMN, COLUMN_PACKED, column_maxima_ptr, saturated_ptr, OBSERVE,
-                      COLUMN_VECTOR, ROWS, COLUMNS, HARDWARE)  # fmt: skip
+                      COLUMN_PARTS, COLUMN, COLUMN_PACKED, column_maxima_ptr, OBSERVE, COLUMN_VECTOR, ROWS,
+                      COLUMNS, HARDWARE)  # fmt: skip
 
 
 @triton.jit
-def notes_kernel(row_maxima_ptr, saturated_ptr, row_entries, row_blocks, row_place, column_maxima_ptr,
+def notes_kernel(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_ptr, column_maxima_ptr,
                  column_entries, column_blocks, column_place, column_amax_ptr, largest_ptr, counts_ptr,
-                 counts_stride, ROW: tl.constexpr, COLUMN: tl.constexpr, COLUMN_PARTS: tl.constexpr,
-                 CHUNK: tl.constexpr):  # fmt: skip
-    """What `operands_kernel` observed of either operand, brought together.
+                 counts_stride, ROW: tl.constexpr, ROW_PARTS: tl.constexpr, COLUMN: tl.constexpr,
+                 COLUMN_PARTS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """The largest of all blocks' maxima of either operand, and how many blocks are saturated.
 
     Adds to an operand's place of largest_ptr (int32: patterns of magnitudes, negative before) and of
-    counts_ptr (int64: saturated blocks; all blocks, counts_stride apart). COLUMN: its plan, or None; ROW:
-    whether there is a row operand.
+    counts_ptr (int64: saturated blocks; all blocks, counts_stride apart). Either plan may be None.
     """
-    if ROW:
-        largest = tl.zeros((CHUNK,), tl.int32)
-        saturated = tl.zeros((CHUNK,), tl.int32)
-        for first in range(tl.program_id(0) * CHUNK, row_entries, tl.num_programs(0) * CHUNK):
-            i = first + tl.arange(0, CHUNK)
-            largest = tl.maximum(
-                largest, bits_of(tl.load(row_maxima_ptr + i, mask=i < row_entries, other=0.0))
-            )
-            saturated += tl.load(saturated_ptr + i, mask=i < row_entries, other=0)
-        note(largest, saturated, row_blocks, row_place, largest_ptr, counts_ptr, counts_stride)
+    if ROW is not None:
+        note(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_ptr, largest_ptr, counts_ptr,
+             counts_stride, ROW, ROW_PARTS, CHUNK)  # fmt: skip
     if COLUMN is not None:
-        tensor_bits = amax_of_parts(column_amax_ptr, COLUMN_PARTS)
-        largest = tl.zeros((CHUNK,), tl.int32)
-        saturated = tl.zeros((CHUNK,), tl.int32)
-        for first in range(tl.program_id(0) * CHUNK, column_entries, tl.num_programs(0) * CHUNK):
-            i = first + tl.arange(0, CHUNK)
-            inside = i < column_entries
-            bits = bits_of(tl.load(column_maxima_ptr + i, mask=inside, other=0.0))
-            largest = tl.maximum(largest, bits)
-            saturated += (inside & (max_target(bits, tensor_bits, COLUMN) > SATURATED)).to(tl.int32)
-        note(largest, saturated, column_blocks, column_place, largest_ptr, counts_ptr, counts_stride)
+        note(column_maxima_ptr, column_entries, column_blocks, column_place, column_amax_ptr, largest_ptr,
+             counts_ptr, counts_stride, COLUMN, COLUMN_PARTS, CHUNK)  # fmt: skip
 
 
 @triton.jit
-def note(largest, saturated, blocks, place, largest_ptr, counts_ptr, counts_stride):
-    """Add one program's share to an operand's place; maxima and integers come out the same in any order."""
+def note(maxima_ptr, entries, blocks, place, amax_ptr, largest_ptr, counts_ptr, counts_stride,
+         PLAN: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """One operand's notes, by as many programs as there are; maxima and counts are exact in any order.
+
+    A block is saturated when the scale that maps its maximum to the largest element would have rounded above
+    448. Padding has the scale 0.
+    """
+    tensor_bits = amax_of_parts(amax_ptr, PARTS)
+    largest = tl.zeros((CHUNK,), tl.int32)
+    saturated = tl.zeros((CHUNK,), tl.int32)
+    for first in range(tl.program_id(0) * CHUNK, entries, tl.num_programs(0) * CHUNK):
+        i = first + tl.arange(0, CHUNK)
+        bits = bits_of(tl.load(maxima_ptr + i, mask=i < entries, other=0.0))
+        largest = tl.maximum(largest, bits)
+        saturated += ((i < entries) & (max_target(bits, tensor_bits, PLAN) > 464.0)).to(tl.int32)
     tl.atomic_max(largest_ptr + place, tl.max(largest, axis=0))
     tl.atomic_add(counts_ptr + place * counts_stride, tl.sum(saturated, axis=0).to(tl.int64))
     if tl.program_id(0) == 0:
