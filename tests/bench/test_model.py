@@ -82,6 +82,27 @@ def test_where_a_capture_fails_the_step_kernel_by_kernel_is_reported_and_nothing
     assert lines[-1].endswith("Nothing is measured after it.")
 
 
+def test_a_benchmark_that_is_stopped_reports_what_it_has(small, monkeypatch):
+    run, calls = model._run, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return run(*args)
+
+    monkeypatch.setattr(model, "_run", interrupted)
+    lines = []
+    report = model.bench_model(
+        CPU, model.ModelRequest(preset="small", accumulation=1, repeats=1), lines.append
+    )
+    assert [found.recipe for found in report.runs] == ["bf16"]
+    assert lines[-1].startswith("Stopped")
+    monkeypatch.setattr(model, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        model.bench_model(CPU, model.ModelRequest(preset="small", accumulation=1, repeats=1))
+
+
 def test_sizes_are_the_presets_with_at_most_two_micro_batches_or_those_asked(small):
     train = model.ModelRequest(preset="small").config().train
     assert (train.micro_batch_size, train.seq_len, train.gradient_accumulation) == (2, 32, 2)

@@ -19,7 +19,7 @@ from fourbits.bench.saved_bytes import MemoryBreakdown, SavedBytes, memory_break
 from fourbits.bench.timing import Report, copy_bandwidth, measured, medians, product_rate
 from fourbits.bench.training_step import TrainingStep, release
 from fourbits.device import peak_flops, probe
-from fourbits.model.counts import linear_flops, training_flops
+from fourbits.model.counts import count_parameters, linear_flops, training_flops
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.convert import convert
 from fourbits.recipe.presets import get_recipe
@@ -75,17 +75,26 @@ class ModelReport(Report):
 def bench_model(
     device: torch.device, request: ModelRequest, say: Callable[[str], None] = lambda line: None
 ) -> ModelReport:
-    """Measure. say: is told each result as it comes. Raises ValueError for names that are not known."""
+    """Measure. say: is told each result as it comes. Raises ValueError for names that are not known.
+
+    Ctrl-C ends it with a report, once a recipe has been measured.
+    """
     config, recipes = request.config(), [_recipe(name) for name in request.recipes]
     for name in request.peers:
         if name not in PEERS:
             raise ValueError(f"--peers: must be of {', '.join(PEERS)}, got {name!r}.")
     rates = copy_bandwidth(device), product_rate(device)
-    runs, parameters = _runs(device, config, recipes, request, say)
+    runs: list[ModelRun] = []
     peers: list[PeerRun] = []
-    for name in () if runs and runs[-1].capture_failed else request.peers:
-        peers.append(bench_peer(name, config, device, request.repeats))
-        say(_line(name, peers[-1].tokens_per_second, peers[-1].peak, peers[-1].absent))
+    try:
+        _measure_recipes(runs, device, config, recipes, request, say)
+        for name in () if runs and runs[-1].capture_failed else request.peers:
+            peers.append(bench_peer(name, config, device, request.repeats))
+            say(_line(name, peers[-1].tokens_per_second, peers[-1].peak, peers[-1].absent))
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        say("Stopped: the report is of what was measured until now.")
     bars = model_bars(request.preset, runs, peers)
     report = measured("model", device, bars, rates)
     return ModelReport(
@@ -93,33 +102,33 @@ def bench_model(
         preset=request.preset,
         tokens_per_micro_batch=(config.train.micro_batch_size, config.train.seq_len),
         micro_batches=config.train.gradient_accumulation,
-        parameters=parameters,
+        parameters=sum(count_parameters(config.model).values()),
         runs=tuple(runs),
         peers=tuple(peers),
     )
 
 
-def _runs(
+def _measure_recipes(
+    runs: list[ModelRun],
     device: torch.device,
     config: RunConfig,
     recipes: list[Recipe],
     request: ModelRequest,
     say: Callable[[str], None],
-) -> tuple[list[ModelRun], int]:
-    """Runs and the number of parameters. After a capture that fails there are no more."""
+) -> None:
+    """Append each run. After a capture that fails there are no more."""
     if not recipes:
-        return [], 0
+        return
     model = LanguageModel(config.model, seed=0).to(device)
     model.recompute_blocks = config.train.activation_checkpointing == "full"
     compile_model(model, config.train.compile)
-    runs: list[ModelRun] = []
     for name, recipe in zip(request.recipes, recipes, strict=True):
         runs.append(_run(model, name, recipe, config, request))
-        say(_line(name, runs[-1].tokens_per_second, runs[-1].memory.peak, None))
+        share = "" if runs[-1].mfu is None else f", MFU {runs[-1].mfu:.1%}"
+        say(_line(name, runs[-1].tokens_per_second, runs[-1].memory.peak, None) + share)
         if runs[-1].capture_failed:
             say(f"{name}: {runs[-1].eager_because}. Nothing is measured after it.")
-            break
-    return runs, sum(p.numel() for p in model.parameters())
+            return
 
 
 def _line(name: str, rate: float | None, peak: int | None, absent: str | None) -> str:
