@@ -4,9 +4,13 @@ A launch runs on CPU tensors that claim to be on a card; the kernels it would st
 ahead of time, with the tiles, types and alignments that the launch chose.
 """
 
+import re
+import subprocess
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import ModuleType
 from typing import Any
 
@@ -58,6 +62,17 @@ class Start:
         value = self.arguments[parameter.name]
         one = type(value) is int and value == 1 and not parameter.do_not_specialize
         return one or value is None
+
+
+def stack_bytes(built: CompiledKernel) -> int:
+    """Bytes of a thread's stack, which a kernel without arrays has only for registers that were spilled."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    (stack,) = re.findall(r"STACK:(\d+)", said.stdout)
+    return int(stack)
 
 
 class _Recorder:

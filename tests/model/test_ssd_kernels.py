@@ -8,9 +8,11 @@ from torch.utils.checkpoint import checkpoint
 
 from fourbits.model import ssd_check, ssd_op, ssd_triton
 from fourbits.model.ssd import ssd
-from kernel_builds import on_card, recording
+from kernel_builds import on_card, recording, stack_bytes
 from triton_interpreter import run
 
+#: registers of a thread that a kernel may spill on sm_90
+SPILLED = 4
 CARDS = {90: ("_LARGE", 227), 100: ("_LARGE", 227), 120: ("_SMALL", 99)}
 
 
@@ -35,6 +37,8 @@ def test_kernels_multiply_on_tensor_cores_within_a_cards_memory(card, head_dim, 
         built = start.build(card)
         name = start.kernel.__name__
         assert built.metadata.shared <= kibibytes << 10, name
+        if (card, states) == (90, 128):  # 162 spilled registers once made a kernel three times as slow
+            assert stack_bytes(built) <= 4 * SPILLED, name
         if name not in ("decays_kernel", "steps_kernel"):
             assert re.search(instruction, built.asm["ptx"]), name
             assert re.search(r"(ld\.global|cp\.async)\S*\.v4|cp\.async\.cg\.shared\.global", built.asm["ptx"])
