@@ -180,6 +180,7 @@ def test_doctor_gives_a_reason_for_its_backend(capsys):
     assert findings["backend"] == "emulated"
     assert "CPU" in findings["backend_reason"]
     assert "sm_100" in findings["native_blocker"]
+    assert "NVIDIA cards" in findings["scan_blocker"]
     assert findings["compile_error"] is None
 
 

@@ -15,10 +15,14 @@ from rich.text import Text
 from fourbits.device import Device, choose_backend, native_blocker, peak_flops, probe, triton_blocker
 from fourbits.gemm.matmul import matmul
 from fourbits.gemm.matmul_check import check_native
+from fourbits.model.ssd_op import why_no_kernel
 
 EXAMPLE = "fourbits doctor --json"
 EXTRAS = {"transformers": "hf", "tensorboard": "tb"}
 _NATIVE = "this card has it; training uses it if its self-check passes (doctor --native)"
+#: head dim and state of the paper's hybrids
+_PAPERS_SCAN = (64, 128)
+_SCAN = "Triton kernels, in BF16, once they pass a self-check at their first use"
 UNVERIFIED = "this project has not yet run on a Blackwell chip; a self-check must pass before the first step"
 
 
@@ -68,6 +72,7 @@ def examine(kind: str | None) -> dict[str, Any]:
         "backend_reason": reason,
         "triton_blocker": triton_blocker(device),
         "native_blocker": native_blocker(device),
+        "scan_blocker": why_no_kernel(torch.device(device.torch_device), torch.bfloat16, *_PAPERS_SCAN),
         "native_note": UNVERIFIED,
         "compile_error": compile_error(device.torch_device),
         "peak_bf16_flops": peak_flops(device, torch.bfloat16),
@@ -117,6 +122,7 @@ def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
     """The findings for people."""
     device, broken = findings["device"], findings["compile_error"]
     memory, peak = device["memory_bytes"], findings["peak_bf16_flops"]
+    no_scan = findings["scan_blocker"]
     found = [
         ("fourbits", findings["fourbits"]),
         ("Python", f"{findings['python']}, {findings['system']}, {findings['cpu_threads']} CPU threads"),
@@ -130,6 +136,7 @@ def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
             f"does not work, everything runs eagerly and slowly: {broken}" if broken else "works",
         ),
         ("Triton kernels", f"no: {findings['triton_blocker']}" if findings["triton_blocker"] else "yes"),
+        ("scan of Mamba-2", f"plain torch, in FP32: {no_scan}" if no_scan else _SCAN),
         ("native FP4", f"no: {findings['native_blocker']}" if findings["native_blocker"] else _NATIVE),
         ("", UNVERIFIED),
     ]
