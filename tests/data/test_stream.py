@@ -206,6 +206,14 @@ def test_describe_counts_epochs_and_phases(files):
     assert plan["sources"]["prose"]["epochs"] == (63 + 30 + 21) / 25
 
 
+def test_sources_that_are_read_more_than_once_are_said(files):
+    # code: 124 windows, prose: 25; of the demo's blend 300 samples are 186 and 114, 66 are 41 and 25.
+    assert "reads code 1.50 times, prose 4.56 times (data.max_epochs" in stream(files, 300).repetition()
+    assert stream(files, 66).describe()["sources"]["prose"]["samples_read"] == 25
+    assert stream(files, 66).repetition() == ""
+    assert "reads prose 1.04 times" in stream(files, 69).repetition()
+
+
 def test_a_source_alone_is_blended_in_proportion_to_size(files):
     [phase] = default_phases({"one": files["code"], "two": files["prose"]})
     assert phase.weights["one"] / phase.weights["two"] == pytest.approx(1000 / 203)

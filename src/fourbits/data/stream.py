@@ -161,6 +161,13 @@ class PhasedStream:
         ]
         return f"shares of sources differ from their weights by at most {', '.join(parts)}" if parts else ""
 
+    def repetition(self) -> str:
+        """A sentence on the sources that the run reads more than once; "" if there is none."""
+        ends = self.blend.cursors(self.total_samples)
+        epochs = {n: ends[n] / windows.size for n, windows in zip(self.names, self.windows, strict=True)}
+        parts = [f"{name} {count:.2f} times" for name, count in epochs.items() if count > 1]
+        return f"the run reads {', '.join(parts)} (data.max_epochs sets a limit)" if parts else ""
+
     def describe(self) -> dict[str, Any]:
         """The plan in plain values, for a manifest: phases, boundaries, slots, rounding error, epochs."""
         ends = self.blend.cursors(self.total_samples)

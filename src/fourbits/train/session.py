@@ -44,8 +44,9 @@ class Session:
         torch_device = torch.device(self.device.torch_device)
         self.memory = PeakMemory(torch_device)
         self.trainer = Trainer(config, data, torch_device)
-        if rounding := self.trainer.stream.rounding():
-            report.note(rounding)
+        for said in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
+            if said:
+                report.note(said)
         manifest = describe_run(self.trainer, data, self.device)
         if checkpoint := folder.newest_checkpoint():
             folder.check_data(manifest["hashes"])
