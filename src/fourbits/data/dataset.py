@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from fourbits.data.blend import MAX_PERIOD, Phase
 from fourbits.data.split import SPLITS
-from fourbits.data.stream import PhasedStream, validation_samples
+from fourbits.data.stream import PhasedStream
 from fourbits.data.token_file import TokenFile, bin_and_idx
 from fourbits.data.tokenizer import Tokenizer
+from fourbits.data.windows import validation_samples
 
 FORMAT = "fourbits-data"
 VERSION = 1

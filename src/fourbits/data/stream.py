@@ -1,58 +1,29 @@
 """The stream of training samples: a pure function of (seed, sample number), whatever reads it.
 
-A sample is seq_len + 1 ids: inputs are all but the last, targets all but the first. The samples of a source
-are consecutive windows of its token file, `size` of them in one epoch; its k-th sample is window shuffle(k
-mod size) of epoch k div size, with another shuffle in every epoch. A file is rarely a whole number of
-windows long; where the first window begins within what is left over (less than seq_len ids) is drawn anew
-for each epoch, so that no text is left out for good.
+A sample is seq_len + 1 ids: inputs are all but the last, targets all but the first. The blend says which
+source a sample comes from and which of that source's samples it is (blend.py), and those are windows of its
+token file in the order of a shuffle (windows.py).
 
 Rank count, micro-batch size and restarts do not appear here: readers ask for sample numbers.
 """
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fourbits.data.blend import Blend, Phase
-from fourbits.data.shuffle import derive_key, derive_keys, permute
+from fourbits.data.shuffle import derive_key
 from fourbits.data.token_file import TokenFile
+from fourbits.data.windows import Windows, copied, long_enough, validation_samples
 
 Int64 = npt.NDArray[np.int64]
 
 # Positions are planned for this many consecutive samples at once: a small batch then costs little but
 # copying.
 PLANNED_SAMPLES = 4096
-_OFFSET_KEY = 0x0FF5E7
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """The samples of one source, without end: index k -> where its window starts in the token file."""
-
-    file: TokenFile
-    seq_len: int
-    key: int
-
-    @property
-    def size(self) -> int:
-        """Windows in one epoch."""
-        return (self.file.num_tokens - 1) // self.seq_len
-
-    @property
-    def slack(self) -> int:
-        """Ids that one epoch leaves unread, fewer than seq_len."""
-        return self.file.num_tokens - 1 - self.size * self.seq_len
-
-    def starts(self, index: Int64) -> Int64:
-        """First id of each window. index: int64 [n] -> int64 [n]."""
-        epoch, position = np.divmod(index, np.int64(self.size))
-        keys = derive_keys(self.key, epoch)
-        offset = derive_keys(self.key ^ _OFFSET_KEY, epoch) % np.uint64(self.slack + 1)
-        return permute(position, self.size, keys) * self.seq_len + offset.astype(np.int64)
 
 
 class PhasedStream:
@@ -86,7 +57,7 @@ class PhasedStream:
         # Keyed by name, not by position: adding a source does not reshuffle the others.
         self.windows = [
             Windows(
-                _long_enough(name, file, seq_len, "text"),
+                long_enough(name, file, seq_len, "text"),
                 seq_len,
                 derive_key(seed, zlib.crc32(name.encode())),
             )
@@ -208,7 +179,7 @@ class PhasedStream:
         # Before, so that a file that was cut is an error and not a signal that ends the process.
         for windows in self.windows:
             windows.file.check_unchanged()
-        batch = _copy([self.windows[number].file for number in source.tolist()], start, self.seq_len + 1)
+        batch = copied([self.windows[number].file for number in source.tolist()], start, self.seq_len + 1)
         if self.vocab_size is not None and batch.size:
             self._check_ids(batch, source, start)
         return batch
@@ -248,30 +219,3 @@ class PhasedStream:
     def _first_phase_beyond(self, name: str, samples: float) -> int:
         ends = [self.blend.cursors(phase.end)[name] for phase in self.blend.phases]
         return 1 + next(number for number, end in enumerate(ends) if end > samples)
-
-
-def validation_samples(source: str, file: TokenFile, seq_len: int, limit: int | None = None) -> Int64:
-    """Samples of a validation file in its order, evenly thinned to `limit`. -> int64 [n, seq_len + 1]."""
-    size = (_long_enough(source, file, seq_len, "validation text").num_tokens - 1) // seq_len
-    kept = size if limit is None else min(limit, size)
-    windows = np.arange(kept, dtype=np.int64) * size // max(kept, 1)
-    return _copy([file] * kept, windows * seq_len, seq_len + 1)
-
-
-def _copy(files: Sequence[TokenFile], start: Int64, width: int) -> Int64:
-    """`width` ids of each file from its start on. -> int64 [files, width]."""
-    batch, firsts = np.empty((len(files), width), dtype=np.int64), start.tolist()
-    for file, first in zip(files, firsts, strict=True):
-        file.will_need(first, width)
-    for row, file, first in zip(batch, files, firsts, strict=True):
-        row[:] = file.tokens[first : first + width]
-    return batch
-
-
-def _long_enough(name: str, file: TokenFile, seq_len: int, kind: str) -> TokenFile:
-    if file.num_tokens < seq_len + 1:
-        raise ValueError(
-            f"data: the {kind} of {name!r} has {file.num_tokens} ids, fewer than one sample of seq_len + 1 = "
-            f"{seq_len + 1}. Add text or lower seq_len."
-        )
-    return file
