@@ -26,7 +26,7 @@ import triton.language as tl
 from fourbits.model.ssd_decays_triton import FROM_START, HIGH, LOW, ROWS, SIZES, STEP, TO_END, span_decay
 
 # Rows of what is found within chunks, [B, H, 2, Z * Q], and of what crosses bounds, [B, parts, H, 2, Z * Q].
-BALANCE, WRITTEN = tl.constexpr(0), tl.constexpr(1)  # e's row minus its column; the column over dt
+E_ROWS, E_COLUMNS = tl.constexpr(0), tl.constexpr(1)  # sums of e's rows; of its columns, over dt
 CARRIED, ADDED = tl.constexpr(0), tl.constexpr(1)  # <dy_t S, c_t>; <x_s D, b_s>
 
 
@@ -62,7 +62,13 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
     table_ptr += batch * H * ROWS * Z * Q + token
     within_ptr += batch * H * 2 * Z * Q + token
     dscores = tl.zeros((Q, Q), tl.float32)
-    for head in range(group * R, group * R + R):
+    last = group * R + R - 1
+    ahead = table_ptr + group * R * ROWS * Z * Q
+    next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
+    for head in range(group * R, last + 1):
+        step, to_end = next_step, next_to_end  # asked for a head ahead: the compiler does not
+        ahead = table_ptr + tl.minimum(head + 1, last) * ROWS * Z * Q
+        next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
         narrow = real[:, None] & (p < P)[None, :]
         x = tl.load(x_ptr + head * x_head + p[None, :], mask=narrow, other=0.0)
         dy = tl.load(dy_ptr + head * dy_head + p[None, :], mask=narrow, other=0.0)
@@ -75,7 +81,6 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
             along = tl.dot(x_tail, tl.trans(dy_tail), along, input_precision="ieee")
         decays = table_ptr + head * ROWS * Z * Q
         high, low = tl.load(decays + HIGH * Z * Q), tl.load(decays + LOW * Z * Q)
-        step, to_end = tl.load(decays + STEP * Z * Q), tl.load(decays + TO_END * Z * Q)
         decay = span_decay(-high, -low, -high, -low, seen)
         along *= decay
         dscores += along * step[:, None]
@@ -83,8 +88,8 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
         weights = (scores * decay).to(b.dtype)
         columns, rows = tl.sum(along, 1), tl.sum(along * step[:, None], 0)
         found = within_ptr + head * 2 * Z * Q
-        tl.store(found + BALANCE * Z * Q, rows - columns * step)
-        tl.store(found + WRITTEN * Z * Q, columns)
+        tl.store(found + E_ROWS * Z * Q, rows)
+        tl.store(found + E_COLUMNS * Z * Q, columns)
 
         matrix = (p < P)[:, None] & (n < N)[None, :]
         end = tl.load(ends_ptr + (head * P + p[:, None]) * N, mask=matrix, other=0.0)
@@ -129,11 +134,19 @@ def groups_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
     table_ptr += batch * H * ROWS * Z * Q + token
     across_ptr += (batch * parts + part) * H * 2 * Z * Q + token
     db, dc = tl.zeros((Q, BN), tl.float32), tl.zeros((Q, BN), tl.float32)
-    for head in range(group * R, group * R + R):
+    last = group * R + R - 1
+    ahead = table_ptr + group * R * ROWS * Z * Q
+    next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
+    next_from_start = tl.load(ahead + FROM_START * Z * Q)
+    for head in range(group * R, last + 1):
+        written, from_start = next_step * next_to_end, next_from_start  # asked for a head ahead
+        ahead = table_ptr + tl.minimum(head + 1, last) * ROWS * Z * Q
+        next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
+        next_from_start = tl.load(ahead + FROM_START * Z * Q)
         narrow = real[:, None] & (p < P)[None, :]
         matrix = bounds + (head * P + p[:, None]) * N
         inside = (p < P)[:, None] & (n < N)[None, :]
-        decays, across = table_ptr + head * ROWS * Z * Q, across_ptr + head * 2 * Z * Q
+        across = across_ptr + head * 2 * Z * Q
         if BT:
             tail = BP + tl.arange(0, BT)
             short = real[:, None] & (tail < P)[None, :]
@@ -148,7 +161,7 @@ def groups_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
             state = tl.load(states_ptr + matrix_tail, mask=inside_tail, other=0.0)
             made = tl.dot(dy, state, made, input_precision="ieee")
         tl.store(across + CARRIED * Z * Q, tl.sum(made * c.to(tl.float32), 1))
-        dc += made * tl.load(decays + FROM_START * Z * Q)[:, None]
+        dc += made * from_start[:, None]
 
         x = tl.load(x_ptr + head * x_head + p[None, :], mask=narrow, other=0.0)
         end = tl.load(ends_ptr + matrix, mask=inside, other=0.0)
@@ -158,7 +171,7 @@ def groups_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
             end = tl.load(ends_ptr + matrix_tail, mask=inside_tail, other=0.0)
             made = tl.dot(x, end, made, input_precision="ieee")
         tl.store(across + ADDED * Z * Q, tl.sum(made * b.to(tl.float32), 1))
-        db += made * (tl.load(decays + TO_END * Z * Q) * tl.load(decays + STEP * Z * Q))[:, None]
+        db += made * written[:, None]
     dscores_ptr += ((batch * Z + z) * G + group) * Q * Q
     place = (batch * T + far)[:, None] * G * N + group * N + n[None, :]
     dscores = tl.load(dscores_ptr + q[:, None] * Q + q[None, :])
@@ -182,7 +195,8 @@ def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr,
     decays = table_ptr + (batch * H + head)[:, None] * ROWS * Z * Q + token[None, :]
     step = tl.load(decays + STEP * Z * Q, mask=known, other=0.0)
     within = within_ptr + (batch * H + head)[:, None] * 2 * Z * Q + token[None, :]
-    columns = tl.load(within + WRITTEN * Z * Q, mask=known, other=0.0)
+    rows = tl.load(within + E_ROWS * Z * Q, mask=known, other=0.0)
+    columns = tl.load(within + E_COLUMNS * Z * Q, mask=known, other=0.0)
     carried, added = tl.zeros((HEADS, Q), tl.float32), tl.zeros((HEADS, Q), tl.float32)
     whole = tl.zeros((HEADS,), tl.float32)
     for part in tl.static_range(PARTS):
@@ -197,7 +211,7 @@ def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr,
     carried *= tl.load(decays + FROM_START * Z * Q, mask=known, other=0.0)
     whole *= tl.load(chunk_ptr + (batch * H + head) * Z + z, mask=head < H, other=0.0)
     before = added * step
-    dlog = tl.cumsum(tl.load(within + BALANCE * Z * Q, mask=known, other=0.0) + carried, 1, reverse=True)
+    dlog = tl.cumsum(rows + carried - columns * step, 1, reverse=True)
     dlog += tl.cumsum(before, 1) - before + whole[:, None]
     ddt = dlog * tl.load(a_ptr + head, mask=head < H, other=0.0)[:, None] + columns + added
     place = ddt_ptr + (batch * T + token)[None, :] * H + head[:, None]
