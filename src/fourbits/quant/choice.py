@@ -101,7 +101,7 @@ def row_errors(lanes: Tensor, candidate: Tensor, level: Level, spec: OperandSpec
     Elements round to nearest whatever spec.rounding says; everything is shifted by a power of two, so that no
     error under- or overflows. A row is summed in the order of the contraction.
     """
-    shift = _over_lanes(_normalizer(level.amax), axis)
+    shift = _over_lanes(normalizer(level.amax), axis)
     level = Level(*(_over_lanes(part, axis) for part in level))
     scale = _over_lanes(candidate, axis)
     encode_ = element_encode(scale, level)
@@ -146,8 +146,8 @@ def _over_lanes(grid: Tensor, axis: int) -> Tensor:
     return grid if grid.dim() == 0 else grid.unsqueeze(axis if axis == 1 else 2)
 
 
-def _normalizer(amax: Tensor) -> Tensor:
-    """The power of two that brings amax to [1, 4): 2**(127 - E) with its biased exponent E in [1, 253]."""
+def normalizer(amax: Tensor) -> Tensor:
+    """u: the power of two that brings amax to [1, 4): 2**(127 - E) with its biased exponent E in [1, 253]."""
     exponent = (amax.view(torch.int32) >> 23).clamp(1, 253)
     return ((254 - exponent) << 23).view(torch.float32)
 

@@ -1,8 +1,9 @@
-"""The reference under torch.compile: the same source, fused by the compiler, with equal bits.
+"""The reference under torch.compile: the same source, fused by the compiler, with equal bits; C++ beside it.
 
 Where no C++ compiler works, the eager source runs instead, slower, and one warning says so.
 """
 
+import ctypes
 import functools
 import warnings
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch._dynamo import config as dynamo_config  # pyright: ignore[reportPrivateUsage]
 from torch._dynamo import mark_static  # pyright: ignore[reportPrivateUsage]
 from torch._dynamo.exc import BackendCompilerFailed  # pyright: ignore[reportPrivateUsage]
+from torch._inductor.codecache import CppCodeCache  # pyright: ignore[reportPrivateUsage]
 from torch._inductor.exc import InductorError  # pyright: ignore[reportPrivateUsage]
 
 P = ParamSpec("P")
@@ -47,15 +49,37 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
             made = fast(*args, **kwargs)
             return made if named is None else named(cast(Iterable[object], made))
         except (BackendCompilerFailed, InductorError) as error:
-            _broken.append(str(error))
-            warnings.warn(
-                f"quantization runs uncompiled, about 20 times slower: {_first_line(error)}. "
-                "Install a C++ compiler (g++ or clang++) to speed it up; the bits are the same.",
-                stacklevel=2,
-            )
+            _broke(error)
             return function(*args, **kwargs)
 
     return call
+
+
+@functools.cache
+def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., int] | None:
+    """The C function `name`, which returns an int, of C++ source that is built once per machine.
+
+    arguments: their ctypes. None where building fails, which is announced.
+    """
+    if _broken:
+        return None
+    try:
+        library = cast(ctypes.CDLL, CppCodeCache.load(source, extra_flags=("-ffp-contract=off",)))
+    except (RuntimeError, OSError) as error:  # what the compiler, or the lack of one, raises
+        _broke(error)
+        return None
+    function = getattr(library, name)
+    function.argtypes, function.restype = arguments, ctypes.c_int
+    return cast("Callable[..., int]", function)
+
+
+def _broke(error: Exception) -> None:
+    _broken.append(str(error))
+    warnings.warn(
+        f"quantization runs uncompiled, about 20 times slower: {_first_line(error)}. "
+        "Install a C++ compiler (g++ or clang++) to speed it up; the bits are the same.",
+        stacklevel=3,
+    )
 
 
 def _plain(function: Callable[P, T]) -> Callable[P, tuple[object, ...]]:

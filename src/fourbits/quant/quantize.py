@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fourbits.formats.packing import column_words, pack_nibbles, rows_of_words
-from fourbits.quant import eden
+from fourbits.quant import eden, four_over_six
 from fourbits.quant import quantize_reference as reference
 from fourbits.quant.blocks import block_view, completed, grid_shape, padded
 from fourbits.quant.choice import block_lanes, wanted_scales
-from fourbits.quant.compiled import Runner, runner_for, with_static_sizes
+from fourbits.quant.compiled import Runner, eager, runner_for, with_static_sizes
 from fourbits.quant.hadamard import transformed
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import as_sr_key, column_bytes, row_bytes, scale_noise, word_noise
@@ -51,8 +51,14 @@ def quantize(
     if not spec.block_format.quantized:
         values = _stored(ready.to(spec.block_format.dtype), job.axis)
         return QuantizedTensor(values, _no_blocks(x), _one(x), job.axis, shape, spec)
+    padding = not spec.rht and ready.shape[job.axis] != x.shape[job.axis]
+    if job.run is not eager and not padding and four_over_six.takes(ready, spec, job.axis):
+        made = four_over_six.chosen_codes(ready, spec, job.axis, job.amax, job.run)
+        if made is not None:
+            block_scale = encode_scales(made.block_scale, spec.block_format)
+            return QuantizedTensor(made.codes, block_scale, made.global_scale, job.axis, shape, spec)
     codes, scales = _rounded(reference.element_codes, ready, job)
-    if not spec.rht and ready.shape[job.axis] != x.shape[job.axis]:
+    if padding:
         codes = padded(codes[: x.shape[0], : x.shape[1]], spec, job.axis)  # 0, in poisoned blocks too
     codes = _packed(codes, job)
     if spec.block_size is None:

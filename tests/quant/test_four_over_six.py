@@ -1,0 +1,142 @@
+"""The C++ of Four Over Six gives the reference's bytes, or leaves the tensor to it."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from adversarial import FINITE, NON_FINITE
+from assertions import assert_same_bytes
+from fourbits.quant import compiled as compiler
+from fourbits.quant import four_over_six
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import quantize
+from fourbits.quant.scale_codes import encode_scales
+
+METRICS = ("mse", "mae", "max")
+BLOCKS = ((1, 16), (16, 16))
+AMAXES = (0.0, 7e-36, 1e-3, 3.4e38)
+
+
+def finite(kind: str, shape: tuple[int, int], number: int) -> torch.Tensor:
+    """BF16, which the largest numbers of FP32 would leave."""
+    largest = torch.finfo(torch.bfloat16).max
+    return FINITE[kind](shape, number).clamp(-largest, largest).to(torch.bfloat16)
+
+
+def chosen(
+    x: torch.Tensor, spec: OperandSpec, axis: int, amax: torch.Tensor | None
+) -> four_over_six.StoredBlocks | None:
+    return four_over_six.chosen_codes(x, spec, axis, amax, compiler.compiled)
+
+
+def assert_reference_bytes(x: torch.Tensor, spec: OperandSpec, axis: int, amax: torch.Tensor | None) -> None:
+    """x: so small that `quantize` runs the reference."""
+    assert x.numel() < compiler.COMPILE_FROM
+    found, expected = chosen(x, spec, axis, amax), quantize(x, spec, axis, amax)
+    assert found is not None
+    assert_same_bytes(found.codes, expected.codes, "codes")
+    assert_same_bytes(
+        encode_scales(found.block_scale, spec.block_format), expected.block_scale, "block_scale"
+    )
+    assert_same_bytes(found.global_scale, expected.global_scale, "global_scale")
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("metric", METRICS)
+def test_bytes_are_the_references_for_adversarial_input(metric: str, block: tuple[int, int]):
+    for bound, te_compat, fp32_scale in ((0, True, "exact"), (448, False, "exact"), (0, False, "pow2")):
+        spec = OperandSpec(
+            scale_rule=f"4over6-{metric}",  # pyright: ignore[reportArgumentType]
+            block=block,
+            scale_bound=bound,
+            te_compat=te_compat,
+            fp32_scale=fp32_scale,  # pyright: ignore[reportArgumentType]
+        )
+        for number, (kind, axis) in enumerate(itertools.product(FINITE, (0, 1))):
+            assert_reference_bytes(finite(kind, (48, 144), number), spec, axis, None)
+
+
+@pytest.mark.parametrize("amax", AMAXES)
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_given_amax_is_used_however_stale(block: tuple[int, int], amax: float):
+    for metric, axis in itertools.product(METRICS, (0, 1)):
+        spec = OperandSpec(scale_rule=f"4over6-{metric}", block=block)  # pyright: ignore[reportArgumentType]
+        for kind in ("normal", "spread", "huge"):
+            assert_reference_bytes(finite(kind, (32, 48), 5), spec, axis, torch.tensor(amax))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_of_a_larger_tensor_are_read_where_they_lie(axis: int):
+    whole = finite("normal", (80, 640), 6)
+    part = whole[16:64, 32:624]  # more columns than are read at a time
+    spec = OperandSpec(scale_rule="4over6-mse")
+    assert four_over_six.takes(part, spec, axis)
+    assert_reference_bytes(part, spec, axis, None)
+
+
+def test_non_finite_numbers_are_left_to_the_reference():
+    spec = OperandSpec(scale_rule="4over6-mse")
+    for number, make in enumerate(NON_FINITE.values()):
+        x = make((48, 144), number).to(torch.bfloat16)
+        assert torch.isfinite(x).all() or chosen(x, spec, 1, torch.tensor(3.0)) is None
+        assert torch.isfinite(x).all() or chosen(x, spec, 1, None) is None
+    x = finite("normal", (32, 32), 1)
+    for amax in (math.inf, math.nan):
+        assert chosen(x, spec, 0, torch.tensor(amax)) is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        OperandSpec(),
+        OperandSpec(scale_rule="search-mse"),
+        OperandSpec(scale_rule="4over6-mse", rounding="sr"),
+        OperandSpec(scale_rule="4over6-mse", scale_rounding="sr"),
+        OperandSpec(scale_rule="4over6-mse", block=(1, 32)),
+        OperandSpec(scale_rule="4over6-mse", format="nvfp4-double"),
+    ],
+    ids=lambda spec: f"{spec.format}-{spec.scale_rule}-{spec.rounding}-{spec.scale_rounding}-{spec.block}",
+)
+def test_what_it_has_no_rule_for_is_not_taken(spec: OperandSpec):
+    assert not four_over_six.takes(torch.zeros(32, 64, dtype=torch.bfloat16), spec, 1)
+
+
+def test_shapes_it_would_have_to_complete_are_not_taken():
+    spec = OperandSpec(scale_rule="4over6-mse")
+    taken = torch.zeros(32, 64, dtype=torch.bfloat16)
+    assert four_over_six.takes(taken, spec, 0)
+    for x in (taken.float(), taken.t(), taken[:15], taken[:, :40], taken[:0]):
+        assert not four_over_six.takes(x, spec, 1)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_large_tensor_goes_through_it_on_several_threads(
+    block: tuple[int, int], axis: int, monkeypatch: pytest.MonkeyPatch
+):
+    x = finite("rows_apart", (128, 1024), 9)
+    spec = OperandSpec(scale_rule="4over6-mse", block=block)
+    taken: list[object] = []
+    own = four_over_six.chosen_codes
+    monkeypatch.setattr(four_over_six, "chosen_codes", lambda *args: taken.append(own(*args)) or taken[-1])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = quantize(x, spec, axis)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(taken) == 1
+    assert taken[0] is not None
+    monkeypatch.setattr(compiler, "COMPILE_FROM", 1 << 62)
+    expected = quantize(x, spec, axis)
+    assert_same_bytes(found.codes, expected.codes, "codes")
+    assert_same_bytes(found.block_scale, expected.block_scale, "block_scale")
+
+
+def test_without_a_compiler_the_reference_runs_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler, "_broken", [])
+    with pytest.warns(UserWarning, match="Install a C\\+\\+ compiler"):
+        assert compiler.native("this is not C++", "nothing", ()) is None
+    assert compiler.native("nor this", "nothing", ()) is None
