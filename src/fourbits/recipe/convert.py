@@ -95,8 +95,11 @@ def set_step(model: nn.Module, step: int, first_token: int = 0, reduce: Reduce |
     amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. Raises ValueError for
     values out of range.
     """
+    for name, number in (("step", step), ("first_token", first_token)):
+        if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"set_step: {name} must be an int, got {number!r}. Count whole {name}s.")
     if not 0 <= step < 1 << 32:
-        raise ValueError(f"set_step: step must be in [0, 2**32), got {step}.")
+        raise ValueError(f"set_step: step must be in [0, 2**32), got {step}. Count optimizer steps from 0.")
     if first_token < 0 or first_token % 16:
         raise ValueError(
             f"set_step: first_token must be a multiple of 16 (one block), got {first_token}. "

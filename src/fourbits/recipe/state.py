@@ -38,6 +38,18 @@ def recipe_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Te
     return _collected(model, lambda book: reduced(book.amaxes, book.counters, reduce))
 
 
+def saturated_and_all(model: nn.Module) -> Tensor | None:
+    """Blocks of the step in hand whose scale saturated, and all blocks of it: int64 [2], summed over layers.
+
+    On the device of the layers, before any reduction over ranks; None where no operand depends on the past.
+    What counts is in docs/nvfp4.md, section 16.
+    """
+    books = books_of(model)
+    if not books:
+        return None
+    return torch.stack([book.counters[..., SATURATED : BLOCKS + 1].sum((0, 1)) for book in books]).sum(0)
+
+
 def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Put a saved state into a converted model. Raises ValueError where it is of another recipe or model."""
     own = _collected(model, lambda book: (book.amaxes, book.counters))

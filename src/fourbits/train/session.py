@@ -142,6 +142,7 @@ class Session:
             "lr": result.lr,
             "grad_norm": result.grad_norm,
             "skipped": result.skipped,
+            "saturated": result.saturated,
             "tokens_per_second": rate,
             "step_seconds": seconds,
             "data_seconds": result.data_seconds,

@@ -19,7 +19,7 @@ from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
 from fourbits.recipe.convert import convert, set_step
-from fourbits.recipe.state import load_recipe_state, recipe_state
+from fourbits.recipe.state import load_recipe_state, recipe_state, saturated_and_all
 from fourbits.train.backend import settled_backend
 from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.checkpoint import Checkpoint, load_tensors
@@ -48,6 +48,8 @@ class StepResult:
     grad_norm: float
     skipped: bool
     data_seconds: float
+    #: share of the blocks quantized in this step whose scale saturated; None where nothing counts them
+    saturated: float | None
     finished: Mark
 
 
@@ -64,7 +66,9 @@ class PendingStep:
     """A step whose numbers may still be on their way from the device."""
 
     def __init__(self, step: int, lr: float, data_seconds: float, numbers: Tensor) -> None:
-        """numbers: loss, whether the update was left out, gradient norm, norm per parameter."""
+        """numbers: loss, share of saturated blocks, whether the update was left out, gradient norm, norm per
+        parameter.
+        """
         self.step, self.lr, self.data_seconds = step, lr, data_seconds
         self._numbers = numbers
         if numbers.is_cuda:
@@ -80,9 +84,10 @@ class PendingStep:
     def wait(self) -> tuple[StepResult, list[float]]:
         """The numbers, and the gradient norm of each parameter."""
         self._finished.wait()
-        loss, left_out, grad_norm, *norms = self._numbers.tolist()
+        loss, share, left_out, grad_norm, *norms = self._numbers.tolist()
+        saturated = None if math.isnan(share) else share
         result = StepResult(
-            self.step, loss, self.lr, grad_norm, left_out != 0, self.data_seconds, self._finished
+            self.step, loss, self.lr, grad_norm, left_out != 0, self.data_seconds, saturated, self._finished
         )
         return result, norms
 
@@ -122,6 +127,7 @@ class Trainer:
         self._blocked = torch.zeros((), device=device)
         self._skipped_in_a_row = 0
         self._data_seconds = 0.0
+        self._uncounted = torch.full((), math.nan, device=device)
 
     @contextmanager
     def kernel_by_kernel(self) -> Generator[None]:
@@ -139,7 +145,8 @@ class Trainer:
         if self.config.train.non_finite == "stop":
             self._blocked = numbers[0]
         self.step += 1
-        return PendingStep(self.step, lr, self._data_seconds, torch.cat((loss[None], numbers)))
+        numbers = torch.cat((torch.stack((loss, self._saturated())), numbers))
+        return PendingStep(self.step, lr, self._data_seconds, numbers)
 
     def check(self, pending: PendingStep) -> StepResult:
         """The step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop for them."""
@@ -186,6 +193,14 @@ class Trainer:
             samples = self._begin(self.step, micro_batch)
             total += self._captured(samples, micro_batch == 0) if self._captured else self._gradients(samples)
         return total
+
+    def _saturated(self) -> Tensor:
+        """Share of the step's blocks whose scale saturated, FP32, on the device; NaN where none counts."""
+        counted = saturated_and_all(self.model)
+        if counted is None:
+            return self._uncounted
+        saturated, blocks = counted.to(torch.float64).unbind()
+        return (saturated / blocks).to(torch.float32)
 
     def _gradients(self, samples: Tensor) -> Tensor:
         """Add the gradients of a micro-batch's share of the mean loss, and return that share."""
