@@ -182,6 +182,7 @@ def test_an_override_reaches_every_kind_of_field(path, text, expected):
     ("path", "text", "message"),
     [
         ("optm.lr", "1", "override: unknown key 'optm'. Did you mean 'optim'?"),
+        ("lr", "1", "override: unknown key 'lr'. Did you mean 'optim.lr'?"),
         ("optim.lr", "fast", "override: optim.lr must be a number, got 'fast'."),
         ("optim.lr", "[1,", "override: optim.lr must be a number, got '[1,'."),
         ("name.first", "x", "override: name.first: name is 'a', which holds no keys. Set name itself."),

@@ -48,6 +48,8 @@ def override(obj: T, changes: Mapping[str, Any], where: str = "override") -> T:
     """
     tree = to_dict(obj)
     for path, value in changes.items():
+        if path.partition(".")[0] not in tree and (places := _places_of(path, tree)):
+            raise ValueError(f"{where}: unknown key {path!r}. Did you mean {' or '.join(places[:6])}?")
         _put(tree, path.split("."), _Text(value) if isinstance(value, str) else value, f"{where}: {path}")
     return _build(type(obj), tree, f"{where}:")
 
@@ -208,6 +210,18 @@ def _describe(kind: Any) -> str:
     if origin is dict or dataclasses.is_dataclass(kind):
         return "a mapping of keys to values"
     return NAMES.get(kind, str(kind))
+
+
+def _places_of(path: str, tree: Mapping[str, Any], place: str = "") -> list[str]:
+    """Dotted names of entries further down that end in `path`."""
+    found: list[str] = []
+    for key, value in tree.items():
+        name = f"{place}{key}"
+        if place and f".{name}".endswith(f".{path}"):
+            found.append(repr(name))
+        elif isinstance(value, Mapping):
+            found += _places_of(path, cast("Mapping[str, Any]", value), f"{name}.")
+    return found
 
 
 def _put(tree: Any, keys: list[str], value: Any, place: str) -> None:

@@ -67,6 +67,7 @@ def test_every_setting_can_be_overridden(overrides, read):
     ("overrides", "text"),
     [
         ({"optim.lrr": "1"}, "unknown key 'lrr'. Did you mean 'lr'?"),
+        ({"steps": "5"}, "setting: unknown key 'steps'. Did you mean 'train.steps'?"),
         ({"recipe.wgrad.lhs.rhtt": "16"}, "Did you mean 'rht'?"),
         ({"trian.steps": "1"}, "unknown key 'trian'. Did you mean 'train'?"),
         ({"recipe": "nvpf4"}, "Did you mean 'nvfp4'?"),
