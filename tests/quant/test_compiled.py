@@ -27,6 +27,15 @@ SPECS = {
 }
 #: without another graph: the compiled stages of SPECS serve these inputs, too
 EDGES = ("rne", "tile", "sr-rht", "mxfp4-sr-rht", "4over6", "eden", "fp8")
+#: the same for rules and formats of their own; each along one axis, because every graph takes seconds
+RARER_EDGES = {
+    "ue5m3": (OperandSpec(format="nvfp4-ue5m3"), 1),
+    "nvint4": (OperandSpec(format="nvint4"), 0),
+    "int8": (OperandSpec(format="int8"), 1),
+    "no-te-compat": (OperandSpec(te_compat=False), 0),
+    "mxfp8-e5m2": (OperandSpec(format="mxfp8-e5m2", scale_rule="ceil"), 1),
+    "search": (OperandSpec(format="nve1m2", scale_rule="search-max"), 0),
+}
 
 
 def spread_input() -> torch.Tensor:
@@ -69,6 +78,15 @@ def test_compiled_edges_are_the_eager_ones(name: str):
     """Poison, zeros of both signs, subnormals, underflow and the largest numbers, along both axes."""
     for number, make in enumerate({**FINITE, **NON_FINITE}.values()):
         assert_equal_operands(make((48, 144), number), SPECS[name], number % 2, None)
+
+
+@pytest.mark.parametrize("name", RARER_EDGES)
+def test_compiled_edges_of_rarer_rules_and_formats_are_the_eager_ones(name: str):
+    spec, axis = RARER_EDGES[name]
+    for number, make in enumerate({**FINITE, **NON_FINITE}.values()):
+        assert_equal_operands(make((48, 144), number), spec, axis, None)
+        if spec.tensor_scaled and number % 4 == 0:
+            assert_equal_operands(make((48, 144), number), spec, axis, torch.tensor(1e-3))
 
 
 @pytest.mark.parametrize("amax", [0.0, 7e-36, 1e-3, 3.4e38, math.inf, math.nan])
