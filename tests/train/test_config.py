@@ -1,6 +1,7 @@
 """Run settings: presets by name, files, overrides, and errors that name the key."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -55,8 +56,8 @@ def test_a_file_names_model_and_recipe_or_spells_them_out(tmp_path):
             {"recipe.wgrad.lhs.rht": "32", "recipe.wgrad.rhs.rht": "32"},
             lambda c: c.recipe.wgrad.lhs.rht == c.recipe.wgrad.rhs.rht == 32,
         ),
-        ({"data.paths": "my text"}, lambda c: c.data.paths == ("my text",)),
-        ({"data.paths": "[a, b]"}, lambda c: c.data.paths == ("a", "b")),
+        ({"data.paths": "my text"}, lambda c: c.data.paths == (str(Path.cwd() / "my text"),)),
+        ({"data.paths": "[a, b]"}, lambda c: c.data.paths == (str(Path.cwd() / "a"), str(Path.cwd() / "b"))),
     ],
 )
 def test_every_setting_can_be_overridden(overrides, read):
@@ -108,3 +109,23 @@ def test_differences_are_dotted_names():
     other = replace(one, optim=replace(one.optim, lr=1.0), data=replace(one.data, paths=("a",)))
     assert differences(one, other) == ["data.paths", "optim.lr"]
     assert differences(one, one) == []
+
+
+def test_stored_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
+    """What is no path stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    Path("words.json").write_text("{}", encoding="utf-8")
+    given = {"data.paths": "[texts, notes=more/notes, stdlib, 'hf:some/set']", "data.tokenizer": "words.json"}
+    first = load(given)
+    assert first.data.paths == (
+        f"{tmp_path}/texts",
+        f"notes={tmp_path}/more/notes",
+        "stdlib",
+        "hf:some/set",
+    )
+    assert first.data.tokenizer == f"{tmp_path}/words.json"
+    Path("config.yaml").write_text(dump_yaml(to_dict(first)), encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert load(source=str(tmp_path / "config.yaml")) == first
+    assert load({"data.tokenizer": "tekken"}).data.tokenizer == "tekken"

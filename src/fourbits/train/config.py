@@ -1,11 +1,12 @@
 """RunConfig: a whole run as one frozen tree, from a preset or a YAML file plus dotted overrides."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fourbits.data.config import DataConfig
+from fourbits.data.config import STDLIB, DataConfig
+from fourbits.data.tables import HUB
 from fourbits.model.config import ModelConfig
 from fourbits.model.presets import MODEL_PRESETS
 from fourbits.recipe.overrides import with_both_sides
@@ -146,7 +147,8 @@ def config_from_mapping(
     """A run from nested dicts, in which model and recipe may be names, with dotted overrides on top.
 
     Naming a whole part ("model", "recipe") comes first, so that `--recipe mxfp4 --recipe.wgrad.lhs.rht 16`
-    means what it says. Overriding one of train.steps and train.tokens unsets the other.
+    means what it says. Overriding one of train.steps and train.tokens unsets the other. data.paths and a
+    data.tokenizer that is a file become absolute, so that a stored config.yaml means the same anywhere.
     """
     changes = dict(overrides or {})
     tree = {**mapping, **{part: changes.pop(part) for part in ("model", "recipe") if part in changes}}
@@ -162,7 +164,8 @@ def config_from_mapping(
     paths = changes.get("data.paths")
     if isinstance(paths, str) and not paths.lstrip().startswith("["):
         changes["data.paths"] = [paths]
-    return override(build(RunConfig, tree, where), with_both_sides(changes), "setting")
+    config = override(build(RunConfig, tree, where), with_both_sides(changes), "setting")
+    return replace(config, data=_from_anywhere(config.data))
 
 
 def load_config(
@@ -181,6 +184,24 @@ def load_config(
         f"config: no preset is called {str(source)!r}.{nearest(source, list(presets))} "
         f"Shipped: {', '.join(presets)}; or name a .yaml file."
     )
+
+
+def _from_anywhere(data: DataConfig) -> DataConfig:
+    """`data` with absolute paths, taken from the working directory."""
+    tokenizer = data.tokenizer
+    if tokenizer is not None and Path(tokenizer).exists():
+        tokenizer = str(Path(tokenizer).absolute())
+    return replace(data, paths=tuple(_absolute(path) for path in data.paths), tokenizer=tokenizer)
+
+
+def _absolute(given: str) -> str:
+    """One of data.paths; "stdlib" and data sets of the Hub are no paths, NAME=PATH is one with a name."""
+    name, equals, path = given.partition("=")
+    if not equals or not name.replace("-", "_").isidentifier():
+        name, equals, path = "", "", given
+    if given == STDLIB or path.startswith(HUB):
+        return given
+    return f"{name}{equals}{Path(path).absolute()}"
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
