@@ -78,6 +78,16 @@ def test_every_operand_of_a_recipe_is_compared_with_its_plain_form():
     assert any(bar.goal == pytest.approx(1 / 1.6) for bar in bars.values())
 
 
+@pytest.mark.parametrize("bench", [quantize.bench_quantize, linear.bench_linear])
+def test_what_is_measured_is_the_same_every_time_and_draws_no_random_number_of_the_callers(bench):
+    before = torch.get_rng_state()
+    bench(CPU)
+    quantize_recipe.bench_recipe(CPU, "nvfp4-46")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(timing.normal(3, 2, device=CPU, seed=1), timing.normal(3, 2, device=CPU, seed=1))
+    assert not torch.equal(timing.normal(3, 2, device=CPU, seed=1), timing.normal(3, 2, device=CPU))
+
+
 def test_calls_are_timed_in_turns():
     order = []
     timing.medians([lambda: order.append("a"), lambda: order.append("b")], CPU, repeats=3)

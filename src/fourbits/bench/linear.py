@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
+from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, normal, product_rate
 from fourbits.model.linear import Linear
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.convert import convert, set_step
@@ -44,8 +44,8 @@ def _bars(
     bandwidth: float,
 ) -> list[Bar]:
     tokens, columns, rows = shape
-    x = torch.randn(tokens, columns, device=device, dtype=torch.bfloat16)
-    dy = torch.randn(tokens, rows, device=device, dtype=torch.bfloat16)
+    x = normal(tokens, columns, device=device).to(torch.bfloat16)
+    dy = normal(tokens, rows, device=device, seed=1).to(torch.bfloat16)
     size = "x".join(map(str, shape))
     recipes = {
         f"{size} nvfp4": (_everywhere("nvfp4"), goals[0], True),
@@ -100,8 +100,9 @@ def _converted(recipe: Recipe, columns: int, rows: int, device: torch.device) ->
 
 
 def _linear(columns: int, rows: int, device: torch.device) -> nn.Module:
-    layer = Linear(columns, rows).to(device)
-    nn.init.normal_(layer.weight, std=0.02)
+    with torch.device("meta"):
+        layer = Linear(columns, rows)
+    layer.weight = nn.Parameter(normal(rows, columns, device=device, seed=2) * 0.02)
     return layer
 
 

@@ -14,6 +14,7 @@ from fourbits.bench.timing import (
     measured,
     median_seconds,
     medians,
+    normal,
     product_rate,
 )
 from fourbits.quant.fused import fused_operands
@@ -42,8 +43,8 @@ def bench_quantize(device: torch.device) -> Report:
 
 
 def _card_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
-    x = torch.randn(_CARD_SHAPE, device=device).to(torch.bfloat16)
-    w = torch.randn(4096, 4096, device=device)
+    x = normal(*_CARD_SHAPE, device=device).to(torch.bfloat16)
+    w = normal(4096, 4096, device=device, seed=1)
     key = torch.tensor([1, 2, 3, 4, 5], device=device)
     amax = x.float().abs().amax()
     row, column = Wanted(_ROW, 1, None, amax), Wanted(_COLUMN, 0, None, amax)
@@ -77,7 +78,7 @@ def _card_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
 
 
 def _cpu_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
-    x = torch.randn(_CPU_SHAPE).to(torch.bfloat16)
+    x = normal(*_CPU_SHAPE, device=torch.device("cpu")).to(torch.bfloat16)
     key = torch.tensor([1, 2, 3, 4, 5])
 
     def bar(name: str, spec: OperandSpec, axis: int, packed: bool) -> Bar:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
+from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, normal, product_rate
 from fourbits.quant.fused_codes import fused_quantize
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import ROLES
@@ -62,7 +62,7 @@ def _plain(spec: OperandSpec) -> OperandSpec:
 
 
 def _run(spec: OperandSpec, axis: int, device: torch.device) -> Callable[[], object]:
-    x = torch.randn(_SHAPE[device.type], device=device)
+    x = normal(*_SHAPE[device.type], device=device)
     x = x if spec.source == "bf16" else x.to(torch.bfloat16)
     key = torch.tensor([1, 2, 3, 4, 5], device=device)
     spec = replace(spec, source="as_is") if spec.source == "forward" else spec

@@ -104,9 +104,15 @@ def medians(
     ]
 
 
+def normal(*shape: int, device: torch.device, seed: int = 0) -> torch.Tensor:
+    """Normal numbers, fp32, the same at every call, from a generator of their own."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(shape, device=device, generator=generator)
+
+
 def copy_bandwidth(device: torch.device) -> float:
     """Bytes read plus written per second by a large copy on the device."""
-    source = torch.empty(_COPY_BYTES[device.type], dtype=torch.uint8, device=device).random_()
+    source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() / median_seconds(lambda: target.copy_(source), device)
 
@@ -114,7 +120,7 @@ def copy_bandwidth(device: torch.device) -> float:
 def product_rate(device: torch.device) -> float:
     """Operations per second of a large BF16 product of random numbers."""
     size = 8192 if device.type == "cuda" else 2048
-    a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
+    a, b = (normal(size, size, device=device, seed=seed).to(torch.bfloat16) for seed in range(2))
     return 2 * size**3 / median_seconds(lambda: a @ b, device, repeats=10, cold=False)
 
 
