@@ -260,5 +260,27 @@ def test_evaluation_is_nn_linears_where_the_recipe_says_so():
 def test_an_unknown_recipe_and_a_seed_out_of_range_are_refused():
     with pytest.raises(ValueError, match=r"no recipe is called 'nvpf4'\. Did you mean 'nvfp4'\?"):
         convert(mlp(), "nvpf4")
-    with pytest.raises(ValueError, match=r"convert: seed must be in \[0, 2\*\*32\), got -1"):
-        convert(mlp(), RECIPE, seed=-1)
+    for seed in (-1, 1 << 32, 1.5, True):
+        with pytest.raises(
+            ValueError, match=rf"convert: seed must be an int in \[0, 2\*\*32\), got {seed}\."
+        ):
+            convert(mlp(), RECIPE, seed=seed)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        ((1.5, 0), r"step must be an int, got 1\.5\. Use a whole number\."),
+        ((True, 0), r"step must be an int, got True"),
+        ((0, 16.0), r"first_token must be an int, got 16\.0"),
+        ((-1, 0), r"step must be in \[0, 2\*\*32\), got -1\. Count optimizer steps from 0\."),
+        ((0, 8), r"first_token must be a multiple of 16 \(one block\), got 8"),
+    ],
+)
+def test_a_position_that_is_none_is_refused_and_leaves_the_model_where_it_was(position, message):
+    model = mlp()
+    convert(model, RECIPE)
+    set_step(model, 3, first_token=32)
+    with pytest.raises(ValueError, match=f"set_step: {message}"):
+        set_step(model, *position)
+    assert next(m for m in model.modules() if isinstance(m, QuantizedLinear)).quantization.position == (3, 32)

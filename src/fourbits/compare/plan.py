@@ -59,10 +59,10 @@ def make_plan(config: RunConfig, name: str, recipes: Sequence[str], seeds: Seque
     names = [recipe.name for recipe in chosen]
     for what, values in (("recipe", names), ("seed", [str(seed) for seed in seeds])):
         if not values:
-            raise ValueError(f"compare: needs at least one {what}.")
+            raise ValueError(f"compare: needs at least one {what}. Name it in --{what}s.")
         for value in values:
             if values.count(value) > 1:
-                raise ValueError(f"compare: the {what} {value} was given twice.")
+                raise ValueError(f"compare: the {what} {value} was given twice. Name it once.")
     for recipe in names:
         if not re.fullmatch(r"[\w.+-]*\w", recipe):
             raise ValueError(

@@ -32,14 +32,14 @@ class Run:
         """Read a folder. Raises ValueError if it is no run, or has no finished step."""
         for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
             if not (path / name).is_file():
-                raise ValueError(f"{path}: not a run folder (no {name}).")
+                raise ValueError(f"{path}: not a run folder (no {name}). Name one of fourbits train.")
         records = read_metrics(path / "metrics.jsonl")
         columns = {
             kind: columns_of([record for record in records if record["kind"] == kind])
             for kind in ("train", "validation")
         }
         if not columns["train"]:
-            raise ValueError(f"{path}: the run has no finished step yet.")
+            raise ValueError(f"{path}: the run has no finished step yet. Train it first.")
         summary = path / "summary.json"
         return cls(
             path,

@@ -39,10 +39,12 @@ def convert(
     an unknown recipe, and for native where there are no such cores or the check fails.
     """
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"convert: model must be an nn.Module, got {type(model).__name__}.")
+        raise ValueError(
+            f"convert: model must be an nn.Module, got {type(model).__name__}. Pass the model itself."
+        )
     chosen = get_recipe(recipe)
-    if not 0 <= seed < 1 << 32:
-        raise ValueError(f"convert: seed must be in [0, 2**32), got {seed}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"convert: seed must be an int in [0, 2**32), got {seed!r}. Choose such a number.")
     if backend not in ("emulated", "native"):
         raise ValueError(f"convert: backend must be emulated or native, got {backend!r}.")
     if backend == "native":
@@ -97,7 +99,7 @@ def set_step(model: nn.Module, step: int, first_token: int = 0, reduce: Reduce |
     """
     for name, number in (("step", step), ("first_token", first_token)):
         if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"set_step: {name} must be an int, got {number!r}. Count whole {name}s.")
+            raise ValueError(f"set_step: {name} must be an int, got {number!r}. Use a whole number.")
     if not 0 <= step < 1 << 32:
         raise ValueError(f"set_step: step must be in [0, 2**32), got {step}. Count optimizer steps from 0.")
     if first_token < 0 or first_token % 16:

@@ -87,7 +87,9 @@ def step_of(path: Path) -> int:
     """The step in a checkpoint's name."""
     match = _NAME.fullmatch(path.name)
     if match is None:
-        raise ValueError(f"{path}: not a checkpoint (its name must be step_N).")
+        raise ValueError(
+            f"{path}: not a checkpoint (its name must be step_N). Name a folder of checkpoints/."
+        )
     return int(match[1])
 
 
@@ -104,18 +106,24 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read state.json and check all files by it. Raises ValueError for a foreign or damaged checkpoint."""
     state_file = path / STATE
     if not state_file.is_file():
-        raise ValueError(f"{path}: not a fourbits checkpoint (no {STATE}).")
+        raise ValueError(f"{path}: not a fourbits checkpoint (no {STATE}). {_remedy(path)}")
     try:
         head = json.loads(state_file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{state_file}: damaged: {error}. {_remedy(path)}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise ValueError(f"{state_file}: not a fourbits checkpoint (its format must be {FORMAT!r}).")
+        raise ValueError(
+            f"{state_file}: not a fourbits checkpoint (its format must be {FORMAT!r}). {_remedy(path)}"
+        )
     if head.get("version") != VERSION:
-        raise ValueError(f"{state_file}: version must be {VERSION}, got {head.get('version')}.")
+        raise ValueError(
+            f"{state_file}: version must be {VERSION}, got {head.get('version')}. "
+            "Go on with the fourbits that wrote it."
+        )
     if head.get("step") != step_of(path):
         raise ValueError(
-            f"{path}: its name must give its step, {head.get('step')}; it was renamed or copied."
+            f"{path}: its name must give its step, {head.get('step')}; it was renamed or copied. "
+            f"Call it step_{head.get('step')} again."
         )
     if (problem := _malformed(head)) is not None:
         raise ValueError(f"{state_file}: damaged: {problem}. {_remedy(path)}")
@@ -153,7 +161,7 @@ def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[s
     """
     file = checkpoint.path / f"{name}.safetensors"
     if file.name not in checkpoint.files:
-        raise ValueError(f"{file}: not part of this checkpoint.")
+        raise ValueError(f"{file}: not part of this checkpoint. Continue the run by its own recipe.")
     try:
         found = load_file(file)
     except SafetensorError as error:
@@ -161,11 +169,14 @@ def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[s
     for key in [*expected, *found]:
         if key not in found or key not in expected:
             where = "checkpoint" if key in found else "model"
-            raise ValueError(f"{file}: of another model: {key!r} exists in the {where} only.")
+            raise ValueError(
+                f"{file}: of another model: {key!r} exists in the {where} only. "
+                "Continue the run by its own config.yaml."
+            )
         if found[key].shape != expected[key].shape or found[key].dtype != expected[key].dtype:
             raise ValueError(
                 f"{file}: of another model: {key!r} is {_kind(found[key])}, this run has "
-                f"{_kind(expected[key])}."
+                f"{_kind(expected[key])}. Continue the run by its own config.yaml."
             )
     return found
 
@@ -173,7 +184,10 @@ def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[s
 def _refuse_non_finite(name: str, tensors: Tensors, step: int) -> None:
     for key, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise NonFiniteError(f"step {step}: {key!r} of {name} is not finite; no checkpoint was written.")
+            raise NonFiniteError(
+                f"step {step}: {key!r} of {name} is not finite; no checkpoint was written. "
+                "Continue from the one before, with a lower optim.lr if it happens again."
+            )
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     lines = list(_complete_lines(path))
     for number, (_, record) in enumerate(lines, 1):
         if record is None:
-            raise ValueError(f"{path}, line {number}: damaged, not a metrics record.")
+            raise ValueError(f"{path}, line {number}: damaged, not a metrics record. Remove the line.")
         records.append(record)
     return records
 

@@ -57,7 +57,10 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"{self.path}: another process is training in this folder.") from None
+                raise ValueError(
+                    f"{self.path}: another process is training in this folder. Wait for it, or name another "
+                    "--out."
+                ) from None
             yield
 
     def check_settings(self, config: RunConfig) -> None:
@@ -65,7 +68,7 @@ class RunFolder:
         if not self.has_steps():
             return
         if not self.config.is_file():
-            raise ValueError(f"{self.path}: holds steps of a run but no config.yaml; name another --out.")
+            raise ValueError(f"{self.path}: holds steps of a run but no config.yaml. Name another --out.")
         stored = self.stored_config()
         changed = [name for name in differences(stored, config) if name not in FREE_SETTINGS]
         if changed:
@@ -130,7 +133,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: damaged: {error}.") from error
+        raise ValueError(f"{path}: damaged: {error}. Restore it, or name another --out.") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: must hold a JSON object, got {type(value).__name__}.")
+        raise ValueError(
+            f"{path}: must hold a JSON object, got {type(value).__name__}. Restore it, or name another --out."
+        )
     return value

@@ -108,7 +108,10 @@ class Session:
         """Begin the run with steps whose kernels are timed one by one; their own pace says nothing."""
         needed, left = PROFILE_WARM_UP + PROFILE_STEPS, self.config.train.num_steps - self.trainer.step
         if left < needed:
-            raise ValueError(f"--profile: needs {needed} steps still to be trained, {left} are left.")
+            raise ValueError(
+                f"--profile: needs {needed} steps still to be trained, {left} are left. "
+                "Raise train.steps, or profile a new run."
+            )
 
         def step() -> None:
             self._record(self.trainer.run_step(), metrics)

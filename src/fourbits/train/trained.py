@@ -29,11 +29,11 @@ def load_trained(path: Path, device: torch.device | str = "cpu") -> Trained:
     """Load the newest checkpoint of a run. Raises ValueError if the folder has none or it is damaged."""
     folder = RunFolder(path)
     if not folder.config.is_file():
-        raise ValueError(f"{path}: not a run folder (no {folder.config.name}).")
+        raise ValueError(f"{path}: not a run folder (no {folder.config.name}). Name one of fourbits train.")
     config = folder.stored_config()
     checkpoint = folder.newest_checkpoint()
     if checkpoint is None:
-        raise ValueError(f"{path}: the run has no checkpoint yet.")
+        raise ValueError(f"{path}: the run has no checkpoint yet. Train it on to its first one.")
     model = LanguageModel(config.model, seed=config.train.seed)
     if config.optim.masters != "fp32":
         bf16_masters(model)

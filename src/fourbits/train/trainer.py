@@ -157,10 +157,14 @@ class Trainer:
         self._skipped_in_a_row += 1
         culprit = self._name_culprit(result, norms)
         if self.config.train.non_finite == "stop":
-            raise NonFiniteError(f"step {result.step}: {culprit}. No update was made from it.")
+            raise NonFiniteError(
+                f"step {result.step}: {culprit}. No update was made from it. "
+                "Lower optim.lr, or let train.non_finite skip such steps."
+            )
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteError(
-                f"step {result.step}: {culprit}, after {MAX_SKIPPED_IN_A_ROW - 1} skipped steps in a row."
+                f"step {result.step}: {culprit}, after {MAX_SKIPPED_IN_A_ROW - 1} skipped steps in a row. "
+                "Go on from a checkpoint before them with a lower optim.lr, in another --out."
             )
         return result
 
