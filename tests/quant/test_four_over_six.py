@@ -135,8 +135,13 @@ def test_a_large_tensor_goes_through_it_on_several_threads(
     assert_same_bytes(found.block_scale, expected.block_scale, "block_scale")
 
 
-def test_without_a_compiler_the_reference_runs_and_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_where_it_cannot_be_built_the_reference_runs_and_one_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(compiler, "_broken", [])
-    with pytest.warns(UserWarning, match="Install a C\\+\\+ compiler"):
+    with pytest.warns(UserWarning, match="nothing runs in stages, about twice as slow.* Install g\\+\\+ 9"):
         assert compiler.native("this is not C++", "nothing", ()) is None
-    assert compiler.native("nor this", "nothing", ()) is None
+    monkeypatch.setattr(compiler, "_broken", ["no compiler at all, which was said already"])
+    assert compiler.native("nor is this", "nothing", ()) is None
+    monkeypatch.setattr(four_over_six, "_function", lambda: None)
+    assert chosen(finite("normal", (32, 32), 1), OperandSpec(scale_rule="4over6-mse"), 1, None) is None

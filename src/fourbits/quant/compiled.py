@@ -49,7 +49,12 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
             made = fast(*args, **kwargs)
             return made if named is None else named(cast(Iterable[object], made))
         except (BackendCompilerFailed, InductorError) as error:
-            _broke(error)
+            _broken.append(str(error))
+            warnings.warn(
+                f"quantization runs uncompiled, about 20 times slower: {_first_line(error)}. "
+                "Install a C++ compiler (g++ or clang++) to speed it up; the bits are the same.",
+                stacklevel=2,
+            )
             return function(*args, **kwargs)
 
     return call
@@ -59,27 +64,22 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
 def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., int] | None:
     """The C function `name`, which returns an int, of C++ source that is built once per machine.
 
-    arguments: their ctypes. None where building fails, which is announced.
+    arguments: their ctypes. None where building fails, which is announced; what uses it then does without.
     """
     if _broken:
         return None
     try:
         library = cast(ctypes.CDLL, CppCodeCache.load(source, extra_flags=("-ffp-contract=off",)))
     except (RuntimeError, OSError) as error:  # what the compiler, or the lack of one, raises
-        _broke(error)
+        warnings.warn(
+            f"{name} runs in stages, about twice as slow: {_first_line(error)}. "
+            "Install g++ 9 or clang++ 12, or newer, to speed it up; the bits are the same.",
+            stacklevel=3,
+        )
         return None
     function = getattr(library, name)
     function.argtypes, function.restype = arguments, ctypes.c_int
     return cast("Callable[..., int]", function)
-
-
-def _broke(error: Exception) -> None:
-    _broken.append(str(error))
-    warnings.warn(
-        f"quantization runs uncompiled, about 20 times slower: {_first_line(error)}. "
-        "Install a C++ compiler (g++ or clang++) to speed it up; the bits are the same.",
-        stacklevel=3,
-    )
 
 
 def _plain(function: Callable[P, T]) -> Callable[P, tuple[object, ...]]:

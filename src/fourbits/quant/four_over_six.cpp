@@ -20,6 +20,13 @@ typedef float Floats __attribute__((vector_size(4 * kLines)));
 typedef std::int32_t Ints __attribute__((vector_size(4 * kLines)));
 typedef std::uint16_t Halves __attribute__((vector_size(2 * kLines)));
 
+// Lanes of a and, from 16 on, of b.
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
+#endif
+
 enum Metric { kMse, kMae, kMax };
 
 // What all blocks share, docs/nvfp4.md, section 7.5: S_enc, S_dec, u, and what (q * s) is multiplied and divided by.
@@ -85,10 +92,10 @@ inline Floats error_with(const Candidate& made, Floats magnitude, Floats shifted
 // Every lane joined with the ones 8, 4, 2 and 1 further on, around the end: all lanes hold the halving tree.
 template <typename Vector, typename Join>
 inline Vector over_lines(Vector v, Join join) {
-  v = join(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = join(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3));
-  v = join(v, __builtin_shufflevector(v, v, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1));
-  return join(v, __builtin_shufflevector(v, v, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0));
+  v = join(v, PICK(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = join(v, PICK(v, v, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3));
+  v = join(v, PICK(v, v, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1));
+  return join(v, PICK(v, v, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0));
 }
 
 // E2M1 codes of the magnitudes: from 1 on, bits 22 and up less those of 0.5; below, 0.5 or nothing.
@@ -103,9 +110,8 @@ inline void transpose(Ints* rows) {
     Ints mixed[kLines];
     for (int i = 0; i < kLines / 2; ++i) {
       const Ints a = rows[i], b = rows[i + kLines / 2];
-      mixed[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-      mixed[2 * i + 1] =
-          __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+      mixed[2 * i] = PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      mixed[2 * i + 1] = PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     }
     std::memcpy(rows, mixed, sizeof mixed);
   }

@@ -61,8 +61,8 @@ def chosen_codes(
     amax: fp32 scalar, None for the tensor's own; run: what runs the search for that.
     None where the reference has to do it: no compiler, or a NaN or Inf in x or amax.
     """
-    function = _function()
     largest: Tensor = run(_largest)(x) if amax is None else amax
+    function = _function()
     if function is None or not torch.isfinite(largest):
         return None
     level, global_scale = level_of(largest.reshape(1, 1), largest, spec.for_scales(), axis)
