@@ -56,6 +56,18 @@ def test_later_micro_batches_use_the_weight_of_the_first(accumulating, weight):
     assert make.made == 1
 
 
+def test_a_layer_that_is_called_twice_leaves_what_later_micro_batches_read(accumulating, weight):
+    """A graph captured for them reads it in its place: after a third one it read what stood there instead."""
+    make = Maker(weight)
+    accumulating.begin(same_step=False, plain=True)
+    first, second = (used(accumulating, weight, make) for _ in range(2))
+    assert second is not first
+    for _ in range(3):
+        accumulating.begin(same_step=True, plain=True)
+        assert used(accumulating, weight, make) is first
+        assert used(accumulating, weight, make) is not first
+
+
 def test_a_second_forward_without_set_step_makes_its_own(accumulating, weight):
     """An optimizer may have written the weight in between, and need not have told."""
     make = Maker(weight)

@@ -43,14 +43,20 @@ class KeptWeight:
             self._kept = None
 
     def operand(self, weight: Tensor, table: str, make: Callable[[], Kept]) -> Kept:
-        """The weight's operand: the one kept if it may serve now, else made, and kept where that may pay."""
+        """The weight's operand: the one kept if it may serve now, else made, and kept where that may pay.
+
+        A layer that is called again within a micro-batch makes its own and leaves what is kept: the graph of
+        a later micro-batch reads it in its place, which must not be given to anything else.
+        """
         valid, self._valid = self._valid, False
         if not self._keeps:
             return make()
         facts = (weight.data_ptr(), weight._version, weight.dtype, weight.shape, weight.stride(), table)
-        if self._kept is None or not valid or self._kept[0] != facts:
-            self._kept = (facts, make())
-        return self._kept[1]
+        if self._kept is not None and self._kept[0] == facts:
+            return self._kept[1] if valid else make()
+        made = make()
+        self._kept = (facts, made)
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing that is kept: copies and saved files of a model hold no operands."""
