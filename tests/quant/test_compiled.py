@@ -101,3 +101,13 @@ def test_sizes_that_are_no_multiple_of_anything_are_compiled_too():
     x = FINITE["spread"]((15, 4423), 4)
     assert x.numel() >= compiler.COMPILE_FROM
     assert_equal_operands(x, SPECS["rne"], 1, None)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.parametrize("name", ["sr-rht", "4over6"])
+def test_a_callers_compiled_code_gives_the_eager_bytes(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler, "COMPILE_FROM", 0)
+    x, spec = spread_input()[:48, :64].to(torch.bfloat16).contiguous(), SPECS[name]
+    compiled = torch.compile(lambda x: module.quantize(x, spec, 1, sr_key=KEY).codes)(x)
+    monkeypatch.setattr(compiler, "COMPILE_FROM", 1 << 62)
+    assert torch.equal(compiled, module.quantize(x, spec, 1, sr_key=KEY).codes)

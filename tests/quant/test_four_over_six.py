@@ -135,6 +135,17 @@ def test_a_large_tensor_goes_through_it_on_several_threads(
     assert_same_bytes(found.block_scale, expected.block_scale, "block_scale")
 
 
+def test_it_is_not_taken_where_a_caller_is_compiled():
+    """torch.compile cannot follow into C++; the stages are what it then compiles."""
+    x, spec = finite("normal", (32, 32), 1), OperandSpec(scale_rule="4over6-mse")
+
+    def taken(x: torch.Tensor) -> torch.Tensor:
+        return x + four_over_six.takes(x, spec, 1)
+
+    assert torch.equal(taken(x), x + 1)
+    assert torch.equal(torch.compile(taken, backend="eager", fullgraph=True)(x), x)
+
+
 def test_where_it_cannot_be_built_the_reference_runs_and_one_warning_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -99,8 +99,11 @@ def eager(function: Callable[P, T]) -> Callable[P, T]:
 def runner_for(x: Tensor) -> Runner:
     """What runs functions of x: the compiler on a CPU, where x is worth it.
 
-    Not on CUDA: the compiler's division there is not correctly rounded.
+    Not on CUDA: the compiler's division there is not correctly rounded. Not while torch.compile traces a
+    caller: it compiles the source with the caller's.
     """
+    if torch.compiler.is_compiling():
+        return eager
     if x.device.type == "cpu" and x.numel() >= COMPILE_FROM:
         return compiled
     return eager

@@ -43,7 +43,12 @@ class StoredBlocks(NamedTuple):
 
 
 def takes(x: Tensor, spec: OperandSpec, axis: int) -> bool:
-    """Whether `chosen_codes` can quantize x, which is padded and transformed already."""
+    """Whether `chosen_codes` can quantize x, which is padded and transformed already.
+
+    Not while torch.compile traces a caller: it cannot follow into C++.
+    """
+    if torch.compiler.is_compiling():
+        return False
     if not spec.scale_rule.startswith("4over6") or spec.format != "nvfp4" or spec.block_size not in _BLOCKS:
         return False
     if spec.rounding != "rne" or spec.scale_rounding != "rne":
