@@ -11,7 +11,7 @@ from assertions import assert_same_bytes
 from fourbits.quant import compiled as compiler
 from fourbits.quant import four_over_six
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import quantize
+from fourbits.quant.quantize import exact_operand, quantize
 from fourbits.quant.scale_codes import encode_scales
 
 METRICS = ("mse", "mae", "max")
@@ -41,6 +41,11 @@ def assert_reference_bytes(x: torch.Tensor, spec: OperandSpec, axis: int, amax: 
         encode_scales(found.block_scale, spec.block_format), expected.block_scale, "block_scale"
     )
     assert_same_bytes(found.global_scale, expected.global_scale, "global_scale")
+    made = four_over_six.chosen_values(x, spec, axis, amax, compiler.compiled)
+    assert made is not None
+    exact = exact_operand(x, spec, axis, amax)
+    assert_same_bytes(made[0], exact.values, "values")
+    assert_same_bytes(made[1], exact.scale, "scale")
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)

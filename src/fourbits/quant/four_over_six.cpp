@@ -104,6 +104,12 @@ inline Ints magnitude_codes(Floats magnitude) {
   return rounded < 0x3F800000 ? (rounded >> 29) & 1 : (rounded >> 22) - 252;
 }
 
+// Elements times their blocks' scales, exact in BF16, with the signs of `bits`: BF16 in the upper halves.
+inline Ints values_of(Ints bits, Floats encode, Floats scale) {
+  const Floats magnitude = nearest_e2m1(floats_of(bits & kMagnitude) * encode) * scale;
+  return bits_of(magnitude) | (bits & ~kMagnitude);
+}
+
 // Rows become columns: four times, rows i and i + 8 are interleaved.
 inline void transpose(Ints* rows) {
   for (int round = 0; round < 4; ++round) {
@@ -123,18 +129,38 @@ struct Operand {
   bool along_rows;  // the contraction runs along the rows of x
   bool square, te_compat;
   float* scales;
-  std::uint64_t* words;
+  std::uint64_t* words;   // the codes, or null for
+  std::uint16_t* values;  // elements times scales, BF16, rows one after another
 };
+
+inline std::int64_t row_of(const Operand& operand, std::int64_t line, std::int64_t element) {
+  return operand.along_rows ? line : element;
+}
+
+inline std::int64_t column_of(const Operand& operand, std::int64_t line, std::int64_t element) {
+  return operand.along_rows ? element : line;
+}
 
 // Elements of a panel as the bits of numbers, one vector per place along the contraction.
 inline void read(const Operand& operand, std::int64_t line, std::int64_t element, Ints* panel) {
-  const std::int64_t row = operand.along_rows ? line : element, column = operand.along_rows ? element : line;
+  const std::int64_t row = row_of(operand, line, element), column = column_of(operand, line, element);
   for (int i = 0; i < kLines; ++i) {
     Halves row_bits;
     std::memcpy(&row_bits, operand.x + (row + i) * operand.stride + column, sizeof row_bits);
     panel[i] = __builtin_convertvector(row_bits, Ints) << 16;
   }
   if (operand.along_rows) transpose(panel);
+}
+
+// The reverse of `read`, for values.
+inline void write(const Operand& operand, std::int64_t line, std::int64_t element, Ints* panel) {
+  if (operand.along_rows) transpose(panel);
+  const std::int64_t row = row_of(operand, line, element), column = column_of(operand, line, element);
+  const std::int64_t columns = operand.along_rows ? operand.elements : operand.lines;
+  for (int i = 0; i < kLines; ++i) {
+    const Halves row_bits = __builtin_convertvector((panel[i] >> 16) & 0xFFFF, Halves);
+    std::memcpy(operand.values + (row + i) * columns + column, &row_bits, sizeof row_bits);
+  }
 }
 
 struct Chosen {
@@ -169,6 +195,13 @@ inline Ints quantize_panel(const Operand& operand, const Level& level, std::int6
   if (kSquare) largest = over_lines(largest, greater);
   Chosen chosen = choose<kSquare, kMetric>(panel, floats_of(largest), level);
   if (!operand.te_compat) chosen.encode = chosen.scale == 0.0f ? Floats{} : chosen.encode;
+  for (int line = 0; line < (kSquare ? 1 : kLines); ++line)
+    operand.scales[(kSquare ? first / kLines : first + line) * blocks + block] = chosen.scale[line];
+  if (operand.words == nullptr) {
+    for (Ints& bits : panel) bits = values_of(bits, chosen.encode, chosen.scale);
+    write(operand, first, block * kElements, panel);
+    return largest;
+  }
   Ints halves[2] = {};
   for (int i = kElements - 1; i >= 0; --i) {
     const Ints code = magnitude_codes(floats_of(panel[i] & kMagnitude) * chosen.encode) | ((panel[i] >> 28) & 8);
@@ -177,9 +210,7 @@ inline Ints quantize_panel(const Operand& operand, const Level& level, std::int6
   for (int line = 0; line < kLines; ++line) {
     const std::uint64_t high = static_cast<std::uint32_t>(halves[1][line]);
     operand.words[(first + line) * blocks + block] = high << 32 | static_cast<std::uint32_t>(halves[0][line]);
-    if (!kSquare) operand.scales[(first + line) * blocks + block] = chosen.scale[line];
   }
-  if (kSquare) operand.scales[first / kLines * blocks + block] = chosen.scale[0];
   return largest;
 }
 
@@ -203,13 +234,13 @@ bool quantize_lines(const Operand& operand, const Level& level, std::int64_t fir
 
 // x: BF16, two dimensions, rows `stride` apart; lines and elements are multiples of 16; scales: fp32
 // [lines, elements / 16], or [lines / 16, elements / 16] for square blocks; words: [lines, elements / 16], the codes
-// of a block, the first lowest. Returns 1 if x holds a NaN or an infinity: then the rest means nothing. Otherwise 0.
+// of a block, the first lowest; or null, and then values: BF16 in the shape of x. Returns 1 if x holds a NaN or an infinity: then the rest means nothing. Otherwise 0.
 extern "C" int four_over_six(const std::uint16_t* x, std::int64_t lines, std::int64_t elements, std::int64_t stride,
                              int along_rows, int square, int metric, int te_compat, float encode, float decode,
                              float shift, float factor, float target, float* scales, std::uint64_t* words,
-                             int threads) {
+                             std::uint16_t* values, int threads) {
   const Level level{encode, decode, shift, factor, target};
-  const Operand operand{x, lines, elements, stride, along_rows != 0, square != 0, te_compat != 0, scales, words};
+  const Operand operand{x, lines, elements, stride, along_rows != 0, square != 0, te_compat != 0, scales, words, values};
   const std::int64_t share = along_rows ? kLines : kColumns;  // so that rows are read along, not across
   int non_finite = 0;
 #pragma omp parallel for num_threads(threads) reduction(| : non_finite) schedule(static)

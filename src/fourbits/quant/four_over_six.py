@@ -24,7 +24,7 @@ _ARGUMENTS = (
     *(ctypes.c_int64,) * 3,
     *(ctypes.c_int,) * 4,
     *(ctypes.c_float,) * 5,
-    *(ctypes.c_void_p,) * 2,
+    *(ctypes.c_void_p,) * 3,
     ctypes.c_int,
 )
 _METRICS = {"mse": 0, "mae": 1, "max": 2}
@@ -63,9 +63,35 @@ def chosen_codes(
 ) -> StoredBlocks | None:
     """Codes and scales of an x that `takes` accepts.
 
-    amax: fp32 scalar, None for the tensor's own; run: what runs the search for that.
-    None where the reference has to do it: no compiler, or a NaN or Inf in x or amax.
+    amax: fp32 scalar, None for the tensor's own; run: what runs the search for that. None where the reference
+    has to do it: no compiler, or a NaN or Inf in x or amax.
     """
+    lines, elements = x.shape[1 - axis], x.shape[axis]
+    words = torch.empty(lines, elements // 16, dtype=torch.int64)
+    scales = _chosen(x, spec, axis, amax, run, words, None)
+    codes = words.view(torch.uint8).view(lines, elements // 2)
+    return None if scales is None else StoredBlocks(codes, *scales)
+
+
+def chosen_values(
+    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, run: Runner
+) -> tuple[Tensor, Tensor] | None:
+    """Elements times block scales, BF16 in the shape of x, and the global scale; else as `chosen_codes`."""
+    values = torch.empty(x.shape, dtype=torch.bfloat16)
+    scales = _chosen(x, spec, axis, amax, run, None, values)
+    return None if scales is None else (values, scales[1])
+
+
+def _chosen(
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    amax: Tensor | None,
+    run: Runner,
+    words: Tensor | None,
+    values: Tensor | None,
+) -> tuple[Tensor, Tensor] | None:
+    """Block scales and the global scale; fills words or values."""
     largest: Tensor = run(_largest)(x) if amax is None else amax
     function = _function()
     if function is None or not torch.isfinite(largest):
@@ -78,15 +104,13 @@ def chosen_codes(
     lines, elements = x.shape[1 - axis], x.shape[axis]
     assert spec.block_size is not None
     scales = torch.empty(lines // spec.block_size[0], elements // 16)
-    words = torch.empty(lines, elements // 16, dtype=torch.int64)
     numbers = (float(number) for number in (level.encode, level.decode, shift, factor, target))
     options = axis, spec.block_size[0] == 16, _METRICS[spec.error_metric or ""], spec.te_compat
-    pointers = scales.data_ptr(), words.data_ptr()
-    if function(
-        x.data_ptr(), lines, elements, x.stride(0), *options, *numbers, *pointers, torch.get_num_threads()
-    ):
+    outputs = (None if part is None else part.data_ptr() for part in (scales, words, values))
+    sizes = lines, elements, x.stride(0)
+    if function(x.data_ptr(), *sizes, *options, *numbers, *outputs, torch.get_num_threads()):
         return None
-    return StoredBlocks(words.view(torch.uint8).view(lines, elements // 2), scales, global_scale)
+    return scales, global_scale
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -76,6 +76,10 @@ def exact_operand(
     ready = source_of(x, job.spec, job.axis, job.sr_key, job.run)
     if not spec.block_format.quantized:
         return ExactOperand(ready.to(spec.block_format.dtype), _one(x), job.axis, spec)
+    if job.run is not eager and four_over_six.takes(ready, spec, job.axis):
+        made = four_over_six.chosen_values(ready, spec, job.axis, job.amax, job.run)
+        if made is not None:
+            return ExactOperand(*made, job.axis, spec)
     values, scales = _rounded(reference.exact_values, ready, job)
     scale = scales.block_scale if spec.block_format.scale == "fp32" else scales.global_scale
     return ExactOperand(values, scale.reshape(()) if spec.block_size is None else scale, job.axis, spec)
