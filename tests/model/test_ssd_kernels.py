@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from fourbits.model import ssd_check, ssd_op, ssd_triton
+from fourbits.model import ssd_check, ssd_op, ssd_triton, ssd_tuning
 from fourbits.model.ssd import ssd
 from kernel_builds import on_card, recording, stack_bytes
 from triton_interpreter import run
@@ -26,7 +26,7 @@ def test_kernels_are_the_recurrence_in_fp32():
     [(90, 64, 128), (90, 80, 128), (90, 64, 256), (100, 64, 128), (120, 80, 128)],
 )
 def test_kernels_multiply_on_tensor_cores_within_a_cards_memory(card, head_dim, states):
-    tuning, kibibytes = getattr(ssd_triton, CARDS[card][0]), CARDS[card][1]
+    tuning, kibibytes = getattr(ssd_tuning, CARDS[card][0]), CARDS[card][1]
     x, b = on_card(1, 512, 32, head_dim), on_card(1, 512, 2, states)
     dt, a = on_card(1, 512, 32, dtype=torch.float32), on_card(32, dtype=torch.float32)
     with recording(ssd_triton) as starts:
