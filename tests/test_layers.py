@@ -12,6 +12,7 @@ SOURCES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 LAYERS = [
     "yaml_text",
     "settings",
+    "triton_version",
     "device",
     "formats",
     "quant",

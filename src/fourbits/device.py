@@ -8,7 +8,6 @@ A backend never changes the bits of codes or scales; it decides who computes the
 - native:    the FP4 tensor cores of Blackwell (sm_100 and newer), after a self-check on the user's own chip.
 """
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -19,7 +18,8 @@ from enum import Enum
 
 import torch
 
-MIN_TRITON = (3, 6)
+from fourbits.triton_version import installed_triton, why_no_triton
+
 MIN_EMULATED = (8, 0)
 MIN_NATIVE = (10, 0)
 
@@ -63,7 +63,7 @@ def probe(kind: str | None = None) -> Device:
         capability=capability,
         memory_bytes=memory,
         torch_version=torch.__version__,
-        triton_version=_installed_triton(),
+        triton_version=installed_triton(),
         cpp_compiler=_cpp_compiler(),
     )
 
@@ -106,16 +106,11 @@ def native_blocker(device: Device) -> str | None:
 
 def triton_blocker(device: Device) -> str | None:
     """Why the fused Triton kernels cannot run on this device, or None."""
-    needed = ".".join(map(str, MIN_TRITON))
     if device.kind != "cuda":
         return f"the fused kernels are for NVIDIA cards, this is {_card(device)}"
     if _too_old(device):
         return f"the fused kernels need sm_80 or newer, this is {_card(device)}"
-    if device.triton_version is None:
-        return f"Triton is not installed (pip install 'triton>={needed}')"
-    if _version(device.triton_version) < MIN_TRITON:
-        return f"Triton {device.triton_version} is older than {needed} (pip install 'triton>={needed}')"
-    return None
+    return why_no_triton(device.triton_version)
 
 
 def peak_flops(device: Device, dtype: torch.dtype) -> float | None:
@@ -187,10 +182,6 @@ def _card(device: Device) -> str:
     return f"{device.name}{architecture}"
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
-
-
 def _present() -> list[str]:
     """Kinds of device on this machine, best first."""
     kinds = ["rocm" if torch.version.hip else "cuda"] if torch.cuda.is_available() else []
@@ -217,15 +208,6 @@ def _machine_memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not a POSIX system
         return None
-
-
-def _installed_triton() -> str | None:
-    for package in ("triton", "pytorch-triton", "pytorch-triton-rocm"):
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def _cpp_compiler() -> str | None:

@@ -3,7 +3,6 @@
 Both global scales, the bias and the addition to an existing gradient happen in the FP32 epilogue.
 """
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +11,9 @@ from torch import Tensor
 from fourbits.gemm import matmul_fp8_library
 from fourbits.quant.tensor import ExactOperand
 from fourbits.quant.wanted import device_blocker
+from fourbits.triton_version import HAS_TRITON
 
-if TYPE_CHECKING or find_spec("triton") is not None:
+if TYPE_CHECKING or HAS_TRITON:
     from fourbits.gemm import matmul_triton as kernels
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -1,17 +1,16 @@
 """The scan by fused kernels, as an operator: opaque to torch.compile, recorded by CUDA graphs."""
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-_HAS_TRITON = find_spec("triton") is not None
-if TYPE_CHECKING or _HAS_TRITON:
+from fourbits.triton_version import HAS_TRITON, installed_triton, why_no_triton
+
+if TYPE_CHECKING or HAS_TRITON:
     from fourbits.model import ssd_triton as kernels
 
-MIN_TRITON = (3, 6)
 MIN_CAPABILITY = (8, 0)
 #: elements of a state with both sides padded to powers of two: what fits in shared memory twice
 MAX_STATE = 128 * 128
@@ -69,8 +68,8 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, state
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"the scan's kernels need sm_80 or newer, this is sm_{capability[0]}{capability[1]}"
-    if not _HAS_TRITON:
-        return "Triton is not installed (pip install 'triton>=3.6')"
+    if not HAS_TRITON:
+        return why_no_triton(installed_triton())
     if dtype != torch.bfloat16:
         return f"the scan's kernels multiply BF16 numbers, activations are {dtype}"
     if head_dim % 8 or state_size % 16 or _padded(head_dim) * _padded(state_size) > MAX_STATE:

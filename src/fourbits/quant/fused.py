@@ -5,7 +5,6 @@ it beforehand. Nothing here falls back: the caller decides who computes.
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -15,8 +14,9 @@ from fourbits.quant.fused_codes import fp8_codes, fp8_operand
 from fourbits.quant.plan import FP8_FORMATS, plan
 from fourbits.quant.tensor import ExactOperand
 from fourbits.quant.wanted import Wanted, by_axis, checked, noise_key, turns
+from fourbits.triton_version import HAS_TRITON
 
-if TYPE_CHECKING or find_spec("triton") is not None:
+if TYPE_CHECKING or HAS_TRITON:
     from fourbits.quant import fused_triton as kernels
 
 

@@ -1,14 +1,14 @@
 """The amaxes of operands that are given none, from one read of the tensor."""
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fourbits.quant.plan import NoiseKey, Plan
 from fourbits.quant.wanted import Wanted
+from fourbits.triton_version import HAS_TRITON
 
-if TYPE_CHECKING or find_spec("triton") is not None:
+if TYPE_CHECKING or HAS_TRITON:
     from fourbits.quant import fused_triton as kernels
 
 

@@ -1,7 +1,6 @@
 """The seam to the kernels that write or read codes. Bits are those of `quantize` and `unpacked`."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +10,9 @@ from fourbits.quant.fused_amaxes import amaxes_of
 from fourbits.quant.plan import FP8_FORMATS, fp8_plan, plan
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 from fourbits.quant.wanted import Wanted, by_axis, checked, device_blocker, noise_key, turns, why_not_fused
+from fourbits.triton_version import HAS_TRITON
 
-if TYPE_CHECKING or find_spec("triton") is not None:
+if TYPE_CHECKING or HAS_TRITON:
     from fourbits.quant import fused_codes_triton, fused_triton
 
 _SCALE_DTYPES = {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu, "ue5m3": torch.uint8}

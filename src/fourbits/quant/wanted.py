@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -13,9 +12,10 @@ from fourbits.device import facts_of, triton_blocker
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.philox import as_sr_key
 from fourbits.quant.plan import FP8_FORMATS, NoiseKey, obstacle
+from fourbits.triton_version import HAS_TRITON
 
 #: whether kernels run in Triton's interpreter, on CPU tensors
-INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Wanted(NamedTuple):

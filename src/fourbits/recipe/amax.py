@@ -6,7 +6,6 @@ once per optimizer step what was observed is committed, which fixes what the nex
 """
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -16,8 +15,9 @@ from torch.library import custom_op
 from fourbits.quant.philox import ROLES
 from fourbits.quant.wanted import device_blocker
 from fourbits.recipe.recipe import GemmTable
+from fourbits.triton_version import HAS_TRITON
 
-if TYPE_CHECKING or find_spec("triton") is not None:
+if TYPE_CHECKING or HAS_TRITON:
     from fourbits.recipe import amax_triton
 
 #: the six operands of a linear, in the order of their streams

@@ -1,0 +1,31 @@
+"""Which Triton is here, and whether our kernels can be imported with it."""
+
+import importlib.metadata
+import re
+from importlib.util import find_spec
+
+MIN_TRITON = (3, 6)
+
+
+def installed_triton() -> str | None:
+    """The version of Triton, under whatever name its package has; None without one."""
+    for package in ("triton", "pytorch-triton", "pytorch-triton-rocm"):
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def why_no_triton(version: str | None) -> str | None:
+    """Why no kernel can be built with this version of Triton, or None."""
+    needed = ".".join(map(str, MIN_TRITON))
+    if version is None:
+        return f"Triton is not installed (pip install 'triton>={needed}')"
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < MIN_TRITON:
+        return f"Triton {version} is older than {needed} (pip install 'triton>={needed}')"
+    return None
+
+
+#: whether files of kernels are imported: an older Triton lacks what they name
+HAS_TRITON = find_spec("triton") is not None and why_no_triton(installed_triton()) is None
