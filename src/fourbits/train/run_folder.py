@@ -22,9 +22,10 @@ from fourbits.train.checkpoint import Checkpoint, checkpoints, open_checkpoint
 from fourbits.train.config import RunConfig, config_from_mapping, differences
 
 # Settings that may change between the parts of an interrupted run: they decide where and how it is computed
-# and what is kept, not what it learns; all but the first three leave every bit as it is.
+# and what is kept, not what it learns; all but the first four leave every bit as it is.
 FREE_SETTINGS = (
     "train.device",
+    "train.backend",
     "train.threads",
     "train.compile",
     "train.log_interval",
