@@ -1,6 +1,7 @@
 """Training on FP4 tensor cores, without their card: a model of them reads what the linears hand over."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 from fourbits import OperandSpec, convert, get_recipe, set_step
 from fourbits.device import Backend, probe
 from fourbits.recipe import convert as conversion
-from fourbits.recipe.recipe import GemmSpec, GemmTable, KeepBF16, LayerRule
+from fourbits.recipe import linear
+from fourbits.recipe.native import made_native
+from fourbits.recipe.recipe import GemmSpec, KeepBF16, LayerRule
 from fourbits.train import backend
 from native_model import model_of_scaled_mm
 
@@ -35,7 +38,7 @@ def everywhere(name, **changes):
     return replace(get_recipe(name), keep_bf16=KeepBF16(names=()), **changes)
 
 
-def trained(recipe, x, native, compiled=False):
+def trained(recipe, x, native, compiled=False) -> list[Any]:
     """Output and gradients of a linear with bias, 48 -> 80 features."""
     torch.manual_seed(1)
     layer = nn.Sequential(nn.Linear(x.shape[1], 80))
@@ -88,11 +91,43 @@ def test_products_that_tensor_cores_do_not_take_are_emulated_and_named(products)
     assert torch.equal(native[2], emulated[2])
 
 
-def test_native_decides_no_quantized_bit():
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"amax_policy": "delayed"}, "amax_policy delayed"),
+        ({"adaptive": "outer"}, "adaptive outer"),
+        ({"block": (16, 32)}, "blocks of (16, 32)"),
+    ],
+)
+def test_operands_that_depend_on_the_past_or_have_other_blocks_are_emulated(changes, reason, products):
+    fprop = get_recipe("nvfp4").table.fprop
+    recipe = everywhere("nvfp4", fprop=replace(fprop, lhs=replace(fprop.lhs, **changes)))
+    (row,) = convert(nn.Sequential(nn.Linear(48, 80)), recipe, backend="native").rows
+    assert row.reason == f"recipe nvfp4; emulated: fprop: {reason}"
+    x = torch.randn(64, 48)
+    assert torch.equal(*(trained(recipe, x, native=native)[0] for native in (True, False)))
+    assert len(products) == 2
+
+
+def test_linears_that_read_one_tensor_share_no_form_that_one_of_them_cannot_multiply(monkeypatch, products):
+    """A weight with an amax policy sends its own layer's Fprop to the emulation, not its neighbour's."""
+    monkeypatch.setattr(linear, "runs_directly", lambda x: x.dim() == 2)  # as on a card
+    table = get_recipe("nvfp4").table
+    late = replace(table.fprop, rhs=replace(table.fprop.rhs, amax_policy="delayed"))
+    rule = LayerRule(names=("1",), table=replace(table, fprop=late))
+    recipe = everywhere("nvfp4", layers=(rule,))
+    model = nn.ModuleList([nn.Linear(48, 80), nn.Linear(48, 64)])
+    convert(model, recipe, backend="native")
+    set_step(model, 0)
+    x = torch.randn(64, 48)
+    torch.stack([layer(x).sum() for layer in model]).sum().backward()
+    assert products == [(64, 80), (64, 48), (80, 48)]  # Fprop of one, then Wgrad of both
+
+
+def test_a_recipe_does_not_choose_who_multiplies():
     table = get_recipe("nvfp4").table
     with pytest.raises(ValueError, match="a recipe does not choose who multiplies"):
-        LayerRule(names=("*",), table=replace(table, native=True))
-    assert GemmTable() == replace(GemmTable(), native=False)
+        LayerRule(names=("*",), table=made_native(table))
 
 
 def test_native_is_refused_without_tensor_cores():

@@ -4,7 +4,6 @@ A layer keeps its identity: parameters, hooks, name, state_dict and every refere
 changes. So do groups of linears in one parameter, such as experts.
 """
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,7 @@ from fourbits.recipe.decide import Decider
 from fourbits.recipe.grouped import QuantizedGroup, is_group, stacked_weights
 from fourbits.recipe.linear import QuantizedLinear
 from fourbits.recipe.linear_state import LinearState
-from fourbits.recipe.native import emulated_gemms
+from fourbits.recipe.native import emulated_gemms, made_native
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.recipe.state import books_of, open_books
@@ -62,7 +61,7 @@ def convert(
     for name, linear in linears:
         table, reason = decider.decide(name, linear)
         if table is not None and backend == "native":
-            table = replace(table, native=True)
+            table = made_native(table)
             if others := emulated_gemms(table):
                 reason = f"{reason}; emulated: {others}"
         precision = "bf16" if table is None else precision_of(table)

@@ -1,6 +1,6 @@
 """Which GEMMs of a table FP4 tensor cores multiply."""
 
-import functools
+from dataclasses import replace
 
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.recipe import GemmSpec, GemmTable
@@ -8,10 +8,14 @@ from fourbits.recipe.recipe import GemmSpec, GemmTable
 GEMMS = ("fprop", "dgrad", "wgrad")
 
 
-@functools.lru_cache(maxsize=1024)
-def is_native(table: GemmTable, gemm: str) -> bool:
-    """Whether FP4 tensor cores multiply this GEMM: the table asks for it and they take both operands."""
-    return table.native and why_not_native(getattr(table, gemm)) is None
+def made_native(table: GemmTable) -> GemmTable:
+    """The table with every GEMM that FP4 tensor cores take given to them.
+
+    Decided once, from the recipe's own specs: the layouts in force of an adaptive operand look like others.
+    """
+    return replace(
+        table, native=tuple(name for name in GEMMS if why_not_native(getattr(table, name)) is None)
+    )
 
 
 def why_not_native(gemm: GemmSpec) -> str | None:

@@ -28,7 +28,6 @@ from fourbits.quant.quantize import exact_operand, quantize
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
 from fourbits.quant.wanted import Wanted, why_not_fused
 from fourbits.recipe.clock import KEY_FIELDS, OPERANDS, draws, key_parts
-from fourbits.recipe.native import is_native
 from fourbits.recipe.recipe import GemmTable
 
 
@@ -70,7 +69,7 @@ class Call:
 
     def is_native(self, role: str) -> bool:
         """Whether FP4 tensor cores multiply the GEMM of this role."""
-        return is_native(self.table, role.partition(".")[0])
+        return role.partition(".")[0] in self.table.native
 
     def packed(self, x: Tensor, axis: int, role: str) -> QuantizedTensor:
         """x as the operand of this role in codes and scales; for roles without a policy."""

@@ -61,8 +61,8 @@ class GemmTable:
     #: how a linear keeps X for its weight gradient: ready to multiply, or as codes and scales, with the same
     #: values in less memory
     saved_inputs: Literal["exact", "packed"] = "exact"
-    #: whether FP4 tensor cores multiply what they can; `convert` sets it, a recipe does not
-    native: bool = False
+    #: the GEMMs that FP4 tensor cores multiply; `convert` sets them, a recipe does not
+    native: tuple[Literal["fprop", "dgrad", "wgrad"], ...] = ()
 
     def __post_init__(self) -> None:
         if self.saved_inputs == "packed" and (reason := _why_not_packed(self.wgrad.rhs)):
