@@ -5,9 +5,12 @@ z gates the output, x is scanned, B and C write and read the state, dt is the st
 modules of their own that are called, never read by a fused kernel, so a recipe that exchanges them is obeyed.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fourbits.model.documents import begins_document, same_as_before
 from fourbits.model.linear import Linear
@@ -29,6 +32,23 @@ def causal_conv(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None 
             term = term * same_as_before(documents, back)[..., None]
         y = y + term
     return y
+
+
+def _activated(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
+    return F.silu(causal_conv(x.float(), taps, bias, documents))
+
+
+def _recomputed(function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
+    """function(*args), of which nothing but args is kept for the backward pass.
+
+    The compiler keeps every shifted copy of the convolution's input in FP32 otherwise, four times in_proj's
+    output and more, because it does not make paddings twice of its own accord.
+    """
+    made = checkpoint(
+        function, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+    )
+    assert isinstance(made, Tensor)
+    return made
 
 
 def gated_group_norm(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
@@ -62,9 +82,10 @@ def mamba_core(
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
     d_state = (d_conv - d_mamba) // 2
     z, xbc, dt = projected.split((d_mamba, d_conv, num_heads), dim=-1)
-    xbc = F.silu(causal_conv(xbc.float(), conv_taps, conv_bias, documents))
     if fused:
-        xbc = xbc.to(projected.dtype)
+        xbc = _recomputed(_activated, xbc, conv_taps, conv_bias, documents).to(projected.dtype)
+    else:
+        xbc = _activated(xbc, conv_taps, conv_bias, documents)
     x, b, c = xbc.split((d_mamba, d_state, d_state), dim=-1)
     x = x.unflatten(-1, (num_heads, -1))
     b, c = b.unflatten(-1, (num_groups, -1)), c.unflatten(-1, (num_groups, -1))
