@@ -11,14 +11,14 @@ DEMO_OUT ?= runs/demo
 PEERS := .venv-peers
 PEER_PACKAGES := torchao==0.18.0 compressed-tensors==0.20.0 fouroversix==1.0.5 loguru psutil
 
-.PHONY: help demo test check test-gpu test-peers bench clean install
+.PHONY: help demo test check test-gpu sanitize test-peers bench clean install
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train BF16, FP8, MXFP4 and NVFP4 side by side on this CPU; writes $(DEMO_OUT)/report.html"
 	@echo "make test      run the tests"
 	@echo "make check     lint, types and layers, in seconds"
-	@echo "make test-gpu  run the tests that need a CUDA device"
+	@echo "make test-gpu  run the tests that need a CUDA device, and compute-sanitizer where it is (make sanitize)"
 	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, which it installs beside"
 	@echo "make bench     print the speed of quantizer, linear, training step and data"
 	@echo "make clean     remove caches and build products (the environment and runs stay)"
@@ -52,8 +52,37 @@ check: install
 	$(BIN)/pyright
 	$(BIN)/pytest -q tests/test_layers.py tests/test_style.py
 
-test-gpu: install
-	$(BIN)/pytest -q -m gpu -n 8
+# On a GPU machine torch comes from PyPI, with CUDA and the Triton that belongs to it, unless .venv has one already.
+$(VENV)/.installed-gpu: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (once; PyTorch with CUDA and its tools, a few minutes)"
+	@grep -vE '^(torch|triton)==' constraints.txt > $(VENV)/constraints-gpu.txt
+	@$(BIN)/python -m pip install --quiet -c $(VENV)/constraints-gpu.txt -e '.[dev]'
+	@touch $@
+
+# Models at full width alone, because two of them beside other tests would fill 80 GB. Whatever fails, all of it runs.
+LARGE := tests/model/test_full_width.py
+test-gpu: $(VENV)/.installed-gpu
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  { echo "fourbits: the torch in $(VENV) finds no CUDA device; if nvidia-smi does, it is a torch without CUDA:" \
+	  "remove $(VENV) and run make test-gpu again" >&2; exit 1; }
+	@failed=0; \
+	$(BIN)/pytest -q -m gpu -n 8 --continue-on-collection-errors --ignore $(LARGE) || failed=1; \
+	$(BIN)/pytest -q -m gpu $(LARGE) || failed=1; \
+	$(MAKE) --no-print-directory sanitize || failed=1; \
+	exit $$failed
+
+# Every kernel under compute-sanitizer, in shares side by side.
+sanitize: $(VENV)/.installed-gpu
+	@if ! command -v compute-sanitizer >/dev/null; then \
+	  echo "fourbits: compute-sanitizer not found (it is part of the CUDA toolkit): its cases are left out" >&2; exit 0; \
+	fi; \
+	export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests; \
+	failed=0; shares=; \
+	for share in 0 1 2 3 4 5 6 7; do \
+	  compute-sanitizer --error-exitcode 9 $(BIN)/python -m gpu.sanitized $$share 8 & shares="$$shares $$!"; \
+	done; \
+	for share in $$shares; do wait $$share || failed=1; done; \
+	exit $$failed
 
 $(PEERS)/.installed: Makefile $(VENV)/.installed
 	@$(BIN)/python -m venv $(PEERS)

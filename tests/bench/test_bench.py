@@ -57,6 +57,13 @@ def test_a_linear_is_compared_with_bf16_of_the_same_run():
     assert ours.ceiling < 1
 
 
+def test_the_goals_of_a_linear_are_those_of_the_card_it_is_timed_on():
+    large, *_ = linear._shapes("cuda", "NVIDIA H200").items()
+    assert large == ((8192, 5120, 20480), (0.93, 0.95))
+    large, *_ = linear._shapes("cuda", "NVIDIA H100 80GB HBM3").items()
+    assert large == ((8192, 5120, 20480), (0.90, 0.92))
+
+
 def test_supplied_amaxes_are_there_when_a_linear_is_timed(monkeypatch):
     """A delayed amax exists from the second step on; until then each operand measures its own."""
     monkeypatch.setattr(linear, "medians", lambda runs, *_, **__: [1.0 for _ in runs])

@@ -4,13 +4,14 @@ Both have FP32 master weights and gradients. The ceiling is what the BF16 linear
 moved its bytes at copy bandwidth and the products took as long as in BF16.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, normal, product_rate
+from fourbits.device import facts_of
 from fourbits.model.linear import Linear
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.convert import convert, set_step
@@ -23,6 +24,12 @@ _CARD_SHAPES = {
     (8192, 4096, 4096): (0.82, 0.86),
     (8192, 2048, 6144): (0.76, 0.81),
 }
+#: the same for an H200, whose memory is 1.4 times as fast as an H100's
+_H200_SHAPES = {
+    (8192, 5120, 20480): (0.93, 0.95),
+    (8192, 4096, 4096): (0.86, 0.90),
+    (8192, 2048, 6144): (0.81, 0.86),
+}
 _CPU_SHAPE, _CPU_GOAL = (2048, 2048, 2048), 0.4
 _UNIT = "of BF16"
 
@@ -30,11 +37,18 @@ _UNIT = "of BF16"
 def bench_linear(device: torch.device) -> Report:
     """Every bar of a linear on a device: nvfp4 with its own amaxes and with delayed ones, and fp8."""
     rates = copy_bandwidth(device), product_rate(device)
-    shapes = _CARD_SHAPES if device.type == "cuda" else {_CPU_SHAPE: (_CPU_GOAL, None)}
+    shapes = _shapes(device.type, facts_of(device).name)
     bars: list[Bar] = []
     for shape, goals in shapes.items():
         bars += _bars(device, shape, goals, rates[0])
     return measured("linear", device, tuple(bars), rates)
+
+
+def _shapes(kind: str, name: str) -> Mapping[tuple[int, int, int], tuple[float | None, float | None]]:
+    """What is timed on a device of this kind and name, with its goals."""
+    if kind != "cuda":
+        return {_CPU_SHAPE: (_CPU_GOAL, None)}
+    return _H200_SHAPES if name == "NVIDIA H200" else _CARD_SHAPES
 
 
 def _bars(
