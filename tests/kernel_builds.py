@@ -66,13 +66,22 @@ class Start:
 
 def stack_bytes(built: CompiledKernel) -> int:
     """Bytes of a thread's stack, which a kernel without arrays has only for registers that were spilled."""
+    return _usage(built, "STACK")
+
+
+def registers(built: CompiledKernel) -> int:
+    """Registers of a thread."""
+    return _usage(built, "REG")
+
+
+def _usage(built: CompiledKernel, of: str) -> int:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
         said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    (stack,) = re.findall(r"STACK:(\d+)", said.stdout)
-    return int(stack)
+    (number,) = re.findall(rf"\b{of}:(\d+)", said.stdout)
+    return int(number)
 
 
 class _Recorder:

@@ -8,7 +8,7 @@ import torch
 from fourbits.quant import fused_codes_triton, fused_notes_triton, fused_triton
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.plan import NoiseKey, fp8_plan, plan
-from kernel_builds import on_card, recording
+from kernel_builds import on_card, recording, registers, stack_bytes
 
 CARDS = [90, 100, 120]
 KEY = NoiseKey(torch.zeros(5, dtype=torch.int64))
@@ -52,6 +52,15 @@ def test_what_policies_learn_needs_no_second_operand(card):
         assert seen is not None
         fused_notes_triton.notes(seen, (5, 7), (4, 5), into)
     assert ptx_of(starts, card)
+
+
+def test_six_programs_that_learn_for_policies_share_a_processor():
+    row, column = plan(OperandSpec(rounding="sr"), 1), plan(OperandSpec(rounding="sr", rht=16), 0)
+    with recording(fused_triton) as starts:
+        fused_triton.exact(on_card(64, 2048), row, column, (AMAX, AMAX), (KEY, KEY), observe=True)
+    built = starts[0].build(90)
+    assert 6 * starts[0].arguments["num_warps"] * 32 * registers(built) <= 65536
+    assert stack_bytes(built) <= 4 * 8, "more than a few registers are spilled for the sixth program"
 
 
 @pytest.mark.parametrize("card", CARDS)

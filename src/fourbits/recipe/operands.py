@@ -210,8 +210,8 @@ def unpacked_operand(q: QuantizedTensor) -> ExactOperand:
 
 
 def _is_fused(x: Tensor, wanted: tuple[Wanted, ...]) -> bool:
-    """Whether the fused kernels make these operands; says once why not, where x is on a CUDA device."""
-    if not x.is_cuda or not all(want.spec.block_format.quantized for want in wanted):
+    """Whether the fused kernels make these operands; says once why not, where x is on an accelerator."""
+    if x.device.type in ("cpu", "meta") or not all(want.spec.block_format.quantized for want in wanted):
         return False
     reason = why_not_fused(x, wanted)
     if reason is not None and len(wanted) == 1:
