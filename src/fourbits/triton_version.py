@@ -1,5 +1,6 @@
 """Which Triton is here, and whether our kernels can be imported with it."""
 
+import functools
 import importlib.metadata
 import re
 from importlib.util import find_spec
@@ -7,8 +8,11 @@ from importlib.util import find_spec
 MIN_TRITON = (3, 6)
 
 
+@functools.cache
 def installed_triton() -> str | None:
     """The version of Triton, under whatever name its package has; None without one."""
+    if find_spec("triton") is None:
+        return None
     for package in ("triton", "pytorch-triton", "pytorch-triton-rocm"):
         try:
             return importlib.metadata.version(package)
@@ -28,4 +32,4 @@ def why_no_triton(version: str | None) -> str | None:
 
 
 #: whether files of kernels are imported: an older Triton lacks what they name
-HAS_TRITON = find_spec("triton") is not None and why_no_triton(installed_triton()) is None
+HAS_TRITON = why_no_triton(installed_triton()) is None

@@ -53,8 +53,8 @@ def test_what_has_no_kernel_is_named(monkeypatch):
     assert ssd_op.why_no_kernel(card, torch.bfloat16, 80, 128) is None
     assert "activations are torch.float32" in str(ssd_op.why_no_kernel(card, torch.float32, 64, 128))
     assert "got 64 x 24" in str(ssd_op.why_no_kernel(card, torch.bfloat16, 64, 24))
-    monkeypatch.setattr(ssd_op, "_HAS_TRITON", False)
-    assert "pip install" in str(ssd_op.why_no_kernel(card, torch.bfloat16, 64, 128))
+    monkeypatch.setattr(ssd_op, "installed_triton", lambda: "3.4.0")
+    assert "Triton 3.4.0 is older" in str(ssd_op.why_no_kernel(card, torch.bfloat16, 64, 128))
 
 
 @pytest.fixture

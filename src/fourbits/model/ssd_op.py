@@ -68,8 +68,8 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, state
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"the scan's kernels need sm_80 or newer, this is sm_{capability[0]}{capability[1]}"
-    if not HAS_TRITON:
-        return why_no_triton(installed_triton())
+    if reason := why_no_triton(installed_triton()):
+        return reason
     if dtype != torch.bfloat16:
         return f"the scan's kernels multiply BF16 numbers, activations are {dtype}"
     if head_dim % 8 or state_size % 16 or _padded(head_dim) * _padded(state_size) > MAX_STATE:
