@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import (
+    make_boxed_func,  # pyright: ignore[reportPrivateImportUsage]
+    min_cut_rematerialization_partition,
+)
 from torch._dynamo.backends.common import aot_autograd  # pyright: ignore[reportPrivateUsage]
 from torch.nn import functional as F
 
@@ -88,6 +91,12 @@ def core_arguments(tokens=32):
     return [torch.randn(size).requires_grad_() for size in sizes.values()]
 
 
+def core(arguments, documents=None, fused=True, run=mamba2.mamba_core):
+    """The region between the projections, as the mixer of this file calls it."""
+    constants = {"num_groups": 2, "chunk_size": 8, "eps": 1e-5, "documents": documents, "fused": fused}
+    return run(*arguments, **constants)
+
+
 @pytest.fixture
 def kernels_on_a_cpu(monkeypatch):
     """The scan's kernels stood in for by the scan in chunks."""
@@ -103,7 +112,7 @@ def test_a_recomputed_convolution_gives_the_same_bits(documents, kernels_on_a_cp
     arguments = core_arguments()
     results = []
     for fused in (True, False):
-        y = mamba2.mamba_core(*arguments, 2, 8, 1e-5, documents, 0.0, fused)
+        y = core(arguments, documents, fused)
         results.append((y, *torch.autograd.grad(y.sin().sum(), arguments)))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
@@ -123,9 +132,9 @@ def test_a_compiled_core_keeps_no_shifted_copies_of_its_input(kernels_on_a_cpu):
         bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
         partition_fn=min_cut_rematerialization_partition,
     )
-    core = torch.compile(mamba2.mamba_core, fullgraph=True, dynamic=False, backend=backend)
+    compiled = torch.compile(mamba2.mamba_core, fullgraph=True, dynamic=False, backend=backend)
     arguments = core_arguments()
-    core(*arguments, 2, 8, 1e-5, None, 0.0, True).sum().backward()
+    core(arguments, run=compiled).sum().backward()
     assert arguments[1].grad is not None
     assert (2, 32, 68) in kept, "the convolution's input is kept"
     assert not [shape for shape in kept if len(shape) == 3 and shape[2] == 68 and shape[1] > 32]
