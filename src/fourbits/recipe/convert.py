@@ -45,7 +45,9 @@ def convert(
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"convert: seed must be an int in [0, 2**32), got {seed!r}. Choose such a number.")
     if backend not in ("emulated", "native"):
-        raise ValueError(f"convert: backend must be emulated or native, got {backend!r}.")
+        raise ValueError(
+            f"convert: backend must be emulated or native, got {backend!r}. Leave it out to emulate."
+        )
     if backend == "native":
         require_native()
     linears: list[tuple[str, Any]] = [
