@@ -1,10 +1,13 @@
 """The C++ of Four Over Six gives the reference's bytes, or leaves the tensor to it."""
 
+import functools
 import itertools
 import math
+from typing import cast
 
 import pytest
 import torch
+from torch._inductor import config as inductor
 
 from adversarial import FINITE, NON_FINITE
 from assertions import assert_same_bytes
@@ -149,6 +152,23 @@ def test_it_is_not_taken_where_a_caller_is_compiled():
 
     assert torch.equal(taken(x), x + 1)
     assert torch.equal(torch.compile(taken, backend="eager", fullgraph=True)(x), x)
+
+
+def test_arithmetic_that_a_user_relaxed_for_other_code_stays_exact(monkeypatch: pytest.MonkeyPatch):
+    """The compiler may then cancel what rounding adds and takes away, and flush subnormal numbers."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        large = x * 2.0**22
+        return large - (large - x)
+
+    x, subnormal = torch.tensor([1.3, 2.7, 5.2]), torch.tensor([0x200000], dtype=torch.int32)
+    build, run = four_over_six._function.__wrapped__, cast(compiler.Runner, compiler.compiled)
+    monkeypatch.setattr(four_over_six, "native", compiler.native.__wrapped__)
+    monkeypatch.setattr(four_over_six, "_function", functools.cache(build))
+    with inductor.patch({"cpp.enable_unsafe_math_opt_flag": True}):
+        assert_reference_bytes(finite("normal", (48, 64), 3), OperandSpec(scale_rule="4over6-mse"), 1, None)
+        assert torch.equal(run(rounded)(x), torch.tensor([1.5, 3.0, 6.0]))
+    assert torch.equal((subnormal.view(torch.float32) * 1.0).view(torch.int32), subnormal)
 
 
 def test_where_it_cannot_be_built_the_reference_runs_and_one_warning_says_so(

@@ -28,6 +28,10 @@ Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 _LIMITS = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
 #: elements from which the compiled source is worth its compilation
 COMPILE_FROM = 1 << 16
+#: bytes depend on these settings, which a user may have changed for other code (TORCHINDUCTOR_CPP_ENABLE_...)
+_EXACT = {"cpp.enable_unsafe_math_opt_flag": False, "cpp.enable_floating_point_contract_flag": "off"}
+#: the same for C++ of our own
+_EXACT_FLAGS = ("-fno-unsafe-math-optimizations", "-ffp-contract=off")
 _broken: list[str] = []
 
 
@@ -40,7 +44,7 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
     result = get_type_hints(function).get("return")
     named = cast("Callable[[Iterable[object]], T] | None", getattr(result, "_make", None))
     source = function if named is None else _plain(function)
-    fast = cast(Callable[P, T], torch.compile(source, fullgraph=True, dynamic=True))  # pyright: ignore
+    fast = cast(Callable[P, T], torch.compile(source, fullgraph=True, dynamic=True, options=_EXACT))  # pyright: ignore
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if _broken:
@@ -69,7 +73,7 @@ def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., 
     if _broken:
         return None
     try:
-        library = cast(ctypes.CDLL, CppCodeCache.load(source, extra_flags=("-ffp-contract=off",)))
+        library = cast(ctypes.CDLL, CppCodeCache.load(source, extra_flags=_EXACT_FLAGS))
     except (RuntimeError, OSError) as error:  # what the compiler, or the lack of one, raises
         warnings.warn(
             f"{name} runs in stages, about twice as slow: {_first_line(error)}. "
