@@ -8,6 +8,8 @@ from fourbits.quant.operand_fields import CHOICES, OperandFields
 
 RHT_SIZES = (0, 4, 8, 16, 32, 64, 128)
 _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
+#: committed steps that an amax history holds, at most
+MAX_HISTORY = 1 << 16
 _SMALL_FLOAT_SCALES = ("e4m3", "ue5m3")
 _WHOLE_NUMBERS = ("rht", "scale_bound", "amax_interval", "amax_history", "adaptive_interval")
 _TEXTS = ("format", "rht_signs")
@@ -163,6 +165,11 @@ def _amax(spec: OperandFields) -> str | None:
         )
     if spec.amax_interval >= 1 << 32:
         return f"amax_interval: steps are below 2**32, got {spec.amax_interval}."
+    if spec.amax_history > MAX_HISTORY:
+        return (
+            f"amax_history: at most {MAX_HISTORY:,} steps are remembered, got {spec.amax_history}. Histories of "
+            "8 to 1,024 steps are usual."
+        )
     if not 0.0 < spec.amax_headroom < math.inf:
         return f"amax_headroom: must be a positive factor, got {spec.amax_headroom}."
     return None
