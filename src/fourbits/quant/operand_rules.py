@@ -167,8 +167,8 @@ def _amax(spec: OperandFields) -> str | None:
         return f"amax_interval: steps are below 2**32, got {spec.amax_interval}."
     if spec.amax_history > MAX_HISTORY:
         return (
-            f"amax_history: at most {MAX_HISTORY:,} steps are remembered, got {spec.amax_history}. Histories of "
-            "8 to 1,024 steps are usual."
+            f"amax_history: at most {MAX_HISTORY:,} steps are remembered, got {spec.amax_history}. Usual are "
+            "8 to 1,024."
         )
     if not 0.0 < spec.amax_headroom < math.inf:
         return f"amax_headroom: must be a positive factor, got {spec.amax_headroom}."
