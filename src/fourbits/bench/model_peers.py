@@ -29,9 +29,9 @@ LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """library: whose model; compiled: under torch.compile; kernels: with mamba_ssm's."""
+    """maker: whose model; compiled: under torch.compile; kernels: with mamba_ssm's."""
 
-    library: str
+    maker: str
     compiled: bool
     kernels: bool = False
     #: ours over theirs, tokens/s
@@ -64,7 +64,7 @@ def bench_peer(name: str, config: RunConfig, device: torch.device, repeats: int)
     """Time a peer's steps of the run's sizes."""
     kind = PEERS[name]
     if absent := _why_absent(kind, config.model):
-        return PeerRun(name=name, what=kind.library, goal=kind.goal, absent=absent)
+        return PeerRun(name=name, what=kind.maker, goal=kind.goal, absent=absent)
     release(device)
     try:
         with ExitStack() as stack:
@@ -72,7 +72,7 @@ def bench_peer(name: str, config: RunConfig, device: torch.device, repeats: int)
             model, what = _build(kind, config.model, device)
             (seconds,) = medians([_step(kind, model, config, device)], device, repeats)
     except torch.OutOfMemoryError as error:
-        return PeerRun(name=name, what=kind.library, goal=kind.goal, absent=f"out of memory: {error}")
+        return PeerRun(name=name, what=kind.maker, goal=kind.goal, absent=f"out of memory: {error}")
     return PeerRun(
         name=name,
         what=what,
@@ -85,13 +85,13 @@ def bench_peer(name: str, config: RunConfig, device: torch.device, repeats: int)
 
 
 def _why_absent(kind: _Kind, model: ModelConfig) -> str | None:
-    if kind.library == "plain" and (set(model.pattern) != {"T"} or model.activation != "relu2"):
+    if kind.maker == "plain" and (set(model.pattern) != {"T"} or model.activation != "relu2"):
         return "the plain model is a Transformer with squared ReLU"
     if kind.kernels and not model.uses("M"):
         return "the model has no Mamba layers"
     if kind.kernels and (reason := why_no_mamba_kernels()):
         return reason
-    if kind.library == "transformers":
+    if kind.maker == "transformers":
         try:
             load_transformers("the benchmark")
         except ValueError as error:
@@ -102,7 +102,7 @@ def _why_absent(kind: _Kind, model: ModelConfig) -> str | None:
 def _build(kind: _Kind, model: ModelConfig, device: torch.device) -> tuple[nn.Module, str]:
     """A model in FP32 with random weights, in training mode, and what it is."""
     with torch.device(device):
-        if kind.library == "plain":
+        if kind.maker == "plain":
             return PlainTransformer(model), "plain PyTorch, about 80 lines"
         transformers = load_transformers("the benchmark")
         described = to_hf_config(model, torch.float32)
@@ -121,7 +121,7 @@ def _step(kind: _Kind, model: nn.Module, config: RunConfig, device: torch.device
     run: Any = torch.compile(model, dynamic=False) if kind.compiled else model
 
     def loss_of() -> Tensor:
-        if kind.library == "plain":
+        if kind.maker == "plain":
             return run(tokens, targets)
         return run(input_ids=tokens, labels=targets, shift_labels=targets, use_cache=False).loss
 

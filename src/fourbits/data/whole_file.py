@@ -24,14 +24,14 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote. Raises ValueError naming a file that is damaged."""
+def read_json(path: Path, remedy: str = "Remove it and give the command again.") -> dict[str, Any]:
+    """What `write_json` wrote. Raises ValueError naming a file that is damaged, and what to do about it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: damaged: {error}. Remove it and give the command again.") from error
+        raise ValueError(f"{path}: damaged: {error}. {remedy}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: damaged: not a JSON object. Remove it and give the command again.")
+        raise ValueError(f"{path}: must hold a JSON object, got {type(value).__name__}. {remedy}")
     return value
 
 

@@ -9,7 +9,16 @@ from torch import Tensor
 from fourbits.quant.fused_amaxes import amaxes_of
 from fourbits.quant.plan import FP8_FORMATS, fp8_plan, plan
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-from fourbits.quant.wanted import Wanted, by_axis, checked, device_blocker, noise_key, turns, why_not_fused
+from fourbits.quant.wanted import (
+    Wanted,
+    by_axis,
+    checked,
+    device_blocker,
+    noise_key,
+    turns,
+    why_not_fused,
+    with_unit_stride,
+)
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -61,7 +70,7 @@ def fused_kept_packed(x: Tensor, row: Wanted, column: Wanted) -> tuple[ExactOper
     """
     if reason := why_not_kept_packed(x, row, column):
         raise ValueError(f"fused quantization: {reason}. Use the reference backend.")
-    x = checked(x, (row, column))
+    x = with_unit_stride(x)
     plans = plan(row.spec, 1), plan(column.spec, 0, packed=True)
     keys = noise_key(row), noise_key(column)
     amaxes = amaxes_of(x, (row, column), plans, keys[1])

@@ -59,6 +59,11 @@ def checked(x: Tensor, wanted: Sequence[Wanted]) -> Tensor:
     """x with unit stride along its rows. Raises ValueError where the kernels cannot do what is wanted."""
     if reason := why_not_fused(x, wanted):
         raise ValueError(f"fused quantization: {reason}. Use the reference backend.")
+    return with_unit_stride(x)
+
+
+def with_unit_stride(x: Tensor) -> Tensor:
+    """x with unit stride along its rows."""
     return x if x.stride(1) == 1 else x.contiguous()
 
 

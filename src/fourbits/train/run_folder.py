@@ -9,12 +9,12 @@ summary.json   how the run ended; not there while it runs
 """
 
 import fcntl
-import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fourbits.data import whole_file
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.data.whole_file import write_json, write_whole
 from fourbits.settings import dump_yaml, load_yaml, to_dict
@@ -130,13 +130,5 @@ class RunFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ValueError naming the file if it is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged: {error}. Restore it, or name another --out.") from error
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{path}: must hold a JSON object, got {type(value).__name__}. Restore it, or name another --out."
-        )
-    return value
+    """A JSON object of a run. Raises ValueError naming the file if it is none."""
+    return whole_file.read_json(path, "Restore it, or name another --out.")
