@@ -16,7 +16,7 @@ from fourbits.model.ssd_reference import ssd as recurrence
 from triton_interpreter import prepare
 
 EPS = torch.finfo(torch.float32).eps
-NAMES = ("y", "dx", "ddt", "da", "db", "dc")
+NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
 #: tokens of a chunk in the interpreter, at most
 CHUNK = 32
 
@@ -49,7 +49,7 @@ SMALL = (
 
 
 def arguments(case: Case) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor]:
-    """(x, dt, a, b, c), starts, dy. x, b and c are slices of one tensor, as in the model."""
+    """(x, dt, a, b, c, d), starts, dy. x, b and c are slices of one tensor, as in the model."""
     torch.manual_seed(0)
     sizes = (case.heads * case.head_dim, case.groups * case.states, case.groups * case.states)
     both = torch.randn(case.batch, case.length, sum(sizes))
@@ -59,7 +59,7 @@ def arguments(case: Case) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor]:
         dt[:, ::4] = 1e4  # the state is forgotten; a running FP32 sum would be off by 0.01
         dt[:, 1::4] = 1e-30  # a token that writes nothing
         x[:, ::4] *= 1e-4
-    a = -torch.rand(case.heads) * case.strongest - 0.1
+    a, d = -torch.rand(case.heads) * case.strongest - 0.1, torch.randn(case.heads)
     starts = None
     if case.starts:
         starts = torch.zeros(case.batch, case.length, dtype=torch.bool)
@@ -67,24 +67,24 @@ def arguments(case: Case) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor]:
         starts[1:] = starts[1:].roll(3, 1)
     x = x.unflatten(-1, (case.heads, case.head_dim))
     b, c = b.unflatten(-1, (case.groups, -1)), c.unflatten(-1, (case.groups, -1))
-    return (x, dt, a, b, c), starts, torch.randn(x.shape)
+    return (x, dt, a, b, c, d), starts, torch.randn(x.shape)
 
 
 def exact(args: tuple[Tensor, ...], starts: Tensor | None, dy: Tensor) -> list[Tensor]:
     """y and gradients by the recurrence in FP64, document by document."""
     args = tuple(arg.double().requires_grad_() for arg in args)
-    x, dt, a, b, c = args
-    y = torch.stack([_documents(x[i], dt[i], a, b[i], c[i], starts, i) for i in range(len(x))])
+    x, dt, a, b, c, d = args
+    y = torch.stack([_documents(x[i], dt[i], a, b[i], c[i], d, starts, i) for i in range(len(x))])
     return [y.detach(), *torch.autograd.grad(y, args, dy.double())]
 
 
 def _documents(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, starts: Tensor | None, i: int
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None, i: int
 ) -> Tensor:
     bounds = [] if starts is None else starts[i, 1:].nonzero().flatten().add(1).tolist()
     pieces = zip([0, *bounds], [*bounds, len(x)], strict=True)
     return torch.cat(
-        [recurrence(x[None, s:e], dt[None, s:e], a, b[None, s:e], c[None, s:e])[0] for s, e in pieces]
+        [recurrence(x[None, s:e], dt[None, s:e], a, b[None, s:e], c[None, s:e], d)[0] for s, e in pieces]
     )
 
 
@@ -105,9 +105,10 @@ def differences(case: Case) -> list[str]:
     made, true = found(args, starts, dy), exact(args, starts, dy)
     # Each entry of y, dx, db, dc is a sum of products with random signs: a few roundings of its own size.
     allowed = {name: 8 * EPS * rms(value) for name, value in zip(NAMES, true, strict=True)}
-    # The gradient of a log-decay is what remains of <dy, y> of up to CHUNK tokens minus as much. Multiplied
-    # by a it is part of ddt, and summed over all tokens with weight dt it is da.
-    remainder = 4 * EPS * min(CHUNK, case.length) * rms((dy * true[0]).sum(-1))
+    # The gradient of a log-decay is what remains of <dy, y> of up to CHUNK tokens minus as much, y without
+    # the skip. Multiplied by a it is part of ddt, and summed over all tokens with weight dt it is da.
+    scanned = true[0] - args[5][:, None] * args[0]
+    remainder = 4 * EPS * min(CHUNK, case.length) * rms((dy * scanned).sum(-1))
     allowed["ddt"] += args[2].abs().max() * remainder
     allowed["da"] += args[1].sum((0, 1)).max() * remainder
     wrong = []

@@ -30,14 +30,14 @@ SHAPE = CASES[0][0]
 
 
 def arguments(shape, strongest=1.0) -> tuple[list[Tensor], Tensor]:
-    """x, dt, a, b, c and dy on the card, with the model's strides and steps."""
+    """x, dt, a, b, c, d and dy on the card, with the model's strides and steps."""
     batch, length, heads, head_dim, groups, states = shape
     sizes = (heads * head_dim, groups * states, groups * states)
     x, b, c = torch.randn(batch, length, sum(sizes), device=CARD).bfloat16().split(sizes, -1)
     dt = torch.rand(batch, length, heads, device=CARD) * 0.1
-    a = -torch.rand(heads, device=CARD) * strongest - 0.1
+    a, d = -torch.rand(heads, device=CARD) * strongest - 0.1, torch.randn(heads, device=CARD)
     x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (groups, -1)), c.unflatten(-1, (groups, -1))
-    return [x, dt, a, b, c], torch.randn(x.shape, device=CARD).bfloat16()
+    return [x, dt, a, b, c, d], torch.randn(x.shape, device=CARD).bfloat16()
 
 
 def value_and_gradients(function, args, dy):
@@ -52,7 +52,9 @@ def test_kernels_are_off_by_roundings_of_what_they_multiply(shape, documents, st
     starts = torch.rand(shape[:2], device=CARD) < 0.01 if documents else None
     made = value_and_gradients(lambda *a: ssd_forward(*a, starts), args, dy)
     exact = [arg.double() for arg in args]
-    true = value_and_gradients(lambda x, dt, a, b, c: ssd(x, dt, a, b, c, 64, starts), exact, dy.double())
+    true = value_and_gradients(
+        lambda x, dt, a, b, c, d: ssd(x, dt, a, b, c, d, 64, starts), exact, dy.double()
+    )
     for name, got, wanted in zip(NAMES, made, true, strict=True):
         assert rms(got - wanted) <= ROUNDINGS * 2.0**-9 * rms(wanted), name
 

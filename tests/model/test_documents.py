@@ -83,13 +83,14 @@ def test_the_scan_starts_from_nothing_where_told(chunk_size):
         -torch.rand(4, dtype=torch.float64) - 0.1,
         torch.randn(2, LENGTH, 2, 8, dtype=torch.float64),
         torch.randn(2, LENGTH, 2, 8, dtype=torch.float64),
+        torch.randn(4, dtype=torch.float64),
     )
     args = tuple(arg.requires_grad_() for arg in args)
-    x, dt, a, b, c = args
+    x, dt, a, b, c, d = args
     starts = torch.zeros(2, LENGTH, dtype=torch.bool)
     starts[:, [span.start for span in spans()]] = True
-    found = ssd(x, dt, a, b, c, chunk_size, starts)
-    wanted = torch.cat([recurrence(x[:, s], dt[:, s], a, b[:, s], c[:, s]) for s in spans()], dim=1)
+    found = ssd(x, dt, a, b, c, d, chunk_size, starts)
+    wanted = torch.cat([recurrence(x[:, s], dt[:, s], a, b[:, s], c[:, s], d) for s in spans()], dim=1)
     dy = torch.randn_like(wanted)
     # Exponents are differences of sums near 5 * RESET, rounded to 2^-53 of them, a few times over.
     tolerance = 8 * len(spans()) * abs(RESET) * 2**-53

@@ -36,8 +36,9 @@ def written_out(layer, x):
         -w["A_log"].exp(),
         b.unflatten(-1, (2, 5)),
         c.unflatten(-1, (2, 5)),
+        w["D"],
     )
-    y = (y + w["D"][:, None] * value).flatten(2) * F.silu(z)
+    y = y.flatten(2) * F.silu(z)
     y = F.rms_norm(y.unflatten(-1, (2, 24)), (24,), eps=1e-5).flatten(2) * w["norm_weight"]
     return y @ w["out_proj.weight"].T
 
@@ -101,8 +102,8 @@ def core(arguments, documents=None, fused=True, run=mamba2.mamba_core):
 def kernels_on_a_cpu(monkeypatch):
     """The scan's kernels stood in for by the scan in chunks."""
 
-    def scan(x, dt, a, b, c, chunk_size, starts, fused):
-        return ssd.ssd(x, dt, a, b, c, chunk_size, starts)
+    def scan(x, dt, a, b, c, d, chunk_size, starts, fused):
+        return ssd.ssd(x, dt, a, b, c, d, chunk_size, starts)
 
     monkeypatch.setattr(mamba2, "ssd", scan)
 

@@ -7,7 +7,7 @@ from fourbits.model.ssd import ssd
 from fourbits.model.ssd_reference import ssd as recurrence
 
 EPS = torch.finfo(torch.float32).eps
-NAMES = ("y", "dx", "ddt", "da", "db", "dc")
+NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
 # B, T, H, P, G, N, chunk: the paper's head dims 64 and 80, odd and short lengths, one and several groups.
 SHAPES = [
     (1, 200, 4, 64, 2, 16, 64),
@@ -26,6 +26,7 @@ def arguments(shape, strongest=8.0) -> tuple[torch.Tensor, ...]:
         -torch.rand(heads) * strongest - 0.1,
         torch.randn(batch, length, groups, states),
         torch.randn(batch, length, groups, states),
+        torch.randn(heads),
     )
 
 
@@ -58,12 +59,13 @@ def test_fp32_chunks_are_as_exact_as_fp32_sums(shape, strongest):
     args, dy = arguments(shape, strongest), torch.randn(shape[:4])
     found = value_and_gradients(scan(shape[-1]), args, torch.float32, dy)
     wanted = value_and_gradients(recurrence, args, torch.float64, dy)
-    y, dt, a = wanted[0], args[1], args[2]
+    x, dt, a, d = args[0], args[1], args[2], args[5]
     # Each entry of y, dx, db, dc is a sum of products with random signs: a few roundings of its own size.
     allowed = {name: 8 * EPS * rms(true) for name, true in zip(NAMES, wanted, strict=True)}
-    # The gradient of a log-decay is what remains of <dy, y> of up to Q tokens minus as much. Multiplied by a
-    # it is part of ddt, and summed over all tokens with weight dt it is da.
-    remainder = 4 * EPS * min(shape[-1], shape[1]) * rms((dy * y).sum(-1))
+    # The gradient of a log-decay is what remains of <dy, y> of up to Q tokens minus as much, y without the
+    # skip. Multiplied by a it is part of ddt, and summed over all tokens with weight dt it is da.
+    scanned = wanted[0] - d[:, None] * x
+    remainder = 4 * EPS * min(shape[-1], shape[1]) * rms((dy * scanned).sum(-1))
     allowed["ddt"] += a.abs().max() * remainder
     allowed["da"] += dt.sum((0, 1)).max() * remainder
     for name, got, true in zip(NAMES, found, wanted, strict=True):
@@ -79,13 +81,13 @@ def test_the_chunk_size_is_no_part_of_the_result():
 
 
 def test_tokens_after_a_reset_are_as_exact_as_others():
-    x, dt, a, b, c = arguments((1, 40, 2, 16, 1, 8, 16))
+    x, dt, a, b, c, d = arguments((1, 40, 2, 16, 1, 8, 16))
     dt[:, ::4] = 1e4  # exp(-dt |a|) is 0: the state is forgotten; a running FP32 sum would be off by 0.01
     dt[:, 1::4] = 1e-30  # and a token that writes nothing
     x[:, ::4] *= 1e-4
     dy = torch.randn(1, 40, 2, 16)
-    found = value_and_gradients(scan(16), (x, dt, a, b, c), torch.float32, dy)
-    wanted = value_and_gradients(recurrence, (x, dt, a, b, c), torch.float64, dy)
+    found = value_and_gradients(scan(16), (x, dt, a, b, c, d), torch.float32, dy)
+    wanted = value_and_gradients(recurrence, (x, dt, a, b, c, d), torch.float64, dy)
     for name, got, true in zip(NAMES, found, wanted, strict=True):
         assert got.isfinite().all(), name
         if name not in ("ddt", "da"):  # their exact remainders are 0 here
@@ -100,8 +102,8 @@ def test_long_sequences_lose_no_more_than_short_ones():
 
 
 def test_the_future_changes_no_bit_of_the_past():
-    x, dt, a, b, c = arguments((1, 40, 2, 16, 1, 8, 0))
-    before = ssd(x, dt, a, b, c, 8)
+    x, dt, a, b, c, d = arguments((1, 40, 2, 16, 1, 8, 0))
+    before = ssd(x, dt, a, b, c, d, 8)
     for tensor in (x, dt, b, c):
         tensor[:, 27:] = tensor[:, 27:] + 1
-    assert torch.equal(ssd(x, dt, a, b, c, 8)[:, :27], before[:, :27])
+    assert torch.equal(ssd(x, dt, a, b, c, d, 8)[:, :27], before[:, :27])

@@ -30,8 +30,8 @@ def test_kernels_multiply_on_tensor_cores_within_a_cards_memory(card, head_dim, 
     x, b = on_card(1, 512, 32, head_dim), on_card(1, 512, 2, states)
     dt, a = on_card(1, 512, 32, dtype=torch.float32), on_card(32, dtype=torch.float32)
     with recording(ssd_triton) as starts:
-        ssd_triton.forward(x, dt, a, b, b, None, tuning["forward"])
-        ssd_triton.backward(x, x, dt, a, b, b, None, tuning["backward"])
+        ssd_triton.forward(x, dt, a, b, b, a, None, tuning["forward"])
+        ssd_triton.backward(x, x, dt, a, b, b, a, None, tuning["backward"])
     instruction = {90: r"wgmma\.mma_async", 100: r"tcgen05\.mma", 120: r"mma\.sync"}[card]
     for start in starts:
         built = start.build(card)
@@ -61,8 +61,8 @@ def test_what_has_no_kernel_is_named(monkeypatch):
 def on_this_machine(monkeypatch):
     """A CPU that passes for a card, with the FP32 scan in the place of its kernels."""
 
-    def scan(x, dt, a, b, c, starts):
-        return ssd(x.float(), dt, a, b.float(), c.float(), 64, starts).to(x.dtype)
+    def scan(x, dt, a, b, c, d, starts):
+        return ssd(x.float(), dt, a, b.float(), c.float(), d, 64, starts).to(x.dtype)
 
     monkeypatch.setattr(ssd_check, "ssd_forward", scan)
     monkeypatch.setattr(ssd_check, "_decided", {})
@@ -72,16 +72,16 @@ def on_this_machine(monkeypatch):
 
 def test_kernels_that_are_right_pass_the_self_check(on_this_machine):
     shares = ssd_check.check(torch.device("cpu"), torch.bfloat16, 64, 128)
-    assert list(shares) == ["y", "dx", "ddt", "da", "db", "dc"]
+    assert list(shares) == ["y", "dx", "ddt", "da", "db", "dc", "dd"]
     assert all(0 < share <= 1 for share in shares.values())
 
 
-@pytest.mark.parametrize("wrong", ["x", "dt", "a", "b", "c"])
+@pytest.mark.parametrize("wrong", ["x", "dt", "a", "b", "c", "d"])
 def test_a_wrong_gradient_stops_the_model_with_its_name(on_this_machine, wrong):
     scan = ssd_check.ssd_forward
 
     def broken(*args):
-        named = dict(zip(("x", "dt", "a", "b", "c", "starts"), args, strict=True))
+        named = dict(zip(("x", "dt", "a", "b", "c", "d", "starts"), args, strict=True))
         named[wrong] = 0.98 * named[wrong] + 0.02 * named[wrong].detach()  # the same value
         return scan(**named)
 

@@ -16,7 +16,7 @@ _TOKENS = {"hybrid-12b": (1, 8192), "nemotron-nano-12b-v2": (1, 8192), "hybrid-1
 _CPU_TOKENS = {"tiny": (1, 2048)}
 _GOALS = {"mamba_ssm": 1.0}
 #: y, and the gradient of y, for which the other gradients are taken
-Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def bench_ssd(
@@ -54,8 +54,8 @@ def _bars(
     args, dy = _arguments(config, shape, device)
     fused = is_fused(device, args[0].dtype, config.mamba_head_dim, config.state_size)
 
-    def own(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return ssd(x, dt, a, b, c, config.chunk_size, fused=fused)
+    def own(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        return ssd(x, dt, a, b, c, d, config.chunk_size, fused=fused)
 
     def times(run: Callable[..., Callable[[], object]], *scans: Scan) -> list[float]:
         runs = [run(scan, args, dy) for scan in scans]
@@ -83,7 +83,7 @@ def _bars(
 def _arguments(
     config: ModelConfig, shape: tuple[int, int], device: torch.device
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """x, dt, a, b, c as slices of one tensor like the model's, and a gradient of y."""
+    """x, dt, a, b, c, d, with x, b and c slices of one tensor like the model's, and a gradient of y."""
     heads, head_dim, groups = config.mamba_num_heads, config.mamba_head_dim, config.num_groups
     sizes = (heads * head_dim, groups * config.state_size, groups * config.state_size)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -91,7 +91,8 @@ def _arguments(
     x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (groups, -1)), c.unflatten(-1, (groups, -1))
     dt = torch.rand(*shape, heads, device=device) * 0.1
     a = -torch.rand(heads, device=device) * 15 - 1
-    return (x, dt, a, b, c), torch.randn(x.shape, device=device).to(dtype)
+    d = torch.rand(heads, device=device) + 0.5
+    return (x, dt, a, b, c, d), torch.randn(x.shape, device=device).to(dtype)
 
 
 def _forward(scan: Scan, args: tuple[Tensor, ...], dy: Tensor) -> Callable[[], object]:

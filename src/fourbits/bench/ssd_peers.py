@@ -13,13 +13,13 @@ from torch import Tensor
 from fourbits.model.ssd import ssd
 
 Scan = Callable[..., Tensor]
-_NAMES = ("y", "dx", "ddt", "da", "db", "dc")
+_NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
 #: two scans in BF16 may differ by roundings of each, of 2^-9 of a term
 _ALLOWED = 16 * 2.0**-9
 
 
 def ssd_peers(chunk_size: int, on_card: bool, compiled: bool) -> dict[str, Scan]:
-    """Name with version -> scan of (x, dt, a, b, c); kernels of others first, where they are installed."""
+    """Name with version -> scan of (x, dt, a, b, c, d); kernels of others first, where they are installed."""
     peers: dict[str, Scan] = {}
     if on_card and find_spec("mamba_ssm") and find_spec("einops"):
         peers[f"mamba_ssm {version('mamba_ssm')}"] = _mamba_ssm()
@@ -37,8 +37,8 @@ def refuse_wrong(name: str, peer: Scan, own: Scan, args: tuple[Tensor, ...], dy:
 
 
 def _compiled(chunk_size: int) -> Scan:
-    def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return ssd(x, dt, a, b, c, chunk_size).to(x.dtype)
+    def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        return ssd(x, dt, a, b, c, d, chunk_size).to(x.dtype)
 
     return torch.compile(scan)
 
@@ -47,7 +47,7 @@ def _mamba_ssm() -> Scan:
     # The package imports its CUDA extension at once, though these kernels do not call it.
     sys.modules.setdefault("selective_scan_cuda", ModuleType("selective_scan_cuda"))
     module = import_module("mamba_ssm.ops.triton.ssd_combined")
-    return lambda x, dt, a, b, c: module.mamba_chunk_scan_combined(x, dt, a, b, c, chunk_size=256)
+    return lambda x, dt, a, b, c, d: module.mamba_chunk_scan_combined(x, dt, a, b, c, chunk_size=256, D=d)
 
 
 def _differences(own: Scan, peer: Scan, args: tuple[Tensor, ...], dy: Tensor) -> str:

@@ -93,7 +93,7 @@ def mamba_core(
     dt = F.softplus(dt.float() + dt_bias)
     if min_time_step:
         dt = dt.clamp(min=min_time_step)
-    y = ssd(x, dt, -a_log.exp(), b, c, chunk_size, starts, fused) + d[:, None] * x
+    y = ssd(x, dt, -a_log.exp(), b, c, d, chunk_size, starts, fused)
     return gated_group_norm(y.flatten(2), z.float(), norm_weight, num_groups, eps).to(projected.dtype)
 
 

@@ -2,13 +2,14 @@
 
 With L_t the running sum of the log-decays dt_t a, the recurrence of ssd_reference.py is the masked product
 
-    y_t = sum_{s <= t} exp(L_t - L_s) (c_t . b_s) dt_s x_s            (arXiv:2405.21060 section 6).
+    y_t = sum_{s <= t} exp(L_t - L_s) (c_t . b_s) dt_s x_s            (arXiv:2405.21060 section 6),
 
-Cut into chunks of Q tokens it falls into three parts: within a chunk, that product (Q x Q); from a chunk to
-the state S at its end, x^T b; and from the state at its start, c S^T. Only the hand-over of states from chunk
-to chunk is a recurrence, over T/Q steps, written as a masked product again. Any Q gives the same result up to
-rounding. Every exponent is a sum of log-decays over a span, so it is <= 0 and nothing overflows; spans that
-run backwards are -inf before exp, because masking after exp would make 0 * inf.
+to which the skip d x_t is added. Cut into chunks of Q tokens it falls into three parts: within a chunk, that
+product (Q x Q); from a chunk to the state S at its end, x^T b; and from the state at its start, c S^T. Only
+the hand-over of states from chunk to chunk is a recurrence, over T/Q steps, written as a masked product
+again. Any Q gives the same result up to rounding. Every exponent is a sum of log-decays over a span, so it is
+<= 0 and nothing overflows; spans that run backwards are -inf before exp, because masking after exp would make
+0 * inf.
 
 Where a document starts, RESET is added to the log-decay: no state of the document before survives, in this
 product and in all others, and everything stays finite (-inf would make inf - inf).
@@ -16,7 +17,9 @@ product and in all others, and everything stays finite (-inf would make inf - in
 The backward pass is written out, because the gradients of the decays need no decay matrix: exp(L_t) scales
 y_t, exp(-L_t) scales what token t writes, and exp(total) scales the state at a chunk's end, hence
 
-    dL_t = <dy_t, y_t> - <d(dt_t x_t), dt_t x_t>        d total = <dS_end, S_end>.
+    dL_t = <dy_t, y_t> - <d(dt_t x_t), dt_t x_t>        d total = <dS_end, S_end>,
+
+with y and dx as they are without the skip, which no decay scales.
 
 Letters: B sequences, Z chunks, Q tokens of a chunk, G groups, R heads per group, P head dim, N states.
 """
@@ -41,26 +44,28 @@ def ssd(
     a: Tensor,
     b: Tensor,
     c: Tensor,
+    d: Tensor,
     chunk_size: int,
     starts: Tensor | None = None,
     fused: bool = False,
 ) -> Tensor:
     """Scan in chunks, in FP32 (FP64 arguments stay FP64); fused: by kernels, see `ssd_op.ssd_forward`.
 
-    x: [B, T, H, P]; dt: [B, T, H] >= 0; a: [H] < 0; b, c: [B, T, G, N] with H a multiple of G; any T;
-    starts: bool [B, T], the tokens before which the state is emptied, or None. Returns [B, T, H, P] in FP32,
-    from kernels in x's dtype; they choose their own chunks.
+    x: [B, T, H, P]; dt: [B, T, H] >= 0; a: [H] < 0; b, c: [B, T, G, N] with H a multiple of G; d: [H], the
+    skip; any T; starts: bool [B, T], the tokens before which the state is emptied, or None. Returns
+    [B, T, H, P] in FP32, from kernels in x's dtype; they choose their own chunks.
     """
     if fused:
-        return ssd_forward(x, dt, a, b, c, starts)
+        return ssd_forward(x, dt, a, b, c, d, starts)
     length, groups = x.shape[1], b.shape[2]
     dtype = torch.promote_types(x.dtype, torch.float32)
+    skip = d.to(dtype)[:, None] * x
     x, dt, b, c = (_in_chunks(t.to(dtype), min(chunk_size, length)) for t in (x, dt, b, c))
     by_group = (groups, x.shape[3] // groups)
     x, dt, a = x.unflatten(3, by_group), dt.unflatten(3, by_group), a.to(dtype).unflatten(0, by_group)
     resets = None if starts is None else _in_chunks(starts * x.new_tensor(RESET).double(), x.shape[2])
     y = _Scan.apply(x, dt, a, b, c, resets)
-    return y.flatten(3, 4).flatten(1, 2)[:, :length]
+    return y.flatten(3, 4).flatten(1, 2)[:, :length] + skip
 
 
 def _in_chunks(x: Tensor, chunk: int) -> Tensor:

@@ -3,7 +3,7 @@
 With CB = c b^T, E the decay from token s to token t, and S and D the state at the chunk's start and the
 gradient of the state at its end:
 
-    dx_s   = dt_s (sum_t CB_ts E_ts dy_t + to_end_s D b_s)
+    dx_s   = dt_s (sum_t CB_ts E_ts dy_t + to_end_s D b_s) + d dy_s,   dd = sum of <dy_s, x_s>
     dCB_ts = sum over heads of E_ts dt_s <dy_t, x_s>
     dc = dCB b + sum of (from_start dy) S,   db = dCB^T c + sum of (to_end dt x) D.
 
@@ -14,7 +14,8 @@ gradient, and added_s = to_end_s dt_s <x_s D, b_s>, what token s gives the state
     dlog_u = sum_{s < u <= t} e_ts + sum_{t >= u} carried_t + sum_{s < u} added_s + decay of chunk <D, S>.
 
 The first sum is that of e's rows minus that of its columns, t and s >= u. Both come from the same FP32
-entries, so what has to cancel does. dy S and x D are made for dc and db anyway; so
+entries, so what has to cancel does. The skip d x is in no state and has no part in this; its <dy_s, x_s>
+is the diagonal of what dCB is made of. dy S and x D are made for dc and db anyway; so
 `inputs_kernel` reads no S, `groups_kernel` no decays between tokens, and neither runs out of registers.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
@@ -25,21 +26,22 @@ import triton.language as tl
 
 from fourbits.model.ssd_decays_triton import FROM_START, HIGH, LOW, ROWS, SIZES, STEP, TO_END, span_decay
 
-# Rows of what is found within chunks, [B, H, 2, Z * Q], and of what crosses bounds, [B, parts, H, 2, Z * Q].
+# Rows of what is found within chunks, [B, H, 3, Z * Q], and of what crosses bounds, [B, parts, H, 2, Z * Q].
 E_ROWS, E_COLUMNS = tl.constexpr(0), tl.constexpr(1)  # sums of e's rows; of its columns, over dt
+MET, WITHIN = tl.constexpr(2), tl.constexpr(3)  # <dy_t, x_t>; how many rows
 CARRIED, ADDED = tl.constexpr(0), tl.constexpr(1)  # <dy_t S, c_t>; <x_s D, b_s>
 
 
 @triton.jit(do_not_specialize=[*SIZES, "G"])
 def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, x_head, b_ptr, b_batch,
-                  b_token, b_group, c_ptr, c_batch, c_token, c_group, table_ptr, segment_ptr, ends_ptr,
-                  dx_ptr, within_ptr, dscores_ptr, T, H, Z, R, G, P: tl.constexpr, N: tl.constexpr,
-                  HAS_STARTS: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr,
-                  BN: tl.constexpr):  # fmt: skip
+                  b_token, b_group, c_ptr, c_batch, c_token, c_group, d_ptr, table_ptr, segment_ptr,
+                  ends_ptr, dx_ptr, within_ptr, dscores_ptr, T, H, Z, R, G, P: tl.constexpr,
+                  N: tl.constexpr, HAS_STARTS: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr,
+                  BT: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Write dx [B, T, H, P], what is found within chunks, and dCB^T [B, Z, G, Q, Q], all contiguous.
 
-    ends: gradients at chunks' ends, [B, Z, H, P, N]; R: heads of a group. BP columns of a head and BT more
-    are multiplied, which together hold P.
+    ends: gradients at chunks' ends, [B, Z, H, P, N]; d: fp32 [H]; R: heads of a group. BP columns of a head
+    and BT more are multiplied, which together hold P.
     Grid: G, chunks, sequences. Tiles are [Q (s), Q (t)], so that the product for dx needs none turned.
     """
     group, z, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -55,12 +57,13 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
     if HAS_STARTS:
         segment = tl.load(segment_ptr + batch * Z * Q + token)
         seen = seen & (segment[:, None] == segment[None, :])
+    scores = tl.where(seen, scores, 0.0)
     x_ptr += batch * x_batch + far[:, None] * x_token
     dy_ptr += batch * dy_batch + far[:, None] * dy_token
     dx_ptr += (batch * T + far)[:, None] * H * P
     ends_ptr += (batch * Z + z) * H * P * N + n[None, :]
     table_ptr += batch * H * ROWS * Z * Q + token
-    within_ptr += batch * H * 2 * Z * Q + token
+    within_ptr += batch * H * WITHIN * Z * Q + z * Q
     dscores = tl.zeros((Q, Q), tl.float32)
     last = group * R + R - 1
     ahead = table_ptr + group * R * ROWS * Z * Q
@@ -79,29 +82,34 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
             x_tail = tl.load(x_ptr + head * x_head + tail[None, :], mask=short, other=0.0)
             dy_tail = tl.load(dy_ptr + head * dy_head + tail[None, :], mask=short, other=0.0)
             along = tl.dot(x_tail, tl.trans(dy_tail), along, input_precision="ieee")
+        found = within_ptr + head * WITHIN * Z * Q
+        tl.store(found + MET * Z * Q + q, tl.sum(tl.where(q[:, None] == q[None, :], along, 0.0), 1))
         decays = table_ptr + head * ROWS * Z * Q
         high, low = tl.load(decays + HIGH * Z * Q), tl.load(decays + LOW * Z * Q)
-        decay = span_decay(-high, -low, -high, -low, seen)
+        skip = tl.load(d_ptr + head)
+        decay = span_decay(high[None, :] - high[:, None], low[None, :] - low[:, None])
         along *= decay
         dscores += along * step[:, None]
         along *= scores
         weights = (scores * decay).to(b.dtype)
         columns, rows = tl.sum(along, 1), tl.sum(along * step[:, None], 0)
-        found = within_ptr + head * 2 * Z * Q
-        tl.store(found + E_ROWS * Z * Q, rows)
-        tl.store(found + E_COLUMNS * Z * Q, columns)
+        tl.store(found + E_ROWS * Z * Q + q, rows)
+        tl.store(found + E_COLUMNS * Z * Q + q, columns)
 
         matrix = (p < P)[:, None] & (n < N)[None, :]
         end = tl.load(ends_ptr + (head * P + p[:, None]) * N, mask=matrix, other=0.0)
         dx = tl.dot(b, tl.trans(end), input_precision="ieee") * to_end[:, None]
         dx = tl.dot(weights, dy, dx, input_precision="ieee") * step[:, None]
+        dx += skip * dy.to(tl.float32)
         tl.store(dx_ptr + head * P + p[None, :], dx.to(dx_ptr.dtype.element_ty), mask=narrow)
         if BT:
             matrix = (tail < P)[:, None] & (n < N)[None, :]
             end = tl.load(ends_ptr + (head * P + tail[:, None]) * N, mask=matrix, other=0.0)
             dx = tl.dot(b, tl.trans(end), input_precision="ieee") * to_end[:, None]
             dx = tl.dot(weights, dy_tail, dx, input_precision="ieee") * step[:, None]
+            dx += skip * dy_tail.to(tl.float32)
             tl.store(dx_ptr + head * P + tail[None, :], dx.to(dx_ptr.dtype.element_ty), mask=short)
+    dscores = tl.where(seen, dscores, 0.0)
     place = dscores_ptr + ((batch * Z + z) * G + group) * Q * Q + q[:, None] * Q + q[None, :]
     tl.store(place, dscores.to(dscores_ptr.dtype.element_ty))
 
@@ -182,9 +190,10 @@ def groups_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
 
 
 @triton.jit(do_not_specialize=[*SIZES])
-def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr, ddt_ptr, da_ptr, T, H, Z,
-                 PARTS: tl.constexpr, WALKS: tl.constexpr, Q: tl.constexpr, HEADS: tl.constexpr):  # fmt: skip
-    """Write ddt [B, T, H] and da's parts [B, Z, H], contiguous, from what the kernels before have found.
+def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr, ddt_ptr, da_ptr, dd_ptr, T,
+                 H, Z, PARTS: tl.constexpr, WALKS: tl.constexpr, Q: tl.constexpr,
+                 HEADS: tl.constexpr):  # fmt: skip
+    """Write ddt [B, T, H] and parts of da and dd [B, Z, H], contiguous, from what the kernels before found.
 
     Grid: chunks, blocks of HEADS heads, sequences.
     """
@@ -194,9 +203,10 @@ def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr,
     known = (head < H)[:, None] & (token < Z * Q)[None, :]
     decays = table_ptr + (batch * H + head)[:, None] * ROWS * Z * Q + token[None, :]
     step = tl.load(decays + STEP * Z * Q, mask=known, other=0.0)
-    within = within_ptr + (batch * H + head)[:, None] * 2 * Z * Q + token[None, :]
+    within = within_ptr + (batch * H + head)[:, None] * WITHIN * Z * Q + token[None, :]
     rows = tl.load(within + E_ROWS * Z * Q, mask=known, other=0.0)
     columns = tl.load(within + E_COLUMNS * Z * Q, mask=known, other=0.0)
+    met = tl.load(within + MET * Z * Q, mask=known, other=0.0)
     carried, added = tl.zeros((HEADS, Q), tl.float32), tl.zeros((HEADS, Q), tl.float32)
     whole = tl.zeros((HEADS,), tl.float32)
     for part in tl.static_range(PARTS):
@@ -216,4 +226,6 @@ def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr,
     ddt = dlog * tl.load(a_ptr + head, mask=head < H, other=0.0)[:, None] + columns + added
     place = ddt_ptr + (batch * T + token)[None, :] * H + head[:, None]
     tl.store(place, ddt, mask=(head < H)[:, None] & (token < T)[None, :])
-    tl.store(da_ptr + (batch * Z + z) * H + head, tl.sum(dlog * step, 1), mask=head < H)
+    part = (batch * Z + z) * H + head
+    tl.store(da_ptr + part, tl.sum(dlog * step, 1), mask=head < H)
+    tl.store(dd_ptr + part, tl.sum(met, 1), mask=head < H)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fourbits.model.ssd_op import ssd_forward, why_no_kernel
 from fourbits.model.ssd_reference import ssd as recurrence
 
-NAMES = ("y", "dx", "ddt", "da", "db", "dc")
+NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
 #: B, T, H, G: three chunks with a tail, two heads in each of two groups
 _SIZES = (1, 150, 4, 2)
 #: Roundings to BF16 between the inputs and a result, each of at most 2^-9 of a term: weights, states, what
@@ -88,7 +88,7 @@ def _check(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: 
 
 
 def _arguments(dtype: torch.dtype, head_dim: int, state_size: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """x, dt, a, b, c and dy, on the CPU; strides of x, b and c as in the model."""
+    """x, dt, a, b, c, d and dy, on the CPU; strides of x, b and c as in the model."""
     batch, length, heads, groups = _SIZES
     generator = torch.Generator().manual_seed(0)
     sizes = (heads * head_dim, groups * state_size, groups * state_size)
@@ -97,7 +97,8 @@ def _arguments(dtype: torch.dtype, head_dim: int, state_size: int) -> tuple[tupl
     x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (groups, -1)), c.unflatten(-1, (groups, -1))
     dt = torch.rand(batch, length, heads, generator=generator) * 0.2
     a = -torch.rand(heads, generator=generator) - 0.1
-    return (x, dt, a, b, c), torch.randn(x.shape, generator=generator).to(dtype)
+    d = torch.rand(heads, generator=generator) + 0.5
+    return (x, dt, a, b, c, d), torch.randn(x.shape, generator=generator).to(dtype)
 
 
 def _value_and_gradients(

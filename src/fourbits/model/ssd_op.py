@@ -17,36 +17,39 @@ MAX_STATE = 128 * 128
 
 
 @custom_op("fourbits::ssd_forward", mutates_args=())
-def ssd_forward(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, starts: Tensor | None) -> Tensor:
+def ssd_forward(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None
+) -> Tensor:
     """The scan by kernels: y [B, T, H, P] in x's dtype, contiguous.
 
     x: [B, T, H, P]; b, c: [B, T, G, N] in x's dtype, bf16 (in Triton's interpreter also fp32); dt: fp32
-    [B, T, H]; a: fp32 [H]; starts: bool [B, T] or None. FP32 sums; products of numbers in x's dtype.
+    [B, T, H]; a, d: fp32 [H]; starts: bool [B, T] or None. FP32 sums; products of numbers in x's dtype, but
+    for the skip d x, which is FP32. y is rounded once.
     """
     x, dt, b, c = (_by_rows(t) for t in (x, dt, b, c))
-    return kernels.forward(x, dt, a, b, c, starts)
+    return kernels.forward(x, dt, a, b, c, d, starts)
 
 
 @ssd_forward.register_fake
-def _(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, starts: Tensor | None) -> Tensor:
+def _(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None) -> Tensor:
     return x.new_empty(x.shape)
 
 
 @custom_op("fourbits::ssd_backward", mutates_args=())
 def ssd_backward(
-    dy: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, starts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, dt, a, b and c, in their dtypes, contiguous."""
+    dy: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, dt, a, b, c and d, in their dtypes, contiguous."""
     dy, x, dt, b, c = (_by_rows(t) for t in (dy, x, dt, b, c))
-    return kernels.backward(dy, x, dt, a, b, c, starts)
+    return kernels.backward(dy, x, dt, a, b, c, d, starts)
 
 
 @ssd_backward.register_fake
 def _(
-    dy: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, starts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dx, ddt, da, db, dc = (t.new_empty(t.shape) for t in (x, dt, a, b, c))
-    return dx, ddt, da, db, dc
+    dy: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dx, ddt, da, db, dc, dd = (t.new_empty(t.shape) for t in (x, dt, a, b, c, d))
+    return dx, ddt, da, db, dc, dd
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The scan's output within chunks: a masked product, and what the state at a chunk's start adds."""
+"""The scan's output within chunks: a masked product, what the state at a chunk's start adds, and the skip."""
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
 
@@ -10,10 +10,10 @@ from fourbits.model.ssd_decays_triton import FROM_START, HIGH, LOW, ROWS, SIZES,
 
 @triton.jit(do_not_specialize=[*SIZES, "HEADS"])
 def output_kernel(x_ptr, x_batch, x_token, x_head, b_ptr, b_batch, b_token, b_group, c_ptr, c_batch, c_token,
-                  c_group, table_ptr, segment_ptr, states_ptr, y_ptr, T, H, Z, R, HEADS,
+                  c_group, d_ptr, table_ptr, segment_ptr, states_ptr, y_ptr, T, H, Z, R, HEADS,
                   P: tl.constexpr, N: tl.constexpr, HAS_STARTS: tl.constexpr, Q: tl.constexpr,
                   BP: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Write y [B, T, H, P], contiguous; states [B, Z, H, P, N] at the start of each chunk; R:
+    """Write y [B, T, H, P], contiguous; states [B, Z, H, P, N] at the start of each chunk; d: fp32 [H]; R:
     heads of a group. BP columns of a head and BT more are multiplied, which together hold P.
 
     Grid: blocks of HEADS heads of one group, which share c b^T; chunks; sequences.
@@ -33,6 +33,7 @@ def output_kernel(x_ptr, x_batch, x_token, x_head, b_ptr, b_batch, b_token, b_gr
     if HAS_STARTS:
         segment = tl.load(segment_ptr + batch * Z * Q + token)
         seen = seen & (segment[:, None] == segment[None, :])
+    scores = tl.where(seen, scores, 0.0)
     x_ptr += batch * x_batch + far * x_token
     y_ptr += (batch * T + far) * H * P
     states_ptr += (batch * Z + z) * H * P * N + n[None, :]
@@ -41,13 +42,15 @@ def output_kernel(x_ptr, x_batch, x_token, x_head, b_ptr, b_batch, b_token, b_gr
         decays = table_ptr + head * ROWS * Z * Q
         high, low = tl.load(decays + HIGH * Z * Q), tl.load(decays + LOW * Z * Q)
         step, from_start = tl.load(decays + STEP * Z * Q), tl.load(decays + FROM_START * Z * Q)
-        weights = (scores * span_decay(high, low, high, low, seen) * step[None, :]).to(b.dtype)
+        skip = tl.load(d_ptr + head)
+        decay = span_decay(high[:, None] - high[None, :], low[:, None] - low[None, :])
+        weights = (scores * decay * step[None, :]).to(b.dtype)
 
         inside, matrix = real & (p < P)[None, :], (p < P)[:, None] & (n < N)[None, :]
         x = tl.load(x_ptr + head * x_head + p[None, :], mask=inside, other=0.0)
         state = tl.load(states_ptr + (head * P + p[:, None]) * N, mask=matrix, other=0.0)
         y = tl.dot(c, tl.trans(state), input_precision="ieee") * from_start[:, None]
-        y = tl.dot(weights, x, y, input_precision="ieee")
+        y = tl.dot(weights, x, y, input_precision="ieee") + skip * x.to(tl.float32)
         tl.store(y_ptr + head * P + p[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
         if BT:
             tail = BP + tl.arange(0, BT)
@@ -55,5 +58,5 @@ def output_kernel(x_ptr, x_batch, x_token, x_head, b_ptr, b_batch, b_token, b_gr
             x = tl.load(x_ptr + head * x_head + tail[None, :], mask=inside, other=0.0)
             state = tl.load(states_ptr + (head * P + tail[:, None]) * N, mask=matrix, other=0.0)
             y = tl.dot(c, tl.trans(state), input_precision="ieee") * from_start[:, None]
-            y = tl.dot(weights, x, y, input_precision="ieee")
+            y = tl.dot(weights, x, y, input_precision="ieee") + skip * x.to(tl.float32)
             tl.store(y_ptr + head * P + tail[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)

@@ -37,13 +37,14 @@ def forward(
     a: Tensor,
     b: Tensor,
     c: Tensor,
+    d: Tensor,
     starts: Tensor | None,
     tuning: Tuning | None = None,
 ) -> Tensor:
     """y [B, T, H, P], contiguous, in x's dtype.
 
-    x: [B, T, H, P]; b, c: [B, T, G, N]; bf16 or fp32, of one dtype; dt: fp32 [B, T, H]; a: fp32 [H];
-    starts: bool [B, T]. All with unit stride along the last axis.
+    x: [B, T, H, P]; b, c: [B, T, G, N]; bf16 or fp32, of one dtype; dt: fp32 [B, T, H]; a, d: fp32
+    [H]; starts: bool [B, T]. All with unit stride along the last axis.
     """
     tuning = tuning or tuning_of(x.device)["forward"]
     decays = _decays(dt, a, starts, tuning.chunk)
@@ -54,6 +55,7 @@ def forward(
     together, (main, tail) = heads_per_group, _columns(head_dim)
     output_kernel[(heads // together, chunks, batch)](
         *_strided(x, b, c),
+        d,
         decays.table,
         decays.segment,
         states,
@@ -82,10 +84,11 @@ def backward(
     a: Tensor,
     b: Tensor,
     c: Tensor,
+    d: Tensor,
     starts: Tensor | None,
     tuning: Tuning | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dx, ddt, da, db, dc, contiguous, in the dtypes of what they belong to. Arguments as of `forward`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dx, ddt, da, db, dc, dd, contiguous, in the dtypes of what they belong to. Arguments: see `forward`."""
     tuning = tuning or tuning_of(x.device)["backward"]
     decays = _decays(dt, a, starts, tuning.chunk)
     states, _ = _states(x, b, decays, tuning)
@@ -96,8 +99,8 @@ def backward(
     parts = triton.cdiv(size, part_n)
     new = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     dx, db, dc = x.new_empty(x.shape), b.new_empty(b.shape), c.new_empty(c.shape)
-    ddt, da = new((batch, length, heads)), new((batch, chunks, heads))
-    within = new((batch, heads, 2, chunks * tuning.chunk))
+    ddt, da, dd = new((batch, length, heads)), new((batch, chunks, heads)), new((batch, chunks, heads))
+    within = new((batch, heads, 3, chunks * tuning.chunk))
     across = new((batch, parts, heads, 2, chunks * tuning.chunk))
     dscores = x.new_empty((batch, chunks, groups, tuning.chunk, tuning.chunk))
     sizes = (length, heads, chunks, heads // groups, groups, head_dim, size)
@@ -106,6 +109,7 @@ def backward(
     read = _strided(dy, x, b, c)
     inputs_kernel[(groups, chunks, batch)](
         *read,
+        d,
         decays.table,
         decays.segment,
         ends,
@@ -141,6 +145,7 @@ def backward(
         whole,
         ddt,
         da,
+        dd,
         length,
         heads,
         chunks,
@@ -150,7 +155,7 @@ def backward(
         HEADS=_DECAY_HEADS,
         num_warps=4,
     )
-    return dx, ddt, da.sum((0, 1)), db, dc
+    return dx, ddt, da.sum((0, 1)), db, dc, dd.sum((0, 1))
 
 
 def _decays(dt: Tensor, a: Tensor, starts: Tensor | None, chunk: int) -> Decays:
