@@ -123,7 +123,9 @@ def on_card(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 def _type_of(value: Any) -> str:
     if isinstance(value, TensorDescriptor):
         return f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>"
-    return f"*{_TYPES[value.dtype]}" if isinstance(value, torch.Tensor) else "i32"
+    if isinstance(value, torch.Tensor):
+        return f"*{_TYPES[value.dtype]}"
+    return "fp32" if isinstance(value, float) else "i32"
 
 
 def _is_aligned(value: Any) -> bool:

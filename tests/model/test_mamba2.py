@@ -2,15 +2,10 @@
 
 import pytest
 import torch
-from functorch.compile import (
-    make_boxed_func,  # pyright: ignore[reportPrivateImportUsage]
-    min_cut_rematerialization_partition,
-)
-from torch._dynamo.backends.common import aot_autograd  # pyright: ignore[reportPrivateUsage]
 from torch.nn import functional as F
 
-from fourbits.model import mamba2, ssd
-from fourbits.model.mamba2 import Mamba2, causal_conv
+from fourbits.model.conv import causal_conv
+from fourbits.model.mamba2 import Mamba2
 from fourbits.model.ssd_reference import ssd as recurrence
 
 SIZES = {"num_heads": 6, "head_dim": 8, "state_size": 5, "num_groups": 2, "conv_width": 4}
@@ -84,59 +79,3 @@ def test_both_projections_run_as_modules_so_that_a_recipe_can_replace_them():
         getattr(layer, name).register_forward_hook(lambda *_, name=name: called.append(name))
     layer(torch.randn(1, 8, 24))
     assert called == ["in_proj", "out_proj"]
-
-
-def core_arguments(tokens=32):
-    sizes = {"projected": (2, tokens, 2 * 48 + 2 * 10 + 6), "taps": (4, 68), "bias": (68,), "dt_bias": (6,)}
-    sizes |= {"a_log": (6,), "d": (6,), "norm_weight": (48,)}
-    return [torch.randn(size).requires_grad_() for size in sizes.values()]
-
-
-def core(arguments, documents=None, fused=True, run=mamba2.mamba_core):
-    """The region between the projections, as the mixer of this file calls it."""
-    constants = {"num_groups": 2, "chunk_size": 8, "eps": 1e-5, "documents": documents, "fused": fused}
-    return run(*arguments, **constants)
-
-
-@pytest.fixture
-def kernels_on_a_cpu(monkeypatch):
-    """The scan's kernels stood in for by the scan in chunks."""
-
-    def scan(x, dt, a, b, c, d, chunk_size, starts, fused):
-        return ssd.ssd(x, dt, a, b, c, d, chunk_size, starts)
-
-    monkeypatch.setattr(mamba2, "ssd", scan)
-
-
-@pytest.mark.parametrize("documents", [None, torch.arange(64).reshape(2, 32) // 20])
-def test_a_recomputed_convolution_gives_the_same_bits(documents, kernels_on_a_cpu):
-    arguments = core_arguments()
-    results = []
-    for fused in (True, False):
-        y = core(arguments, documents, fused)
-        results.append((y, *torch.autograd.grad(y.sin().sum(), arguments)))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_compiled_core_keeps_no_shifted_copies_of_its_input(kernels_on_a_cpu):
-    kept = []
-
-    def forward(graph, _):
-        (outputs,) = graph.graph.find_nodes(op="output")
-        values = [node.meta["val"] for node in outputs.args[0][1:] if isinstance(node, torch.fx.Node)]
-        kept.extend(tuple(value.shape) for value in values if isinstance(value, torch.Tensor))
-        return make_boxed_func(graph.forward)
-
-    backend = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
-        partition_fn=min_cut_rematerialization_partition,
-    )
-    compiled = torch.compile(mamba2.mamba_core, fullgraph=True, dynamic=False, backend=backend)
-    arguments = core_arguments()
-    core(arguments, run=compiled).sum().backward()
-    assert arguments[1].grad is not None
-    assert (2, 32, 68) in kept, "the convolution's input is kept"
-    assert not [shape for shape in kept if len(shape) == 3 and shape[2] == 68 and shape[1] > 32]
-    assert kept.count((2, 32, 68)) == 1

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from fourbits.model import ssd_check, ssd_op, ssd_triton, ssd_tuning
+from fourbits.model import mixer_check, ssd_check, ssd_op, ssd_triton, ssd_tuning
+from fourbits.model.conv import conv_silu
+from fourbits.model.gated_norm import gated_group_norm
 from fourbits.model.ssd import ssd
 from kernel_builds import on_card, recording, stack_bytes
 from triton_interpreter import run
@@ -59,12 +61,20 @@ def test_what_has_no_kernel_is_named(monkeypatch):
 
 @pytest.fixture
 def on_this_machine(monkeypatch):
-    """A CPU that passes for a card, with the FP32 scan in the place of its kernels."""
+    """A CPU that passes for a card, with torch in FP32 in the place of its kernels."""
 
     def scan(x, dt, a, b, c, d, starts):
         return ssd(x.float(), dt, a, b.float(), c.float(), d, 64, starts).to(x.dtype)
 
+    def conv(x, taps, bias, documents, widths, fused):
+        return tuple(y.to(x.dtype) for y in conv_silu(x, taps, bias, documents, widths))
+
+    def norm(y, z, weight, num_groups, eps, fused):
+        return gated_group_norm(y, z, weight, num_groups, eps).to(y.dtype)
+
     monkeypatch.setattr(ssd_check, "ssd_forward", scan)
+    monkeypatch.setattr(mixer_check, "conv_silu", conv)
+    monkeypatch.setattr(mixer_check, "gated_group_norm", norm)
     monkeypatch.setattr(ssd_check, "_decided", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return monkeypatch
@@ -72,8 +82,10 @@ def on_this_machine(monkeypatch):
 
 def test_kernels_that_are_right_pass_the_self_check(on_this_machine):
     shares = ssd_check.check(torch.device("cpu"), torch.bfloat16, 64, 128)
-    assert list(shares) == ["y", "dx", "ddt", "da", "db", "dc", "dd"]
-    assert all(0 < share <= 1 for share in shares.values())
+    assert list(shares)[:7] == ["y", "dx", "ddt", "da", "db", "dc", "dd"]
+    assert len(shares) == 7 + 4 + 4
+    assert all(share <= 1 for share in shares.values())
+    assert all(shares[name] > 0 for name in list(shares)[:7])
 
 
 @pytest.mark.parametrize("wrong", ["x", "dt", "a", "b", "c", "d"])
@@ -87,6 +99,31 @@ def test_a_wrong_gradient_stops_the_model_with_its_name(on_this_machine, wrong):
 
     on_this_machine.setattr(ssd_check, "ssd_forward", broken)
     with pytest.raises(RuntimeError, match=rf"larger than BF16 allows: d{wrong} 2\.\d* times\. Do not train"):
+        ssd_check._check(torch.device("cpu"), torch.bfloat16, 64, 128)
+
+
+@pytest.mark.parametrize(
+    ("function", "place", "name"),
+    [
+        ("conv_silu", 0, "convolution's dx"),
+        ("conv_silu", 1, "dtaps"),
+        ("conv_silu", 2, "dbias"),
+        ("gated_group_norm", 0, "norm's dy"),
+        ("gated_group_norm", 1, "norm's dz"),
+        ("gated_group_norm", 2, "norm's dweight"),
+    ],
+)
+def test_a_wrong_gradient_beside_the_scan_stops_the_model_too(on_this_machine, function, place, name):
+    right = getattr(mixer_check, function)
+
+    def broken(*args, fused):
+        args = list(args)
+        if fused:  # the same value, and 0.98 of the gradient
+            args[place] = 0.98 * args[place] + 0.02 * args[place].detach()
+        return right(*args, fused=fused)
+
+    on_this_machine.setattr(mixer_check, function, broken)
+    with pytest.raises(RuntimeError, match=rf"larger than BF16 allows: {name} 2\.\d* times\. Do not train"):
         ssd_check._check(torch.device("cpu"), torch.bfloat16, 64, 128)
 
 

@@ -5,57 +5,18 @@ z gates the output, x is scanned, B and C write and read the state, dt is the st
 modules of their own that are called, never read by a fused kernel, so a recipe that exchanges them is obeyed.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-from fourbits.model.documents import begins_document, same_as_before
+from fourbits.model.conv import conv_silu
+from fourbits.model.documents import begins_document
+from fourbits.model.fp32 import at_least_fp32
+from fourbits.model.gated_norm import gated_group_norm
 from fourbits.model.linear import Linear
 from fourbits.model.regions import RegionModule
 from fourbits.model.ssd import ssd
 from fourbits.model.ssd_check import is_fused
-
-
-def causal_conv(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None = None) -> Tensor:
-    """Depthwise, over a token and the W-1 before it, of its document if given.
-
-    x: [B, T, C], taps: [W, C], documents: int [B, T] or None -> [B, T, C].
-    """
-    y = bias
-    # W shifted multiply-adds, because they fuse with what stands before and behind; a convolution would not.
-    for back, tap in enumerate(taps.flip(0)):
-        term = F.pad(x, (0, 0, back, 0))[:, : x.shape[1]] * tap
-        if documents is not None and back:
-            term = term * same_as_before(documents, back)[..., None]
-        y = y + term
-    return y
-
-
-def _activated(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
-    return F.silu(causal_conv(x.float(), taps, bias, documents))
-
-
-def _recomputed(function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
-    """function(*args), of which nothing but args is kept for the backward pass.
-
-    The compiler keeps every shifted copy of the convolution's input in FP32 otherwise, four times in_proj's
-    output and more, because it does not make paddings twice of its own accord.
-    """
-    made = checkpoint(
-        function, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
-    )
-    assert isinstance(made, Tensor)
-    return made
-
-
-def gated_group_norm(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
-    """RMS norm of y * silu(z) over each of num_groups equal parts of the last axis, times a gain; FP32."""
-    gated = (y * F.silu(z)).unflatten(-1, (num_groups, -1))
-    scaled = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps)
-    return scaled.flatten(-2) * weight
 
 
 def mamba_core(
@@ -82,19 +43,16 @@ def mamba_core(
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
     d_state = (d_conv - d_mamba) // 2
     z, xbc, dt = projected.split((d_mamba, d_conv, num_heads), dim=-1)
-    if fused:
-        xbc = _recomputed(_activated, xbc, conv_taps, conv_bias, documents).to(projected.dtype)
-    else:
-        xbc = _activated(xbc, conv_taps, conv_bias, documents)
-    x, b, c = xbc.split((d_mamba, d_state, d_state), dim=-1)
+    widths = d_mamba, d_state, d_state
+    x, b, c = conv_silu(xbc, conv_taps, conv_bias, documents, widths, fused)
     x = x.unflatten(-1, (num_heads, -1))
     b, c = b.unflatten(-1, (num_groups, -1)), c.unflatten(-1, (num_groups, -1))
     starts = None if documents is None else begins_document(documents)
-    dt = F.softplus(dt.float() + dt_bias)
+    dt = F.softplus(at_least_fp32(dt) + dt_bias)
     if min_time_step:
         dt = dt.clamp(min=min_time_step)
     y = ssd(x, dt, -a_log.exp(), b, c, d, chunk_size, starts, fused)
-    return gated_group_norm(y.flatten(2), z.float(), norm_weight, num_groups, eps).to(projected.dtype)
+    return gated_group_norm(y.flatten(2), z, norm_weight, num_groups, eps, fused).to(projected.dtype)
 
 
 class Mamba2(RegionModule):

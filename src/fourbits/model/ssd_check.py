@@ -2,11 +2,10 @@
 
 Compilers have given kernels of this kind wrong gradients without a word (fla-org/flash-linear-attention#640).
 So before a kernel serves a model, a small scan of the same head dim, state and dtype is compared with the
-recurrence in FP64, values and gradients, on the very card.
+recurrence in FP64, values and gradients, on the very card, and so are convolution and gated norm around it.
 """
 
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -14,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fourbits.model.kernel_errors import error_shares
+from fourbits.model.mixer_check import convolution_shares, norm_shares
 from fourbits.model.ssd_op import ssd_forward, why_no_kernel
 from fourbits.model.ssd_reference import ssd as recurrence
 
 NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
 #: B, T, H, G: three chunks with a tail, two heads in each of two groups
 _SIZES = (1, 150, 4, 2)
-#: Roundings to BF16 between the inputs and a result, each of at most 2^-9 of a term: weights, states, what
-#: they multiply, the result. Terms have random signs, so that a sum is off by no more than its own size.
-_ROUNDINGS, _BF16_HALF_BIT = 4, 2.0**-9
 
 #: what was decided: (device, dtype, head dim, state size) -> whether kernels run
 _decided: dict[tuple[torch.device, torch.dtype, int, int], bool] = {}
@@ -49,16 +47,13 @@ def is_fused(device: torch.device, dtype: torch.dtype, head_dim: int, state_size
 
 
 def check(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: int) -> dict[str, float]:
-    """Error of the kernels' y and gradients over what BF16 allows; at most 1 is right."""
-    args, dy = _arguments(dtype, head_dim, state_size)
-    true = _value_and_gradients(recurrence, tuple(arg.double() for arg in args), dy.double())
-    on_device = tuple(arg.to(device) for arg in args)
-    made = _value_and_gradients(lambda *args: ssd_forward(*args, None), on_device, dy.to(device))
-    allowed = _ROUNDINGS * _BF16_HALF_BIT
-    return {
-        name: float(_rms(got.cpu() - wanted) / (allowed * _rms(wanted)))
-        for name, got, wanted in zip(NAMES, made, true, strict=True)
-    }
+    """Error of the mixer's kernels over what BF16 allows, by value and gradient; at most 1 is right."""
+    scan = error_shares(NAMES, _scan, recurrence, _arguments(dtype, head_dim, state_size), device)
+    return scan | convolution_shares(device, dtype) | norm_shares(device, dtype)
+
+
+def _scan(*args: Tensor) -> Tensor:
+    return ssd_forward(*args, None)
 
 
 def _check_on(device: torch.device, *key: Any) -> dict[str, float]:
@@ -80,15 +75,15 @@ def _check(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: 
     if wrong:
         found = ", ".join(f"{name} {share:.3g} times" for name, share in wrong.items())
         raise RuntimeError(
-            f"the scan's kernels for heads of {head_dim} and states of {state_size}: must agree with the "
-            f"recurrence in FP64, on {device} their error is larger than BF16 "
-            f"allows: {found}. Do not train with them: another version of Triton may compile them rightly; "
+            f"the kernels of Mamba layers, heads of {head_dim} and states of {state_size}: must agree with "
+            f"their definitions in FP64, on {device} their error is larger than BF16 allows: {found}. Do not "
+            "train with them: another version of Triton may compile them rightly; "
             "compute_dtype FP32 does without them."
         )
 
 
-def _arguments(dtype: torch.dtype, head_dim: int, state_size: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """x, dt, a, b, c, d and dy, on the CPU; strides of x, b and c as in the model."""
+def _arguments(dtype: torch.dtype, head_dim: int, state_size: int) -> tuple[Tensor, ...]:
+    """x, dt, a, b, c and d, on the CPU; strides of x, b and c as in the model."""
     batch, length, heads, groups = _SIZES
     generator = torch.Generator().manual_seed(0)
     sizes = (heads * head_dim, groups * state_size, groups * state_size)
@@ -98,16 +93,4 @@ def _arguments(dtype: torch.dtype, head_dim: int, state_size: int) -> tuple[tupl
     dt = torch.rand(batch, length, heads, generator=generator) * 0.2
     a = -torch.rand(heads, generator=generator) - 0.1
     d = torch.rand(heads, generator=generator) + 0.5
-    return (x, dt, a, b, c, d), torch.randn(x.shape, generator=generator).to(dtype)
-
-
-def _value_and_gradients(
-    function: Callable[..., Tensor], args: tuple[Tensor, ...], dy: Tensor
-) -> list[Tensor]:
-    args = tuple(arg.detach().requires_grad_() for arg in args)
-    y = function(*args)
-    return [y.detach(), *torch.autograd.grad(y, args, dy)]
-
-
-def _rms(x: Tensor) -> Tensor:
-    return x.double().square().mean().sqrt()
+    return x, dt, a, b, c, d

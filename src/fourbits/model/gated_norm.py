@@ -1,0 +1,70 @@
+"""The gated norm behind the scan: as torch, which the compiler fuses, and by kernels."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+from torch.nn import functional as F
+
+from fourbits.model.fp32 import at_least_fp32
+from fourbits.triton_version import HAS_TRITON
+
+if TYPE_CHECKING or HAS_TRITON:
+    from fourbits.model import gated_norm_triton as kernels
+
+
+def gated_group_norm(
+    y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float, fused: bool = False
+) -> Tensor:
+    """RMS norm of y * silu(z) over each of num_groups equal parts of the last axis, times a gain; FP32.
+
+    y, z: [B, T, M]; weight: fp32 [M]. fused: by kernels, rounded to y's dtype; z may be a slice.
+    """
+    if fused:
+        return gated_norm_forward(y, z, weight, num_groups, eps)
+    gated = (y * F.silu(at_least_fp32(z))).unflatten(-1, (num_groups, -1))
+    scaled = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps)
+    return scaled.flatten(-2) * weight
+
+
+@custom_op("fourbits::gated_norm_forward", mutates_args=())
+def gated_norm_forward(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
+    """The gated norm by a kernel: [B, T, M] in y's dtype, contiguous. Arguments as of `gated_group_norm`."""
+    return kernels.forward(y.contiguous(), _by_rows(z), weight, num_groups, eps)
+
+
+@gated_norm_forward.register_fake
+def _(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
+    return y.new_empty(y.shape)
+
+
+@custom_op("fourbits::gated_norm_backward", mutates_args=())
+def gated_norm_backward(
+    dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of y and z, in their dtypes, and of the gain, in FP32, contiguous."""
+    return kernels.backward(dout.contiguous(), y.contiguous(), _by_rows(z), weight, num_groups, eps)
+
+
+@gated_norm_backward.register_fake
+def _(
+    dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return y.new_empty(y.shape), z.new_empty(z.shape), weight.new_empty(weight.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    y, z, weight, ctx.num_groups, ctx.eps = inputs
+    ctx.save_for_backward(y, z, weight)
+
+
+def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    return *gated_norm_backward(dout, *ctx.saved_tensors, ctx.num_groups, ctx.eps), None, None
+
+
+gated_norm_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _by_rows(z: Tensor) -> Tensor:
+    return z if z.stride(-1) == 1 else z.contiguous()

@@ -1,0 +1,52 @@
+"""The kernels of convolution and gated norm without a card: right in the interpreter, and well compiled."""
+
+import re
+
+import pytest
+import torch
+
+from fourbits.model import conv_triton, gated_norm_triton
+from kernel_builds import on_card, recording, registers, stack_bytes
+from triton_interpreter import run
+
+#: width and groups of hybrid-1.2b and hybrid-12b
+GROUPS = [(4096, 4), (10240, 8)]
+
+
+def test_kernels_are_their_definitions_in_value_and_gradients():
+    result = run("mixer_cases.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("card", [90, 100, 120])
+@pytest.mark.parametrize("documents", [False, True])
+def test_the_convolution_keeps_its_walk_in_registers(card, documents):
+    x = on_card(2, 256, 9280)[..., 4096:8192]
+    taps, bias = on_card(4, 5120, dtype=torch.float32)[:, :4096], on_card(4096, dtype=torch.float32)
+    numbers = on_card(2, 256, dtype=torch.int32) if documents else None
+    with recording(conv_triton) as starts:
+        conv_triton.forward(x, taps, bias, numbers)
+        conv_triton.backward(x, x, taps, bias, numbers)
+    assert len(starts) == 2
+    for start in starts:
+        built = start.build(card)
+        assert built.metadata.shared == 0, "nothing passes between threads"
+        assert stack_bytes(built) == 0
+        assert registers(built) <= 168, "or fewer than 12 warps hide the memory's latency"
+
+
+@pytest.mark.parametrize("card", [90, 100, 120])
+@pytest.mark.parametrize(("width", "groups"), GROUPS)
+def test_the_gated_norm_reads_16_bytes_at_a_time_and_spills_nothing(card, width, groups):
+    y, z = on_card(2, 64, width), on_card(2, 64, 2 * width)[..., :width]
+    weight = on_card(width, dtype=torch.float32)
+    with recording(gated_norm_triton) as starts:
+        gated_norm_triton.forward(y, z, weight, groups, 1e-5)
+        gated_norm_triton.backward(y, y, z, weight, groups, 1e-5)
+    assert len(starts) == 2
+    for start in starts:
+        built = start.build(card)
+        assert stack_bytes(built) == 0
+        loads = re.findall(r"ld\.global\S*", built.asm["ptx"])
+        assert loads
+        assert all(".v4.b32" in load for load in loads)
