@@ -1,16 +1,28 @@
 """Configurations both ways, through transformers' own classes."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoConfig
 
 from exchange.exchanged import MAMBA, OURS, SIZES
-from fourbits.exchange.config import from_hf_config, to_hf_config
+from fourbits.exchange.config import ONLY, from_hf_config, to_hf_config
 from fourbits.model.presets import MODEL_PRESETS
 from model.shapes import small_config
 
 HYBRID = {"model_type": "nemotron_h", **SIZES, **MAMBA, "conv_kernel": 4, "layer_norm_epsilon": 1e-5}
 LLAMA = {"model_type": "llama", **SIZES, "num_hidden_layers": 3, "rms_norm_eps": 1e-6}
+#: settings there that change what is computed, or what is trained
+LACKING = {
+    "nemotron_h": (
+        *("use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias", "use_conv_bias"),
+        *("mlp_hidden_act", "mamba_hidden_act", "sliding_window", "num_nextn_predict_layers"),
+        *("attention_dropout", "hidden_dropout"),
+    ),
+    "llama": ("attention_bias", "mlp_bias", "hidden_act", "attention_dropout", "pretraining_tp"),
+    "arcee": ("attention_bias", "mlp_bias", "hidden_act", "attention_dropout"),
+}
 
 
 @pytest.mark.parametrize("name", MODEL_PRESETS)
@@ -28,6 +40,9 @@ def test_every_preset_survives_the_way_through_transformers(name):
         {"residual_dtype": "fp32"},
         {"min_time_step": 0.01},
         {"init_std": 0.01},
+        {"norm_eps": 1e-4},
+        {"conv_width": 3},
+        {**OURS["llama"], "norm_eps": 1e-4},
         {**OURS["llama"], "tie_embeddings": True},
     ],
     ids=str,
@@ -62,6 +77,8 @@ def test_the_rotary_base_is_read_in_both_spellings():
     [
         ({**LLAMA, "attention_bias": True}, "attention_bias of a llama must be False, got True"),
         ({**LLAMA, "rope_parameters": {"rope_type": "llama3"}}, "rotary positions must be plain"),
+        ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary positions must be plain"),
+        ({**LLAMA, "quantization_config": {"quant_method": "fp8"}}, "must be floating-point numbers.*'fp8'"),
         ({**HYBRID, "use_conv_bias": False}, "use_conv_bias of a nemotron_h must be True, got False"),
         ({**HYBRID, "layers_block_type": ["moe", "mlp"]}, "must be Mamba-2, attention or mlp, got moe"),
         ({**HYBRID, "layers_block_type": None}, "must be Mamba-2, attention or mlp, got none"),
@@ -72,6 +89,33 @@ def test_the_rotary_base_is_read_in_both_spellings():
 def test_what_this_model_cannot_do_is_refused_by_name(mapping, message):
     with pytest.raises(ValueError, match=message):
         from_hf_config(mapping)
+
+
+@pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind in LACKING for key in LACKING[kind]])
+def test_each_part_that_this_model_lacks_is_refused_by_name(kind, key):
+    mapping: dict[str, Any] = {"nemotron_h": HYBRID, "llama": LLAMA}.get(kind, {**LLAMA, "model_type": kind})
+    assert from_hf_config(mapping) == from_hf_config({**mapping, key: ONLY[kind][key][0]})
+    for other in ("other", 7, True, False):
+        if other not in ONLY[kind][key]:
+            with pytest.raises(ValueError, match=f"{key} of a {kind} must be"):
+                from_hf_config({**mapping, key: other})
+
+
+@pytest.mark.parametrize("kind", ONLY)
+def test_absent_keys_mean_what_they_mean_in_transformers(kind):
+    there = AutoConfig.for_model(kind)
+    eps = "layer_norm_epsilon" if kind == "nemotron_h" else "rms_norm_eps"
+    mapping: dict[str, Any] = {"nemotron_h": HYBRID}.get(kind, {**LLAMA, "model_type": kind})
+    absent = {name: value for name, value in mapping.items() if name not in (eps, "head_dim")}
+    absent["attention_head_dim"] = 16  # what older files of hybrids call it
+    found = from_hf_config({**absent, "num_key_value_heads": None})
+    assert found.norm_eps == getattr(there, eps)
+    assert found.max_seq_len == there.max_position_embeddings
+    assert found.num_kv_heads == found.num_heads
+    assert found.head_dim == (16 if kind == "nemotron_h" else found.d_model // found.num_heads)
+    assert found.init_std == there.initializer_range
+    assert found.tie_embeddings == there.tie_word_embeddings
+    assert found.min_time_step == getattr(there, "time_step_min", 0)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from exchange.exchanged import NAMES, assert_same_logits, logits, ours, theirs
 from fourbits.data.tokenizer import Tokenizer
+from fourbits.exchange import folder
 from fourbits.exchange.folder import load_hf, save_hf
 from fourbits.model.lm import LanguageModel
 from model.shapes import random_tokens
@@ -62,6 +64,36 @@ def test_a_folder_of_several_files_is_read_by_both_without_losing_a_bit(name, ti
     )
 
 
+@pytest.mark.parametrize("sizes", [(20_000, 10**9), (10**9, 20_000), (20_000, 40_000)], ids=str)
+def test_a_second_model_replaces_the_first_however_many_files_either_has(sizes, tmp_path):
+    models = [ours("llama") for _ in sizes]
+    for model, size in zip(models, sizes, strict=True):
+        save_hf(model.state_dict(), model.config, tmp_path, dtype=torch.float32, shard_bytes=size)
+    there: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for found in (there.lm_head.weight, load_hf(tmp_path).head.weight):
+        assert torch.equal(found, models[1].head.weight)
+    index = tmp_path / "model.safetensors.index.json"
+    named = json.loads(index.read_text())["weight_map"].values() if index.is_file() else ["model.safetensors"]
+    assert {file.name for file in tmp_path.glob("*.safetensors")} == set(named)
+
+
+def test_a_save_that_fails_leaves_no_model_rather_than_parts_of_two(tmp_path, monkeypatch):
+    model, files = ours("llama"), []
+    save_hf(model.state_dict(), model.config, tmp_path, shard_bytes=20_000)
+
+    def full(tensors, file, metadata):
+        files.append(file)
+        if len(files) == 2:
+            raise OSError("No space left on device")
+        save_file(tensors, file, metadata)
+
+    monkeypatch.setattr(folder, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        save_hf(model.state_dict(), model.config, tmp_path, shard_bytes=20_000)
+    with pytest.raises(ValueError, match=r"no config.json"):
+        load_hf(tmp_path)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_that_transformers_wrote_is_read(name, tmp_path):
     model = theirs(name)
@@ -84,6 +116,9 @@ def test_a_folder_without_a_model_and_a_damaged_file_are_named(tmp_path):
     save_hf(model.state_dict(), model.config, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no")
     with pytest.raises(ValueError, match=r"model.safetensors: not a readable safetensors file"):
+        load_hf(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"index.json: must say which tensor is in which file"):
         load_hf(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json: not JSON"):

@@ -50,6 +50,15 @@ def test_in_bf16_both_are_equally_far_from_fp32(name):
     assert 0 < (logits(there, tokens) - logits(here, tokens)).norm() <= 2 * errors[0] * wanted.norm()
 
 
+def test_positions_are_rotated_as_exactly_in_a_bf16_model_as_in_an_fp32_one():
+    """An angle of 2047 radians, rounded to BF16, would be off by several."""
+    model = to_hf(ours("llama"), dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    wanted = to_hf(ours("llama")).model.rotary_emb.inv_freq
+    assert torch.equal(model.model.rotary_emb.inv_freq, wanted)
+    assert wanted.dtype == torch.float32
+
+
 def test_time_steps_are_raised_as_there_unless_asked_otherwise():
     model, tokens = theirs("hybrid"), random_tokens(2, 21)
     assert model.config.time_step_min == 0.001
@@ -78,6 +87,25 @@ def test_the_older_prefix_is_read_too():
 def test_a_model_of_another_kind_is_refused():
     with pytest.raises(ValueError, match=r"model_type must be one of nemotron_h, llama, arcee, got 'qwen3'"):
         from_hf(Qwen3ForCausalLM(Qwen3Config(vocab_size=16, hidden_size=16, num_hidden_layers=1)))
+    with pytest.raises(ValueError, match="model must be one of transformers, got Linear"):
+        from_hf(torch.nn.Linear(2, 2))
+
+
+def test_a_head_of_its_own_under_a_configuration_that_ties_it_is_refused():
+    """transformers computes with both tables then."""
+    model = ours("llama", tie_embeddings=True)
+    state = dict(to_hf(model).state_dict())
+    fill(model, state)
+    state["lm_head.weight"] = state["lm_head.weight"] + 1
+    with pytest.raises(ValueError, match=r"'lm_head.weight' must be equal to 'model.embed_tokens.weight'"):
+        fill(model, state)
+
+
+def test_a_model_without_memory_gives_one_without_memory():
+    with torch.device("meta"):
+        found = from_hf(theirs("llama", tie_word_embeddings=True))
+    assert found.head.weight is found.embed.weight
+    assert found.embed.weight.is_meta
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,9 @@ ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 
+# What an absent key means there: the longest sequence, the norm's epsilon.
+ABSENT = {"nemotron_h": (4096, 1e-5), "llama": (2048, 1e-6), "arcee": (4096, 1e-5)}
+
 
 def to_hf_config(
     config: ModelConfig, dtype: torch.dtype = torch.bfloat16, end_token: int | None = None
@@ -98,10 +101,11 @@ def from_hf_config(mapping: Mapping[str, Any], clamp_time_steps: bool = True) ->
     mapping = _Complete(mapping)
     family = family_named(mapping.get("model_type"))
     _refuse_others(family, mapping)
+    seq_len, eps = ABSENT[family.model_type]
     common: dict[str, Any] = {
         "vocab_size": mapping["vocab_size"],
         "d_model": mapping["hidden_size"],
-        "max_seq_len": mapping.get("max_position_embeddings", 2048),
+        "max_seq_len": mapping.get("max_position_embeddings", seq_len),
         "activation": family.activation,
         "tie_embeddings": mapping.get("tie_word_embeddings", False) and family.ties,
         "init_std": mapping.get("initializer_range", 0.02),
@@ -118,7 +122,7 @@ def from_hf_config(mapping: Mapping[str, Any], clamp_time_steps: bool = True) ->
         num_kv_heads=mapping.get("num_key_value_heads") or heads,
         head_dim=mapping.get("head_dim") or mapping["hidden_size"] // heads,
         rope_theta=_rope_theta(mapping),
-        norm_eps=mapping.get("rms_norm_eps", 1e-6),
+        norm_eps=mapping.get("rms_norm_eps", eps),
     )
 
 
@@ -203,6 +207,11 @@ def _rope_theta(mapping: Mapping[str, Any]) -> float:
 
 
 def _refuse_others(family: Family, mapping: Mapping[str, Any]) -> None:
+    if quantized := mapping.get("quantization_config"):
+        raise ValueError(
+            f"exchange: weights must be floating-point numbers, got quantized ones ({quantized}). "
+            "Dequantize them first."
+        )
     for key, allowed in ONLY[family.model_type].items():
         value = mapping.get(key, allowed[0])
         if value not in allowed:

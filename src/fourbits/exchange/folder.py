@@ -17,6 +17,7 @@ from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SHARD = "model-{}-of-{}.safetensors"
 SHARD_BYTES = 5 * 10**9
 
 
@@ -33,18 +34,21 @@ def save_hf(
 
     state: a LanguageModel's state_dict; dtype: what every tensor is rounded to; end_token: ends a generated
     text; shard_bytes: largest file. Only one shard is held in memory. Raises ValueError for a model that no
-    class of transformers computes, OSError for a full disk.
+    class of transformers computes, OSError for a full disk. A model that the folder holds is removed first
+    and config.json comes last, so that no reader finds parts of two.
     """
     folder = Path(folder)
     described = to_hf_config(config, dtype, end_token)
-    folder.mkdir(parents=True, exist_ok=True)
     names = hf_names(config)
     if described["tie_word_embeddings"]:
         del names["head.weight"]
     shards = _shards(state, names, dtype, shard_bytes)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (folder / CONFIG, folder / INDEX, folder / WEIGHTS, *folder.glob(SHARD.format("*", "*"))):
+        old.unlink(missing_ok=True)
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
-        file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        file = WEIGHTS if len(shards) == 1 else SHARD.format(f"{number:05}", f"{len(shards):05}")
         tensors = {names[ours]: state[ours].detach().cpu().to(dtype).contiguous() for ours in shard}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         where |= dict.fromkeys(tensors, file)
@@ -96,8 +100,10 @@ class _Files(Mapping[str, Tensor]):
 
 def _tensors(folder: Path) -> Mapping[str, Tensor]:
     if (folder / INDEX).is_file():
-        files = sorted(set(_read_json(folder / INDEX)["weight_map"].values()))
-        return _Files([folder / file for file in files])
+        where = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(where, dict):
+            raise ValueError(f"{folder / INDEX}: must say which tensor is in which file, in 'weight_map'.")
+        return _Files([folder / file for file in sorted(set(where.values()))])
     return _Files([folder / WEIGHTS])
 
 

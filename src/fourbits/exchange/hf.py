@@ -19,6 +19,8 @@ def from_hf(
     steps as transformers does, else as the training of the published hybrids did (see from_hf_config). Raises
     ValueError for any other kind of model.
     """
+    if not hasattr(model, "config"):
+        raise ValueError(f"from_hf: model must be one of transformers, got {type(model).__name__}.")
     config = from_hf_config(model.config.to_dict(), clamp_time_steps)
     ours = unfilled(config, compute_dtype, next(model.parameters()).device)
     fill(ours, model.state_dict())
@@ -35,7 +37,8 @@ def to_hf(model: LanguageModel, *, dtype: torch.dtype = torch.float32, end_token
     described = to_hf_config(model.config, dtype, end_token)
     kind = described.pop("model_type")
     config = transformers.AutoConfig.for_model(kind, **described)
-    theirs = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    # Not .to(dtype) afterwards, which would round the frequencies of the rotary positions too.
+    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     own = model.state_dict()
     theirs.load_state_dict({name: own[ours] for ours, name in hf_names(model.config).items()}, strict=True)
     return theirs.eval()

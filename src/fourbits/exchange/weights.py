@@ -37,7 +37,8 @@ def unfilled(config: ModelConfig, compute_dtype: torch.dtype, device: torch.devi
 def fill(model: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
     """Copy the tensors of a transformers model, by their names there, into our model, in its dtype.
 
-    Raises ValueError naming the first tensor that is missing, misshapen, or has no place here.
+    Raises ValueError naming the first tensor that is missing, misshapen, or has no place here, and for a head
+    of its own where the configuration says that it is the embedding.
     """
     names = hf_names(model.config, tensors)
     if model.config.tie_embeddings:
@@ -55,7 +56,17 @@ def fill(model: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
                 f"got {list(found.shape)}."
             )
         own[ours].copy_(found)
+    if tied is not None and tied in tensors and _differ(tensors[tied], tensors[names["embed.weight"]]):
+        raise ValueError(
+            f"exchange: {tied!r} must be equal to {names['embed.weight']!r}, as the configuration ties them. "
+            "Set its tie_word_embeddings to false."
+        )
     places = {*names.values(), tied}
     foreign = [name for name in tensors if name not in places and not name.endswith(DERIVED)]
     if foreign:
         raise ValueError(f"exchange: {foreign[0]!r} and {len(foreign) - 1} more have no place in this model.")
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two tables hold different numbers; those without memory hold none."""
+    return not (one.is_meta or torch.equal(one, other.to(one)))
