@@ -169,6 +169,28 @@ def test_mamba_projections_of_transformers_are_refused_where_fused_kernels_read_
     assert kept["0.out_proj"] == "a fused kernel of Mixer reads this weight directly"
 
 
+@pytest.mark.parametrize(
+    ("home", "names", "read"),
+    [
+        ("transformers_modules.nvidia.modeling_nemotron_h", ("in_proj", "out_proj"), {"out_proj"}),
+        ("mamba_ssm.modules.mamba2", ("in_proj", "out_proj"), {"out_proj"}),
+        (
+            "mamba_ssm.modules.mamba_simple",
+            ("in_proj", "x_proj", "dt_proj", "out_proj"),
+            {"in_proj", "x_proj", "dt_proj", "out_proj"},
+        ),
+        ("mine.mixers", ("in_proj", "out_proj"), set()),
+    ],
+)
+def test_mixers_of_checkpoints_and_of_mamba_ssm_are_known_by_their_home(home, names, read, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "mamba_ssm" else None)
+    mixer = type("Mixer", (nn.Module,), {"__module__": home})()
+    mixer.conv1d = nn.Conv1d(4, 4, 2)
+    for name in names:
+        setattr(mixer, name, nn.Linear(32, 32))
+    assert set(reasons(convert(nn.Sequential(mixer), RECIPE))) == {f"0.{name}" for name in read}
+
+
 def test_a_linear_that_was_wrapped_after_its_conversion_cannot_be_converted_again():
     model = mlp()
     convert(model, RECIPE)

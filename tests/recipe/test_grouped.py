@@ -141,6 +141,13 @@ def test_counts_that_do_not_fit_are_refused(recipe, counts):
     assert group.experts(torch.randn(0, WIDTH), [0, 0, 0, 0]).shape == (0, OUT)
 
 
+def test_rows_of_another_width_are_refused():
+    """Padded to blocks of 16 they would fit."""
+    group, _, *_ = pair("nvfp4-naive")
+    with pytest.raises(ValueError, match=rf"in_features={WIDTH} columns, got shape \[6, {WIDTH - 1}\]"):
+        group.experts(torch.randn(6, WIDTH - 1), [1, 2, 3, 0])
+
+
 def test_stacked_experts_of_a_stranger_are_listed_and_stay():
     class Experts(nn.Module):
         def __init__(self):

@@ -11,6 +11,9 @@ from fourbits.recipe.book import depends_on_the_past
 from fourbits.recipe.grouped import is_group
 from fourbits.recipe.recipe import GemmTable, Recipe
 
+#: packages whose mixers call mamba_ssm's kernels; the second is code that came with a checkpoint
+_HOMES_OF_MAMBA = ("transformers", "transformers_modules", "mamba_ssm")
+
 
 class Decider:
     """The recipe's rules for one model; facts about the whole model are gathered once."""
@@ -112,10 +115,13 @@ def _read_directly(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
         return ("out_proj",)
     if isinstance(module, nn.TransformerEncoderLayer):
         return ("linear1", "linear2")
-    if type(module).__module__.startswith("transformers.") and hasattr(module, "conv1d"):
-        # the mixers of Mamba models; a Mamba-1 mixer multiplies by dt_proj's weight itself in any case
-        return ("x_proj", "dt_proj", "out_proj") if mamba_kernels else ("dt_proj",)
-    return ()
+    home = type(module).__module__.partition(".")[0]
+    if home not in _HOMES_OF_MAMBA or not hasattr(module, "conv1d"):
+        return ()
+    # A Mamba-1 mixer multiplies by dt_proj's weight itself in any case, mamba_ssm's own by in_proj's too.
+    if home == "mamba_ssm":
+        return ("x_proj", "dt_proj", "out_proj") + (("in_proj",) if hasattr(module, "x_proj") else ())
+    return ("x_proj", "dt_proj", "out_proj") if mamba_kernels else ("dt_proj",)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -57,6 +57,11 @@ class QuantizedGroup(nn.Module):
                 f"QuantizedGroup: counts must have one entry per linear ({len(self.weight)}) and the rows' "
                 f"number ({len(input)}) as their sum, got {len(counts)} and {sum(counts)}."
             )
+        if input.shape[1] != self.in_features:
+            raise ValueError(
+                f"QuantizedGroup: the input must have in_features={self.in_features} columns, got shape "
+                f"{list(input.shape)}."
+            )
         input = autocast(input)
         training = self.training and torch.is_grad_enabled()
         parts = input.split(list(counts))
