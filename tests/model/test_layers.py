@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from fourbits.model import linear as linear_module
+from fourbits.model.embedding import Embedding
 from fourbits.model.layers import FFN, RMSNorm, relu2, swiglu
 from fourbits.model.linear import Linear, gemm_operand, matmul
 
@@ -60,6 +61,31 @@ def test_a_linear_tells_recipes_that_it_casts_its_weight():
     assert layer.bias is None
     x = torch.randn(3, 16)
     torch.testing.assert_close(layer(x), F.linear(x, layer.weight))
+
+
+def test_a_shared_rounding_is_used_for_its_own_dtype_only():
+    layer, x = filled_linear(16, 32), torch.randn(3, 16)
+    with layer.rounded_once(torch.bfloat16):
+        assert torch.equal(layer(x), F.linear(x, layer.weight))
+        assert not torch.equal(layer(x.bfloat16()), layer(x).bfloat16())
+
+
+def test_a_sharded_master_is_rounded_at_each_use():
+    class Sharded(torch.nn.Parameter):
+        pass
+
+    layer = filled_linear(16, 32)
+    layer.weight = Sharded(layer.weight.detach())
+    with layer.rounded_once(torch.bfloat16):
+        assert layer._rounded is None
+
+
+def test_a_frequent_tokens_gradient_is_summed_in_fp32():
+    """In BF16 a sum of ones ends at 256, where adding one more is rounded away."""
+    table = Embedding(4, 8).bfloat16()
+    table(torch.full((1000,), 2)).sum().backward()
+    assert table.weight.grad is not None
+    assert torch.equal(table.weight.grad[2], torch.full((8,), 1000.0).bfloat16())
 
 
 def test_gradients_stop_where_nobody_asked_for_them():

@@ -46,13 +46,22 @@ def test_masters_are_fp32_activations_bf16_and_gradients_fp32():
     )
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
-def test_the_residual_stream_has_the_dtype_asked_for(name, dtype):
-    model = small_model("M-*-T", dtype=torch.bfloat16, residual_dtype=name)
+@pytest.mark.parametrize(
+    ("name", "compute_dtype", "dtype"),
+    [
+        ("bf16", torch.bfloat16, torch.bfloat16),
+        ("fp32", torch.bfloat16, torch.float32),
+        ("bf16", torch.float32, torch.float32),
+    ],
+)
+def test_the_residual_stream_has_the_dtype_asked_for_or_that_of_the_branches_if_wider(
+    name, compute_dtype, dtype
+):
+    model = small_model("M-*-T", dtype=compute_dtype, residual_dtype=name)
     seen = set()
     for block in model.blocks:
         block.register_forward_hook(lambda _m, inputs, output: seen.update((inputs[0].dtype, output.dtype)))
-    assert model(random_tokens(1, 8)).dtype == torch.bfloat16
+    assert model(random_tokens(1, 8)).dtype == compute_dtype
     assert seen == {dtype}
 
 
@@ -137,6 +146,7 @@ def test_a_sequence_longer_than_the_models_limit_is_refused():
         ({"d_ffn": 0}, "d_ffn must be at least 1"),
         ({"rope_theta": 1e4, "head_dim": 15}, "head_dim even"),
         ({"vocab_size": 0}, "vocab_size must be at least 1"),
+        ({"min_time_step": -0.1}, "min_time_step must be at least 0, got -0.1"),
     ],
     ids=str,
 )

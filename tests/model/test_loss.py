@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fourbits.model import loss
 from fourbits.model.loss import chunk_length, chunked_loss, summed_cross_entropy
 from model.shapes import random_tokens, small_model
 
@@ -81,6 +82,36 @@ def test_targets_that_do_not_count_contribute_nothing():
     nothing.backward()
     assert nothing == none == 0
     assert all((parameter.grad == 0).all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_models_loss_holds_no_more_logits_than_a_chunk_may_have(grad, monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", 8 * 64)
+    model, sizes = small_model("-"), []
+    model.head.register_forward_hook(lambda _m, _i, logits: sizes.append(logits.numel()))
+    with torch.set_grad_enabled(grad):
+        model.loss(random_tokens(2, 12), random_tokens(2, 12))
+    assert sizes == [8 * 64] * 3
+
+
+@pytest.mark.parametrize("target", [-1, 64, 1 << 40])
+def test_a_target_that_is_no_token_makes_the_loss_nan(target):
+    model = small_model("-")
+    tokens, targets = random_tokens(2, 12), random_tokens(2, 12)
+    targets[1, 5] = target
+    assert model.loss(tokens, targets)[0].isnan()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_loss_of_bf16_chunks_is_summed_in_fp32(grad):
+    """In BF16 the sum of 64 chunks of about 4 nats would be known to one or two."""
+    model, tokens = small_model("-", dtype=torch.bfloat16), random_tokens(1, 64)
+    rows, targets = model.hidden(tokens).flatten(0, 1).detach(), tokens.flatten()
+    with torch.set_grad_enabled(grad):
+        found = chunked_loss(model._loss_of, model.head, rows, targets, 1)
+    wanted = F.cross_entropy(model.head(rows).double(), targets, reduction="sum")
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), wanted, rtol=64 * EPS, atol=0)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -76,8 +76,9 @@ class LanguageModel(RegionModule):
     def loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropy over tokens [nats, FP32 scalar] and the number of tokens in it.
 
-        tokens, targets: [B, T] int64; targets of -100 do not count. Goes through __call__, so that hooks of
-        wrappers (data parallel, FSDP) run; can be differentiated once.
+        tokens, targets: [B, T] int64; targets of -100 do not count, others that are no token make the sum
+        NaN. Goes through __call__, so that hooks of wrappers (data parallel, FSDP) run; can be differentiated
+        once.
         """
         return self(tokens, targets)
 

@@ -26,13 +26,15 @@ CHUNK_LOGITS, CARD_CHUNK_LOGITS = 1 << 26, 1 << 29
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Region: sum of -log softmax(logits)[target] over the tokens whose target is not IGNORED.
 
-    logits: [M, V] of any float dtype; targets: [M] int64 -> FP32 scalar.
+    logits: [M, V] of any float dtype; targets: [M] int64 -> FP32 scalar, NaN if a target is no column.
     """
     logits = logits.float()
     # A comparison instead of a gather: it fuses, and its gradient needs no scatter.
     chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     picked = torch.where(chosen, logits, 0.0).sum(-1)
-    return torch.where(targets == IGNORED, 0.0, logits.logsumexp(-1) - picked).sum()
+    outside = (targets < 0) | (targets >= logits.shape[-1])
+    losses = torch.where(outside, torch.nan, logits.logsumexp(-1) - picked)
+    return torch.where(targets == IGNORED, 0.0, losses).sum()
 
 
 def chunk_limit(device: torch.device) -> int:
