@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fourbits.bench import linear, quantize, quantize_recipe, ssd, timing
+from fourbits.model import linear as model_linear
 from fourbits.recipe.amax import IN_USE, OPERANDS
 from fourbits.recipe.state import books_of
 
@@ -99,3 +100,15 @@ def test_calls_are_timed_in_turns():
     order = []
     timing.medians([lambda: order.append("a"), lambda: order.append("b")], CPU, repeats=3)
     assert order[-6:] == ["a", "b"] * 3
+
+
+@pytest.mark.parametrize("has_units", [False, True])
+def test_the_rate_of_products_is_that_of_the_products_which_linears_compute(has_units, monkeypatch):
+    """A CPU without BF16 units takes minutes for one in BF16, and no linear asks it to."""
+    monkeypatch.undo()
+    monkeypatch.setattr(model_linear, "CPU_MULTIPLIES_BF16", has_units)
+    monkeypatch.setitem(timing._PRODUCT_SIZE, "cpu", 32)
+    products = []
+    monkeypatch.setattr(timing, "median_seconds", lambda run, *_, **__: products.append(run()) or 1.0)
+    assert timing.product_rate(CPU) == 2 * 32**3
+    assert products[0].dtype == (torch.bfloat16 if has_units else torch.float32)

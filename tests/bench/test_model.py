@@ -110,6 +110,13 @@ def test_sizes_are_the_presets_with_at_most_two_micro_batches_or_those_asked(sma
     assert (asked.micro_batch_size, asked.seq_len, asked.gradient_accumulation) == (3, 16, 4)
 
 
+@pytest.mark.parametrize("size", ["seq_len", "micro_batch", "accumulation", "repeats"])
+def test_a_size_of_zero_is_refused_and_is_not_the_presets(size, small):
+    asked: dict[str, Any] = {size: 0}
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        model.ModelRequest(preset="small", **asked).config()
+
+
 def test_inputs_of_linears_are_counted_once_and_by_linear():
     step = small_step("bf16")
     step.one_micro_batch()

@@ -52,12 +52,17 @@ class ModelRequest:
         """The run that is measured. Raises ValueError for an unknown preset and for sizes out of range."""
         config = load_config(self.preset, RUN_PRESETS)
         train = config.train
-        sizes = {
-            "seq_len": self.seq_len or train.seq_len,
-            "micro_batch_size": self.micro_batch or train.micro_batch_size,
-            "gradient_accumulation": self.accumulation or min(train.gradient_accumulation, 2),
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}.")
+        own = {"gradient_accumulation": min(train.gradient_accumulation, 2)}
+        asked = {
+            "seq_len": self.seq_len,
+            "micro_batch_size": self.micro_batch,
+            "gradient_accumulation": self.accumulation,
+            "compile": self.compile,
         }
-        return replace(config, train=replace(train, **sizes, compile=self.compile or train.compile))
+        given = {name: value for name, value in asked.items() if value is not None}
+        return replace(config, train=replace(train, **(own | given)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

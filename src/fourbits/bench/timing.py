@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass
 import torch
 
 from fourbits.device import probe
+from fourbits.model.linear import gemm_operand
 
 #: more than the L2 cache of any card
 _CACHE_BYTES = 256 << 20
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 128 << 20}
+_PRODUCT_SIZE = {"cuda": 8192, "cpu": 2048}
 _WARM_UP = 3
 #: clock cycles of a card, about ten milliseconds, in which the host queues one repetition
 _HEAD_START = 20_000_000
@@ -118,9 +120,10 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def product_rate(device: torch.device) -> float:
-    """Operations per second of a large BF16 product of random numbers."""
-    size = 8192 if device.type == "cuda" else 2048
+    """Operations per second of a large BF16 product of random numbers, computed as a linear's is."""
+    size = _PRODUCT_SIZE[device.type]
     a, b = (normal(size, size, device=device, seed=seed).to(torch.bfloat16) for seed in range(2))
+    a, b = gemm_operand(a), gemm_operand(b)
     return 2 * size**3 / median_seconds(lambda: a @ b, device, repeats=10, cold=False)
 
 
