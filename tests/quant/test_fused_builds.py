@@ -149,3 +149,15 @@ def test_no_size_is_a_special_case(shape):
         fused_codes_triton.fp8(x, fp8_plan(OperandSpec(format="fp8")), None)
     assert len(starts) == (4 if x.numel() else 3)
     assert all(start.build(90).asm["cubin"] for start in starts)
+
+
+def test_an_operand_of_one_block_leaves_notes_too():
+    """Its number of blocks, a 1, reaches the compiler as a constant."""
+    square = plan(OperandSpec(block=(16, 16)), 1)
+    with recording(fused_triton, fused_notes_triton) as starts:
+        *_, seen = fused_triton.exact(on_card(16, 16), square, None, (AMAX, None), (None, None), observe=True)
+        assert seen is not None
+        into = torch.zeros(6), torch.zeros(6, 4, dtype=torch.int64)
+        fused_notes_triton.notes(seen, (1, 0), (1, -1), into)
+    assert starts[1].kernel.arg_names[:3] == ["row_maxima_ptr", "row_entries", "row_blocks"]
+    assert starts[1].build(90).asm["cubin"]

@@ -113,7 +113,7 @@ def operands_kernel(
                       COLUMNS, HARDWARE)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_blocks", "column_blocks"])
 def notes_kernel(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_ptr, column_maxima_ptr,
                  column_entries, column_blocks, column_place, column_amax_ptr, largest_ptr, counts_ptr,
                  counts_stride, ROW: tl.constexpr, ROW_PARTS: tl.constexpr, COLUMN: tl.constexpr,
