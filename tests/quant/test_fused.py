@@ -56,3 +56,23 @@ def test_noise_without_a_key_is_refused(monkeypatch):
     monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
     with pytest.raises(ValueError, match="needs a key"):
         fused_operands(torch.zeros(16, 16), [Wanted(OperandSpec(rounding="sr"), 1)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "rht", "fused"),
+    [
+        ((16, 64), (1 << 24, 1), 0, False),
+        ((16, 64), (1 << 23, 1), 0, True),
+        ((16, 1 << 24), (1 << 24, 1), 0, False),
+        ((1 << 24, 16), (16, 1), 0, True),
+        ((1 << 24, 16), (1, 1 << 24), 0, True),  # read from a copy
+        ((1 << 24, 16), (16, 1), 16, False),  # read from a turned copy
+    ],
+)
+def test_rows_too_far_apart_for_offsets_of_32_bits_are_left_to_the_reference(
+    monkeypatch, shape, strides, rht, fused
+):
+    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
+    x = torch.empty_strided(shape, strides, device="meta", dtype=torch.bfloat16)
+    answer = why_not_fused(x, [Wanted(OperandSpec(rht=rht), 1)])
+    assert answer is None if fused else answer == "rows have more than 16777200 elements"

@@ -16,6 +16,8 @@ from fourbits.triton_version import HAS_TRITON
 
 #: whether kernels run in Triton's interpreter, on CPU tensors
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+#: elements from a row to the next for which 32 bits hold every offset within a tile, of at most 128 rows
+_LONGEST_ROW = (1 << 24) - 16
 
 
 class Wanted(NamedTuple):
@@ -42,6 +44,9 @@ def why_not_fused(x: Tensor, wanted: Sequence[Wanted]) -> str | None:
             return reason
     if len(wanted) > 1 and any(turns(want) for want in wanted):
         return "a transform along axis 1 is made from a turned copy, so alone"
+    length = x.shape[0] if turns(wanted[0]) else x.shape[1]
+    if max(length, x.stride(0) if x.stride(1) == 1 else 0) > _LONGEST_ROW:
+        return f"rows have more than {_LONGEST_ROW} elements"
     fp8 = {want.spec.format in FP8_FORMATS for want in wanted}
     if len(fp8) > 1:
         return "FP8 and block formats of 4 bits come from different kernels"
