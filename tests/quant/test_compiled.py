@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch._inductor.exc import CppCompileError, InductorError
 
 from adversarial import FINITE, NON_FINITE
 from assertions import assert_same_operand
@@ -111,3 +112,21 @@ def test_a_callers_compiled_code_gives_the_eager_bytes(name: str, monkeypatch: p
     compiled = torch.compile(lambda x: module.quantize(x, spec, 1, sr_key=KEY).codes)(x)
     monkeypatch.setattr(compiler, "COMPILE_FROM", 1 << 62)
     assert torch.equal(compiled, module.quantize(x, spec, 1, sr_key=KEY).codes)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_a_caller_may_compile_a_format_whose_scales_the_compiler_has_no_code_for():
+    """The last block ends after the tensor: the compiler has read scales from beyond it."""
+    x, spec = spread_input()[:48, :72], OperandSpec(format="mxfp4")
+    compiled = torch.compile(lambda x: module.quantize(x, spec, 1).dequantize())(x)
+    assert torch.equal(compiled, module.quantize(x, spec, 1).dequantize())
+
+
+def test_a_compiler_that_is_killed_or_objects_is_quoted():
+    killed, said = (CppCompileError(["g++"], output) for output in ("", "In file a:\na:1: error: no such"))
+    assert compiler._reason(killed) == "the C++ compiler was stopped before it said why (out of memory?)"
+    for error in (said, InductorError(said, None)):
+        assert compiler._reason(error) == "a:1: error: no such"
+    assert compiler._reason(RuntimeError("No working C++ compiler found\nat all")) == (
+        "No working C++ compiler found"
+    )

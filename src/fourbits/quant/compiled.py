@@ -15,7 +15,7 @@ from torch._dynamo import config as dynamo_config  # pyright: ignore[reportPriva
 from torch._dynamo import mark_static  # pyright: ignore[reportPrivateUsage]
 from torch._dynamo.exc import BackendCompilerFailed  # pyright: ignore[reportPrivateUsage]
 from torch._inductor.codecache import CppCodeCache  # pyright: ignore[reportPrivateUsage]
-from torch._inductor.exc import InductorError  # pyright: ignore[reportPrivateUsage]
+from torch._inductor.exc import CppCompileError, InductorError  # pyright: ignore[reportPrivateUsage]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
         except (BackendCompilerFailed, InductorError) as error:
             _broken.append(str(error))
             warnings.warn(
-                f"quantization runs uncompiled, about 20 times slower: {_first_line(error)}. "
+                f"quantization runs uncompiled, about 20 times slower: {_reason(error)}. "
                 "Install a C++ compiler (g++ or clang++) to speed it up; the bits are the same.",
                 stacklevel=2,
             )
@@ -76,7 +76,7 @@ def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., 
         library = cast(ctypes.CDLL, CppCodeCache.load(source, extra_flags=_EXACT_FLAGS))
     except (RuntimeError, OSError) as error:  # what the compiler, or the lack of one, raises
         warnings.warn(
-            f"{name} runs in stages, about twice as slow: {_first_line(error)}. "
+            f"{name} runs in stages, about twice as slow: {_reason(error)}. "
             "Install g++ 9 or clang++ 12, or newer, to speed it up; the bits are the same.",
             stacklevel=3,
         )
@@ -119,5 +119,12 @@ def with_static_sizes(x: Tensor, *dims: int) -> Tensor:
     return x
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+def _reason(error: Exception) -> str:
+    """Why something was not compiled, in one line: of a C++ compiler its own word, if it came to one."""
+    cause = getattr(error, "inner_exception", error)
+    said = cause.output if isinstance(cause, CppCompileError) else str(error)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    if lines:
+        return (errors or lines)[0]
+    return "the C++ compiler was stopped before it said why (out of memory?)"

@@ -63,7 +63,7 @@ def quantize(
     codes = _packed(codes, job)
     if spec.block_size is None:
         return QuantizedTensor(codes, _no_blocks(x), scales.block_scale.reshape(()), job.axis, shape, spec)
-    block_scale = _stored(encode_scales(scales.block_scale, spec.block_format), job.axis)
+    block_scale = encode_scales(_stored(scales.block_scale, job.axis), spec.block_format)
     return QuantizedTensor(codes, block_scale, _stored(scales.global_scale, job.axis), job.axis, shape, spec)
 
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from fourbits.formats.codes import decode, encode
 from fourbits.formats.descriptors import E4M3, E8M0, UE5M3, BlockFormat
@@ -14,7 +15,7 @@ def encode_scales(block_scale: Tensor, block_format: BlockFormat) -> Tensor:
     """fp32 block scales that lie on the format's grid, in its storage dtype. NaN becomes the format's NaN."""
     if block_format.scale == "e8m0":
         codes = (block_scale.view(torch.int32) >> 23) & 0xFF  # 2**-127 is subnormal and has code 0
-        return codes.to(torch.uint8).view(torch.float8_e8m0fnu)
+        return _cast(codes.to(torch.uint8), torch.float8_e8m0fnu)
     if block_format.scale == "e4m3":
         return block_scale.to(torch.float8_e4m3fn)
     grid = SCALE_FORMATS.get(block_format.scale or "")
@@ -26,12 +27,33 @@ def decode_scales(block_scale: Tensor, block_format: BlockFormat) -> Tensor:
     if block_format.scale == "e4m3":
         return block_scale.to(torch.float32)
     grid = E8M0 if block_format.scale == "e8m0" else SCALE_FORMATS.get(block_format.scale or "")
-    return block_scale if grid is None else decode(block_scale.view(torch.uint8), grid)
+    return block_scale if grid is None else decode(_cast(block_scale, torch.uint8), grid)
 
 
 def spread(scale: Tensor, block: tuple[int, int] | None, shape: tuple[int, ...]) -> Tensor:
     """Repeat a grid of scales over what it covers: [ceil(R / r), ceil(C / c)] -> [R, C]; not a scalar."""
     if scale.dim() == 0 or block is None:
         return scale
-    rows = scale.repeat_interleave(block[0], 0)[: shape[0]]
-    return rows.repeat_interleave(block[1], 1)[:, : shape[1]]
+    # Not by repeat_interleave: compiled by torch 2.13 with what comes after it, it reads beyond a last block.
+    down, across = (
+        torch.arange(size, device=scale.device) // step for size, step in zip(shape, block, strict=True)
+    )
+    return scale[down[:, None], across]
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same bytes in another dtype. The compiler has no code for E8M0, so there an operator does it."""
+    if torch.compiler.is_compiling() and torch.float8_e8m0fnu in (x.dtype, dtype):
+        return cast_bytes(x, dtype)
+    return x.view(dtype)
+
+
+@custom_op("fourbits::cast_bytes", mutates_args=())
+def cast_bytes(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of x, whose bytes are read as another dtype of one byte."""
+    return x.view(torch.uint8).clone().view(dtype)
+
+
+@cast_bytes.register_fake
+def _(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x, dtype=dtype)
