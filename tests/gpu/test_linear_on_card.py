@@ -11,7 +11,7 @@ from torch import nn
 from fourbits import convert, get_recipe, set_step
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe import reuse
-from fourbits.recipe.recipe import GemmSpec
+from fourbits.recipe.recipe import GemmSpec, KeepBF16
 from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.config import OptimConfig
 from fourbits.train.optim import MasterOptimizer
@@ -177,6 +177,21 @@ def test_captured_steps_have_the_bits_of_eager_ones(recipe, blocks):
         return [*losses, *masters]
 
     assert_same(trained(captures=True), trained(captures=False))
+
+
+def test_a_graph_of_ones_own_quantizes_what_its_replays_find():
+    """A linear that has read the graph's input before its capture keeps operands of what was in it then."""
+    model = nn.Sequential(nn.Linear(48, 64)).to(CARD)
+    convert(model, replace(get_recipe("nvfp4"), keep_bf16=KeepBF16(names=())))
+    set_step(model, 0)
+    x, graph = torch.randn(32, 48, device=CARD), torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        model(x)
+        with torch.cuda.graph(graph):
+            y = model(x)
+        x.copy_(torch.randn(32, 48, device=CARD))
+        graph.replay()
+        assert torch.equal(y, model(x.clone()))
 
 
 def test_recipes_that_depend_on_past_steps_are_not_captured():

@@ -10,6 +10,7 @@ from torch import nn
 from fourbits import convert, set_step
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand
+from fourbits.recipe import reuse
 from fourbits.recipe.reuse import KeptWeight, SharedInput, runs_directly
 
 
@@ -77,6 +78,16 @@ def test_a_second_forward_without_set_step_makes_its_own(accumulating, weight):
     assert make.made == 2
 
 
+def test_no_micro_batch_of_a_new_step_uses_the_weight_of_the_last(accumulating, weight):
+    make = Maker(weight)
+    used(accumulating, weight, make)
+    weight.data.mul_(-1.5)  # as optimizers write that do not tell
+    for same_step in (False, True):
+        accumulating.begin(same_step, plain=True)
+        used(accumulating, weight, make)
+    assert make.made == 2
+
+
 @pytest.mark.parametrize("change", ["in place", "another dtype", "another table", "a new step"])
 def test_whatever_changes_is_made_anew(accumulating, weight, change):
     make = Maker(weight)
@@ -89,6 +100,22 @@ def test_whatever_changes_is_made_anew(accumulating, weight, change):
         weight.data = weight.data.to(torch.bfloat16)
     used(accumulating, weight, make, "another" if change == "another table" else "table")
     assert make.made == 2
+
+
+@pytest.mark.parametrize("captured", [(False, True), (True, False)])
+def test_what_was_made_outside_of_a_cuda_graph_is_not_used_in_one_nor_the_other_way_round(
+    accumulating, weight, captured, monkeypatch
+):
+    """A replay finds other numbers in the same tensors, and what a graph makes is there at replays only."""
+    shared, x = SharedInput(), torch.randn(16, 32)
+    makes, reads = Maker(weight), Maker(x)
+    for is_captured in captured:
+        monkeypatch.setattr(reuse, "_is_captured", lambda tensor, now=is_captured: now)
+        for _ in range(2):
+            shared.operands(x, ("how",), reads.both)
+            used(accumulating, weight, makes)
+            accumulating.begin(same_step=True, plain=True)
+    assert (makes.made, reads.made) == (2, 2)
 
 
 def test_nothing_is_kept_of_steps_with_one_micro_batch_or_of_sharded_weights(weight):
@@ -128,6 +155,15 @@ def test_readers_of_one_tensor_share_its_operands_while_it_lives_unwritten():
     shared.operands(x, ("otherwise",), make.both)
     shared.operands(x.view(16, 32), ("otherwise",), make.both)
     assert make.made == 4
+
+
+def test_tensors_of_inference_mode_which_count_no_writes_are_quantized_at_every_use():
+    with torch.inference_mode():
+        shared, x = SharedInput(), torch.randn(16, 32)
+        make = Maker(x)
+        for _ in range(2):
+            shared.operands(x, (), make.both)
+    assert make.made == 2
 
 
 def test_shared_operands_go_with_their_tensor():

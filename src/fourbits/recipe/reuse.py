@@ -52,6 +52,7 @@ class KeptWeight:
         if not self._keeps:
             return make()
         facts = (weight.data_ptr(), weight._version, weight.dtype, weight.shape, weight.stride(), table)
+        facts += (_is_captured(weight),)
         if self._kept is not None and self._kept[0] == facts:
             return self._kept[1] if valid else make()
         made = make()
@@ -78,7 +79,7 @@ class SharedInput:
         """
         if source.is_inference():
             return make()
-        facts = (source._version, source.data_ptr(), how)
+        facts = (source._version, source.data_ptr(), how, _is_captured(source))
         if self._source is None or self._source() is not source or self._facts != facts:
             self._made = ()
             self._made = make()
@@ -88,6 +89,15 @@ class SharedInput:
     def _forget(self, source: "weakref.ref[Tensor]") -> None:
         if source is self._source:
             self._source, self._made = None, ()
+
+
+def _is_captured(x: Tensor) -> bool:
+    """Whether a CUDA graph records what is done to x now.
+
+    A graph must make its own operands, as a replay finds other numbers in x; and what it makes is there at
+    replays only.
+    """
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def runs_directly(x: Tensor) -> bool:
