@@ -1,9 +1,15 @@
 """A step's profile: what kernels belong to, and what is said about it."""
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
+import fourbits
 from fourbits.train.profile import KINDS, StepProfile, kind_of, profiled
+from fourbits.train.run import run
 
 
 @pytest.mark.parametrize(
@@ -36,10 +42,11 @@ def test_the_statement_is_amdahls_law():
     assert profile.to_dict()["total"] == pytest.approx(0.1)
 
 
-def test_a_profile_without_a_card_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="--profile: needs a CUDA device"):
-        profiled(lambda: None)
+def test_a_profile_without_a_card_is_refused_before_anything_is_prepared(config, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"--profile: needs a CUDA device.*on .*CPU.*Leave it out"):
+        run(replace(config, train=replace(config.train, device="cpu")), out, on_profile=print)
+    assert not out.exists()
 
 
 @pytest.mark.gpu
@@ -64,3 +71,16 @@ def test_every_kind_of_kernel_of_a_step_is_found():
     found = profiled(step)
     assert all(found.seconds[kind] > 0 for kind in KINDS if kind != "communication"), found
     assert found.seconds["communication"] == 0
+
+
+SOURCES = Path(fourbits.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind"), [("quant", "quantization"), ("recipe", "quantization"), ("gemm", "GEMM")]
+)
+def test_every_kernel_of_this_package_is_known_by_its_name(layer, kind):
+    text = "".join(path.read_text() for path in (SOURCES / layer).glob("*_triton.py"))
+    kernels = re.findall(r"^def (\w+_kernel)\(", text, re.MULTILINE)
+    assert kernels
+    assert {name: kind_of(name, None) for name in kernels} == dict.fromkeys(kernels, kind)

@@ -13,10 +13,15 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fourbits.device import Device
+
 #: kind -> parts of kernel names, in lower case; the first that matches holds
 _NAMES = {
     "communication": ("nccl",),
-    "quantization": ("operands_kernel", "amax_kernel", "packed_kernel", "unpack_kernel", "fp8_kernel"),
+    "quantization": (
+        *("operands_kernel", "amax_kernel", "packed_kernel", "unpack_kernel", "unpack_turned_kernel"),
+        *("fp8_kernel", "notes_kernel", "observe_kernel"),
+    ),
     "GEMM": ("bulk_kernel", "plain_kernel", "sum_kernel", "fp8_product", "gemm", "nvjet", "cutlass", "xmma"),
     "attention": ("flash", "fmha", "sdpa", "attention"),
 }
@@ -57,10 +62,17 @@ class StepProfile:
         return {"seconds": self.seconds, "total": self.total, "statement": self.statement()}
 
 
+def require_kernels(device: Device) -> None:
+    """Raises ValueError for a device that starts no kernels to be timed."""
+    if device.torch_device != "cuda":
+        raise ValueError(
+            f"--profile: needs a CUDA device, whose kernels it times, this run is on {device.name}. "
+            "Leave it out."
+        )
+
+
 def profiled(step: Callable[[], object], steps: int = 2) -> StepProfile:
-    """Profile a step that has run before. Raises ValueError where there is no CUDA device."""
-    if not torch.cuda.is_available():
-        raise ValueError("--profile: needs a CUDA device, whose kernels it times. Leave it out on a CPU.")
+    """Profile a step that has run before, on a CUDA device."""
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with profile(activities=activities, acc_events=True) as recorded:
         for _ in range(steps):

@@ -13,7 +13,7 @@ from fourbits.data.config import open_data
 from fourbits.data.dataset import PreparedData
 from fourbits.device import probe
 from fourbits.train.config import RunConfig
-from fourbits.train.profile import StepProfile
+from fourbits.train.profile import StepProfile, require_kernels
 from fourbits.train.report import Report
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.session import Session
@@ -43,7 +43,9 @@ def run(
     """
     report = report or Report()
     folder = RunFolder(Path(out))
-    probe(None if config.train.device == "auto" else config.train.device)  # before any text is prepared
+    device = probe(None if config.train.device == "auto" else config.train.device)
+    if on_profile is not None:
+        require_kernels(device)  # before any text is prepared
     is_new = not folder.path.exists()
     with folder.locked(), num_threads(config.train.threads):
         cache = folder.path / "data" if data_cache is None else Path(data_cache)
