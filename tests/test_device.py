@@ -1,11 +1,21 @@
 """The choice of a backend from fabricated facts, and the facts of this machine."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fourbits.device import Backend, Device, choose_backend, native_blocker, peak_flops, probe, triton_blocker
+from fourbits.device import (
+    Backend,
+    Device,
+    choose_backend,
+    facts_of,
+    native_blocker,
+    peak_flops,
+    probe,
+    triton_blocker,
+)
 
 CPU = Device(
     kind="cpu",
@@ -138,3 +148,14 @@ def test_the_probe_prefers_the_gpu_of_this_machine():
 def test_a_device_that_is_not_here_is_refused():
     with pytest.raises(ValueError, match="device 'tpu': must be present on this machine, which has"):
         probe("tpu")
+
+
+def test_the_facts_are_those_of_the_card_that_is_asked_about(monkeypatch):
+    """A machine may have an old card beside a new one."""
+    cards = [SimpleNamespace(name=f"card {i}", major=7 + 2 * i, minor=0, total_memory=i) for i in range(2)]
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", cards.__getitem__)
+    found = [facts_of(torch.device(name)).capability for name in ("cuda", "cuda:0", "cuda:1")]
+    assert found == [(7, 0), (7, 0), (9, 0)]

@@ -50,13 +50,16 @@ class Device:
         return "cuda" if self.kind == "rocm" else self.kind
 
 
-def probe(kind: str | None = None) -> Device:
-    """The facts of the best device present, or of one `kind` of device. Raises ValueError if it is absent."""
+def probe(kind: str | None = None, index: int | None = None) -> Device:
+    """The facts of the best device present, or of one `kind` of device. Raises ValueError if it is absent.
+
+    index: which of several cards; by default the current one.
+    """
     present = _present()
     if kind is not None and kind not in present:
         raise ValueError(f"device {kind!r}: must be present on this machine, which has {', '.join(present)}.")
     kind = kind or present[0]
-    name, capability, memory = _identify(kind)
+    name, capability, memory = _identify(kind, index)
     return Device(
         kind=kind,
         name=name,
@@ -70,7 +73,8 @@ def probe(kind: str | None = None) -> Device:
 
 def facts_of(device: torch.device) -> Device:
     """The facts of a torch device."""
-    return probe("rocm" if device.type == "cuda" and torch.version.hip else device.type)
+    kind = "rocm" if device.type == "cuda" and torch.version.hip else device.type
+    return probe(kind, device.index)
 
 
 def choose_backend(requested: str, device: Device, *, native_passed: bool = False) -> tuple[Backend, str]:
@@ -88,10 +92,8 @@ def choose_backend(requested: str, device: Device, *, native_passed: bool = Fals
     if backend is Backend.NATIVE:
         if blocker := native_blocker(device):
             raise ValueError(f"backend native: {blocker}. Use auto, which emulates the same bits here.")
-        return (
-            backend,
-            f"FP4 tensor cores of {_card(device)}, as requested; a self-check runs before the first step",
-        )
+        check = "the self-check passed" if native_passed else "a self-check runs before the first step"
+        return backend, f"FP4 tensor cores of {_card(device)}, as requested; {check}"
     if backend is Backend.EMULATED and _too_old(device):
         raise ValueError(f"backend emulated: needs sm_80 or newer, this is {_card(device)}. Use reference.")
     return backend, f"as requested; {_quantizer(device) if backend is Backend.EMULATED else 'plain torch'}"
@@ -190,13 +192,13 @@ def _present() -> list[str]:
     return [*kinds, "cpu"]
 
 
-def _identify(kind: str) -> tuple[str, tuple[int, int] | None, int | None]:
+def _identify(kind: str, index: int | None) -> tuple[str, tuple[int, int] | None, int | None]:
     """Name, compute capability (NVIDIA only) and bytes of memory."""
     if kind in ("cuda", "rocm"):
-        facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+        facts = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
         return facts.name, (facts.major, facts.minor) if kind == "cuda" else None, facts.total_memory
     if kind == "xpu":
-        facts = torch.xpu.get_device_properties(torch.xpu.current_device())
+        facts = torch.xpu.get_device_properties(torch.xpu.current_device() if index is None else index)
         return facts.name, None, facts.total_memory
     if kind == "mps":
         return "Apple GPU", None, torch.mps.recommended_max_memory()

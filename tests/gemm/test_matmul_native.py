@@ -7,6 +7,7 @@ from fourbits.gemm import matmul_check, matmul_native
 from fourbits.gemm.matmul_check import share_of_bound
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
+from fourbits.recipe.native import GEMMS
 from native_model import model_of_scaled_mm
 
 TILE = OperandSpec(block=(16, 16), source="bf16")
@@ -87,3 +88,23 @@ def test_the_self_check_sees_a_sum_in_half_precision(monkeypatch):
         return (product.float() * a.global_scale * b.global_scale * 1.02).to(dtype)
 
     assert "fprop: product" in failed(matmul_check.check_native(torch.device("cpu"), coarse))
+
+
+def test_an_error_of_a_card_or_a_library_is_a_finding(monkeypatch):
+    """Libraries have refused products on new cards; a run that may emulate must not end with that."""
+
+    def unsupported(a, b, dtype, bias):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`\nmore")
+
+    def no_image(x, wanted):
+        raise ValueError
+
+    monkeypatch.setattr(matmul_check, "_SHAPE", (16, 16, 16))
+    monkeypatch.setattr(matmul_check, "fused_quantize", without_card)
+    fprop, *_, rounding = matmul_check.check_native(torch.device("cpu"), unsupported)
+    error = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`"
+    assert fprop == ("fprop", False, error)
+    assert rounding.passed
+    monkeypatch.setattr(matmul_check, "fused_quantize", no_image)
+    wrong = matmul_check.why_not_trusted.__wrapped__(torch.device("cpu"))
+    assert wrong == "; ".join(f"{what} (ValueError: no message)" for what in (*GEMMS, "stochastic rounding"))

@@ -146,21 +146,22 @@ def test_native_is_refused_where_the_self_check_fails(monkeypatch):
     ("requested", "wrong", "chosen", "words"),
     [
         ("auto", None, Backend.NATIVE, "the self-check passed"),
-        ("native", None, Backend.NATIVE, "as requested"),
+        ("native", None, Backend.NATIVE, "as requested; the self-check passed"),
         ("auto", "fprop: bytes", Backend.EMULATED, "have not passed the self-check: fprop: bytes"),
         ("emulated", None, Backend.EMULATED, "as requested"),
     ],
 )
 def test_a_run_trains_natively_where_the_check_passes(monkeypatch, requested, wrong, chosen, words):
-    monkeypatch.setattr(backend, "why_not_trusted", lambda device: wrong)
+    for module in (backend, conversion):
+        monkeypatch.setattr(module, "why_not_trusted", lambda device: wrong)
     found, reason = backend.settled_backend(requested, BLACKWELL)
     assert found is chosen
     assert words in reason
 
 
 def test_a_run_that_wants_native_stops_where_the_check_fails(monkeypatch):
-    monkeypatch.setattr(backend, "why_not_trusted", lambda device: "wgrad: product (all zero)")
-    with pytest.raises(ValueError, match=r"train\.backend native: the self-check failed on NVIDIA B200"):
+    monkeypatch.setattr(conversion, "why_not_trusted", lambda device: "wgrad: product (all zero)")
+    with pytest.raises(ValueError, match="backend native: the self-check failed on NVIDIA B200: wgrad"):
         backend.settled_backend("native", BLACKWELL)
     with pytest.raises(ValueError, match="FP4 tensor cores need NVIDIA sm_100"):
         backend.settled_backend("native", probe("cpu"))

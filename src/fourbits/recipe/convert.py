@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fourbits.device import native_blocker, probe
+from fourbits.device import Device, native_blocker, probe
 from fourbits.gemm.matmul_check import why_not_trusted
 from fourbits.recipe.amax import Reduce
 from fourbits.recipe.clock import new_clock
@@ -79,9 +79,9 @@ def convert(
     return ConversionSummary(chosen.name, chosen.digest, tuple(reports), parameters)
 
 
-def require_native() -> None:
-    """Raises ValueError unless this process may train on FP4 tensor cores, present and checked."""
-    device = probe()
+def require_native(device: Device | None = None) -> None:
+    """Raises ValueError unless this process may train on a device's FP4 tensor cores, present and checked."""
+    device = device or probe()
     reason = native_blocker(device)
     if reason is None and (wrong := why_not_trusted(torch.device(device.torch_device))):
         reason = f"the self-check failed on {device.name}: {wrong}"
@@ -94,7 +94,8 @@ def set_step(model: nn.Module, step: int, first_token: int = 0, reduce: Reduce |
 
     step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
     step (over ranks and micro-batches), a multiple of 16. Random bits are then a function of (seed, step,
-    token), whatever the number of ranks and micro-batches, and a resumed run repeats them. reduce: needed by
+    token), whatever the number of ranks and micro-batches, and a resumed run repeats them. A CUDA graph of
+    your own reads the `clocks_of` its capture: copy the new ones into them before a replay. reduce: needed by
     amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. Raises ValueError for
     values out of range.
     """

@@ -4,6 +4,7 @@ import torch
 
 from fourbits.device import Backend, Device, choose_backend, native_blocker
 from fourbits.gemm.matmul_check import why_not_trusted
+from fourbits.recipe.convert import require_native
 
 
 def settled_backend(requested: str, device: Device) -> tuple[Backend, str]:
@@ -14,13 +15,8 @@ def settled_backend(requested: str, device: Device) -> tuple[Backend, str]:
     """
     if requested == "emulated" or native_blocker(device) is not None:
         return choose_backend(requested, device)
+    if requested == "native":
+        require_native(device)
     wrong = why_not_trusted(torch.device(device.torch_device))
     backend, reason = choose_backend(requested, device, native_passed=wrong is None)
-    if wrong is None:
-        return backend, reason
-    if backend is Backend.NATIVE:
-        raise ValueError(
-            f"train.backend native: the self-check failed on {device.name}: {wrong}. Set train.backend to "
-            "emulated: the same bits on BF16 tensor cores."
-        )
-    return backend, f"{reason}: {wrong}"
+    return backend, reason if wrong is None else f"{reason}: {wrong}"
