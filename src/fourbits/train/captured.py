@@ -79,6 +79,9 @@ class CapturedGradients:
             with torch.cuda.graph(graph, pool=pool):
                 loss = self._gradients(own_samples)
         except RuntimeError as error:
+            for cause in (error, error.__context__):  # the end of a capture that ran out of memory fails too
+                if isinstance(cause, torch.OutOfMemoryError):
+                    raise cause from None
             raise RuntimeError(
                 f"train.cuda_graph: a micro-batch could not be captured as a CUDA graph: {error}. "
                 "Let go of losses and activations of earlier passes, whose graphs keep another stream, or "
