@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fourbits.formats.packing import swizzle_scales
 from fourbits.quant.fused import fused_observed, fused_operands
 from fourbits.quant.fused_codes import (
     fused_kept_packed,
     fused_quantize,
+    fused_swizzled,
     fused_unpacked,
     why_not_kept_packed,
     why_not_unpacked,
@@ -76,6 +78,8 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     values: str = "wide"
     given: float | None = None
+    #: how the tensor lies in memory: plain, rows apart, turned
+    layout: str = "plain"
     #: whether to compare exact operands too; codes and scales say nearly everything
     exact: bool = True
 
@@ -83,7 +87,8 @@ class Case:
     def name(self) -> str:
         given = "" if self.given is None else f", amax {self.given:g}"
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.pair}, {self.shape[0]}x{self.shape[1]} {dtype}, {self.values}{given}"
+        layout = "" if self.layout == "plain" else f", {self.layout}"
+        return f"{self.pair}, {self.shape[0]}x{self.shape[1]} {dtype}, {self.values}{given}{layout}"
 
 
 def tensor(case: Case, device: torch.device | str) -> Tensor:
@@ -104,7 +109,10 @@ def tensor(case: Case, device: torch.device | str) -> Tensor:
         x[1, 3], x[-1, 9], x[5, 20], x[-1, -1] = torch.nan, -torch.nan, -torch.inf, torch.inf
     elif case.values == "ties":
         x = torch.randint(-24, 25, case.shape, generator=generator) * 0.25
-    return x.to(case.dtype).to(device)
+    if case.layout == "rows apart":
+        x = torch.nn.functional.pad(x, (0, 24), value=torch.nan)
+    x = x.to(case.dtype).to(device)[:, : case.shape[1]]
+    return x.t().contiguous().t() if case.layout == "turned" else x
 
 
 def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
@@ -177,6 +185,16 @@ def policy_differences(stored: tuple[float, float], device: torch.device | str =
     return found
 
 
+def swizzled_differences(spec: OperandSpec, axis: int, device: torch.device | str = "cpu") -> list[str]:
+    """The same for scales in the layout of block-scaled tensor cores, whose padding is zero."""
+    x = tensor(Case("nearest", (146, 90)), device)
+    codes, scales, global_scale = fused_swizzled(x, Wanted(spec, axis))
+    true = quantize(x.cpu(), spec, axis)
+    found = _unequal("swizzled scales", scales, swizzle_scales(true.block_scale.view(torch.uint8)))
+    found += _unequal("swizzled codes", codes, true.codes)
+    return found + _unequal("swizzled global scale", global_scale, true.global_scale)
+
+
 def _unequal(what: str, made: Tensor, true: Tensor) -> list[str]:
     """Bytes compared; a NaN is a NaN whatever its sign and payload, which arithmetic does not promise."""
     made = made.cpu()
@@ -221,12 +239,18 @@ SMALL = [
     *(Case("fp8", shape, torch.float32, "nan and inf") for shape in ((150, 40), (18, 300))),
     Case("fp8 weight", (130, 140), torch.float32),
     *(Case("nearest", shape, given=given) for shape in ((0, 32), (32, 0)) for given in (None, 2.0)),
+    *(Case(pair, (18, 50), layout="rows apart") for pair in ("stochastic", "fp8")),
+    Case("nearest", (18, 50), layout="turned"),
     *(replace(case, exact=False) for case in EDGES),
 ]
 
 
 #: amaxes stored for the row and the column operand
 POLICIES = [(-1.0, -1.0), (7.5, 2.5), (300.0, -1.0)]
+
+
+#: operands that are written for block-scaled tensor cores
+SWIZZLED = [(ROW, 1), (COLUMN, 0), (TILE, 1)]
 
 
 def main(names: list[str]) -> int:
@@ -245,6 +269,10 @@ def main(names: list[str]) -> int:
         found = policy_differences(stored)
         failed += bool(found)
         print(f"stored amaxes {stored}", *found, sep="\n  ")
+    for spec, axis in () if names else SWIZZLED:
+        found = swizzled_differences(spec, axis)
+        failed += bool(found)
+        print(f"swizzled, {spec.block}, axis {axis}", *found, sep="\n  ")
     return failed
 
 
