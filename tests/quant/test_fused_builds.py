@@ -4,11 +4,14 @@ import re
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from fourbits.quant import fused_codes_triton, fused_notes_triton, fused_triton
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.packed_triton import convert_pairs
 from fourbits.quant.plan import NoiseKey, fp8_plan, plan
-from kernel_builds import on_card, recording, registers, stack_bytes
+from kernel_builds import Start, on_card, recording, registers, stack_bytes
 
 CARDS = [90, 100, 120]
 KEY = NoiseKey(torch.zeros(5, dtype=torch.int64))
@@ -118,6 +121,20 @@ def test_codes_are_converted_in_hardware_where_it_can(card, monkeypatch):
             on_card(64, 1024), plan(OperandSpec(), 1, packed=True), AMAX, None, swizzled=True
         )
     assert ("cvt.rn.satfinite.e2m1x2.f32" in ptx_of(starts, card)) == (card >= 100)
+
+
+@triton.jit
+def pair_kernel(first_ptr, second_ptr, out_ptr):
+    tl.store(out_ptr, convert_pairs(tl.load(first_ptr), tl.load(second_ptr)))
+
+
+def test_hardware_too_puts_the_first_of_two_codes_into_the_low_half_of_a_byte():
+    """The manual of PTX says of cvt d, a, b to .e2m1x2 that a is in the upper half of d."""
+    values, byte = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+    start = Start(pair_kernel, {"first_ptr": values, "second_ptr": values, "out_ptr": byte})
+    ptx = ptx_of([start], 100)
+    first, second = re.findall(r"ld\.global\.b32 \{ (%r\d+) \}", ptx)
+    assert f"cvt.rn.satfinite.e2m1x2.f32 pair, {second}, {first};" in ptx
 
 
 @pytest.mark.parametrize("card", CARDS)
