@@ -23,6 +23,7 @@ from fourbits.quant.fused_codes import (
 )
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.own_amax import own_amax
+from fourbits.quant.plan import NoiseKey
 from fourbits.quant.quantize import exact_operand, quantize
 from fourbits.quant.tensor import unpacked
 from fourbits.quant.wanted import Wanted
@@ -166,8 +167,11 @@ def policy_differences(stored: tuple[float, float], device: torch.device | str =
     """The same for both operands under amax policies that have stored these amaxes (negative: none yet)."""
     x = tensor(Case("nearest", (40, 48)), device)
     key = torch.tensor([1234, 5 * 8 + 4, 17, 48, 3], device=device)
+    clock = torch.tensor([1234, 17, 0, 48, 3], device=device)
+    kept = NoiseKey(clock, fields=(0, 2, 1, 3, 4), stream=5 * 8 + 4)  # the same key as linears keep it
     given = torch.tensor(stored, device=device)
-    wanted = [Wanted(ROW_SR, 1, key, stored=given[0]), Wanted(COLUMN_SR, 0, key, stored=given[1])]
+    column = replace(COLUMN_SR, rht_signs="per-call")
+    wanted = [Wanted(ROW_SR, 1, kept, stored=given[0]), Wanted(column, 0, kept, stored=given[1])]
     found = []
     own, counts = (
         torch.full((3,), -1.0, device=device),

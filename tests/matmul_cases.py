@@ -25,7 +25,7 @@ FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
 
 #: docs/nvfp4.md, section 12.5: four instructions a segment, 33 terms each, cut 13 bits below the largest
 FP8_SUM_ERROR = 4 * 33 * 2.0**-13
-#: (a, its axis, b, its axis): the three GEMMs of the recipes
+#: (a, its axis, b, its axis): the three GEMMs of the recipes, and what callers may multiply besides
 LAYOUTS: dict[str, tuple[OperandSpec, int, OperandSpec, int]] = {
     "fprop": (ROW, 1, TILE, 1),
     "dgrad": (ROW, 1, TILE, 0),
@@ -34,6 +34,7 @@ LAYOUTS: dict[str, tuple[OperandSpec, int, OperandSpec, int]] = {
     "fp8 fprop": (FP8, 1, FP8_TILE, 1),
     "fp8 dgrad": (FP8, 1, FP8_TILE, 0),
     "fp8 wgrad": (FP8, 0, FP8, 0),
+    "fp8 squares on the left": (FP8_TILE, 1, FP8, 1),
 }
 
 
@@ -48,13 +49,13 @@ class Product:
     accumulate: bool = False
     #: whether the left operand's values lie the other way, as kernels leave transformed rows
     turned: bool = False
-    #: whether values are so small that FP32 cannot hold the product of both global scales
-    tiny: bool = False
+    #: whether the product of both global scales overflows in FP32, though none of values does
+    large: bool = False
 
     @property
     def name(self) -> str:
         extra = (" + bias" if self.bias else "") + (" + out" if self.accumulate else "")
-        extra += (", turned" if self.turned else "") + (", tiny" if self.tiny else "")
+        extra += (", turned" if self.turned else "") + (", large" if self.large else "")
         return f"{self.layout} {'x'.join(map(str, self.shape))} {str(self.out_dtype)[6:]}{extra}"
 
 
@@ -62,8 +63,11 @@ def excess(product: Product, device: torch.device | str = "cpu") -> float:
     """Largest error over what docs/nvfp4.md, sections 12.4 and 12.5, allow; at most 1 is right."""
     (M, N, K), (spec_a, axis_a, spec_b, axis_b) = product.shape, LAYOUTS[product.layout]
     generator = torch.Generator().manual_seed(0)
-    size = 2.0**-62 if product.tiny else 1.0
-    x, w = (torch.randn(rows, K, generator=generator) * size for rows in (M, N))
+    x, w = (torch.randn(rows, K, generator=generator) for rows in (M, N))
+    if product.large:
+        x, w = x * 2.0**60, w * 2.0**60
+        x[:, :32], w[:, :32] = 0.0, 0.0
+        x[:, 0], w[:, 16] = 2.0**78, 2.0**78
     bias = torch.randn(N, generator=generator) if product.bias else None
     before = torch.randn(M, N, generator=generator).to(product.out_dtype) if product.accumulate else None
     sides = ((x, spec_a, axis_a), (w, spec_b, axis_b))
@@ -95,16 +99,17 @@ def _on(x: Tensor | None, device: torch.device | str) -> Tensor | None:
 CUT = [
     Product("wgrad", (40, 24, 720), bias=True),
     Product("wgrad", (24, 40, 1200), torch.float32, accumulate=True),
-    Product("wgrad", (24, 40, 1200), torch.float32, tiny=True),
+    Product("wgrad", (24, 40, 1200), torch.float32, large=True),
 ]
 SMALL = [
     *(Product(layout, (48, 80, 64), bias=True) for layout in LAYOUTS),
     *(Product(layout, (33, 40, 50), torch.float32) for layout in LAYOUTS),
     Product("fprop", (40, 136, 272), torch.float32, accumulate=True),
     Product("fprop", (48, 80, 64), turned=True),
-    *(Product("fprop", shape, torch.float32, tiny=True) for shape in ((48, 80, 64), (33, 40, 50))),
+    *(Product("fprop", shape, torch.float32, large=True) for shape in ((48, 80, 64), (33, 40, 50))),
     *CUT,
     Product("fp8 dgrad", (40, 136, 272), torch.float32, accumulate=True),
+    Product("fp8 squares on the left", (136, 40, 144), torch.float32),
     Product("fprop", (16, 16, 0), bias=True),
 ]
 

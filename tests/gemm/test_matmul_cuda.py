@@ -1,5 +1,6 @@
 """The fused products without a card: within the bound in Triton's interpreter, compiled for every card."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -52,7 +53,10 @@ def test_fp8_blocks_meet_the_fp8_matrix_instruction():
     with recording(matmul_triton) as starts:
         matmul_triton.matmul_fp8(a, b, on_card(512, 512), None, False)
     (start,) = starts
-    assert "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3" in start.build(90).asm["ptx"]
+    ptx = start.build(90).asm["ptx"]
+    assert ptx.count("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3") == 4, "128 of the contraction"
+    of_a_thread = 128 * 128 // (8 * 32)
+    assert len(re.findall(r"\badd\.(?:rn\.)?f32", ptx)) >= 3 * of_a_thread, "sums stay in the tensor core"
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 40, 50), (16, 16, 1)])
