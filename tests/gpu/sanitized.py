@@ -1,4 +1,4 @@
-"""Every fused kernel once, for compute-sanitizer: products, policies, swizzled scales, quantizers' cases.
+"""Every kernel once, for compute-sanitizer: products, policies, swizzled scales, quantizers, Mamba layers.
 
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests
     compute-sanitizer --error-exitcode 9 python -m gpu.sanitized
@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fourbits.model import ssd_check
 from fourbits.quant import compiled
 from fourbits.quant.fused_codes import fused_swizzled
 from fourbits.quant.operand import OperandSpec
@@ -24,6 +25,10 @@ from fourbits.quant.wanted import Wanted
 from fused_cases import POLICIES, SMALL, differences, policy_differences
 from matmul_cases import SMALL as PRODUCTS
 from matmul_cases import excess
+from mixer_cases import CONVS, NORMS, conv_errors, norm_errors
+
+#: head dim and state of scans
+SCANS = [(64, 128), (80, 128), (16, 32)]
 
 
 @triton.jit
@@ -36,14 +41,24 @@ def main(planted: bool, share: int = 0, shares: int = 1) -> int:
     compiled.COMPILE_FROM = 1 << 60  # pyright: ignore[reportConstantRedefinition]
     warnings.simplefilter("ignore", RuntimeWarning)
     products, policies, cases = (cases[share::shares] for cases in (PRODUCTS, POLICIES, SMALL))
+    scans, convs, norms = SCANS[share::shares], CONVS[share::shares], NORMS[share::shares]
     wrong = sum(not excess(product, "cuda") <= 1 for product in products)
     wrong += sum(bool(policy_differences(stored, "cuda")) for stored in policies)
     x = torch.randn(300, 1040, device="cuda")
     for want in (Wanted(OperandSpec(), 1), Wanted(OperandSpec(rht=16), 0)) if share == 0 else ():
         fused_swizzled(x, want)
     wrong += sum(bool(differences(case, "cuda")) for case in cases)
+    for sizes in scans:
+        errors = ssd_check.check(torch.device("cuda"), torch.bfloat16, *sizes).values()
+        wrong += not all(error <= 1 for error in errors)
+    wrong += sum(bool(conv_errors(case, "cuda", torch.bfloat16)) for case in convs)
+    wrong += sum(bool(norm_errors(case, "cuda", torch.bfloat16)) for case in norms)
     torch.cuda.synchronize()
-    print(len(products), "products,", len(policies), "policies,", len(cases), "cases;", wrong, "wrong")
+    print(
+        f"{len(products)} products, {len(policies)} policies, {len(cases)} cases, {len(scans)} scans,",
+        end=" ",
+    )
+    print(f"{len(convs) + len(norms)} convolutions and norms; {wrong} wrong")
     if planted:
         planted_kernel[(1,)](torch.empty(64, device="cuda"), SIZE=1024)
         torch.cuda.synchronize()
