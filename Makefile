@@ -59,6 +59,9 @@ $(VENV)/.installed-gpu: pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet -c $(VENV)/constraints-gpu.txt -e '.[dev]'
 	@touch $@
 
+# Side by side, because tests mostly compile: half of the cores, at most 16 (each holds some GB of the card).
+GPU_JOBS ?= $(shell n=$$(($$(nproc) / 2)); echo $$((n < 1 ? 1 : n > 16 ? 16 : n)))
+
 # Models at full width alone, because two of them beside other tests would fill 80 GB. Whatever fails, all of it runs.
 LARGE := tests/model/test_full_width.py
 test-gpu: $(VENV)/.installed-gpu
@@ -66,7 +69,7 @@ test-gpu: $(VENV)/.installed-gpu
 	  { echo "fourbits: the torch in $(VENV) finds no CUDA device; if nvidia-smi does, it is a torch without CUDA:" \
 	  "remove $(VENV) and run make test-gpu again" >&2; exit 1; }
 	@failed=0; \
-	$(BIN)/pytest -q -m gpu -n 8 --continue-on-collection-errors --ignore $(LARGE) || failed=1; \
+	$(BIN)/pytest -q -m gpu -n $(GPU_JOBS) --continue-on-collection-errors --ignore $(LARGE) || failed=1; \
 	$(BIN)/pytest -q -m gpu $(LARGE) || failed=1; \
 	$(MAKE) --no-print-directory sanitize || failed=1; \
 	exit $$failed
@@ -78,8 +81,9 @@ sanitize: $(VENV)/.installed-gpu
 	fi; \
 	export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests; \
 	failed=0; shares=; \
-	for share in 0 1 2 3 4 5 6 7; do \
-	  compute-sanitizer --error-exitcode 9 $(BIN)/python -m gpu.sanitized $$share 8 & shares="$$shares $$!"; \
+	for share in $$(seq 0 $$(($(GPU_JOBS) - 1))); do \
+	  compute-sanitizer --error-exitcode 9 $(BIN)/python -m gpu.sanitized $$share $(GPU_JOBS) & \
+	  shares="$$shares $$!"; \
 	done; \
 	for share in $$shares; do wait $$share || failed=1; done; \
 	exit $$failed
