@@ -141,6 +141,17 @@ def test_counts_that_do_not_fit_are_refused(recipe, counts):
     assert group.experts(torch.randn(0, WIDTH), [0, 0, 0, 0]).shape == (0, OUT)
 
 
+def test_autocast_reaches_a_group_as_it_reaches_a_loop_of_linears():
+    group, loop, *_ = pair("nvfp4-naive")
+    x, dy = torch.randn(2, sum(COUNTS), WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert group.experts(x, COUNTS).dtype == torch.bfloat16
+        for found, wanted in zip(
+            step(group, x, dy.bfloat16(), 3), step(loop, x, dy.bfloat16(), 3), strict=True
+        ):
+            assert_same_bytes(found, wanted)
+
+
 def test_rows_of_another_width_are_refused():
     """Padded to blocks of 16 they would fit."""
     group, _, *_ = pair("nvfp4-naive")
