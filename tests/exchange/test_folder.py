@@ -1,11 +1,12 @@
 """A folder that we write is a model of transformers, which generates the same text; theirs is one of ours."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from exchange.exchanged import NAMES, assert_same_logits, logits, ours, theirs
@@ -55,7 +56,11 @@ def test_a_folder_of_several_files_is_read_by_both_without_losing_a_bit(name, ti
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     files = set(index["weight_map"].values())
     assert len(files) > 2
-    assert all((tmp_path / file).is_file() for file in files)
+    sizes = {file: [4 * t.numel() for t in load_file(tmp_path / file).values()] for file in sorted(files)}
+    assert index["metadata"]["total_size"] == sum(map(sum, sizes.values()))
+    assert all(sum(own) <= 20_000 or len(own) == 1 for own in sizes.values())
+    for own, following in pairwise(sizes.values()):
+        assert sum(own) + max(following) > 20_000, "no file is smaller than it had to be"
     back = load_hf(tmp_path, compute_dtype=torch.float32)
     for key, value in model.state_dict().items():
         assert torch.equal(back.state_dict()[key], value), key

@@ -14,7 +14,9 @@ from model.shapes import random_tokens
 @pytest.mark.parametrize("tied", [False, True])
 def test_our_weights_compute_the_same_there(name, tied):
     model = ours(name, tie_embeddings=tied)
-    assert_same_logits(to_hf(model), model, random_tokens(2, 21))
+    there = to_hf(model)
+    assert not there.training
+    assert_same_logits(there, model, random_tokens(2, 21))
 
 
 @pytest.mark.parametrize("name", NAMES)
