@@ -58,6 +58,12 @@ def test_a_setting_shows_what_it_would_change(capsys):
     changed = json.loads(shown(capsys, "show", "nvfp4", "--json", "--dgrad.lhs.rounding", "rne"))
     assert changed["dgrad"]["lhs"]["rounding"] == "rne"
     assert changed["digest"] != get_recipe("nvfp4").digest
+    assert (changed["source"], changed["taken"]) == ("nvfp4, changed", "")
+
+
+def test_a_setting_that_changes_no_bit_leaves_the_credits(capsys):
+    same = json.loads(shown(capsys, "show", "nvfp4", "--json", "--saved_inputs", "packed"))
+    assert (same["source"], same["taken"]) == (get_recipe("nvfp4").source, get_recipe("nvfp4").taken)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,13 @@ def test_every_setting_can_be_overridden(overrides, read):
     assert read(load(overrides))
 
 
+def test_a_run_of_a_changed_recipe_does_not_claim_its_publication():
+    changed = load({"recipe.wgrad.lhs.rht": "32"})
+    assert (changed.recipe.source, changed.recipe.taken) == ("nvfp4, changed", "")
+    assert build(RunConfig, to_dict(changed)) == changed
+    assert load({"recipe.wgrad.lhs.rht": "16"}).recipe == get_recipe("nvfp4")
+
+
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.overrides import with_both_sides
-from fourbits.recipe.presets import get_recipe, list_recipes
+from fourbits.recipe.presets import credited, get_recipe, list_recipes
 from fourbits.recipe.recipe import KeepBF16, Recipe
 from fourbits.settings import dump_yaml, override, to_dict
 
@@ -51,7 +51,7 @@ def run(args: Namespace) -> int:
         return 0
     if args.name is None:
         raise ValueError(f"recipes show: needs a recipe. Shipped: {', '.join(list_recipes())}.")
-    recipe = override(get_recipe(args.name), with_both_sides(args.overrides))
+    recipe = credited(override(get_recipe(args.name), with_both_sides(args.overrides)))
     if args.json:
         print(json.dumps({**to_dict(recipe), "digest": recipe.digest}, indent=2))
     elif args.yaml:

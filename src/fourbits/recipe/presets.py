@@ -195,6 +195,18 @@ def get_recipe(recipe: str | Path | Recipe) -> Recipe:
     )
 
 
+def credited(recipe: Recipe) -> Recipe:
+    """The recipe, without the credits of a shipped one that settings have changed."""
+    shipped = RECIPES.get(recipe.name)
+    if shipped is None or recipe.digest == shipped.digest or recipe.source != shipped.source:
+        return recipe
+    return replace(recipe, **_credits_of_changed(recipe.name))
+
+
+def _credits_of_changed(name: str) -> dict[str, object]:
+    return {"source": f"{name}, changed", "taken": "", "deviates": ""}
+
+
 def recipe_from_mapping(mapping: dict[str, object], where: str, name: str = "custom") -> Recipe:
     """A recipe from nested dicts, on top of the shipped recipe that its `base` names, if any.
 
@@ -209,10 +221,7 @@ def recipe_from_mapping(mapping: dict[str, object], where: str, name: str = "cus
                 f"{where}: base must be a shipped recipe, got {base!r}.{nearest(str(base), list_recipes())} "
                 f"Shipped: {', '.join(RECIPES)}."
             )
-        tree = _merged(
-            to_dict(RECIPES[str(base)]),
-            {"name": name, "source": f"{base}, changed", "taken": "", "deviates": ""},
-        )
+        tree = _merged(to_dict(RECIPES[str(base)]), {"name": name} | _credits_of_changed(str(base)))
         changes = gemms_with_both_sides(changes)
     return build(Recipe, _merged(tree, changes), where)
 

@@ -10,7 +10,7 @@ from fourbits.data.tables import HUB
 from fourbits.model.config import ModelConfig
 from fourbits.model.presets import MODEL_PRESETS
 from fourbits.recipe.overrides import with_both_sides
-from fourbits.recipe.presets import get_recipe, recipe_from_mapping
+from fourbits.recipe.presets import credited, get_recipe, recipe_from_mapping
 from fourbits.recipe.recipe import Recipe
 from fourbits.settings import build, load_yaml, nearest, override, to_dict
 
@@ -165,7 +165,7 @@ def config_from_mapping(
     if isinstance(paths, str) and not paths.lstrip().startswith("["):
         changes["data.paths"] = [paths]
     config = override(build(RunConfig, tree, where), with_both_sides(changes), "setting")
-    return replace(config, data=_from_anywhere(config.data))
+    return replace(config, data=_from_anywhere(config.data), recipe=credited(config.recipe))
 
 
 def load_config(
