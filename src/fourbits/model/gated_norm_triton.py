@@ -24,16 +24,16 @@ def _gated(y_ptr, z_ptr, column, inside):
 
 @triton.jit
 def gated_norm_kernel(y_ptr, z_ptr, z_batch, z_token, weight_ptr, out_ptr, rows, T, eps, GROUP: tl.constexpr,
-                      SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write out [B * T, groups * GROUP]; y likewise. Grid: groups, spans of tokens of all sequences."""
+                      GROUPS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Write out [B * T, GROUPS * GROUP]; y likewise. Grid: groups of spans of tokens of all sequences."""
     column = tl.arange(0, BLOCK)
     inside = column < GROUP
-    group, groups = tl.program_id(0), tl.num_programs(0)
+    group, span = tl.program_id(0) % GROUPS, tl.program_id(0) // GROUPS
     weight = tl.load(weight_ptr + group * GROUP + column, mask=inside, other=0.0)
-    first = tl.program_id(1) * SPAN
+    first = span * SPAN
     for step in range(min(SPAN, rows - first)):
         row = first + step
-        at = (row.to(tl.int64) * groups + group) * GROUP
+        at = (row.to(tl.int64) * GROUPS + group) * GROUP
         z_at = (row // T).to(tl.int64) * z_batch + (row % T).to(tl.int64) * z_token + group * GROUP
         y, z, sigmoid = _gated(y_ptr + at, z_ptr + z_at, column, inside)
         gated = y * (z * sigmoid)
@@ -44,21 +44,21 @@ def gated_norm_kernel(y_ptr, z_ptr, z_batch, z_token, weight_ptr, out_ptr, rows,
 
 @triton.jit
 def gated_norm_backward_kernel(dout_ptr, y_ptr, z_ptr, z_batch, z_token, weight_ptr, dy_ptr, dz_ptr, sums_ptr,
-                               rows, T, eps, GROUP: tl.constexpr, SPAN: tl.constexpr,
-                               BLOCK: tl.constexpr):  # fmt: skip
-    """Write dy and dz [B * T, groups * GROUP], dout and y likewise, and each span's part of the gain's.
+                               rows, T, eps, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+                               SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Write dy and dz [B * T, GROUPS * GROUP], dout and y likewise, and each span's part of the gain's.
 
-    sums: fp32 [spans, groups * GROUP], those parts. Grid as of `gated_norm_kernel`.
+    sums: fp32 [spans, GROUPS * GROUP], those parts. Grid as of `gated_norm_kernel`.
     """
     column = tl.arange(0, BLOCK)
     inside = column < GROUP
-    group, groups = tl.program_id(0), tl.num_programs(0)
+    group, span = tl.program_id(0) % GROUPS, tl.program_id(0) // GROUPS
     weight = tl.load(weight_ptr + group * GROUP + column, mask=inside, other=0.0)
-    first = tl.program_id(1) * SPAN
+    first = span * SPAN
     total = tl.zeros((BLOCK,), tl.float32)
     for step in range(min(SPAN, rows - first)):
         row = first + step
-        at = (row.to(tl.int64) * groups + group) * GROUP
+        at = (row.to(tl.int64) * GROUPS + group) * GROUP
         z_at = (row // T).to(tl.int64) * z_batch + (row % T).to(tl.int64) * z_token + group * GROUP
         y, z, sigmoid = _gated(y_ptr + at, z_ptr + z_at, column, inside)
         dout = tl.load(dout_ptr + at + column, mask=inside, other=0.0).to(tl.float32)
@@ -72,7 +72,7 @@ def gated_norm_backward_kernel(dout_ptr, y_ptr, z_ptr, z_batch, z_token, weight_
         dz = dgated * y * (sigmoid * (1.0 + z * (1.0 - sigmoid)))
         tl.store(dy_ptr + at + column, (dgated * gate).to(dy_ptr.dtype.element_ty), mask=inside)
         tl.store(dz_ptr + at + column, dz.to(dz_ptr.dtype.element_ty), mask=inside)
-    sums_ptr += (tl.program_id(1) * groups + group).to(tl.int64) * GROUP
+    sums_ptr += tl.program_id(0).to(tl.int64) * GROUP
     tl.store(sums_ptr + column, total, mask=inside)
 
 
@@ -80,8 +80,10 @@ def forward(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -
     """[B, T, M] in y's dtype, contiguous. y: [B, T, M], contiguous; z: [B, T, M] with unit stride along M."""
     out = y.new_empty(y.shape)
     rows, options = y.shape[0] * y.shape[1], _options(y, num_groups, _SPANS[0])
-    grid = num_groups, triton.cdiv(rows, _SPANS[0])
-    gated_norm_kernel[grid](y, z, *z.stride()[:2], weight, out, rows, y.shape[1], eps, **options)
+    spans = triton.cdiv(rows, _SPANS[0])
+    gated_norm_kernel[(spans * num_groups,)](
+        y, z, *z.stride()[:2], weight, out, rows, y.shape[1], eps, **options
+    )
     return out
 
 
@@ -91,9 +93,9 @@ def backward(
     """dy and dz in their dtypes, dweight in fp32, contiguous. Arguments as of `forward`, dout as y."""
     dy, dz = y.new_empty(y.shape), z.new_empty(z.shape)
     rows, options = y.shape[0] * y.shape[1], _options(y, num_groups, _SPANS[1])
-    grid = num_groups, triton.cdiv(rows, _SPANS[1])
-    sums = torch.empty((grid[1], y.shape[2]), dtype=torch.float32, device=y.device)
-    gated_norm_backward_kernel[grid](
+    spans = triton.cdiv(rows, _SPANS[1])
+    sums = torch.empty((spans, y.shape[2]), dtype=torch.float32, device=y.device)
+    gated_norm_backward_kernel[(spans * num_groups,)](
         dout, y, z, *z.stride()[:2], weight, dy, dz, sums, rows, y.shape[1], eps, **options
     )
     return dy, dz, sums.sum(0)
@@ -103,4 +105,4 @@ def _options(y: Tensor, num_groups: int, span: int) -> dict[str, int]:
     group = y.shape[2] // num_groups
     block = 1 << (group - 1).bit_length()
     warps = min(max(block // _OF_A_WARP, 1), 8)
-    return {"GROUP": group, "SPAN": span, "BLOCK": block, "num_warps": warps}
+    return {"GROUP": group, "GROUPS": num_groups, "SPAN": span, "BLOCK": block, "num_warps": warps}
