@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.library import opcheck
 from torch.nn import functional as F
 
-from fourbits.model.conv import conv_silu
-from fourbits.model.gated_norm import gated_group_norm
+from fourbits.model.conv import conv_forward, conv_silu
+from fourbits.model.gated_norm import gated_group_norm, gated_norm_forward
 from fourbits.model.kernel_errors import value_and_gradients
 from fourbits.model.mamba2 import mamba_core
 from triton_interpreter import prepare
@@ -21,6 +22,7 @@ from triton_interpreter import prepare
 EPS = torch.finfo(torch.float32).eps
 HALF_BIT = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}
 NORM_EPS = 1e-5
+CONV_NAMES, NORM_NAMES = ("y", "dx", "dtaps", "dbias"), ("out", "dy", "dz", "dweight")
 #: FP32 roundings in a result: a sum of few terms, or of many whose errors have random signs; and gradients of
 #: decays, small remainders of large sums (test_ssd.py)
 OF_SUMS, OF_REMAINDERS = 16, 1024
@@ -46,7 +48,7 @@ class Norm:
     groups: int
 
 
-# Lengths around a program's 64 and 128 tokens, and shorter than the convolution; channels past its 256.
+# Lengths around a program's 32 and 64 tokens, and shorter than the convolution; channels past its 256.
 CONVS = (
     Conv(1, 66, (258, 2)),
     Conv(2, 70, (40,), ends=0.2),
@@ -79,39 +81,59 @@ def gated_norm_defined(y: Tensor, z: Tensor, weight: Tensor, groups: int) -> Ten
 
 
 def conv_errors(case: Conv, device: str, dtype: torch.dtype) -> list[str]:
-    """What is off by more than rounding. x is a slice of a wider tensor, as in the model."""
+    """What is off by more than rounding. x is a slice of a wider tensor, as in the model, and of a longer."""
     torch.manual_seed(0)
     channels, shape = sum(case.widths), (case.batch, case.length)
-    wide = torch.randn(*shape, channels + 24).to(dtype)
+    wide = torch.randn(case.batch, case.length + 1, channels + 24).to(dtype)
     taps, bias = torch.randn(4, channels), torch.randn(channels)
     documents = None
     if case.ends:
         documents = (torch.rand(shape) < case.ends).cumsum(1, dtype=torch.int32).to(device)
 
     def made(wide: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
-        return torch.cat(conv_silu(wide[..., 8:-16], taps, bias, documents, case.widths, fused=True), -1)
+        return torch.cat(conv_silu(wide[:, 1:, 8:-16], taps, bias, documents, case.widths, fused=True), -1)
 
     def true(wide: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
-        return conv_silu_defined(wide[..., 8:-16], taps, bias, documents)
+        return conv_silu_defined(wide[:, 1:, 8:-16], taps, bias, documents)
 
-    names = ("y", "dx", "dtaps", "dbias")
-    return _differences(names, made, true, tuple(t.to(device) for t in (wide, taps, bias)))
+    return _differences(CONV_NAMES, made, true, tuple(t.to(device) for t in (wide, taps, bias)))
 
 
 def norm_errors(case: Norm, device: str, dtype: torch.dtype) -> list[str]:
-    """What is off by more than rounding. z is a slice of a wider tensor, as in the model."""
+    """What is off by more than rounding. z is a slice of a wider tensor, as in the model, and of a longer."""
     torch.manual_seed(0)
     shape = (case.batch, case.length)
-    y, wide = torch.randn(*shape, case.width).to(dtype), torch.randn(*shape, case.width + 40).to(dtype)
+    y = torch.randn(*shape, case.width).to(dtype)
+    wide = torch.randn(case.batch, case.length + 1, case.width + 40).to(dtype)
+
+    def z_of(wide: Tensor) -> Tensor:
+        return wide[:, 1:, : case.width]
 
     def made(y: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
-        return gated_group_norm(y, wide[..., : case.width], weight, case.groups, NORM_EPS, fused=True)
+        return gated_group_norm(y, z_of(wide), weight, case.groups, NORM_EPS, fused=True)
 
     def true(y: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
-        return gated_norm_defined(y, wide[..., : case.width], weight, case.groups)
+        return gated_norm_defined(y, z_of(wide), weight, case.groups)
 
-    names = ("out", "dy", "dz", "dweight")
-    return _differences(names, made, true, tuple(t.to(device) for t in (y, wide, torch.randn(case.width))))
+    return _differences(
+        NORM_NAMES, made, true, tuple(t.to(device) for t in (y, wide, torch.randn(case.width)))
+    )
+
+
+def turned_errors() -> list[str]:
+    """What is off where tokens, not channels, are side by side, and other arguments have gaps."""
+    torch.manual_seed(0)
+    x, z, taps, column = (torch.randn(shape) for shape in ((2, 12, 9), (2, 12, 9), (12, 4), (12, 2)))
+    documents = (torch.rand(9, 2) < 0.3).cumsum(0, dtype=torch.int32).t()
+
+    def conv(fused: bool) -> Callable[..., Tensor]:
+        return lambda x, taps, bias: conv_silu(x.mT, taps.t(), bias[:, 0], documents, (12,), fused)[0].mT
+
+    def norm(fused: bool) -> Callable[..., Tensor]:
+        return lambda y, z, gain: gated_group_norm(y.mT, z.mT, gain[:, 0], 2, NORM_EPS, fused).mT
+
+    wrong = _differences(CONV_NAMES, conv(True), conv(False), (x, taps, column))
+    return wrong + _differences(NORM_NAMES, norm(True), norm(False), (x, z, column))
 
 
 def core_errors(documents: bool) -> list[str]:
@@ -130,6 +152,16 @@ def core_errors(documents: bool) -> list[str]:
     return _differences(
         names, core(True), core(False), tuple(map(torch.randn, (*sizes, (inner,)))), OF_REMAINDERS
     )
+
+
+def operator_errors() -> list[str]:
+    """What torch.library finds wrong with the operators and their gradients."""
+    torch.manual_seed(0)
+    shape, numbers = (2, 5, 8), torch.arange(10, dtype=torch.int32).reshape(2, 5) // 3
+    x, z, taps, bias = (torch.randn(s, requires_grad=True) for s in (shape, shape, (4, 8), (8,)))
+    calls = (conv_forward, (x, taps, bias, numbers)), (gated_norm_forward, (x, z, bias, 2, NORM_EPS))
+    found = [(op, opcheck(op, args, raise_exception=False)) for op, args in calls]
+    return [f"{op}: {name}: {r}" for op, results in found for name, r in results.items() if r != "SUCCESS"]
 
 
 def _differences(
@@ -161,7 +193,11 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN
     failed = 0
-    checks = [(case, lambda case=case: conv_errors(case, "cpu", torch.float32)) for case in CONVS]
+    checks: list[tuple[object, Callable[[], list[str]]]] = [
+        ("operators", operator_errors),
+        ("turned", turned_errors),
+    ]
+    checks += [(case, lambda case=case: conv_errors(case, "cpu", torch.float32)) for case in CONVS]
     checks += [(case, lambda case=case: norm_errors(case, "cpu", torch.float32)) for case in NORMS]
     checks += [(f"core, documents: {on}", lambda on=on: core_errors(on)) for on in (False, True)]
     for name, check in checks:

@@ -49,7 +49,9 @@ SMALL = (
 
 
 def arguments(case: Case) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor]:
-    """(x, dt, a, b, c, d), starts, dy. x, b and c are slices of one tensor, as in the model."""
+    """(x, dt, a, b, c, d), starts, dy. x, b and c are slices of one tensor, as in the model; a, d and
+    starts have gaps.
+    """
     torch.manual_seed(0)
     sizes = (case.heads * case.head_dim, case.groups * case.states, case.groups * case.states)
     both = torch.randn(case.batch, case.length, sum(sizes))
@@ -59,12 +61,14 @@ def arguments(case: Case) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor]:
         dt[:, ::4] = 1e4  # the state is forgotten; a running FP32 sum would be off by 0.01
         dt[:, 1::4] = 1e-30  # a token that writes nothing
         x[:, ::4] *= 1e-4
-    a, d = -torch.rand(case.heads) * case.strongest - 0.1, torch.randn(case.heads)
+    rates = -torch.rand(case.heads) * case.strongest - 0.1
+    a, d = torch.stack((rates, torch.randn(case.heads)), 1).unbind(1)
     starts = None
     if case.starts:
         starts = torch.zeros(case.batch, case.length, dtype=torch.bool)
         starts[:, list(case.starts)] = True
         starts[1:] = starts[1:].roll(3, 1)
+        starts = starts.t().contiguous().t()
     x = x.unflatten(-1, (case.heads, case.head_dim))
     b, c = b.unflatten(-1, (case.groups, -1)), c.unflatten(-1, (case.groups, -1))
     return (x, dt, a, b, c, d), starts, torch.randn(x.shape)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fourbits.model import conv_triton, gated_norm_triton
+from fourbits.model.conv import conv_silu
 from kernel_builds import on_card, recording, registers, stack_bytes
 from triton_interpreter import run
 
@@ -16,6 +17,13 @@ GROUPS = [(4096, 4), (10240, 8)]
 def test_kernels_are_their_definitions_in_value_and_gradients():
     result = run("mixer_cases.py")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_other_than_four_taps_run_as_torch_and_are_rounded_once():
+    x, taps, bias = torch.randn(2, 9, 12).bfloat16(), torch.randn(3, 12), torch.randn(12)
+    found, wanted = (conv_silu(x, taps, bias, None, (8, 4), fused) for fused in (True, False))
+    for got, true in zip(found, wanted, strict=True):
+        assert torch.equal(got, true.bfloat16())
 
 
 @pytest.mark.parametrize("card", [90, 100, 120])

@@ -31,7 +31,7 @@ def gated_group_norm(
 @custom_op("fourbits::gated_norm_forward", mutates_args=())
 def gated_norm_forward(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
     """The gated norm by a kernel: [B, T, M] in y's dtype, contiguous. Arguments as of `gated_group_norm`."""
-    return kernels.forward(y.contiguous(), _by_rows(z), weight, num_groups, eps)
+    return kernels.forward(*_readable(y, z, weight), num_groups, eps)
 
 
 @gated_norm_forward.register_fake
@@ -44,7 +44,7 @@ def gated_norm_backward(
     dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of y and z, in their dtypes, and of the gain, in FP32, contiguous."""
-    return kernels.backward(dout.contiguous(), y.contiguous(), _by_rows(z), weight, num_groups, eps)
+    return kernels.backward(dout.contiguous(), *_readable(y, z, weight), num_groups, eps)
 
 
 @gated_norm_backward.register_fake
@@ -66,5 +66,6 @@ def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
 gated_norm_forward.register_autograd(_gradients, setup_context=_keep)
 
 
-def _by_rows(z: Tensor) -> Tensor:
-    return z if z.stride(-1) == 1 else z.contiguous()
+def _readable(y: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments as the kernels read them: without gaps, but between tokens of z."""
+    return y.contiguous(), z if z.stride(-1) == 1 else z.contiguous(), weight.contiguous()

@@ -26,8 +26,8 @@ def ssd_forward(
     [B, T, H]; a, d: fp32 [H]; starts: bool [B, T] or None. FP32 sums; products of numbers in x's dtype, but
     for the skip d x, which is FP32. y is rounded once.
     """
-    x, dt, b, c = (_by_rows(t) for t in (x, dt, b, c))
-    return kernels.forward(x, dt, a, b, c, d, starts)
+    x, dt, a, b, c, d = (_by_rows(t) for t in (x, dt, a, b, c, d))
+    return kernels.forward(x, dt, a, b, c, d, None if starts is None else starts.contiguous())
 
 
 @ssd_forward.register_fake
@@ -40,8 +40,8 @@ def ssd_backward(
     dy: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, dt, a, b, c and d, in their dtypes, contiguous."""
-    dy, x, dt, b, c = (_by_rows(t) for t in (dy, x, dt, b, c))
-    return kernels.backward(dy, x, dt, a, b, c, d, starts)
+    dy, x, dt, a, b, c, d = (_by_rows(t) for t in (dy, x, dt, a, b, c, d))
+    return kernels.backward(dy, x, dt, a, b, c, d, None if starts is None else starts.contiguous())
 
 
 @ssd_backward.register_fake
