@@ -1,8 +1,8 @@
-"""The causal convolution with its SiLU, by walks along the tokens: every number is read once, sums are FP32.
+"""The causal convolution with its SiLU, by walks along the tokens: sums are FP32, and numbers are read once.
 
 A program walks over some tokens of some channels with the three inputs before the present one in registers,
-so that neither shifted copies nor what SiLU receives ever reach memory. Four tokens are read at a time,
-before anything is computed of them.
+so that neither shifted copies nor what SiLU receives ever reach memory; only the three tokens at its bounds
+are read by the program beside it, too. Four tokens are read at a time, before anything is computed of them.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # pyright: reportCallIssue=false, reportArgumentType=false

@@ -37,8 +37,8 @@ def mamba_core(
     """Region: everything between in_proj and out_proj, FP32 inside.
 
     projected: [B, T, z | x | B | C | dt]; a_log, d, dt_bias: [H]; norm_weight: [H*P]; documents: int [B, T]
-    or None; min_time_step: steps dt below it are raised to it; fused: the scan runs by kernels, on x, B and C
-    rounded to projected's dtype, as its output is -> [B, T, H*P] in projected's dtype.
+    or None; min_time_step: steps dt below it are raised to it; fused: convolution, scan and norm run by
+    kernels, each of which rounds what leaves it to projected's dtype -> [B, T, H*P] in projected's dtype.
     """
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
     d_state = (d_conv - d_mamba) // 2

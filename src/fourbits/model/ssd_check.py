@@ -28,7 +28,7 @@ _decided: dict[tuple[torch.device, torch.dtype, int, int], bool] = {}
 
 @torch.compiler.assume_constant_result
 def is_fused(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: int) -> bool:
-    """Whether kernels run scans of activations in `dtype`, checked at the first question.
+    """Whether kernels run scan, convolution and norm of activations in `dtype`, checked when first asked.
 
     Where an NVIDIA card cannot run them in BF16, one warning says why; FP32 activations are scanned in FP32,
     as on a CPU. Raises RuntimeError if the kernels are wrong, and while a CUDA graph is captured.
