@@ -91,6 +91,12 @@ def test_what_this_model_cannot_do_is_refused_by_name(mapping, message):
         from_hf_config(mapping)
 
 
+@pytest.mark.parametrize("end_token", ["<|endoftext|>", -1, MODEL_PRESETS["tiny"].vocab_size])
+def test_an_end_token_that_is_no_id_is_refused(end_token):
+    with pytest.raises(ValueError, match=r"end_token must be an id of the model's 2048 tokens, got .*end_id"):
+        to_hf_config(MODEL_PRESETS["tiny"], end_token=end_token)
+
+
 @pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind in LACKING for key in LACKING[kind]])
 def test_each_part_that_this_model_lacks_is_refused_by_name(kind, key):
     mapping: dict[str, Any] = {"nemotron_h": HYBRID, "llama": LLAMA}.get(kind, {**LLAMA, "model_type": kind})

@@ -63,13 +63,19 @@ ABSENT = {"nemotron_h": (4096, 1e-5), "llama": (2048, 1e-6), "arcee": (4096, 1e-
 def to_hf_config(
     config: ModelConfig, dtype: torch.dtype = torch.bfloat16, end_token: int | None = None
 ) -> dict[str, Any]:
-    """The content of config.json for this model. dtype: of the weights beside it; end_token: ends a text.
+    """The content of config.json for this model. dtype: of the weights beside it; end_token: the id that ends
+    a text.
 
     A hybrid with tied embeddings becomes one with two equal tables, as NemotronH ties none. What masks
     documents in training (`document_end`) has no counterpart there: a sequence is one context. Raises
-    ValueError for a model that no class of transformers computes.
+    ValueError for a model that no class of transformers computes, and for an end_token that is no id.
     """
     family = family_of(config)
+    if end_token is not None and end_token not in range(config.vocab_size):
+        raise ValueError(
+            f"exchange: end_token must be an id of the model's {config.vocab_size} tokens, got "
+            f"{end_token!r}. Give the end_id of its tokenizer."
+        )
     mapping: dict[str, Any] = {
         "model_type": family.model_type,
         "architectures": [family.architecture],

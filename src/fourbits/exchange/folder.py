@@ -32,10 +32,11 @@ def save_hf(
 ) -> None:
     """Write a model for transformers' from_pretrained.
 
-    state: a LanguageModel's state_dict; dtype: what every tensor is rounded to; end_token: ends a generated
-    text; shard_bytes: largest file. Only one shard is held in memory. Raises ValueError for a model that no
-    class of transformers computes, OSError for a full disk. A model that the folder holds is removed first
-    and config.json comes last, so that no reader finds parts of two.
+    state: a LanguageModel's state_dict; dtype: what every tensor is rounded to; end_token: the id that ends
+    a generated text; shard_bytes: largest file. Only one shard is held in memory. Raises ValueError for a
+    model that no class of transformers computes and an end_token that is no id, OSError for a full disk. A
+    model that the folder holds is removed first and config.json comes last, so that no reader finds parts of
+    two.
     """
     folder = Path(folder)
     described = to_hf_config(config, dtype, end_token)

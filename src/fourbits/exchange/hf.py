@@ -30,8 +30,9 @@ def from_hf(
 def to_hf(model: LanguageModel, *, dtype: torch.dtype = torch.float32, end_token: int | None = None) -> Any:
     """The model of transformers that computes what ours does, with a copy of its weights in `dtype`.
 
-    Needs transformers (the extra `hf`). end_token: ends a generated text. For large models, `save_hf` and
-    from_pretrained need less memory. Raises ValueError for a model that no class of transformers computes.
+    Needs transformers (the extra `hf`). end_token: the id that ends a generated text. For large models,
+    `save_hf` and from_pretrained need less memory. Raises ValueError for a model that no class of
+    transformers computes and for an end_token that is no id.
     """
     transformers = load_transformers("to_hf")
     described = to_hf_config(model.config, dtype, end_token)

@@ -25,9 +25,9 @@ class Trained:
     step: int
 
 
-def load_trained(path: Path, device: torch.device | str = "cpu") -> Trained:
+def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Trained:
     """Load the newest checkpoint of a run. Raises ValueError if the folder has none or it is damaged."""
-    folder = RunFolder(path)
+    folder = RunFolder(Path(path))
     if not folder.config.is_file():
         raise ValueError(f"{path}: not a run folder (no {folder.config.name}). Name one of fourbits train.")
     config = folder.stored_config()
