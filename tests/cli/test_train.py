@@ -9,6 +9,7 @@ import pytest
 
 from fourbits.cli import train as command
 from fourbits.cli.main import main
+from fourbits.train import trainer
 from fourbits.train.report import ProgressReport
 
 SETTINGS = {
@@ -42,6 +43,13 @@ def test_a_run_prints_its_precision_table_and_its_result(config, tmp_path, capsy
     assert "training: step 4/4  loss" in err
     assert f"report: {tmp_path / 'run' / 'report.html'}" in out
     assert "validation loss" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("how", ["none", "regions"])
+def test_a_run_whose_first_step_compiles_says_so_before_it(config, tmp_path, capsys, monkeypatch, how):
+    monkeypatch.setattr(trainer, "compile_model", lambda model, how: None)
+    assert train(config, "--out", tmp_path / "run", "--train.compile", how) == 0
+    assert ("the first step compiles the model" in capsys.readouterr().out) == (how == "regions")
 
 
 def test_json_is_the_summary_and_nothing_else(config, tmp_path, capsys):

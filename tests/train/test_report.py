@@ -16,6 +16,7 @@ START = RunStart(
     device="a CPU",
     backend="emulated",
     conversion=ConversionSummary("bf16", "0", (), 1),
+    compiles=True,
 )
 
 

@@ -122,10 +122,11 @@ def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
     """The findings for people."""
     device, broken = findings["device"], findings["compile_error"]
     memory, peak = device["memory_bytes"], findings["peak_bf16_flops"]
-    no_scan = findings["scan_blocker"]
+    no_scan, threads = findings["scan_blocker"], findings["cpu_threads"]
+    cpu = f"{threads} CPU thread{'s' * (threads != 1)}"
     found = [
         ("fourbits", findings["fourbits"]),
-        ("Python", f"{findings['python']}, {findings['system']}, {findings['cpu_threads']} CPU threads"),
+        ("Python", f"{findings['python']}, {findings['system']}, {cpu}"),
         ("torch", device["torch_version"]),
         ("device", f"{device['kind']}: {device['name']}"),
         ("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),

@@ -83,6 +83,8 @@ class TrainReport(ProgressReport):
                 f"device: {start.device}; {start.backend}",
                 f"{start.num_steps:,} steps of {start.tokens_per_step:,} tokens = {total:,}, to {start.out}",
             ]
+            if start.compiles:
+                lines.append("the first step compiles the model, which takes a minute or two")
             console.print(Text("\n".join(lines)), soft_wrap=True)
             sys.stdout.flush()
         super().begin(start)

@@ -15,7 +15,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What is known before the first step. step: how many are done already."""
+    """What is known before the first step. step: how many are done already; compiles: at the next one."""
 
     out: Path
     step: int
@@ -24,6 +24,7 @@ class RunStart:
     device: str
     backend: str
     conversion: ConversionSummary
+    compiles: bool
 
 
 class Report:

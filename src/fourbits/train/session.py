@@ -191,6 +191,7 @@ class Session:
             device=self.device.name,
             backend=self.trainer.backend_reason,
             conversion=self.trainer.conversion,
+            compiles=self.config.train.compile != "none",
         )
 
 
