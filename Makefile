@@ -43,8 +43,11 @@ install: $(VENV)/.installed
 demo: install
 	$(BIN)/fourbits demo --out $(DEMO_OUT)
 
+# One worker a core, at most 8; each begins with its own part of the files, whose compiled code it then reuses.
+TEST_JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 8 ? 8 : n)))
+
 test: install
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal
 
 check: install
 	$(BIN)/ruff check
