@@ -155,7 +155,7 @@ def core_errors(documents: bool) -> list[str]:
 
 
 def operator_errors() -> list[str]:
-    """What torch.library finds wrong with the operators and their gradients."""
+    """What opcheck finds wrong with the operators and their gradients."""
     torch.manual_seed(0)
     shape, numbers = (2, 5, 8), torch.arange(10, dtype=torch.int32).reshape(2, 5) // 3
     x, z, taps, bias = (torch.randn(s, requires_grad=True) for s in (shape, shape, (4, 8), (8,)))
