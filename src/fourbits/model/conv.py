@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fourbits.model.documents import same_as_before
 from fourbits.model.fp32 import at_least_fp32
+from fourbits.model.layout import by_rows
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -74,8 +75,7 @@ def conv_backward(
     dy: Tensor, x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, in its dtype, and of taps and bias, in FP32, contiguous."""
-    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
-    return kernels.backward(dy, *_readable(x, taps, bias, documents))
+    return kernels.backward(by_rows(dy), *_readable(x, taps, bias, documents))
 
 
 @conv_backward.register_fake
@@ -100,5 +100,4 @@ def _readable(
     x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The arguments as the kernels read them: channels side by side, documents without gaps."""
-    x, taps, bias = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, taps, bias))
-    return x, taps, bias, None if documents is None else documents.contiguous()
+    return by_rows(x), by_rows(taps), by_rows(bias), None if documents is None else documents.contiguous()

@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: taps of a convolution
-WIDTH = 4
 #: tokens of a program, forward and backward, and its channels, four of a thread; measured on an H200, where
 #: the parts of 512 channels that write and read the state want many short walks
 _SPANS, _CHANNELS, _WARPS = (32, 64), 256, 2
@@ -42,7 +40,7 @@ def _rows(x_ptr, x_token, token, T, column, inside):
 def _before(documents_ptr, token, T, x1, x2, x3, HAS_DOCUMENTS: tl.constexpr):
     """The inputs 1, 2 and 3 tokens before one, zero where they are of another document."""
     if HAS_DOCUMENTS:
-        here = tl.load(documents_ptr + token, mask=(token >= 0) & (token < T), other=-1)
+        here = _document(documents_ptr, token, T)
         x1 = tl.where(_document(documents_ptr, token - 1, T) == here, x1, 0.0)
         x2 = tl.where(_document(documents_ptr, token - 2, T) == here, x2, 0.0)
         x3 = tl.where(_document(documents_ptr, token - 3, T) == here, x3, 0.0)
@@ -191,8 +189,8 @@ def backward(
     """dx in x's dtype, dtaps and dbias in fp32, contiguous. Arguments as of `forward`, dy as x."""
     dx = x.new_empty(x.shape)
     grid = _grid(x, _SPANS[1])
-    channels = x.shape[2]
-    sums = torch.empty((grid[2] * grid[1], WIDTH + 1, channels), dtype=torch.float32, device=x.device)
+    parts = grid[2] * grid[1], len(taps) + 1, x.shape[2]
+    sums = torch.empty(parts, dtype=torch.float32, device=x.device)
     conv_backward_kernel[grid](
         dy,
         *dy.stride()[:2],
@@ -203,7 +201,7 @@ def backward(
         **_options(documents, _SPANS[1]),
     )
     total = sums.sum(0)
-    return dx, total[:WIDTH], total[WIDTH].clone()
+    return dx, total[:-1], total[-1].clone()
 
 
 def _grid(x: Tensor, span: int) -> tuple[int, int, int]:

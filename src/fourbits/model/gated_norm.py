@@ -8,6 +8,7 @@ from torch.library import custom_op
 from torch.nn import functional as F
 
 from fourbits.model.fp32 import at_least_fp32
+from fourbits.model.layout import by_rows
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -68,4 +69,4 @@ gated_norm_forward.register_autograd(_gradients, setup_context=_keep)
 
 def _readable(y: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The arguments as the kernels read them: without gaps, but between tokens of z."""
-    return y.contiguous(), z if z.stride(-1) == 1 else z.contiguous(), weight.contiguous()
+    return y.contiguous(), by_rows(z), weight.contiguous()

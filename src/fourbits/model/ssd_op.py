@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from fourbits.model.layout import by_rows
 from fourbits.triton_version import HAS_TRITON, installed_triton, why_no_triton
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -26,7 +27,7 @@ def ssd_forward(
     [B, T, H]; a, d: fp32 [H]; starts: bool [B, T] or None. FP32 sums; products of numbers in x's dtype, but
     for the skip d x, which is FP32. y is rounded once.
     """
-    x, dt, a, b, c, d = (_by_rows(t) for t in (x, dt, a, b, c, d))
+    x, dt, a, b, c, d = (by_rows(t) for t in (x, dt, a, b, c, d))
     return kernels.forward(x, dt, a, b, c, d, None if starts is None else starts.contiguous())
 
 
@@ -40,7 +41,7 @@ def ssd_backward(
     dy: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, dt, a, b, c and d, in their dtypes, contiguous."""
-    dy, x, dt, a, b, c, d = (_by_rows(t) for t in (dy, x, dt, a, b, c, d))
+    dy, x, dt, a, b, c, d = (by_rows(t) for t in (dy, x, dt, a, b, c, d))
     return kernels.backward(dy, x, dt, a, b, c, d, None if starts is None else starts.contiguous())
 
 
@@ -85,8 +86,3 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, state
 
 def _padded(size: int) -> int:
     return 1 << (size - 1).bit_length()
-
-
-def _by_rows(x: Tensor) -> Tensor:
-    """x with unit stride along its last axis, as kernels read it."""
-    return x if x.stride(-1) == 1 else x.contiguous()
