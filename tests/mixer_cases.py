@@ -17,7 +17,7 @@ from fourbits.model.conv import conv_forward, conv_silu
 from fourbits.model.gated_norm import gated_group_norm, gated_norm_forward
 from fourbits.model.kernel_errors import value_and_gradients
 from fourbits.model.mamba2 import mamba_core
-from triton_interpreter import prepare
+from triton_interpreter import failures
 
 EPS = torch.finfo(torch.float32).eps
 HALF_BIT = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}
@@ -189,10 +189,6 @@ def rms(x: Tensor) -> float:
 
 def main() -> int:
     """Check every small case; returns how many are wrong."""
-    prepare()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN
-    failed = 0
     checks: list[tuple[object, Callable[[], list[str]]]] = [
         ("operators", operator_errors),
         ("turned", turned_errors),
@@ -200,11 +196,7 @@ def main() -> int:
     checks += [(case, lambda case=case: conv_errors(case, "cpu", torch.float32)) for case in CONVS]
     checks += [(case, lambda case=case: norm_errors(case, "cpu", torch.float32)) for case in NORMS]
     checks += [(f"core, documents: {on}", lambda on=on: core_errors(on)) for on in (False, True)]
-    for name, check in checks:
-        wrong = check()
-        failed += bool(wrong)
-        print(name, *wrong, sep="\n  ")
-    return failed
+    return failures(checks)
 
 
 if __name__ == "__main__":

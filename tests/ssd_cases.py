@@ -5,15 +5,15 @@ Run as a program it checks the cases in Triton's interpreter: TRITON_INTERPRET=1
 
 import os
 import sys
-import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fourbits.model.ssd_op import ssd_forward
 from fourbits.model.ssd_reference import ssd as recurrence
-from triton_interpreter import prepare
+from triton_interpreter import failures
 
 EPS = torch.finfo(torch.float32).eps
 NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
@@ -125,16 +125,7 @@ def differences(case: Case) -> list[str]:
 
 def main() -> int:
     """Check every case; returns how many are wrong."""
-    prepare()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN
-    warnings.simplefilter("ignore", RuntimeWarning)  # numpy's word on exponents that are dropped afterwards
-    failed = 0
-    for case in SMALL:
-        wrong = differences(case)
-        failed += bool(wrong)
-        print(case, *wrong, sep="\n  ")
-    return failed
+    return failures((case, partial(differences, case)) for case in SMALL)
 
 
 if __name__ == "__main__":

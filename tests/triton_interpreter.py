@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FunctionType, ModuleType
 
+import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
@@ -40,6 +43,20 @@ def prepare() -> None:
         return interpreter._LangPatchScope()
 
     interpreter._patch_lang_tensor, interpreter._patch_lang = tensor, language
+
+
+def failures(checks: Iterable[tuple[object, Callable[[], list[str]]]]) -> int:
+    """Make the named checks of a test program, print what each finds wrong, and count those that do."""
+    prepare()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN
+    warnings.simplefilter("ignore", RuntimeWarning)  # numpy's word on exponents that are dropped afterwards
+    failed = 0
+    for name, check in checks:
+        wrong = check()
+        failed += bool(wrong)
+        print(name, *wrong, sep="\n  ")
+    return failed
 
 
 def _modules(function: FunctionType) -> list[ModuleType]:
