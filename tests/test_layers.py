@@ -18,6 +18,7 @@ LAYERS = [
     "quant",
     "gemm",
     "recipe",
+    "linear",
     "model",
     "data",
     "exchange",
@@ -27,9 +28,11 @@ LAYERS = [
     "compare",
     "cli",
 ]
-PRECISION = ["device", "formats", "quant", "gemm", "recipe"]
+PRECISION = ["formats", "quant", "gemm", "recipe", "linear"]
 BANNED = {(high, low) for high in ("model", "data", "exchange") for low in PRECISION} | {
     ("data", "model"),
+    ("data", "device"),
+    ("exchange", "device"),
     ("device", "settings"),
 }
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run __getattr__
     from fourbits.gemm.matmul import matmul as matmul
+    from fourbits.linear.convert import convert as convert
+    from fourbits.linear.convert import set_step as set_step
     from fourbits.quant.operand import OperandSpec as OperandSpec
     from fourbits.quant.quantize import quantize as quantize
     from fourbits.quant.tensor import QuantizedTensor as QuantizedTensor
-    from fourbits.recipe.convert import convert as convert
-    from fourbits.recipe.convert import set_step as set_step
     from fourbits.recipe.presets import get_recipe as get_recipe
     from fourbits.recipe.presets import list_recipes as list_recipes
     from fourbits.recipe.recipe import Recipe as Recipe
@@ -29,8 +29,8 @@ _HOME = {
     "Recipe": "fourbits.recipe.recipe",
     "get_recipe": "fourbits.recipe.presets",
     "list_recipes": "fourbits.recipe.presets",
-    "convert": "fourbits.recipe.convert",
-    "set_step": "fourbits.recipe.convert",
+    "convert": "fourbits.linear.convert",
+    "set_step": "fourbits.linear.convert",
 }
 
 

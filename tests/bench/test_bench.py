@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fourbits.bench import linear, quantize, quantize_recipe, ssd, timing
+from fourbits.linear.amax_policy import IN_USE, OPERANDS
+from fourbits.linear.checkpoint_state import books_of
 from fourbits.model import linear as model_linear
-from fourbits.recipe.amax import IN_USE, OPERANDS
-from fourbits.recipe.state import books_of
 
 CPU = torch.device("cpu")
 

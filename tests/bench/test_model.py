@@ -15,10 +15,10 @@ from fourbits.bench import layer_times, model, timing, training_step
 from fourbits.bench.saved_bytes import memory_breakdown, saved_bytes
 from fourbits.bench.training_step import TrainingStep
 from fourbits.cli.main import main
+from fourbits.linear.convert import convert
 from fourbits.model import loss
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
-from fourbits.recipe.convert import convert
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.config import RunConfig, TrainConfig
 from fourbits.train.presets import RUN_PRESETS

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from fabricated_runs import PATTERN, fabricated_precision
 from fourbits.compare.precision_map import by_block, colour_of, precision_map, reasons, why_kept
+from support.fabricated_runs import PATTERN, fabricated_precision
 
 COLOURS = {"bf16": "var(--a)", "nvfp4": "var(--b)", "mxfp8": "var(--c)"}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fabricated_runs import ALIKE, RECIPES, fabricate_comparison, fabricate_run
 from fourbits.compare.comparison import Comparison
 from fourbits.compare.corpus import CorpusFacts, SourceFacts
 from fourbits.compare.html import join, tag
@@ -16,6 +15,7 @@ from fourbits.compare.run_report import write_run_report
 from fourbits.compare.sample import Sample
 from fourbits.compare.table import final_table
 from fourbits.compare.words import loss, percent
+from support.fabricated_runs import ALIKE, RECIPES, fabricate_comparison, fabricate_run
 
 CORPUS = CorpusFacts(
     sources=(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fabricated_runs import ALIKE, RECIPES, STEPS, fabricate_comparison, fabricate_run
 from fourbits.compare.comparison import Comparison
 from fourbits.compare.print_table import print_table
 from fourbits.compare.table import final_table, table_record
+from support.fabricated_runs import ALIKE, RECIPES, STEPS, fabricate_comparison, fabricate_run
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from assertions import assert_same_bytes
-from exact_grids import FLOATS, INTEGERS, code, magnitudes, nearest
 from fourbits.formats.codes import decode, encode
 from fourbits.formats.descriptors import E2M1, E4M3, E5M2, E8M0, ELEMENT_FORMATS, UE5M3
-from recorded import recorded
+from support.assertions import assert_same_bytes
+from support.exact_grids import FLOATS, INTEGERS, code, magnitudes, nearest
+from support.recorded import recorded
 
 NAMES = [*FLOATS, *INTEGERS]
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from assertions import assert_same_bytes
 from fourbits.formats.packing import (
     pack_columns,
     pack_nibbles,
@@ -11,6 +10,7 @@ from fourbits.formats.packing import (
     unpack_nibbles,
     unswizzle_scales,
 )
+from support.assertions import assert_same_bytes
 
 
 def test_all_pairs_of_codes_pack_low_nibble_first():

@@ -8,9 +8,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from exact_grids import FLOATS, INTEGERS, magnitudes
 from fourbits.formats.descriptors import E4M3, ELEMENT_FORMATS
 from fourbits.formats.rounding import round_nearest, round_stochastic, round_stochastic_32
+from support.exact_grids import FLOATS, INTEGERS, magnitudes
 
 NAMES = [*FLOATS, *INTEGERS]
 ALL_BYTES = torch.arange(256)

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from assertions import assert_same_bytes
-from fourbits.gemm import matmul_emulated, matmul_reference
+from fourbits.gemm.cpu import matmul as matmul_emulated
 from fourbits.gemm.matmul import matmul
+from fourbits.gemm.reference import matmul as matmul_reference
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.quant.tensor import QuantizedTensor, unpacked
+from support.assertions import assert_same_bytes
 
 HALF_ULP = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SMALLEST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}

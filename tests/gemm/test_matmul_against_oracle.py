@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from adversarial import FINITE, NON_FINITE
-from agreement import by_oracle, by_product
 from fourbits.formats.codes import decode
 from fourbits.formats.descriptors import E2M1, E4M3, E5M2, INT8
-from fourbits.gemm import matmul_reference
+from fourbits.gemm.reference import matmul as matmul_reference
 from oracle.bridge import patterns, raw_bits
 from oracle.floats import BF16, FP16, FP32, Binary
 from oracle.matmul import is_exact, matmul
 from oracle.spec import Spec
+from support.adversarial import FINITE, NON_FINITE
+from support.agreement import by_oracle, by_product
 
 KEY = (3, 4, 5, 0, 0)
 DTYPES = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fourbits.gemm import matmul_tiles, matmul_triton
-from kernel_builds import on_card, recording
-from triton_interpreter import run
+from fourbits.gemm.kernels import start as matmul_triton
+from fourbits.gemm.kernels import tiles as matmul_tiles
+from support.kernel_builds import on_card, recording
+from support.triton_interpreter import run
 
 MATRIX_INSTRUCTION = {90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
 SHARED_MEMORY = {90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
@@ -29,7 +30,7 @@ def card(request, monkeypatch):
 
 
 def test_fused_products_stay_within_the_bound():
-    result = run("matmul_cases.py")
+    result = run("matmul_cases")
     assert result.returncode == 0, result.stdout + result.stderr
 
 

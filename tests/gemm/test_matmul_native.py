@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from fourbits.gemm import matmul_check, matmul_native
-from fourbits.gemm.matmul_check import share_of_bound
+from fourbits.gemm.native import matmul as matmul_native
+from fourbits.gemm.native import self_check as matmul_check
+from fourbits.gemm.native.self_check import share_of_bound
+from fourbits.linear.native_gemms import GEMMS
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
-from fourbits.recipe.native import GEMMS
-from native_model import model_of_scaled_mm
+from support.native_model import model_of_scaled_mm
 
 TILE = OperandSpec(block=(16, 16), source="bf16")
 

@@ -18,14 +18,14 @@ import triton
 import triton.language as tl
 
 from fourbits.model import ssd_check
-from fourbits.quant import compiled
-from fourbits.quant.fused_codes import fused_swizzled
+from fourbits.quant.cpu import compiled
+from fourbits.quant.kernels.launch_packed import fused_swizzled
+from fourbits.quant.kernels.support import Wanted
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.wanted import Wanted
-from fused_cases import POLICIES, SMALL, differences, policy_differences
-from matmul_cases import SMALL as PRODUCTS
-from matmul_cases import excess
-from mixer_cases import CONVS, NORMS, conv_errors, norm_errors
+from support.fused_cases import POLICIES, SMALL, differences, policy_differences
+from support.matmul_cases import SMALL as PRODUCTS
+from support.matmul_cases import excess
+from support.mixer_cases import CONVS, NORMS, conv_errors, norm_errors
 
 #: head dim and state of scans
 SCANS = [(64, 128), (80, 128), (16, 32)]

@@ -4,18 +4,19 @@ import pytest
 import torch
 
 from fourbits.formats.packing import swizzle_scales
-from fourbits.gemm import matmul_cuda, matmul_emulated
+from fourbits.gemm.cpu import matmul as matmul_emulated
+from fourbits.gemm.kernels import launch as matmul_cuda
 from fourbits.gemm.matmul import matmul
-from fourbits.gemm.matmul_check import check_native
-from fourbits.quant import compiled
-from fourbits.quant.fused import fused_operands
-from fourbits.quant.fused_codes import fused_quantize, fused_swizzled
+from fourbits.gemm.native.self_check import check_native
+from fourbits.quant.cpu import compiled
+from fourbits.quant.kernels.kernel_config import NoiseKey
+from fourbits.quant.kernels.launch_exact import fused_operands
+from fourbits.quant.kernels.launch_packed import fused_quantize, fused_swizzled
+from fourbits.quant.kernels.support import Wanted
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.plan import NoiseKey
-from fourbits.quant.wanted import Wanted
-from fused_cases import PAIRS, POLICIES, SMALL, Case, differences, policy_differences
-from matmul_cases import LAYOUTS, Product, excess
-from matmul_cases import SMALL as SMALL_PRODUCTS
+from support.fused_cases import PAIRS, POLICIES, SMALL, Case, differences, policy_differences
+from support.matmul_cases import LAYOUTS, Product, excess
+from support.matmul_cases import SMALL as SMALL_PRODUCTS
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fourbits import convert, get_recipe, set_step
+from fourbits.linear import operand_cache as reuse
 from fourbits.model.lm import LanguageModel
-from fourbits.recipe import reuse
 from fourbits.recipe.recipe import GemmSpec, KeepBF16
 from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.config import OptimConfig
@@ -63,9 +63,9 @@ def test_a_shared_input_and_its_one_read_give_the_operators_bits(recipe, shape, 
     set_step(model, 3, first_token=16)
     x = torch.randn(*shape, 48, device=CARD).to(torch.bfloat16).float()
     found = gradients(model, x)
-    monkeypatch.setattr("fourbits.recipe.linear.runs_directly", lambda x: False)
+    monkeypatch.setattr("fourbits.linear.module.runs_directly", lambda x: False)
     assert_same(found, gradients(model, x))
-    monkeypatch.setattr("fourbits.recipe.operands.Call.one_read_of_input", lambda call, x: False)
+    monkeypatch.setattr("fourbits.linear.operands.Call.one_read_of_input", lambda call, x: False)
     assert_same(found, gradients(model, x))
 
 

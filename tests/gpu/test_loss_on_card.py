@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fourbits.gemm import matmul_triton
+from fourbits.gemm.kernels import start as matmul_triton
 from gpu.loss_curve import loss_curve, mean_difference
 
 pytestmark = pytest.mark.gpu

@@ -5,7 +5,7 @@ import torch
 
 from fourbits.model.conv import conv_backward, conv_forward
 from fourbits.model.gated_norm import gated_norm_backward
-from mixer_cases import Conv, Norm, conv_errors, norm_errors
+from support.mixer_cases import Conv, Norm, conv_errors, norm_errors
 
 pytestmark = pytest.mark.gpu
 CARD = "cuda"

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fourbits import convert, set_step
+from fourbits.linear import operands
 from fourbits.model.lm import LanguageModel
 from fourbits.quant.quantize import exact_operand
-from fourbits.recipe import operands
 from model.shapes import small_config
 
 pytestmark = pytest.mark.gpu

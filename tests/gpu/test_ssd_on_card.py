@@ -9,7 +9,7 @@ from fourbits.model.mamba2 import Mamba2
 from fourbits.model.regions import compile_regions
 from fourbits.model.ssd import ssd
 from fourbits.model.ssd_op import ssd_forward
-from ssd_cases import NAMES, rms
+from support.ssd_cases import NAMES, rms
 
 pytestmark = pytest.mark.gpu
 CARD = torch.device("cuda", 0)

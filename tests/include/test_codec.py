@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adversarial import FINITE, NON_FINITE
 from fourbits.formats.codes import decode, encode
 from fourbits.formats.descriptors import E2M1, E4M3, E8M0
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
+from support.adversarial import FINITE, NON_FINITE
 
 HERE = Path(__file__).parent
 INCLUDE = HERE.parents[1] / "src" / "fourbits" / "include"

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fourbits.linear.convert import convert, set_step
 from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
 from fourbits.model.presets import MODEL_PRESETS
-from fourbits.recipe.convert import convert, set_step
 from fourbits.train.config import load_config
 from fourbits.train.presets import RUN_PRESETS
 

@@ -7,15 +7,15 @@ import torch
 
 from fourbits.model import conv_triton, gated_norm_triton
 from fourbits.model.conv import conv_silu
-from kernel_builds import on_card, recording, registers, stack_bytes
-from triton_interpreter import run
+from support.kernel_builds import on_card, recording, registers, stack_bytes
+from support.triton_interpreter import run
 
 #: width and groups of hybrid-1.2b and hybrid-12b
 GROUPS = [(4096, 4), (10240, 8)]
 
 
 def test_kernels_are_their_definitions_in_value_and_gradients():
-    result = run("mixer_cases.py")
+    result = run("mixer_cases")
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -10,8 +10,8 @@ from fourbits.model import mixer_check, ssd_check, ssd_op, ssd_triton, ssd_tunin
 from fourbits.model.conv import conv_silu
 from fourbits.model.gated_norm import gated_group_norm
 from fourbits.model.ssd import ssd
-from kernel_builds import on_card, recording, stack_bytes
-from triton_interpreter import run
+from support.kernel_builds import on_card, recording, stack_bytes
+from support.triton_interpreter import run
 
 #: registers of a thread that a kernel may spill on sm_90
 SPILLED = 8
@@ -19,7 +19,7 @@ CARDS = {90: ("_LARGE", 227), 100: ("_LARGE", 227), 120: ("_SMALL", 99)}
 
 
 def test_kernels_are_the_recurrence_in_fp32():
-    result = run("ssd_cases.py")
+    result = run("ssd_cases")
     assert result.returncode == 0, result.stdout + result.stderr
 
 

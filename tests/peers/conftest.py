@@ -2,7 +2,7 @@
 
 import pytest
 
-from fourbits.quant import compiled
+from fourbits.quant.cpu import compiled
 
 
 @pytest.fixture(autouse=True)

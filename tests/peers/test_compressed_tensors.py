@@ -5,7 +5,7 @@ import torch
 
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
-from peer_inputs import differences, peer, rows
+from support.peer_inputs import differences, peer, rows
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 

@@ -7,7 +7,7 @@ from fourbits.formats.packing import unswizzle_scales
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.operand_fields import ScaleRule
 from fourbits.quant.quantize import quantize
-from peer_inputs import differences, peer, rows
+from support.peer_inputs import differences, peer, rows
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 

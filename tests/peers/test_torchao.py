@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from adversarial import FINITE
 from fourbits.formats.codes import encode
 from fourbits.formats.descriptors import E2M1
 from fourbits.formats.packing import swizzle_scales
-from fourbits.quant.hadamard import transformed
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
-from peer_inputs import differences, peer, rows
+from fourbits.quant.reference.hadamard import transformed
+from support.adversarial import FINITE
+from support.peer_inputs import differences, peer, rows
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from adversarial import FINITE
-from agreement import assert_agree, assert_same_operand, by_oracle, by_product
 from oracle.bridge import raw_bits
 from oracle.floats import BF16, FP16, FP32, convert
 from oracle.spec import FORMATS, Spec
+from support.adversarial import FINITE
+from support.agreement import assert_agree, assert_same_operand, by_oracle, by_product
 
 KEY = (1234, 5 * 8 + 4, 17, 48, 3)
 SHAPES = [(3, 40), (17, 16), (5, 33), (1, 130)]

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch._inductor.exc import CppCompileError, InductorError
 
-from adversarial import FINITE, NON_FINITE
-from assertions import assert_same_operand
-from fourbits.quant import compiled as compiler
 from fourbits.quant import quantize as module
+from fourbits.quant.cpu import compiled as compiler
 from fourbits.quant.operand import OperandSpec
+from support.adversarial import FINITE, NON_FINITE
+from support.assertions import assert_same_operand
 
 KEY = torch.tensor([1234, 44, 17, 48, 3])
 SPECS = {

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from adversarial import FINITE, NON_FINITE
-from agreement import assert_agree, by_oracle
 from oracle.spec import Spec
+from support.adversarial import FINITE, NON_FINITE
+from support.agreement import assert_agree, by_oracle
 
 KEY = (1234, 5 * 8 + 4, 17, 48, 3)
 

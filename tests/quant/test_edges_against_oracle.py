@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from adversarial import FINITE, NON_FINITE
-from agreement import assert_agree, by_product
 from oracle.spec import FORMATS, Spec
+from support.adversarial import FINITE, NON_FINITE
+from support.agreement import assert_agree, by_product
 
 KEY = (1, 2, 3, 4, 5)
 QUANTIZED = [name for name, kind in FORMATS.items() if kind.element]

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch._inductor import config as inductor
 
-from adversarial import FINITE, NON_FINITE
-from assertions import assert_same_bytes
-from fourbits.quant import compiled as compiler
-from fourbits.quant import four_over_six
+from fourbits.quant.cpu import compiled as compiler
+from fourbits.quant.cpu import four_over_six
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand, quantize
 from fourbits.quant.scale_codes import encode_scales
+from support.adversarial import FINITE, NON_FINITE
+from support.assertions import assert_same_bytes
 
 METRICS = ("mse", "mae", "max")
 BLOCKS = ((1, 16), (16, 16))

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from fourbits.quant.fused import fused_operands
+from fourbits.quant.kernels.launch_exact import fused_operands
+from fourbits.quant.kernels.support import Wanted, why_not_fused
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.wanted import Wanted, why_not_fused
-from triton_interpreter import run
+from support.triton_interpreter import run
 
 
 def test_fused_bytes_are_the_references():
-    result = run("fused_cases.py")
+    result = run("fused_cases")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -30,21 +30,21 @@ def test_a_tensor_without_a_card_is_refused_by_name():
     ],
 )
 def test_what_has_no_kernel_is_named(monkeypatch, spec, axis, reason):
-    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
+    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
     answer = why_not_fused(torch.zeros(16, 16), [Wanted(spec, axis)])
     assert answer is not None
     assert reason in answer
 
 
 def test_one_read_makes_one_operand_of_each_axis(monkeypatch):
-    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
+    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
     answer = why_not_fused(torch.zeros(16, 16), [Wanted(OperandSpec(), 1)] * 2)
     assert answer is not None
     assert "one operand of each axis" in answer
 
 
 def test_transformed_rows_are_made_alone(monkeypatch):
-    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
+    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
     both = [Wanted(OperandSpec(rht=16), 1), Wanted(OperandSpec(), 0)]
     answer = why_not_fused(torch.zeros(16, 16), both)
     assert answer is not None
@@ -53,7 +53,7 @@ def test_transformed_rows_are_made_alone(monkeypatch):
 
 
 def test_noise_without_a_key_is_refused(monkeypatch):
-    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
+    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
     with pytest.raises(ValueError, match="needs a key"):
         fused_operands(torch.zeros(16, 16), [Wanted(OperandSpec(rounding="sr"), 1)])
 
@@ -72,7 +72,7 @@ def test_noise_without_a_key_is_refused(monkeypatch):
 def test_rows_too_far_apart_for_offsets_of_32_bits_are_left_to_the_reference(
     monkeypatch, shape, strides, rht, fused
 ):
-    monkeypatch.setattr("fourbits.quant.wanted.device_blocker", lambda device: None)
+    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
     x = torch.empty_strided(shape, strides, device="meta", dtype=torch.bfloat16)
     answer = why_not_fused(x, [Wanted(OperandSpec(rht=rht), 1)])
     assert answer is None if fused else answer == "rows have more than 16777200 elements"

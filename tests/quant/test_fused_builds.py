@@ -7,11 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
-from fourbits.quant import fused_codes_triton, fused_notes_triton, fused_triton
+from fourbits.quant.kernels import start_exact as fused_triton
+from fourbits.quant.kernels import start_packed as fused_codes_triton
+from fourbits.quant.kernels import start_stats as fused_notes_triton
+from fourbits.quant.kernels.kernel_config import NoiseKey, fp8_plan, plan
+from fourbits.quant.kernels.packed_triton import convert_pairs
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.packed_triton import convert_pairs
-from fourbits.quant.plan import NoiseKey, fp8_plan, plan
-from kernel_builds import Start, on_card, recording, registers, stack_bytes
+from support.kernel_builds import Start, on_card, recording, registers, stack_bytes
 
 CARDS = [90, 100, 120]
 KEY = NoiseKey(torch.zeros(5, dtype=torch.int64))

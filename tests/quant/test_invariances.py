@@ -10,9 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adversarial import normal
-from agreement import by_product
-from assertions import assert_same_bytes, assert_same_operand
 from oracle.bridge import patterns, raw_bits
 from oracle.choice import block_of, error
 from oracle.floats import FP32
@@ -21,6 +18,9 @@ from oracle.layout import Tiling, stored_rows
 from oracle.scales import encode_of, largest_magnitude
 from oracle.spec import Spec, constants
 from oracle.transform import signs
+from support.adversarial import normal
+from support.agreement import by_product
+from support.assertions import assert_same_bytes, assert_same_operand
 
 KEY = (1234, 5 * 8 + 4, 17, 32, 6)
 FEW = settings(max_examples=20)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from agreement import by_product
 from fourbits.quant.tensor import QuantizedTensor
 from oracle.noise import key_of
 from oracle.spec import Spec
 from oracle.transform import signs
+from support.agreement import by_product
 
 CHUNKS, CHUNK = 16, 256
 ROWS = CHUNKS * CHUNK

@@ -9,7 +9,7 @@ from oracle.operand import Operand
 from oracle.quantize import quantize
 from oracle.spec import Spec
 from oracle.transform import rht, signs
-from recorded import recorded, without_negative_zero
+from support.recorded import recorded, without_negative_zero
 
 ROWS, OTHERS = recorded("rows_1x16"), recorded("others")
 

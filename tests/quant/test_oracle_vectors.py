@@ -5,7 +5,6 @@ from fractions import Fraction
 import pytest
 import torch
 
-from agreement import by_oracle, by_product
 from oracle.bridge import raw_bits
 from oracle.floats import FP32
 from oracle.noise import byte, key_of, philox
@@ -13,6 +12,7 @@ from oracle.operand import Operand
 from oracle.scales import encode_of
 from oracle.spec import Spec, constants
 from oracle.transform import ROOT, signs
+from support.agreement import by_oracle, by_product
 
 BLOCK_0 = [6, -0.0, 0.1, -0.1, 0.25, 0.74, 1.1, -1.26, 1.76, 2.4, 2.6, -3.4, 3.6, 4.9, 5.1, 0]
 BLOCK_1 = [0.003, -0.001, 0.002] + [0.0] * 13

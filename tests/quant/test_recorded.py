@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from assertions import assert_same_bytes
 from fourbits.formats.packing import swizzle_scales, unswizzle_scales
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.operand_fields import ScaleRule
 from fourbits.quant.quantize import quantize
-from recorded import recorded, without_negative_zero
+from support.assertions import assert_same_bytes
+from support.recorded import recorded, without_negative_zero
 
 ROWS, OTHERS = recorded("rows_1x16"), recorded("others")
 SQUARE = OperandSpec(block=(16, 16))

@@ -4,9 +4,9 @@ from itertools import chain
 
 import pytest
 
-from adversarial import FINITE
-from agreement import assert_agree
 from oracle.spec import Spec
+from support.adversarial import FINITE
+from support.agreement import assert_agree
 
 KEY = (1234, 5 * 8 + 4, 17, 48, 3)
 METRICS = ["mse", "mae", "max"]

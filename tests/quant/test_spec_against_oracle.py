@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agreement import product_spec
 from fourbits.quant.operand import OperandSpec
 from oracle.spec import FORMATS, Spec, why_not
+from support.agreement import product_spec
 
 RULES = ["max", "ceil", "4over6-mse", "4over6-max", "search-mae"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from torch import nn
 
+from fourbits.linear.convert import convert
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 from fourbits.quant.operand import OperandSpec
-from fourbits.recipe.convert import convert
 from fourbits.recipe.presets import get_recipe, list_recipes
 from fourbits.recipe.recipe import GemmTable, KeepBF16, Recipe
 from fourbits.settings import build

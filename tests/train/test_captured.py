@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fourbits import convert, get_recipe, set_step
-from fourbits.recipe.convert import clocks_of
+from fourbits.linear.convert import clocks_of
 from fourbits.recipe.recipe import GemmSpec, KeepBF16
 from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.run import with_vocabulary

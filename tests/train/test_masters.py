@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from adversarial import FINITE
-from assertions import assert_same_bytes
 from fourbits.model.lm import LanguageModel
-from fourbits.quant.compiled import COMPILE_FROM
+from fourbits.quant.cpu.compiled import COMPILE_FROM
 from fourbits.settings import override
 from fourbits.train import masters
 from fourbits.train.checkpoint import open_checkpoint, save_checkpoint
@@ -21,6 +19,8 @@ from fourbits.train.trained import load_trained
 from fourbits.train.trainer import Trainer
 from oracle.bridge import patterns, raw_bits
 from oracle.update import update_bf16
+from support.adversarial import FINITE
+from support.assertions import assert_same_bytes
 
 SEED, STEP, INDEX = (1 << 32) - 5, 70_000, 3
 EXTREMES = [

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fourbits.linear.convert import convert, set_step
 from fourbits.model.lm import LanguageModel
-from fourbits.recipe.convert import convert, set_step
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.schedule import learning_rate
 

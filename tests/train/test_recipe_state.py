@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from assertions import assert_same_bytes
-from fourbits.quant.philox import ROLES
+from fourbits.quant.reference.philox import ROLES
 from fourbits.recipe.presets import get_recipe
 from fourbits.settings import override
 from fourbits.train.checkpoint import open_checkpoint, save_checkpoint
 from fourbits.train.run import with_vocabulary
 from fourbits.train.trainer import Trainer
+from support.assertions import assert_same_bytes
 
 
 def test_a_resumed_run_uses_the_amaxes_and_layouts_of_the_one_before(config, data, tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fourbits.recipe.summary import ConversionSummary
+from fourbits.linear.summary import ConversionSummary
 from fourbits.train.report import ProgressReport, RunStart
 
 START = RunStart(

@@ -19,9 +19,9 @@ from fourbits.bench.saved_bytes import MemoryBreakdown, SavedBytes, memory_break
 from fourbits.bench.timing import Report, copy_bandwidth, measured, medians, product_rate
 from fourbits.bench.training_step import TrainingStep, release
 from fourbits.device import peak_flops, probe
+from fourbits.linear.convert import convert
 from fourbits.model.counts import count_parameters, linear_flops, training_flops
 from fourbits.model.lm import LanguageModel
-from fourbits.recipe.convert import convert
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.train.config import RunConfig, load_config

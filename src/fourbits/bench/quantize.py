@@ -17,11 +17,11 @@ from fourbits.bench.timing import (
     normal,
     product_rate,
 )
-from fourbits.quant.fused import fused_operands
-from fourbits.quant.fused_codes import fused_quantize
+from fourbits.quant.kernels.launch_exact import fused_operands
+from fourbits.quant.kernels.launch_packed import fused_quantize
+from fourbits.quant.kernels.support import Wanted
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand, quantize
-from fourbits.quant.wanted import Wanted
 
 _UNIT = "of copy bandwidth"
 _ROW, _ROW_SR = OperandSpec(), OperandSpec(rounding="sr")

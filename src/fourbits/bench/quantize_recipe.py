@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, normal, product_rate
-from fourbits.quant.fused_codes import fused_quantize
+from fourbits.quant.kernels.launch_packed import fused_quantize
+from fourbits.quant.kernels.support import Wanted, why_not_fused
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.philox import ROLES
 from fourbits.quant.quantize import quantize
-from fourbits.quant.wanted import Wanted, why_not_fused
+from fourbits.quant.reference.philox import ROLES
 from fourbits.recipe.presets import get_recipe
 
 _SHAPE = {"cuda": (8192, 4096), "cpu": (2048, 4096)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.bench.training_step import TrainingStep
-from fourbits.recipe.linear import QuantizedLinear
+from fourbits.linear.module import QuantizedLinear
 
 
 @dataclass(slots=True)

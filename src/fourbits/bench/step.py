@@ -8,9 +8,9 @@ import torch
 
 from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
 from fourbits.bench.training_step import TrainingStep
+from fourbits.linear.convert import convert
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
-from fourbits.recipe.convert import convert
 from fourbits.train.config import RunConfig
 from fourbits.train.presets import RUN_PRESETS
 

@@ -6,8 +6,8 @@ import itertools
 import torch
 from torch import Tensor
 
+from fourbits.linear.convert import set_step
 from fourbits.model.lm import LanguageModel
-from fourbits.recipe.convert import set_step
 from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.config import RunConfig
 from fourbits.train.optim import MasterOptimizer

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fourbits.device import Device, choose_backend, native_blocker, peak_flops, probe, triton_blocker
 from fourbits.gemm.matmul import matmul
-from fourbits.gemm.matmul_check import check_native
+from fourbits.gemm.native.self_check import check_native
 from fourbits.model.ssd_op import why_no_kernel
 
 EXAMPLE = "fourbits doctor --json"

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fourbits.compare.run_report import write_run_report
-from fourbits.recipe.summary import ConversionSummary
+from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import load_config
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS

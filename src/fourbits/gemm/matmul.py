@@ -5,7 +5,9 @@ section 12.
 import torch
 from torch import Tensor
 
-from fourbits.gemm import matmul_cuda, matmul_emulated, matmul_native
+from fourbits.gemm.cpu import matmul as matmul_emulated
+from fourbits.gemm.kernels import launch as matmul_cuda
+from fourbits.gemm.native import matmul as matmul_native
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
 

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from fourbits.formats.packing import column_words, pack_nibbles, rows_of_words
-from fourbits.quant import eden, four_over_six
-from fourbits.quant import quantize_reference as reference
-from fourbits.quant.blocks import block_view, completed, grid_shape, padded
-from fourbits.quant.choice import block_lanes, wanted_scales
-from fourbits.quant.compiled import Runner, eager, runner_for, with_static_sizes
-from fourbits.quant.hadamard import transformed
+from fourbits.quant.cpu import four_over_six
+from fourbits.quant.cpu.compiled import Runner, eager, runner_for, with_static_sizes
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.philox import as_sr_key, column_bytes, row_bytes, scale_noise, word_noise
+from fourbits.quant.reference import ms_eden as eden
+from fourbits.quant.reference import quantize as reference
+from fourbits.quant.reference.blocks import block_view, completed, grid_shape, padded
+from fourbits.quant.reference.hadamard import transformed
+from fourbits.quant.reference.philox import as_sr_key, column_bytes, row_bytes, scale_noise, word_noise
+from fourbits.quant.reference.scale_search import block_lanes, wanted_scales
+from fourbits.quant.reference.scales import Scales
 from fourbits.quant.scale_codes import encode_scales
-from fourbits.quant.scaling import Scales
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 

@@ -3,8 +3,8 @@
 import torch
 
 from fourbits.device import Backend, Device, choose_backend, native_blocker
-from fourbits.gemm.matmul_check import why_not_trusted
-from fourbits.recipe.convert import require_native
+from fourbits.gemm.native.self_check import why_not_trusted
+from fourbits.linear.convert import require_native
 
 
 def settled_backend(requested: str, device: Device) -> tuple[Backend, str]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fourbits.recipe.convert import clocks_of
-from fourbits.recipe.state import books_of
+from fourbits.linear.checkpoint_state import books_of
+from fourbits.linear.convert import clocks_of
 
 #: optimizer steps before the capture, in which regions and kernels are compiled
 _WARM_UP = 1

@@ -9,8 +9,8 @@ thousandth of the memory, stay FP32. docs/nvfp4.md, section 18.
 import torch
 from torch import Tensor, nn
 
-from fourbits.quant.compiled import runner_for
-from fourbits.quant.philox import ROLES, words_at
+from fourbits.quant.cpu.compiled import runner_for
+from fourbits.quant.reference.philox import ROLES, words_at
 
 #: elements rounded at a time, so that their random bits never take more than a few MiB
 CHUNK = 1 << 20

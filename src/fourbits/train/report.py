@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fourbits.recipe.summary import ConversionSummary
+from fourbits.linear.summary import ConversionSummary
 
 Record = Mapping[str, Any]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from fourbits.data.tokenizer import Tokenizer
+from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
+from fourbits.linear.convert import convert, set_step
 from fourbits.model.lm import LanguageModel
-from fourbits.recipe.convert import convert, set_step
-from fourbits.recipe.state import load_recipe_state, recipe_state
 from fourbits.train.checkpoint import load_tensors
 from fourbits.train.config import RunConfig
 from fourbits.train.masters import bf16_masters

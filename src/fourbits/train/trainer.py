@@ -16,10 +16,10 @@ from torch import Tensor
 from fourbits.data.dataset import PreparedData
 from fourbits.device import Backend, facts_of
 from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
+from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state, saturated_and_all
+from fourbits.linear.convert import convert, set_step
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
-from fourbits.recipe.convert import convert, set_step
-from fourbits.recipe.state import load_recipe_state, recipe_state, saturated_and_all
 from fourbits.train.backend import settled_backend
 from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.checkpoint import Checkpoint, load_tensors

@@ -1,0 +1,1 @@
+"""GEMMs of quantized operands in plain torch."""

@@ -1,0 +1,64 @@
+"""The product of FP8 operands in blocks of 128, on FP8 tensor cores (sm_89 and newer).
+
+Every 32 of the contraction the partial sum leaves the tensor core, whose own sums are narrow (about 14 bits
+on Hopper, arXiv:2412.19437, section 3.3.2); every 128 it is scaled by both block scales and added in FP32.
+docs/nvfp4.md, section 12.5.
+"""
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# (the types of kernels are their compiler's)
+
+import triton
+import triton.language as tl
+
+from fourbits.gemm.kernels.tile_triton import bias_of, rounded_to, tile_position
+
+BLOCK = tl.constexpr(128)
+#: of the contraction, after which the tensor core's sum goes to FP32: one instruction, at no cost in time
+PROMOTED_EVERY = tl.constexpr(32)
+
+
+@triton.jit
+def fp8_product_kernel(
+    a_ptr, a_stride, a_scale_ptr, a_scale_row, a_scale_block,
+    b_ptr, b_stride, b_scale_ptr, b_scale_row, b_scale_block,
+    out_ptr, out_stride, bias_ptr, M, N, K,
+    A_ROWS: tl.constexpr, B_ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, HARDWARE: tl.constexpr,
+):  # fmt: skip
+    """out [M, N] = sum over blocks of (a @ b^T) * scale_a * scale_b, + bias, + what out holds if ACCUMULATE.
+
+    a: fp8 [M, K], b: fp8 [N, K], unit stride along K. A scale serves A_ROWS (B_ROWS) rows, 1 or 128, and 128
+    of K; scale_row and scale_block are the strides of the grids of scales.
+    """
+    i, j = tile_position(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN))
+    rows = i * BM + tl.arange(0, BM)
+    columns = j * BN + tl.arange(0, BN)
+    depth = tl.arange(0, BLOCK)
+    a_tile = a_ptr + rows.to(tl.int64)[:, None] * a_stride + depth[None, :]
+    b_tile = b_ptr + columns.to(tl.int64)[None, :] * b_stride + depth[:, None]
+    a_scales = a_scale_ptr + (rows // A_ROWS) * a_scale_row
+    b_scales = b_scale_ptr + (columns // B_ROWS) * b_scale_row
+    ONE_B_SCALE: tl.constexpr = B_ROWS == BN
+    acc = tl.zeros((BM, BN), tl.float32)
+    for step in range(tl.cdiv(K, BLOCK)):
+        inside = depth < K - step * BLOCK
+        left = tl.load(a_tile + step * BLOCK, mask=(rows < M)[:, None] & inside[None, :], other=0.0)
+        right = tl.load(b_tile + step * BLOCK, mask=inside[:, None] & (columns < N)[None, :], other=0.0)
+        scale_a = tl.load(a_scales + step * a_scale_block, mask=rows < M, other=0.0)
+        if HARDWARE:
+            part = tl.dot(left, right, max_num_imprecise_acc=PROMOTED_EVERY)
+        else:
+            part = tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
+        if ONE_B_SCALE:
+            scale_a = scale_a * tl.load(b_scale_ptr + j * b_scale_row + step * b_scale_block)
+            acc += part * scale_a[:, None]
+        else:
+            scale_b = tl.load(b_scales + step * b_scale_block, mask=columns < N, other=0.0)
+            acc += (part * scale_a[:, None]) * scale_b[None, :]
+    if HAS_BIAS:
+        acc = acc + bias_of(bias_ptr, columns, N, HAS_BIAS)[None, :]
+    out_tile = out_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    if ACCUMULATE:
+        acc = acc + tl.load(out_tile, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_tile, rounded_to(acc, out_ptr.dtype.element_ty, HARDWARE), mask=inside)

@@ -1,0 +1,63 @@
+"""Tiles of a product, and what happens to one after its sum: both global scales, bias, rounding.
+
+The scales are applied one after the other in FP32; their product alone may overflow, and folding one into an
+operand would not be exact. docs/nvfp4.md, section 12.
+"""
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# (the types of kernels are their compiler's)
+
+import triton
+import triton.language as tl
+
+from fourbits.quant.kernels.rounding_triton import as_bf16
+
+#: tiles of this many rows share their columns in time, so that both operands are found in the L2 cache
+_BAND = tl.constexpr(8)
+
+
+@triton.jit
+def tile_position(tile, down, across):
+    """(row, column) of a tile in the grid of tiles, walking bands of rows column by column."""
+    per_band = _BAND * across
+    first = (tile // per_band) * _BAND
+    height = tl.minimum(down - first, _BAND)
+    return first + (tile % per_band) % height, (tile % per_band) // height
+
+
+@triton.jit
+def added_product(acc, left, right, HARDWARE: tl.constexpr):
+    """acc + left @ right. Without HARDWARE in fp32 throughout: the interpreter cannot multiply bf16."""
+    if HARDWARE:
+        acc = tl.dot(left, right, acc)
+    else:
+        acc = tl.dot(left.to(tl.float32), right.to(tl.float32), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def finished(acc, scale_a, scale_b, bias, HAS_BIAS: tl.constexpr):
+    """The epilogue in fp32. acc: fp32 [BM, BN]; bias: fp32 [BN]."""
+    result = (acc * scale_a) * scale_b
+    if HAS_BIAS:
+        result = result + bias[None, :]
+    return result
+
+
+@triton.jit
+def rounded_to(x, TYPE: tl.constexpr, HARDWARE: tl.constexpr):
+    """fp32 in the type of the output."""
+    if tl.bfloat16 == TYPE:
+        result = as_bf16(x, HARDWARE)
+    else:
+        result = x.to(TYPE)
+    return result
+
+
+@triton.jit
+def bias_of(bias_ptr, columns, N, HAS_BIAS: tl.constexpr):
+    """Bias of a tile's columns, fp32; zeros without one."""
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
+    else:
+        bias = tl.zeros(columns.shape, tl.float32)
+    return bias

@@ -1,0 +1,157 @@
+"""Is a card's arithmetic the specification's? The self-check that a native backend passes before it trains.
+
+Public stacks have trained on all-zero gradients on new cards without a word. So on the user's own chip:
+quantizer bytes equal the reference's, products lie within the bound of docs/nvfp4.md, section 12.4, and
+stochastic rounding goes up as often as its bits say.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourbits.gemm.native import matmul as matmul_native
+from fourbits.gemm.reference import matmul as matmul_reference
+from fourbits.quant.kernels.launch_packed import fused_quantize
+from fourbits.quant.kernels.support import Wanted
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import quantize
+from fourbits.quant.tensor import QuantizedTensor
+
+Product = Callable[[QuantizedTensor, QuantizedTensor, torch.dtype, Tensor | None], Tensor]
+
+_ROW = OperandSpec()
+_GRADIENT = OperandSpec(rounding="sr")
+_TILE = OperandSpec(block=(16, 16), source="bf16")
+_COLUMN, _GRADIENT_COLUMN = OperandSpec(rht=16), OperandSpec(rounding="sr", rht=16)
+#: the operands of the three GEMMs of the nvfp4 recipe: (lhs, its axis, rhs, its axis)
+_GEMMS = {
+    "fprop": (_ROW, 1, _TILE, 1),
+    "dgrad": (_GRADIENT, 1, _TILE, 0),
+    "wgrad": (_GRADIENT_COLUMN, 0, _COLUMN, 0),
+}
+#: rows, rows and contraction of the products: more than one tile, with tails; small enough for the reference
+#: to run without its compiler
+_SHAPE = (272, 144, 240)
+_SIGMAS = 5.0
+
+
+class Finding(NamedTuple):
+    """One thing that was checked."""
+
+    what: str
+    passed: bool
+    detail: str
+
+
+def check_native(device: torch.device, multiply: Product = matmul_native.matmul) -> tuple[Finding, ...]:
+    """Every finding of the self-check on a device; a check that an error stops has not passed."""
+    findings: list[Finding] = []
+    for name in _GEMMS:
+        findings += _or_what_stopped(name, functools.partial(_gemm_findings, name, device, multiply))
+    findings += _or_what_stopped("stochastic rounding", functools.partial(_rounding_findings, device))
+    return tuple(findings)
+
+
+@functools.cache
+def why_not_trusted(device: torch.device) -> str | None:
+    """What the self-check found wrong with the FP4 tensor cores of a device, or None. Run once a process."""
+    wrong = [f"{found.what} ({found.detail})" for found in check_native(device) if not found.passed]
+    return "; ".join(wrong) or None
+
+
+def share_of_bound(
+    out: Tensor,
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    bias: Tensor | None = None,
+    before: Tensor | None = None,
+    sum_error: float | None = None,
+) -> float:
+    """Largest error of a product of a and b over what section 12.4 allows: at most 1 is right, NaN is not.
+
+    before: what the product was added to; sum_error: of a sum, relative to the sum of its terms' magnitudes,
+    where an arithmetic allows more than FP32's.
+    """
+    true = matmul_reference.matmul(a, b, torch.float32, bias).double()
+    if before is not None:
+        true = true + before.double()
+    values = [(q.block_values() * q.global_scale).double() for q in (a, b)]
+    magnitude = values[0].abs() @ values[1].abs().t()
+    last_bit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}[out.dtype]
+    if sum_error is None:
+        sum_error = values[0].shape[1] * 2.0**-23
+    allowed = sum_error * (magnitude + true.abs()) + last_bit * true.abs()
+    return float(((out.double() - true).abs() / allowed.clamp_min(torch.finfo(torch.float32).tiny)).max())
+
+
+def _or_what_stopped(what: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    """The findings of a check, or the error that a card or a library has in their place."""
+    try:
+        return check()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - libraries and compilers raise what they like on a new card
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return [Finding(what, False, f"{type(error).__name__}: {lines[0] if lines else 'no message'}")]
+
+
+def _gemm_findings(name: str, device: torch.device, multiply: Product) -> list[Finding]:
+    """Whether the operands of a GEMM have the reference's bytes, and their product lies within its bound."""
+    lhs, lhs_axis, rhs, rhs_axis = _GEMMS[name]
+    key = torch.tensor([1234, 44, 17, 32, 2])
+    made, true = [], []
+    for x, spec, axis in zip(_tensors(lhs_axis, rhs_axis), (lhs, rhs), (lhs_axis, rhs_axis), strict=True):
+        made += fused_quantize(x.to(device), [Wanted(spec, axis, key.to(device))])
+        true.append(quantize(x, spec, axis, sr_key=key))
+    out = multiply(made[0], made[1], torch.bfloat16, None).cpu()
+    return [_bytes_finding(name, made, true), _product_finding(name, out, true)]
+
+
+def _tensors(lhs_axis: int, rhs_axis: int) -> tuple[Tensor, Tensor]:
+    """Two tensors of the shape of the products, in the layouts their axes say."""
+    generator = torch.Generator().manual_seed(0)
+    M, N, K = _SHAPE
+    shapes = ((M, K) if lhs_axis == 1 else (K, M), (N, K) if rhs_axis == 1 else (K, N))
+    return tuple(torch.randn(shape, generator=generator).to(torch.bfloat16) for shape in shapes)  # pyright: ignore
+
+
+def _bytes_finding(name: str, made: list[QuantizedTensor], true: list[QuantizedTensor]) -> Finding:
+    different = [
+        f"{side} {field}"
+        for side, mine, its in zip(("lhs", "rhs"), made, true, strict=True)
+        for field in ("codes", "block_scale", "global_scale")
+        if not torch.equal(_pattern(getattr(mine, field)), _pattern(getattr(its, field)))
+    ]
+    return Finding(f"{name}: bytes", not different, ", ".join(different) or "equal to the reference's")
+
+
+def _pattern(x: Tensor) -> Tensor:
+    x = x.cpu().contiguous()
+    return x.view(torch.int32 if x.element_size() == 4 else torch.uint8)
+
+
+def _product_finding(name: str, out: Tensor, true: list[QuantizedTensor]) -> Finding:
+    share = share_of_bound(out, true[0], true[1])
+    zero = not bool(out.any())
+    detail = "all zero" if zero else f"{share:.2f} of the error that is allowed"
+    return Finding(f"{name}: product", share <= 1.0 and not zero, detail)
+
+
+def _rounding_findings(device: torch.device) -> list[Finding]:
+    """How often 2.3 goes up to 3 under scale 1: floor(256 * 0.3) of 256 times."""
+    x = torch.full((4096, 256), 2.3, device=device)
+    x[:, ::16] = 6.0  # with amax 6 * 448 every block has scale 1 * 448
+    key = torch.tensor([7, 11], device=device)
+    (q,) = fused_quantize(x, [Wanted(_GRADIENT, 1, key, amax=torch.tensor(6.0, device=device))])
+    values = q.dequantize()[:, 1:]
+    values = values[values < 5.0]
+    share = float((values > 2.5).double().mean())
+    expected = math.floor(256 * 0.3) / 256
+    sigma = math.sqrt(expected * (1 - expected) / values.numel())
+    passed = abs(share - expected) <= _SIGMAS * sigma
+    detail = f"up in {share:.5f} of {values.numel()} cases, {expected:.5f} expected"
+    return [Finding("stochastic rounding", passed, detail)]

@@ -1,0 +1,1 @@
+"""Quantized linear layers: placement, the module, its operators and its state."""

@@ -1,0 +1,78 @@
+"""The book of a model: what its layers' operands have been, and what the step in hand does with it."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fourbits.linear.adaptive_layout import adapts, measured_at, resolved
+from fourbits.linear.amax_policy import (
+    IN_USE,
+    LAYOUT,
+    OPERANDS,
+    Reduce,
+    committed,
+    discarded,
+    empty,
+    in_use,
+    policy_of,
+    reduced,
+)
+from fourbits.recipe.recipe import GemmTable
+
+
+def depends_on_the_past(table: GemmTable) -> bool:
+    """Whether any operand has an amax policy or an adaptive layout."""
+    return adapts(table) or any(table.operand(role).amax_policy != "current" for role in OPERANDS)
+
+
+class OperandBook:
+    """State of the layers with these tables. A layer's place in the list is its slot."""
+
+    def __init__(self, tables: Sequence[GemmTable]):
+        self.tables = tuple(tables)
+        #: as in amax.py: fp64 [layers, 6, 4], fp32 [layers, 6, 2 + L], int64 [layers, 6, 8]
+        self.policy = torch.tensor([policy_of(table) for table in tables], dtype=torch.float64)
+        self.amaxes, self.counters = empty(self.policy)
+        #: the step that what is observed belongs to; None before the first set_step
+        self.step: int | None = None
+        #: by slot: the table in force, and the operands whose statistics this step takes (`measured_at`)
+        self.in_force = tuple(resolved(table, [0] * len(OPERANDS)).to_text() for table in tables)
+        self.measured = ("",) * len(self.tables)
+
+    def to(self, device: torch.device) -> "OperandBook":
+        """Itself, with its tensors on the device where layers compute."""
+        if self.amaxes.device != device and device.type != "meta":
+            self.amaxes, self.counters = self.amaxes.to(device), self.counters.to(device)
+            self.policy = self.policy.to(device)
+        return self
+
+    def advance(self, step: int, reduce: Reduce | None) -> None:
+        """Go to an optimizer step: commit what an earlier one observed, discard what a later one did.
+
+        New tensors take the place of the old, so that a backward pass still under way keeps what its forward
+        used. Raises ValueError where several ranks would each use a maximum of their own.
+        """
+        if step == self.step:
+            return
+        if self.step is None or step < self.step:
+            self.amaxes, self.counters = discarded(self.amaxes, self.counters)
+        else:
+            amaxes, counters = reduced(self.amaxes, self.counters, reduce)
+            self.amaxes, self.counters = committed(amaxes, counters, self.policy)
+        self.begin(step)
+
+    def begin(self, step: int | None) -> None:
+        """Fix what a step uses, from the amaxes and counters as they are. None: before any step."""
+        chosen = self.step is None or step is None or any(self.measured)  # else the host need not ask
+        self.step = step
+        self.amaxes[..., IN_USE] = in_use(self.amaxes, self.policy, step or 0)
+        if chosen and any(adapts(table) for table in self.tables):
+            choices = self.counters[..., LAYOUT].tolist()
+            self.in_force = tuple(
+                resolved(table, choice).to_text() for table, choice in zip(self.tables, choices, strict=True)
+            )
+        self.measured = tuple("" if step is None else measured_at(table, step) for table in self.tables)
+
+    def adapts(self, slot: int) -> bool:
+        """Whether statistics choose a layout of this layer."""
+        return adapts(self.tables[slot])

@@ -1,0 +1,116 @@
+"""The state of a recipe between steps, for checkpoints: what its operands have been.
+
+It is no part of a model's state_dict, whose keys stay those of nn.Linear. docs/nvfp4.md, sections 16 and 17.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.linear.amax_history import OperandBook, depends_on_the_past
+from fourbits.linear.amax_policy import (
+    ALL_BLOCKS,
+    ALL_SATURATED,
+    BLOCKS,
+    COUNT,
+    HISTORY,
+    LAYOUT,
+    LAYOUT_ALL,
+    PENDING,
+    SATURATED,
+    Reduce,
+    reduced,
+)
+from fourbits.linear.layer_state import LinearState
+from fourbits.linear.module import QuantizedLinear
+from fourbits.recipe.recipe import table_from_text
+
+
+def recipe_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Tensor]:
+    """What a checkpoint must hold beside masters and optimizer; empty where no operand depends on the past.
+
+    Keys: "step", and NAME.FIELD for each layer with an amax policy or an adaptive layout, of its six operands
+    in the order of their streams: history fp32 [6, L] newest first; count, pending (fp32), saturated, blocks
+    and layout, int64 [6]; layout_counts int64 [6, 2]. reduce: as for set_step; on several ranks all call
+    this, and all get the same.
+    """
+    return _collected(model, lambda book: reduced(book.amaxes, book.counters, reduce))
+
+
+def saturated_and_all(model: nn.Module) -> Tensor | None:
+    """Blocks of the step in hand whose scale saturated, and all blocks of it: int64 [2], summed over layers.
+
+    On the device of the layers, before any reduction over ranks; None where no operand depends on the past.
+    What counts is in docs/nvfp4.md, section 16.
+    """
+    books = books_of(model)
+    if not books:
+        return None
+    return torch.stack([book.counters[..., SATURATED : BLOCKS + 1].sum((0, 1)) for book in books]).sum(0)
+
+
+def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Put a saved state into a converted model. Raises ValueError where it is of another recipe or model."""
+    own = _collected(model, lambda book: (book.amaxes, book.counters))
+    expected, given = ({key: x.shape for key, x in tree.items()} for tree in (own, state))
+    if given != expected:
+        differing = sorted(key for key in {*given, *expected} if given.get(key) != expected.get(key))
+        raise ValueError(
+            f"load_recipe_state: the state does not fit the model's recipe; {len(differing)} entries differ, "
+            f"first {differing[0]!r}. Convert the model by the recipe that the state was saved under."
+        )
+    for book in books_of(model):
+        amaxes, counters = book.amaxes.cpu().clone(), torch.zeros_like(book.counters, device="cpu")
+        for name, layer in _states(model):
+            if layer.book is book:
+                amax, counter = amaxes[layer.slot], counters[layer.slot]
+                amax[:, HISTORY:], amax[:, PENDING] = state[f"{name}.history"], state[f"{name}.pending"]
+                counter[:, COUNT], counter[:, LAYOUT] = state[f"{name}.count"], state[f"{name}.layout"]
+                counter[:, ALL_SATURATED] = state[f"{name}.saturated"]
+                counter[:, ALL_BLOCKS] = state[f"{name}.blocks"]
+                counter[:, LAYOUT_ALL:] = state[f"{name}.layout_counts"]
+        book.amaxes, book.counters = amaxes.to(book.amaxes.device), counters.to(book.counters.device)
+        step = int(state["step"])
+        book.begin(step if step >= 0 else None)
+
+
+def _collected(model: nn.Module, parts: Callable[[OperandBook], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """The state of all layers on the CPU, from the (amaxes, counters) of each book."""
+    found: dict[str, Tensor] = {}
+    for book in books_of(model):
+        amaxes, counters = (part.cpu() for part in parts(book))
+        found["step"] = torch.tensor(-1 if book.step is None else book.step)
+        for name, state in _states(model):
+            if state.book is book:
+                amax, counter = amaxes[state.slot], counters[state.slot]
+                found[f"{name}.history"] = amax[:, HISTORY:].clone()
+                found[f"{name}.pending"] = amax[:, PENDING].clone()
+                found[f"{name}.count"] = counter[:, COUNT].clone()
+                found[f"{name}.saturated"] = counter[:, SATURATED] + counter[:, ALL_SATURATED]
+                found[f"{name}.blocks"] = counter[:, BLOCKS] + counter[:, ALL_BLOCKS]
+                found[f"{name}.layout"] = counter[:, LAYOUT].clone()
+                found[f"{name}.layout_counts"] = counter[:, LAYOUT_ALL:].clone()
+    return found
+
+
+def open_books(model: nn.Module) -> None:
+    """Give the layers whose tables depend on the past a new, empty book."""
+    states = [(state, table_from_text(state.table)) for _, state in _states(model)]
+    states = [(state, table) for state, table in states if depends_on_the_past(table)]
+    if states:
+        book = OperandBook([table for _, table in states])
+        for slot, (state, _) in enumerate(states):
+            state.book, state.slot = book, slot
+
+
+def books_of(model: nn.Module) -> list[OperandBook]:
+    """The books of a model: one, unless parts of it were converted apart."""
+    found = {id(state.book): state.book for _, state in _states(model) if state.book is not None}
+    return list(found.values())
+
+
+def _states(model: nn.Module) -> Iterator[tuple[str, LinearState]]:
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            yield name, module.quantization

@@ -1,0 +1,75 @@
+"""Groups of linears whose weights are one parameter: the experts of a mixture, in the same recipe.
+
+A group computes, expert by expert, what as many QuantizedLinears in a row would, with the same bits: each
+expert's rows and each expert's weight are tensors of their own, with their own scales and random bits. An
+expert that gets no rows takes no part, and its gradient is zero.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.linear.layer_state import LinearState
+from fourbits.linear.module import autocast, product
+
+#: the smallest side of a stacked weight that is worth a word; taps of convolutions are smaller
+_SMALLEST = 8
+
+
+def is_group(module: object) -> bool:
+    """Whether a module is a group: its class says `groups_linears`, as model.experts.GroupedLinear's does."""
+    return getattr(type(module), "groups_linears", False) is True
+
+
+def stacked_weights(model: nn.Module) -> Iterator[tuple[str, tuple[int, int], str]]:
+    """Parameters that look like experts in a module `convert` does not know: (name, shape, what to say)."""
+    for name, module in model.named_modules():
+        if is_group(module) or type(module).__module__.startswith("torch.nn."):
+            continue
+        for own, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() == 3 and min(parameter.shape[1:]) >= _SMALLEST:
+                shape = (parameter.shape[:2].numel(), parameter.shape[2])
+                why = f"stacked weights of {type(module).__name__}, which is not a module of linears"
+                yield f"{name}.{own}" if name else own, shape, why
+
+
+class QuantizedGroup(nn.Module):
+    """A group of linears that `convert` has given a table. Made by conversion only, never constructed."""
+
+    groups_linears = True
+    casts_weight = True
+
+    quantization: LinearState
+    weight: nn.Parameter
+    in_features: int
+    out_features: int
+
+    def forward(self, input: Tensor, counts: Sequence[int]) -> Tensor:
+        """input: [M, in_features], the rows of expert 0 first; counts: rows of each -> [M, out_features]."""
+        state = self.quantization
+        if not (self.training or state.quantize_eval):
+            original: Any = state.original
+            return original.forward(self, input, counts)
+        if len(counts) != len(self.weight) or sum(counts) != len(input):
+            raise ValueError(
+                f"QuantizedGroup: counts must have one entry per linear ({len(self.weight)}) and the rows' "
+                f"number ({len(input)}) as their sum, got {len(counts)} and {sum(counts)}."
+            )
+        if input.shape[1] != self.in_features:
+            raise ValueError(
+                f"QuantizedGroup: the input must have in_features={self.in_features} columns, got shape "
+                f"{list(input.shape)}."
+            )
+        input = autocast(input)
+        training = self.training and torch.is_grad_enabled()
+        parts = input.split(list(counts))
+        last = max((place for place, part in enumerate(parts) if len(part)), default=-1)
+        # unbind's gradient is one stack; indexing would make a tensor of all experts' size for each
+        outputs = [
+            product(state, part, weight, place, place == last, training)
+            for place, (part, weight) in enumerate(zip(parts, self.weight.unbind(0), strict=True))
+            if len(part)
+        ]
+        return torch.cat(outputs) if outputs else input.new_empty(0, self.out_features)

@@ -1,0 +1,1 @@
+"""Quantization on CPUs: the reference compiled, and C++."""

@@ -1,0 +1,1 @@
+"""Quantization on NVIDIA GPUs: Triton kernels and their launches."""

@@ -1,0 +1,79 @@
+"""The largest magnitudes of both operands of a tensor, in one read.
+
+Each program leaves one partial maximum for each operand; whoever needs the amax takes the maximum of those.
+There are no atomics and nothing to clear beforehand. An amax that a policy has stored takes the place of the
+operand's own; if nothing is left to measure, the pass ends at once, decided on the card.
+"""
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# (the types of kernels are their compiler's)
+
+import triton
+import triton.language as tl
+
+from fourbits.quant.kernels.hadamard_triton import rotated
+from fourbits.quant.kernels.rounding_triton import ABS_BITS, bf16_bits, bits_of, float_of, to_bf16
+from fourbits.quant.kernels.scaling_triton import halved_rows, larger
+from fourbits.quant.kernels.tile_triton import load_tile
+
+
+@triton.jit
+def stored_amax(ptr, STORED: tl.constexpr):
+    """The amax that a policy has stored, fp32; negative where the operand's own is to be used."""
+    if STORED:
+        stored = tl.load(ptr)
+    else:
+        stored = tl.full((), -1.0, tl.float32)
+    return stored
+
+
+@triton.jit
+def store_largest(out_ptr, x, stored, PLAN: tl.constexpr):
+    """One partial maximum from magnitudes [1, COLUMNS]; rounding keeps their order, so it is done last."""
+    largest = float_of(tl.max(tl.max(bits_of(x) & ABS_BITS, axis=1), axis=0))
+    if PLAN.transform is not None:
+        largest = largest * PLAN.transform.scale
+    if PLAN.transform is not None or PLAN.through_bf16:
+        largest = float_of(bf16_bits(largest))
+    tl.store(out_ptr + tl.program_id(0), tl.where(stored < 0.0, largest, stored))
+
+
+@triton.jit(do_not_specialize=["stream"])
+def amax_kernel(
+    x_ptr, x_stride, M, K, row_amax_ptr, row_stored_ptr, column_amax_ptr, column_stored_ptr, key_ptr, stream,
+    ROW: tl.constexpr, ROW_STORED: tl.constexpr, COLUMN: tl.constexpr, COLUMN_STORED: tl.constexpr,
+    FIELDS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HARDWARE: tl.constexpr,
+):  # fmt: skip
+    """Partial maxima of |y| over x [M, K] for the plans ROW and COLUMN (either may be None), one per program.
+
+    key_ptr, stream: of COLUMN's transform, where its signs are drawn; stored_ptr: where ROW_STORED or
+    COLUMN_STORED, what a policy has stored. Programs walk x from its start.
+    """
+    TALL: tl.constexpr = ROWS.bit_length() - 1
+    IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    across = tl.cdiv(K, COLUMNS)
+    row_largest = tl.zeros((1, COLUMNS), tl.float32)
+    column_largest = tl.zeros((1, COLUMNS), tl.float32)
+    row_stored = stored_amax(row_stored_ptr, ROW_STORED)
+    column_stored = stored_amax(column_stored_ptr, COLUMN_STORED)
+    tiles = across * tl.cdiv(M, ROWS)
+    if ROW is None or COLUMN is None:
+        tiles = tl.where((row_stored < 0.0) & (column_stored < 0.0), tiles, 0)
+    else:
+        tiles = tl.where((row_stored < 0.0) | (column_stored < 0.0), tiles, 0)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        row = (tile // across) * ROWS
+        x = load_tile(x_ptr, x_stride, row, (tile % across) * COLUMNS, M, K, ROWS, COLUMNS, HARDWARE)
+        if ROW is not None:
+            row_largest = larger(row_largest, halved_rows(x, TALL, ROWS, COLUMNS))
+        if COLUMN is not None:
+            if COLUMN.transform is not None:
+                TRANSFORM: tl.constexpr = COLUMN.transform
+                if not IS_BF16:
+                    x = to_bf16(x, HARDWARE)
+                x = rotated(x, key_ptr, stream, FIELDS, TRANSFORM, ROWS, COLUMNS)
+            column_largest = larger(column_largest, halved_rows(x, TALL, ROWS, COLUMNS))
+    if ROW is not None:
+        store_largest(row_amax_ptr, row_largest, row_stored, ROW)
+    if COLUMN is not None:
+        store_largest(column_amax_ptr, column_largest, column_stored, COLUMN)

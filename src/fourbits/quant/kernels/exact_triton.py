@@ -1,0 +1,153 @@
+"""One read of a tensor, both exact operands: the kernel behind the emulated backend.
+
+A program owns a tile. The row operand (blocks along the columns) and the column operand (blocks and transform
+down the rows) are computed from the same registers and written as BF16 values in the tensor's own layout,
+which is what a BF16 GEMM multiplies.
+"""
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# (the types of kernels are their compiler's)
+
+import triton
+import triton.language as tl
+
+from fourbits.quant.kernels.packed_triton import final_values, packed_codes, scale_codes
+from fourbits.quant.kernels.rounding_triton import as_bf16, bits_of, float_of, with_sign
+from fourbits.quant.kernels.scaling_triton import block_amax, max_target
+from fourbits.quant.kernels.tile_triton import (
+    amax_of_parts,
+    load_tile,
+    prepared_tile,
+    rounded_tile,
+    tensor_amax,
+    tile_start,
+)
+
+
+@triton.jit
+def store_tile(out_ptr, stride, values, row, column, M, K, VECTOR: tl.constexpr, ROWS: tl.constexpr,
+               COLUMNS: tl.constexpr):  # fmt: skip
+    """Write a tile to out from (row, column) on, where it lies in [M, K]; a thread holds VECTOR columns."""
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.max_contiguous(tl.multiple_of(tl.arange(0, COLUMNS), VECTOR), VECTOR)[None, :]
+    inside = (rows < M - row) & (columns < K - column)
+    start = out_ptr + row.to(tl.int64) * stride + column
+    tl.store(start + rows * stride + columns, values, mask=inside)
+
+
+@triton.jit
+def store_maxima(amax_bits, maxima_ptr, VECTOR: tl.constexpr):
+    """Leave the maximum of every block, fp32: what amax policies learn from. docs/nvfp4.md, section 16.
+
+    They leave in the arrangement of registers that the operand has. A reduction would want another one, in
+    which the compiler would make the whole operand a second time.
+    """
+    ABOVE: tl.constexpr = amax_bits.shape[0]
+    ACROSS: tl.constexpr = amax_bits.shape[2]
+    across = tl.max_contiguous(tl.multiple_of(tl.arange(0, ACROSS), VECTOR), VECTOR)[None, :]
+    places = tl.program_id(0) * (ABOVE * ACROSS) + tl.arange(0, ABOVE)[:, None] * ACROSS + across
+    tl.store(maxima_ptr + places, float_of(tl.reshape(amax_bits, (ABOVE, ACROSS))))
+
+
+@triton.jit
+def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row, column, out_m, out_k, m,
+                  amax_ptr, global_ptr, key_ptr, stream, FIELDS: tl.constexpr, PARTS: tl.constexpr,
+                  PLAN: tl.constexpr, PACKED: tl.constexpr, maxima_ptr, OBSERVE: tl.constexpr,
+                  VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                  HARDWARE: tl.constexpr):  # fmt: skip
+    """Quantize a tile by one plan and write element * block scale, or if PACKED codes and scales."""
+    y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE)
+    tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
+    amax_bits = block_amax(y, PLAN, ROWS, COLUMNS)
+    if OBSERVE:
+        store_maxima(amax_bits, maxima_ptr, VECTOR if PLAN.axis == 0 else 1)
+    rounded, scaled, scale = rounded_tile(
+        y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
+    )
+    if PACKED:
+        inside = (row + tl.arange(0, ROWS)[:, None] < m) & (column + tl.arange(0, COLUMNS)[None, :] < out_k)
+        values = final_values(y, rounded, scaled, scale, inside, PLAN, ROWS, COLUMNS)
+        codes = packed_codes(values, PLAN, False, ROWS, COLUMNS).to(tl.uint8)
+        store_tile(
+            out_ptr, out_stride, codes, row // 2, column, out_m // 2, out_k, VECTOR, ROWS // 2, COLUMNS
+        )
+        BLOCKS: tl.constexpr = ROWS // PLAN.block_rows
+        bytes_ = tl.reshape(scale_codes(scale, PLAN), (BLOCKS, COLUMNS)).to(tl.uint8)
+        store_tile(scales_ptr, out_stride, bytes_, row // PLAN.block_rows, column,
+                   tl.cdiv(out_m, PLAN.block_rows), out_k, VECTOR, BLOCKS, COLUMNS)  # fmt: skip
+    else:
+        values = tl.reshape(with_sign(rounded * scale, scaled), (ROWS, COLUMNS))
+        store_tile(
+            out_ptr, out_stride, as_bf16(values, HARDWARE), row, column, out_m, out_k, VECTOR, ROWS, COLUMNS
+        )
+
+
+@triton.jit(do_not_specialize=["row_stream", "column_stream"])
+def operands_kernel(
+    x_ptr, x_stride, M, K,
+    row_ptr, row_stride, row_k, row_amax_ptr, row_key_ptr, row_stream,
+    column_ptr, column_stride, column_scales_ptr, column_m, column_amax_ptr, column_key_ptr, column_stream,
+    global_ptr, row_maxima_ptr, column_maxima_ptr,
+    ROW: tl.constexpr, ROW_FIELDS: tl.constexpr, ROW_PARTS: tl.constexpr,
+    COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
+    COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, OBSERVE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
+):  # fmt: skip
+    """Exact operands of x [M, K]: row_ptr [M, row_k] by the plan ROW, column_ptr [column_m, K] by COLUMN.
+
+    Either plan may be None. With COLUMN_PACKED column_ptr is uint8 [column_m / 2, K], two rows to a byte, and
+    column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form turned, which moves no byte away
+    from its neighbours. global_ptr: fp32 [2], the global scale of each. amax: fp32 partial maxima.
+    With OBSERVE row_maxima_ptr and column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
+    """
+    row, column = tile_start(K, ROWS, COLUMNS)
+    IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
+    if ROW is not None:
+        write_operand(x, IS_BF16, row_ptr, row_stride, row_ptr, row, column, M, row_k, M, row_amax_ptr,
+                      global_ptr, row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, False, row_maxima_ptr,
+                      OBSERVE, 8, ROWS, COLUMNS, HARDWARE)  # fmt: skip
+    if COLUMN is not None:
+        write_operand(x, IS_BF16, column_ptr, column_stride, column_scales_ptr, row, column, column_m, K, M,
+                      column_amax_ptr, global_ptr + 1, column_key_ptr, column_stream, COLUMN_FIELDS,
+                      COLUMN_PARTS, COLUMN, COLUMN_PACKED, column_maxima_ptr, OBSERVE, COLUMN_VECTOR, ROWS,
+                      COLUMNS, HARDWARE)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["row_blocks", "column_blocks"])
+def notes_kernel(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_ptr, column_maxima_ptr,
+                 column_entries, column_blocks, column_place, column_amax_ptr, largest_ptr, counts_ptr,
+                 counts_stride, ROW: tl.constexpr, ROW_PARTS: tl.constexpr, COLUMN: tl.constexpr,
+                 COLUMN_PARTS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """The largest of all blocks' maxima of either operand, and how many blocks are saturated.
+
+    Adds to an operand's place of largest_ptr (int32: patterns of magnitudes, negative before) and of
+    counts_ptr (int64: saturated blocks; all blocks, counts_stride apart). Either plan may be None.
+    """
+    if ROW is not None:
+        note(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_ptr, largest_ptr, counts_ptr,
+             counts_stride, ROW, ROW_PARTS, CHUNK)  # fmt: skip
+    if COLUMN is not None:
+        note(column_maxima_ptr, column_entries, column_blocks, column_place, column_amax_ptr, largest_ptr,
+             counts_ptr, counts_stride, COLUMN, COLUMN_PARTS, CHUNK)  # fmt: skip
+
+
+@triton.jit
+def note(maxima_ptr, entries, blocks, place, amax_ptr, largest_ptr, counts_ptr, counts_stride,
+         PLAN: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """One operand's notes, by as many programs as there are; maxima and counts are exact in any order.
+
+    A block is saturated when the scale that maps its maximum to the largest element would have rounded above
+    448. Padding has the scale 0.
+    """
+    tensor_bits = amax_of_parts(amax_ptr, PARTS)
+    largest = tl.zeros((CHUNK,), tl.int32)
+    saturated = tl.zeros((CHUNK,), tl.int32)
+    for first in range(tl.program_id(0) * CHUNK, entries, tl.num_programs(0) * CHUNK):
+        i = first + tl.arange(0, CHUNK)
+        bits = bits_of(tl.load(maxima_ptr + i, mask=i < entries, other=0.0))
+        largest = tl.maximum(largest, bits)
+        saturated += ((i < entries) & (max_target(bits, tensor_bits, PLAN) > 464.0)).to(tl.int32)
+    tl.atomic_max(largest_ptr + place, tl.max(largest, axis=0))
+    tl.atomic_add(counts_ptr + place * counts_stride, tl.sum(saturated, axis=0).to(tl.int64))
+    if tl.program_id(0) == 0:
+        tl.store(counts_ptr + place * counts_stride + 1, blocks.to(tl.int64))

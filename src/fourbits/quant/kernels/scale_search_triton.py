@@ -1,0 +1,117 @@
+"""Four Over Six inside kernels: the block scale that reconstructs better. docs/nvfp4.md, section 7.5.
+
+The errors of both candidates are summed in the specification's order: along a row of a block from its first
+element to its last, rows of a square block by halves. So the elements of a row are taken apart first.
+"""
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# (the types of kernels are their compiler's)
+
+import triton
+import triton.language as tl
+
+from fourbits.quant.kernels.rounding_triton import FLT_MAX, float_of, nearest
+from fourbits.quant.kernels.scaling_triton import encode_scale
+
+
+@triton.jit
+def by_rows(blocks, AXIS: tl.constexpr):
+    """Blocks [D, r, A, c] as rows of 16 along the contraction: [D, A, rows of a block, 16]."""
+    if AXIS == 1:
+        rows = tl.permute(blocks, (0, 2, 1, 3))
+    else:
+        rows = tl.permute(blocks, (0, 2, 3, 1))
+    return rows
+
+
+@triton.jit
+def joined(total, term, METRIC: tl.constexpr):
+    """A row's error with one more element."""
+    if METRIC == "mse":
+        total = total + term * term
+    elif METRIC == "mae":
+        total = total + tl.abs(term)
+    else:
+        total = tl.maximum(total, tl.abs(term))
+    return total
+
+
+@triton.jit
+def split_last(x, COUNT: tl.constexpr):
+    """(elements at even places, at odd places) of the last of two dimensions. x: [rows, COUNT]."""
+    return tl.split(tl.reshape(x, (x.shape[0], COUNT // 2, 2)))
+
+
+@triton.jit
+def four_in_order(total, x, METRIC: tl.constexpr):
+    """A row's error with four more elements, first to last. x: [rows, 4]."""
+    even, odd = split_last(x, 4)
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    total = joined(joined(total, x0, METRIC), x1, METRIC)
+    return joined(joined(total, x2, METRIC), x3, METRIC)
+
+
+@triton.jit
+def row_errors(d, METRIC: tl.constexpr):
+    """Error of every row of 16, summed from its first element to its last. d: fp32 [rows, 16] -> [rows]."""
+    ROWS: tl.constexpr = d.shape[0]
+    halves = tl.permute(tl.reshape(d, (ROWS, 4, 4)), (0, 2, 1))  # [rows, place in four, which four]
+    low, high = tl.split(tl.permute(tl.reshape(halves, (ROWS, 4, 2, 2)), (0, 1, 3, 2)))
+    first, second = tl.split(low)
+    third, fourth = tl.split(high)
+    total = tl.zeros((ROWS,), tl.float32)
+    total = four_in_order(total, first, METRIC)
+    total = four_in_order(total, second, METRIC)
+    total = four_in_order(total, third, METRIC)
+    return four_in_order(total, fourth, METRIC)
+
+
+@triton.jit
+def halved(x, COUNT: tl.constexpr, TIMES: tl.constexpr, METRIC: tl.constexpr):
+    """One number per COUNT = 2^TIMES: the second half onto the first until one is left. -> [n / COUNT]."""
+    BLOCKS: tl.constexpr = x.shape[0] // COUNT
+    for i in tl.static_range(TIMES):
+        pairs = tl.permute(tl.reshape(x, (BLOCKS, 2, COUNT >> (i + 1))), (0, 2, 1))
+        first, second = tl.split(pairs)
+        both = tl.maximum(first, second) if METRIC == "max" else first + second
+        x = tl.reshape(both, (BLOCKS * (COUNT >> (i + 1)),))
+    return x
+
+
+@triton.jit
+def error_of(magnitude, scale, s_dec, reach, shift, PLAN: tl.constexpr):
+    """Error of every block under a candidate scale, fp32 of scale's shape [D, 1, A, 1].
+
+    magnitude: of the blocks; reach, shift: the tensor's amax brought near 1, and the power of two doing it.
+    """
+    ELEMENT: tl.constexpr = PLAN.element
+    METRIC: tl.constexpr = PLAN.metric
+    divisor = scale * s_dec
+    encode = tl.minimum(tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor), FLT_MAX)
+    reached = (nearest(magnitude * encode, ELEMENT) * scale) * reach
+    d = tl.div_rn(reached, tl.full(reached.shape, PLAN.target, tl.float32)) - magnitude * shift
+    HEIGHT: tl.constexpr = PLAN.block_rows if PLAN.axis == 1 else PLAN.block_columns
+    TIMES: tl.constexpr = 0 if HEIGHT == 1 else 4
+    rows = by_rows(d, PLAN.axis)
+    errors = row_errors(tl.reshape(rows, (rows.shape[0] * rows.shape[1] * HEIGHT, 16)), METRIC)
+    return tl.reshape(halved(errors, HEIGHT, TIMES, METRIC), scale.shape)
+
+
+@triton.jit
+def four_over_six(blocks, amax_bits, tensor_bits, PLAN: tl.constexpr):
+    """The unrounded scale of every block: its maximum mapped to 6, or to 4 where that errs less. fp32."""
+    SCALE: tl.constexpr = PLAN.scale
+    s_enc = encode_scale(tensor_bits, PLAN.target)
+    s_dec = tl.div_rn(tl.full((), 1.0, tl.float32), s_enc)
+    amax = float_of(amax_bits)
+    six = tl.div_rn(amax, tl.full(amax.shape, PLAN.element.largest, tl.float32)) * s_enc
+    if PLAN.headroom != 1.0:
+        six = six * PLAN.headroom
+    four = six * 1.5
+    exponent = tl.minimum(tl.maximum(tensor_bits >> 23, 1), 253)
+    shift = float_of((254 - exponent) << 23)
+    reach = float_of(tensor_bits) * shift
+    magnitude = tl.abs(blocks)
+    error_six = error_of(magnitude, nearest(six, SCALE), s_dec, reach, shift, PLAN)
+    error_four = error_of(magnitude, nearest(four, SCALE), s_dec, reach, shift, PLAN)
+    return tl.where(error_four < error_six, four, six)

@@ -1,0 +1,1 @@
+"""The specification of quantization in plain torch."""

@@ -1,0 +1,222 @@
+"""Random bits are a function of (seed, step, layer, token), and of nothing else."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fourbits.linear import module as linear_module
+from fourbits.linear.convert import convert, set_step
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import quantize
+from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import KeepBF16
+from support.assertions import assert_same_bytes
+from support.straight_through import Clock, grad_of, linears, wgrad
+
+
+@pytest.fixture(autouse=True)
+def not_told_yet(monkeypatch):
+    monkeypatch.setattr(linear_module, "_told", [])
+
+
+def converted(layers: int = 1, seed: int = 0, recipe: str = "nvfp4") -> nn.Sequential:
+    model = nn.Sequential(*[nn.Linear(32, 32, bias=False) for _ in range(layers)])
+    with torch.no_grad():
+        for index, linear in enumerate(linears(model)):
+            linear.weight.copy_(torch.randn(32, 32, generator=torch.Generator().manual_seed(index)))
+    convert(model, recipe, seed=seed)
+    return model
+
+
+def gradients(linear: nn.Linear, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """(dX, dW) of one forward and backward."""
+    linear.zero_grad()
+    leaf = x.clone().requires_grad_()
+    linear(leaf).backward(dy)
+    return grad_of(leaf), grad_of(linear.weight).clone()
+
+
+def batch(tokens: int = 64) -> tuple[Tensor, Tensor]:
+    return torch.randn(tokens, 32), torch.randn(tokens, 32)
+
+
+def test_equal_seed_step_and_token_give_equal_bits():
+    x, dy = batch()
+    model = converted(seed=3)
+    set_step(model, 5, 64)
+    first = gradients(linears(model)[0], x, dy)
+    set_step(model, 6, 0)
+    gradients(linears(model)[0], x, dy)
+    set_step(model, 5, 64)
+    for got, want in zip(gradients(linears(model)[0], x, dy), first, strict=True):
+        assert_same_bytes(got, want)
+
+
+@pytest.mark.parametrize("change", ["seed", "step", "token", "layer"])
+def test_another_seed_step_token_or_layer_gives_other_bits(change):
+    x, dy = batch()
+
+    def noise(seed=0, step=0, token=0, layer=0):
+        model = converted(layers=2, seed=seed)
+        set_step(model, step, token)
+        linears(model)[layer].weight.data = linears(model)[0].weight.data
+        return gradients(linears(model)[layer], x, dy)
+
+    for base, changed in zip(noise(), noise(**{change: 16 if change == "token" else 1}), strict=True):
+        assert not torch.equal(base, changed)
+
+
+@pytest.mark.parametrize("splits", [[64], [32, 32], [16, 48], [16, 16, 16, 16]], ids=str)
+def test_operands_of_a_split_micro_batch_are_slices_of_the_whole(splits):
+    """With an equal amax in every part, bytes are equal; along the tokens as rows and as the contraction."""
+    dy = torch.randn(64, 48).clamp(-2, 2)
+    dy[::16, 0] = 2.0
+    rows, summed = OperandSpec(rounding="sr"), OperandSpec(rounding="sr", rht=0)
+    clock = Clock(seed=1, layer=4, step=9)
+    whole_rows = quantize(dy, rows, 1, sr_key=clock.sr_key("dgrad.lhs"))
+    whole_summed = quantize(dy, summed, 0, sr_key=clock.sr_key("wgrad.lhs"))
+    start = 0
+    for part in dy.split(splits):
+        at = Clock(seed=1, layer=4, step=9, first_token=start)
+        stop = start + len(part)
+        got = quantize(part, rows, 1, sr_key=at.sr_key("dgrad.lhs"))
+        assert_same_bytes(got.codes, whole_rows.codes[start:stop])
+        assert_same_bytes(got.block_scale, whole_rows.block_scale[start:stop])
+        got = quantize(part, summed, 0, sr_key=at.sr_key("wgrad.lhs"))
+        assert_same_bytes(got.codes, whole_summed.codes[:, start // 2 : stop // 2])
+        assert_same_bytes(got.block_scale, whole_summed.block_scale[:, start // 16 : stop // 16])
+        start = stop
+
+
+def test_gradients_of_a_split_micro_batch_are_those_of_the_whole():
+    """Two equal halves have the amax of the whole, so only the noise could differ; and it may not.
+
+    dX: equal rows. dW: the halves sum to the whole within the bound of FP32 accumulation.
+    """
+    half_x, half_dy = batch(32)
+    model = converted()
+    set_step(model, 2, 0)
+    dx, dw = gradients(linears(model)[0], torch.cat((half_x, half_x)), torch.cat((half_dy, half_dy)))
+    parts = []
+    for first_token in (0, 32):
+        set_step(model, 2, first_token)
+        parts.append(gradients(linears(model)[0], half_x, half_dy))
+    assert_same_bytes(torch.cat([part[0] for part in parts]), dx)
+    assert not torch.equal(parts[0][0], parts[1][0])
+    exact = wgrad(
+        torch.cat((half_dy, half_dy)),
+        torch.cat((half_x, half_x)),
+        get_recipe("nvfp4").table,
+        Clock(step=2),
+    )
+    exact.assert_near(dw)
+    exact.assert_near(parts[0][1] + parts[1][1])
+    assert ((parts[0][1] - parts[1][1]).abs() > exact.bound).any()
+
+
+def test_a_precision_schedule_moves_no_stream_of_another_layer():
+    """A layer's number is its place among all linears, quantized or not."""
+    x, dy = batch()
+    found = []
+    for names in ((), ("0", "1")):
+        model = converted(3, recipe="bf16")
+        convert(model, replace(get_recipe("nvfp4"), keep_bf16=KeepBF16(names=names)))
+        set_step(model, 1)
+        found.append(gradients(linears(model)[2], x, dy))
+    for got, want in zip(*found, strict=True):
+        assert_same_bytes(got, want)
+
+
+def test_without_set_step_noise_is_fresh_at_every_step_and_one_warning_says_what_that_cannot_give():
+    x, dy = batch()
+    first, second = linears(converted(layers=2))
+    with pytest.warns(UserWarning, match="set_step was never called"):
+        found = [gradients(first, x, dy)[0]]
+    found += [gradients(first, x, dy)[0] for _ in range(3)]  # a second warning would be an error
+    gradients(second, x, dy)
+    assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+def test_without_set_step_the_noise_of_a_run_repeats():
+    x, dy = batch()
+    runs = []
+    for _ in range(2):
+        model = converted()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            runs.append([gradients(linears(model)[0], x, dy)[1] for _ in range(3)])
+    for got, want in zip(*runs, strict=True):
+        assert_same_bytes(got, want)
+
+
+def test_without_set_step_a_backward_pass_keeps_the_noise_of_its_forward(monkeypatch):
+    """Two forwards before two backwards: both belong to the step in which they began."""
+    monkeypatch.setattr(linear_module, "_told", [True])
+    x, dy = batch()
+    (linear,) = linears(converted())
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [linear(leaf) for leaf in leaves]
+    for y in reversed(outputs):
+        y.backward(dy)
+    assert_same_bytes(grad_of(leaves[0]), grad_of(leaves[1]))
+    assert not torch.equal(gradients(linear, x, dy)[0], grad_of(leaves[0]))
+
+
+def test_with_set_step_there_is_no_warning_and_a_backward_moves_nothing():
+    x, dy = batch()
+    model = converted()
+    set_step(model, 0)
+    first = gradients(linears(model)[0], x, dy)
+    for got, want in zip(gradients(linears(model)[0], x, dy), first, strict=True):
+        assert_same_bytes(got, want)
+
+
+def test_set_step_between_forward_and_backward_does_not_reach_the_running_micro_batch():
+    x, dy = batch()
+    model = converted()
+    set_step(model, 0)
+    expected = gradients(linears(model)[0], x, dy)
+    leaf = x.clone().requires_grad_()
+    model.zero_grad()
+    y = model(leaf)
+    set_step(model, 1)
+    y.backward(dy)
+    assert_same_bytes(grad_of(leaf), expected[0])
+    assert_same_bytes(grad_of(linears(model)[0].weight), expected[1])
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["set_step", "own clock"])
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_recomputed_activations_draw_the_same_bits(counted, reentrant):
+    x, dy = batch()
+    runs = []
+    for recompute in (False, True):
+        model = converted(layers=3)
+        if counted:
+            set_step(model, 4)
+        leaf = x.clone().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            y = checkpoint(model, leaf, use_reentrant=reentrant) if recompute else model(leaf)
+            y.backward(dy)
+        runs.append([y.detach(), grad_of(leaf), *(grad_of(p) for p in model.parameters())])
+    for got, want in zip(*runs, strict=True):
+        assert_same_bytes(got, want)
+
+
+@pytest.mark.parametrize(
+    ("step", "first_token", "text"),
+    [
+        (-1, 0, r"step must be in \[0, 2\*\*32\), got -1"),
+        (1 << 32, 0, "step must be in"),
+        (0, 8, r"first_token must be a multiple of 16 \(one block\), got 8\. Make the token count"),
+        (0, -16, "first_token must be"),
+    ],
+)
+def test_a_step_that_is_none_is_refused(step, first_token, text):
+    with pytest.raises(ValueError, match=text):
+        set_step(converted(), step, first_token)

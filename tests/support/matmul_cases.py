@@ -1,0 +1,134 @@
+"""Products of fused operands against the exact sum, for the interpreter and for a card.
+
+Run as a program it checks cases in Triton's interpreter: TRITON_INTERPRET=1 python -m support.matmul_cases
+"""
+
+import os
+import sys
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fourbits.gemm.kernels import launch as matmul_cuda
+from fourbits.gemm.kernels import start as matmul_triton
+from fourbits.gemm.native.self_check import share_of_bound
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import exact_operand, quantize
+from fourbits.quant.tensor import ExactOperand
+from support.triton_interpreter import prepare
+
+ROW = OperandSpec()
+COLUMN = OperandSpec(rht=16)
+TILE = OperandSpec(block=(16, 16), source="bf16")
+FP8 = OperandSpec(format="fp8")
+FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
+
+#: docs/nvfp4.md, section 12.5: four instructions a segment, 33 terms each, cut 13 bits below the largest
+FP8_SUM_ERROR = 4 * 33 * 2.0**-13
+#: (a, its axis, b, its axis): the three GEMMs of the recipes, and what callers may multiply besides
+LAYOUTS: dict[str, tuple[OperandSpec, int, OperandSpec, int]] = {
+    "fprop": (ROW, 1, TILE, 1),
+    "dgrad": (ROW, 1, TILE, 0),
+    "wgrad": (COLUMN, 0, COLUMN, 0),
+    "both turned but one": (ROW, 0, ROW, 1),
+    "fp8 fprop": (FP8, 1, FP8_TILE, 1),
+    "fp8 dgrad": (FP8, 1, FP8_TILE, 0),
+    "fp8 wgrad": (FP8, 0, FP8, 0),
+    "fp8 squares on the left": (FP8_TILE, 1, FP8, 1),
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A GEMM of shape (M, N, K), and what its epilogue does."""
+
+    layout: str
+    shape: tuple[int, int, int]
+    out_dtype: torch.dtype = torch.bfloat16
+    bias: bool = False
+    accumulate: bool = False
+    #: whether the left operand's values lie the other way, as kernels leave transformed rows
+    turned: bool = False
+    #: whether the product of both global scales overflows in FP32, though none of values does
+    large: bool = False
+
+    @property
+    def name(self) -> str:
+        extra = (" + bias" if self.bias else "") + (" + out" if self.accumulate else "")
+        extra += (", turned" if self.turned else "") + (", large" if self.large else "")
+        return f"{self.layout} {'x'.join(map(str, self.shape))} {str(self.out_dtype)[6:]}{extra}"
+
+
+def excess(product: Product, device: torch.device | str = "cpu") -> float:
+    """Largest error over what docs/nvfp4.md, sections 12.4 and 12.5, allow; at most 1 is right."""
+    (M, N, K), (spec_a, axis_a, spec_b, axis_b) = product.shape, LAYOUTS[product.layout]
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(rows, K, generator=generator) for rows in (M, N))
+    if product.large:
+        x, w = x * 2.0**60, w * 2.0**60
+        x[:, :32], w[:, :32] = 0.0, 0.0
+        x[:, 0], w[:, 16] = 2.0**78, 2.0**78
+    bias = torch.randn(N, generator=generator) if product.bias else None
+    before = torch.randn(M, N, generator=generator).to(product.out_dtype) if product.accumulate else None
+    sides = ((x, spec_a, axis_a), (w, spec_b, axis_b))
+    kept = [(t if axis == 1 else t.t().contiguous(), spec, axis) for t, spec, axis in sides]
+    left, right = (_operand(t, spec, axis, device) for t, spec, axis in kept)
+    if product.turned:
+        left = replace(left, values=left.values.t().contiguous().t())
+    into = None if before is None else before.clone().to(device)
+    out = matmul_cuda.matmul(left, right, product.out_dtype, _on(bias, device), into).cpu()
+    a, b = (quantize(t, spec, axis) for t, spec, axis in kept)
+    on_fp8_cores = spec_a.format == "fp8" and torch.device(device).type == "cuda"
+    return share_of_bound(out, a, b, bias, before, FP8_SUM_ERROR if on_fp8_cores else None)
+
+
+def _operand(x: Tensor, spec: OperandSpec, axis: int, device: torch.device | str) -> ExactOperand:
+    """An operand from the reference; FP8 with its contraction contiguous, as the fused kernel leaves it."""
+    made = exact_operand(x, spec, axis)
+    if spec.format != "fp8":
+        return ExactOperand(made.values.to(device), made.scale.to(device), axis, spec)
+    values = quantize(x, spec, axis).codes.to(device).view(torch.float8_e4m3fn)
+    return ExactOperand(values if axis == 1 else values.t(), made.scale.to(device), axis, spec)
+
+
+def _on(x: Tensor | None, device: torch.device | str) -> Tensor | None:
+    return None if x is None else x.to(device)
+
+
+#: cut along the contraction
+CUT = [
+    Product("wgrad", (40, 24, 720), bias=True),
+    Product("wgrad", (24, 40, 1200), torch.float32, accumulate=True),
+    Product("wgrad", (24, 40, 1200), torch.float32, large=True),
+]
+SMALL = [
+    *(Product(layout, (48, 80, 64), bias=True) for layout in LAYOUTS),
+    *(Product(layout, (33, 40, 50), torch.float32) for layout in LAYOUTS),
+    Product("fprop", (40, 136, 272), torch.float32, accumulate=True),
+    Product("fprop", (48, 80, 64), turned=True),
+    *(Product("fprop", shape, torch.float32, large=True) for shape in ((48, 80, 64), (33, 40, 50))),
+    *CUT,
+    Product("fp8 dgrad", (40, 136, 272), torch.float32, accumulate=True),
+    Product("fp8 squares on the left", (136, 40, 144), torch.float32),
+    Product("fprop", (16, 16, 0), bias=True),
+]
+
+
+def main() -> int:
+    """Check the small products; print the share of the bound each uses."""
+    prepare()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN
+    cuts, add_cuts = [], matmul_triton._add_cuts
+    matmul_triton._add_cuts = lambda *args: cuts.append(add_cuts(*args))
+    shares = {product.name: excess(product) for product in SMALL}
+    assert len(cuts) == len(CUT), "other products are cut than were meant to be"
+    for name, share in shares.items():
+        print(f"{name}: {share:.3f} of the bound")
+    return sum(not share <= 1 for share in shares.values())
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1"
+    sys.exit(main())

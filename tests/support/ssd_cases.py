@@ -1,0 +1,133 @@
+"""The scan's kernels against the FP64 recurrence, values and gradients, for the interpreter and for a card.
+
+Run as a program it checks the cases in Triton's interpreter: TRITON_INTERPRET=1 python -m support.ssd_cases
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fourbits.model.ssd_op import ssd_forward
+from fourbits.model.ssd_reference import ssd as recurrence
+from support.triton_interpreter import failures
+
+EPS = torch.finfo(torch.float32).eps
+NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
+#: tokens of a chunk in the interpreter, at most
+CHUNK = 32
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of a scan and what is special about it."""
+
+    batch: int
+    length: int
+    heads: int
+    head_dim: int
+    groups: int
+    states: int
+    strongest: float = 1.0
+    starts: tuple[int, ...] = ()
+    resets: bool = False
+
+
+SMALL = (
+    Case(1, 80, 4, 64, 2, 16),
+    Case(1, 80, 4, 64, 2, 16, strongest=16.0),
+    Case(2, 67, 2, 80, 1, 32),
+    Case(2, 37, 6, 16, 3, 16),
+    Case(1, 5, 2, 16, 2, 16),
+    Case(1, 70, 4, 24, 1, 48, starts=(0, 1, 15, 16, 40, 41, 64)),
+    Case(2, 66, 2, 16, 2, 16, starts=(33,), strongest=8.0),
+    Case(1, 40, 2, 16, 1, 16, resets=True),
+)
+
+
+def arguments(case: Case) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor]:
+    """(x, dt, a, b, c, d), starts, dy. x, b and c are slices of one tensor, as in the model; a, d and
+    starts have gaps.
+    """
+    torch.manual_seed(0)
+    sizes = (case.heads * case.head_dim, case.groups * case.states, case.groups * case.states)
+    both = torch.randn(case.batch, case.length, sum(sizes))
+    x, b, c = both.split(sizes, -1)
+    dt = torch.rand(case.batch, case.length, case.heads) * 0.2
+    if case.resets:
+        dt[:, ::4] = 1e4  # the state is forgotten; a running FP32 sum would be off by 0.01
+        dt[:, 1::4] = 1e-30  # a token that writes nothing
+        x[:, ::4] *= 1e-4
+    rates = -torch.rand(case.heads) * case.strongest - 0.1
+    a, d = torch.stack((rates, torch.randn(case.heads)), 1).unbind(1)
+    starts = None
+    if case.starts:
+        starts = torch.zeros(case.batch, case.length, dtype=torch.bool)
+        starts[:, list(case.starts)] = True
+        starts[1:] = starts[1:].roll(3, 1)
+        starts = starts.t().contiguous().t()
+    x = x.unflatten(-1, (case.heads, case.head_dim))
+    b, c = b.unflatten(-1, (case.groups, -1)), c.unflatten(-1, (case.groups, -1))
+    return (x, dt, a, b, c, d), starts, torch.randn(x.shape)
+
+
+def exact(args: tuple[Tensor, ...], starts: Tensor | None, dy: Tensor) -> list[Tensor]:
+    """y and gradients by the recurrence in FP64, document by document."""
+    args = tuple(arg.double().requires_grad_() for arg in args)
+    x, dt, a, b, c, d = args
+    y = torch.stack([_documents(x[i], dt[i], a, b[i], c[i], d, starts, i) for i in range(len(x))])
+    return [y.detach(), *torch.autograd.grad(y, args, dy.double())]
+
+
+def _documents(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None, i: int
+) -> Tensor:
+    bounds = [] if starts is None else starts[i, 1:].nonzero().flatten().add(1).tolist()
+    pieces = zip([0, *bounds], [*bounds, len(x)], strict=True)
+    return torch.cat(
+        [recurrence(x[None, s:e], dt[None, s:e], a, b[None, s:e], c[None, s:e], d)[0] for s, e in pieces]
+    )
+
+
+def found(args: tuple[Tensor, ...], starts: Tensor | None, dy: Tensor) -> list[Tensor]:
+    """y and gradients by the kernels, in the dtypes of the arguments."""
+    args = tuple(arg.detach().requires_grad_() for arg in args)
+    y = ssd_forward(*args, starts)
+    return [y.detach(), *torch.autograd.grad(y, args, dy)]
+
+
+def rms(x: Tensor) -> Tensor:
+    return x.double().square().mean().sqrt()
+
+
+def differences(case: Case) -> list[str]:
+    """Errors of FP32 kernels that are larger than FP32 sums make them."""
+    args, starts, dy = arguments(case)
+    made, true = found(args, starts, dy), exact(args, starts, dy)
+    # Each entry of y, dx, db, dc is a sum of products with random signs: a few roundings of its own size.
+    allowed = {name: 8 * EPS * rms(value) for name, value in zip(NAMES, true, strict=True)}
+    # The gradient of a log-decay is what remains of <dy, y> of up to CHUNK tokens minus as much, y without
+    # the skip. Multiplied by a it is part of ddt, and summed over all tokens with weight dt it is da.
+    scanned = true[0] - args[5][:, None] * args[0]
+    remainder = 4 * EPS * min(CHUNK, case.length) * rms((dy * scanned).sum(-1))
+    allowed["ddt"] += args[2].abs().max() * remainder
+    allowed["da"] += args[1].sum((0, 1)).max() * remainder
+    wrong = []
+    for name, got, wanted in zip(NAMES, made, true, strict=True):
+        error = rms(got - wanted)
+        if not error <= allowed[name] or not got.isfinite().all():
+            wrong.append(f"{name}: error {error:.3g}, allowed {allowed[name]:.3g}, size {rms(wanted):.3g}")
+    return wrong
+
+
+def main() -> int:
+    """Check every case; returns how many are wrong."""
+    return failures((case, partial(differences, case)) for case in SMALL)
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1"
+    sys.exit(main())
