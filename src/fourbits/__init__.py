@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run __getattr__
     from fourbits.gemm.matmul import matmul as matmul
     from fourbits.linear.convert import convert as convert
-    from fourbits.linear.convert import set_step as set_step
+    from fourbits.linear.step import set_step as set_step
     from fourbits.quant.operand import OperandSpec as OperandSpec
     from fourbits.quant.quantize import quantize as quantize
     from fourbits.quant.tensor import QuantizedTensor as QuantizedTensor
@@ -30,7 +30,7 @@ _HOME = {
     "get_recipe": "fourbits.recipe.presets",
     "list_recipes": "fourbits.recipe.presets",
     "convert": "fourbits.linear.convert",
-    "set_step": "fourbits.linear.convert",
+    "set_step": "fourbits.linear.step",
 }
 
 

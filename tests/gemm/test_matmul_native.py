@@ -48,12 +48,7 @@ def test_other_formats_are_refused_by_name():
         matmul_native.native_operand(q)
 
 
-def without_card(x, wanted):
-    return tuple(quantize(x, want.spec, want.axis, want.amax, want.key) for want in wanted)
-
-
-def test_the_self_check_passes_where_the_arithmetic_is_right(monkeypatch):
-    monkeypatch.setattr(matmul_check, "fused_quantize", without_card)
+def test_the_self_check_passes_where_the_arithmetic_is_right():
     findings = matmul_check.check_native(torch.device("cpu"))
     assert len(findings) == 7
     assert all(finding.passed for finding in findings), findings
@@ -63,8 +58,7 @@ def failed(findings):
     return [finding.what for finding in findings if not finding.passed]
 
 
-def test_the_self_check_sees_gradients_that_are_zero(monkeypatch):
-    monkeypatch.setattr(matmul_check, "fused_quantize", without_card)
+def test_the_self_check_sees_gradients_that_are_zero():
     zero = lambda a, b, dtype, bias: torch.zeros(a.rows, b.rows, dtype=dtype)  # noqa: E731
     assert failed(matmul_check.check_native(torch.device("cpu"), zero)) == [
         "fprop: product",
@@ -74,16 +68,14 @@ def test_the_self_check_sees_gradients_that_are_zero(monkeypatch):
 
 
 def test_the_self_check_sees_rounding_that_is_not_stochastic(monkeypatch):
-    def nearest(x, wanted):
-        return tuple(quantize(x, OperandSpec(rht=want.spec.rht), want.axis, want.amax) for want in wanted)
+    def nearest(device, x, spec, axis, amax=None, sr_key=None):
+        return quantize(x, OperandSpec(rht=spec.rht), axis, amax)
 
-    monkeypatch.setattr(matmul_check, "fused_quantize", nearest)
+    monkeypatch.setattr(matmul_check, "quantized_on", nearest)
     assert "stochastic rounding" in failed(matmul_check.check_native(torch.device("cpu")))
 
 
-def test_the_self_check_sees_a_sum_in_half_precision(monkeypatch):
-    monkeypatch.setattr(matmul_check, "fused_quantize", without_card)
-
+def test_the_self_check_sees_a_sum_in_half_precision():
     def coarse(a, b, dtype, bias):
         product = (a.block_values().to(torch.bfloat16) @ b.block_values().to(torch.bfloat16).t()).half()
         return (product.float() * a.global_scale * b.global_scale * 1.02).to(dtype)
@@ -97,15 +89,14 @@ def test_an_error_of_a_card_or_a_library_is_a_finding(monkeypatch):
     def unsupported(a, b, dtype, bias):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`\nmore")
 
-    def no_image(x, wanted):
+    def no_image(*args, **kwargs):
         raise ValueError
 
     monkeypatch.setattr(matmul_check, "_SHAPE", (16, 16, 16))
-    monkeypatch.setattr(matmul_check, "fused_quantize", without_card)
     fprop, *_, rounding = matmul_check.check_native(torch.device("cpu"), unsupported)
     error = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`"
     assert fprop == ("fprop", False, error)
     assert rounding.passed
-    monkeypatch.setattr(matmul_check, "fused_quantize", no_image)
+    monkeypatch.setattr(matmul_check, "quantized_on", no_image)
     wrong = matmul_check.why_not_trusted.__wrapped__(torch.device("cpu"))
     assert wrong == "; ".join(f"{what} (ValueError: no message)" for what in (*GEMMS, "stochastic rounding"))

@@ -15,7 +15,8 @@ from fourbits.linear import module as linear_module
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.amax_policy import COUNT, HISTORY, IN_USE, observe
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import GemmSpec, GemmTable, Recipe

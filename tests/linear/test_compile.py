@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear import module as linear_module
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from support.assertions import assert_same_bytes
 from support.straight_through import grad_of
 

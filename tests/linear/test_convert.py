@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
 from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.step import set_step
 from fourbits.linear.summary import ConversionSummary
 from fourbits.recipe.presets import get_recipe
 from support.assertions import assert_same_bytes

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.recipe.presets import list_recipes
 from support.assertions import assert_same_bytes
 from support.straight_through import grad_of

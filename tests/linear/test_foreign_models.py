@@ -22,8 +22,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
 from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.step import set_step
 from fourbits.linear.summary import ConversionSummary
 from support.assertions import assert_same_bytes
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fourbits.formats.descriptors import BLOCK_FORMATS
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.presets import get_recipe, list_recipes
 from fourbits.recipe.recipe import GemmSpec, KeepBF16, Recipe

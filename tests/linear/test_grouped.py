@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from fourbits.linear import module as linear_module
-from fourbits.linear.convert import clocks_of, convert, set_step
+from fourbits.linear.convert import convert
 from fourbits.linear.grouped import QuantizedGroup
 from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.step import counters_of, set_step
 from fourbits.linear.summary import ConversionSummary
 from fourbits.model.experts import GroupedLinear
 from fourbits.model.linear import Linear
@@ -115,9 +116,9 @@ def test_without_set_step_noise_is_fresh_and_the_clock_advances_once_a_backward_
     group, _, *_ = pair("nvfp4")
     x, dy = torch.randn(sum(COUNTS), WIDTH), torch.randn(sum(COUNTS), WIDTH)
     first = step(group, x, dy)
-    assert {int(clock[1]) for clock in clocks_of(group)} == {1}
+    assert {int(clock[1]) for clock in counters_of(group)} == {1}
     second = step(group, x, dy)
-    assert {int(clock[1]) for clock in clocks_of(group)} == {2}
+    assert {int(clock[1]) for clock in counters_of(group)} == {2}
     assert_same_bytes(first[0], second[0])
     assert not torch.equal(first[1], second[1])
 

@@ -23,8 +23,9 @@ from transformers import (
 from transformers.models.nemotron_h import modeling_nemotron_h
 
 from exchange.exchanged import MAMBA, SIZES
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
 from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.step import set_step
 
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=2)),

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fourbits.linear import module as linear_module
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.recipe.presets import get_recipe

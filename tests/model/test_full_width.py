@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
 from fourbits.model.presets import MODEL_PRESETS

@@ -7,7 +7,7 @@ import torch
 
 from fourbits.model import conv_triton, gated_norm_triton
 from fourbits.model.conv import conv_silu
-from support.kernel_builds import on_card, recording, registers, stack_bytes
+from support.kernel_builds import on_gpu, recording, registers, stack_bytes
 from support.triton_interpreter import run
 
 #: width and groups of hybrid-1.2b and hybrid-12b
@@ -29,9 +29,9 @@ def test_other_than_four_taps_run_as_torch_and_are_rounded_once():
 @pytest.mark.parametrize("card", [90, 100, 120])
 @pytest.mark.parametrize("documents", [False, True])
 def test_the_convolution_keeps_its_walk_in_registers(card, documents):
-    x = on_card(2, 256, 9280)[..., 4096:8192]
-    taps, bias = on_card(4, 5120, dtype=torch.float32)[:, :4096], on_card(4096, dtype=torch.float32)
-    numbers = on_card(2, 256, dtype=torch.int32) if documents else None
+    x = on_gpu(2, 256, 9280)[..., 4096:8192]
+    taps, bias = on_gpu(4, 5120, dtype=torch.float32)[:, :4096], on_gpu(4096, dtype=torch.float32)
+    numbers = on_gpu(2, 256, dtype=torch.int32) if documents else None
     with recording(conv_triton) as starts:
         conv_triton.forward(x, taps, bias, numbers)
         conv_triton.backward(x, x, taps, bias, numbers)
@@ -46,8 +46,8 @@ def test_the_convolution_keeps_its_walk_in_registers(card, documents):
 @pytest.mark.parametrize("card", [90, 100, 120])
 @pytest.mark.parametrize(("width", "groups"), GROUPS)
 def test_the_gated_norm_reads_16_bytes_at_a_time_and_spills_nothing(card, width, groups):
-    y, z = on_card(2, 64, width), on_card(2, 64, 2 * width)[..., :width]
-    weight = on_card(width, dtype=torch.float32)
+    y, z = on_gpu(2, 64, width), on_gpu(2, 64, 2 * width)[..., :width]
+    weight = on_gpu(width, dtype=torch.float32)
     with recording(gated_norm_triton) as starts:
         gated_norm_triton.forward(y, z, weight, groups, 1e-5)
         gated_norm_triton.backward(y, y, z, weight, groups, 1e-5)

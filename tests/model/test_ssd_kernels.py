@@ -10,7 +10,7 @@ from fourbits.model import mixer_check, ssd_check, ssd_op, ssd_triton, ssd_tunin
 from fourbits.model.conv import conv_silu
 from fourbits.model.gated_norm import gated_group_norm
 from fourbits.model.ssd import ssd
-from support.kernel_builds import on_card, recording, stack_bytes
+from support.kernel_builds import on_gpu, recording, stack_bytes
 from support.triton_interpreter import run
 
 #: registers of a thread that a kernel may spill on sm_90
@@ -29,8 +29,8 @@ def test_kernels_are_the_recurrence_in_fp32():
 )
 def test_kernels_multiply_on_tensor_cores_within_a_cards_memory(card, head_dim, states):
     tuning, kibibytes = getattr(ssd_tuning, CARDS[card][0]), CARDS[card][1]
-    x, b = on_card(1, 512, 32, head_dim), on_card(1, 512, 2, states)
-    dt, a = on_card(1, 512, 32, dtype=torch.float32), on_card(32, dtype=torch.float32)
+    x, b = on_gpu(1, 512, 32, head_dim), on_gpu(1, 512, 2, states)
+    dt, a = on_gpu(1, 512, 32, dtype=torch.float32), on_gpu(32, dtype=torch.float32)
     with recording(ssd_triton) as starts:
         ssd_triton.forward(x, dt, a, b, b, a, None, tuning["forward"])
         ssd_triton.backward(x, x, dt, a, b, b, a, None, tuning["backward"])

@@ -1,12 +1,24 @@
-"""The fused quantizers without a card: equal bytes in Triton's interpreter, and what they refuse."""
+"""The fused quantizers without a GPU: equal bytes in Triton's interpreter, and what they refuse."""
 
 import pytest
 import torch
 
-from fourbits.quant.kernels.launch_exact import fused_operands
-from fourbits.quant.kernels.support import Wanted, why_not_fused
+from fourbits.quant.kernels import support
+from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.request import OperandRequest, Signature
 from support.triton_interpreter import run
+
+CPU = torch.device("cpu")
+
+
+def on(device=CPU, shape=(16, 16), strides=(16, 1)):
+    return Signature(device, torch.bfloat16, shape, strides)
+
+
+@pytest.fixture
+def any_device(monkeypatch):
+    monkeypatch.setattr(support, "unsupported_device", lambda device: None)
 
 
 def test_fused_bytes_are_the_references():
@@ -14,9 +26,10 @@ def test_fused_bytes_are_the_references():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_a_tensor_without_a_card_is_refused_by_name():
-    with pytest.raises(ValueError, match="NVIDIA cards, x is on cpu"):
-        fused_operands(torch.zeros(16, 16), [Wanted(OperandSpec(), 1)])
+@pytest.mark.parametrize("device", ["cpu", "xpu", "mps"])
+def test_a_tensor_that_is_not_on_an_nvidia_gpu_is_refused_by_name(device):
+    reason = unsupported(on(torch.device(device)), [OperandRequest(OperandSpec(), 1)])
+    assert reason == f"the fused kernels are for NVIDIA GPUs, the tensor is on {device}"
 
 
 @pytest.mark.parametrize(
@@ -29,33 +42,33 @@ def test_a_tensor_without_a_card_is_refused_by_name():
         (OperandSpec(fp32_scale="pow2"), 1, "fp32_scale='pow2' has no kernel"),
     ],
 )
-def test_what_has_no_kernel_is_named(monkeypatch, spec, axis, reason):
-    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
-    answer = why_not_fused(torch.zeros(16, 16), [Wanted(spec, axis)])
-    assert answer is not None
-    assert reason in answer
+def test_what_has_no_kernel_is_named(any_device, spec, axis, reason):
+    assert reason in (unsupported(on(), [OperandRequest(spec, axis)]) or "")
 
 
-def test_one_read_makes_one_operand_of_each_axis(monkeypatch):
-    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
-    answer = why_not_fused(torch.zeros(16, 16), [Wanted(OperandSpec(), 1)] * 2)
-    assert answer is not None
-    assert "one operand of each axis" in answer
-
-
-def test_transformed_rows_are_made_alone(monkeypatch):
-    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
-    both = [Wanted(OperandSpec(rht=16), 1), Wanted(OperandSpec(), 0)]
-    answer = why_not_fused(torch.zeros(16, 16), both)
-    assert answer is not None
-    assert "turned copy" in answer
-    assert why_not_fused(torch.zeros(16, 16), both[:1]) is None
-
-
-def test_noise_without_a_key_is_refused(monkeypatch):
-    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
-    with pytest.raises(ValueError, match="needs a key"):
-        fused_operands(torch.zeros(16, 16), [Wanted(OperandSpec(rounding="sr"), 1)])
+@pytest.mark.parametrize(
+    ("requests", "reason"),
+    [
+        ([OperandRequest(OperandSpec(), 1)] * 2, "at most one operand of each axis"),
+        ([OperandRequest(OperandSpec(rht=16), 1), OperandRequest(OperandSpec(), 0)], "transposed copy"),
+        ([OperandRequest(OperandSpec(), 1, True), OperandRequest(OperandSpec(), 0)], "a kernel of its own"),
+        (
+            [OperandRequest(OperandSpec(), 1, amax="stored"), OperandRequest(OperandSpec(), 0, True)],
+            "not packed",
+        ),
+        (
+            [OperandRequest(OperandSpec(), 1, amax="stored"), OperandRequest(OperandSpec(format="mxfp4"), 0)],
+            "one scale per tensor",
+        ),
+        (
+            [OperandRequest(OperandSpec(), 1), OperandRequest(OperandSpec(format="fp8"), 0)],
+            "different kernels",
+        ),
+    ],
+)
+def test_what_one_pass_does_not_make_is_said(any_device, requests, reason):
+    assert reason in (unsupported(on(), requests) or "")
+    assert all(unsupported(on(), [request]) is None for request in requests)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +79,11 @@ def test_noise_without_a_key_is_refused(monkeypatch):
         ((16, 1 << 24), (1 << 24, 1), 0, False),
         ((1 << 24, 16), (16, 1), 0, True),
         ((1 << 24, 16), (1, 1 << 24), 0, True),  # read from a copy
-        ((1 << 24, 16), (16, 1), 16, False),  # read from a turned copy
+        ((1 << 24, 16), (16, 1), 16, False),  # read from a transposed copy
     ],
 )
 def test_rows_too_far_apart_for_offsets_of_32_bits_are_left_to_the_reference(
-    monkeypatch, shape, strides, rht, fused
+    any_device, shape, strides, rht, fused
 ):
-    monkeypatch.setattr("fourbits.quant.kernels.support.device_blocker", lambda device: None)
-    x = torch.empty_strided(shape, strides, device="meta", dtype=torch.bfloat16)
-    answer = why_not_fused(x, [Wanted(OperandSpec(rht=rht), 1)])
-    assert answer is None if fused else answer == "rows have more than 16777200 elements"
+    reason = unsupported(on(CPU, shape, strides), [OperandRequest(OperandSpec(rht=rht), 1)])
+    assert reason is None if fused else reason == "rows have more than 16777200 elements"

@@ -1,23 +1,39 @@
-"""The fused quantizers compiled for every card: instructions that must be there, and that must not."""
+"""The fused quantizers compiled for every GPU: instructions that must be there, and that must not."""
 
 import re
+from contextlib import ExitStack
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from fourbits.quant.kernels import start_exact as fused_triton
-from fourbits.quant.kernels import start_packed as fused_codes_triton
-from fourbits.quant.kernels import start_stats as fused_notes_triton
-from fourbits.quant.kernels.kernel_config import NoiseKey, fp8_plan, plan
+from fourbits.quant.kernels import launch_packed, launch_stats, launch_unpack
 from fourbits.quant.kernels.packed_triton import convert_pairs
+from fourbits.quant.kernels.quantizers import kernel_quantizer
 from fourbits.quant.operand import OperandSpec
-from support.kernel_builds import Start, on_card, recording, registers, stack_bytes
+from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget
+from fourbits.quant.tensor import QuantizedTensor
+from support.kernel_builds import Start, on_gpu, recording, registers, signature, stack_bytes
 
-CARDS = [90, 100, 120]
-KEY = NoiseKey(torch.zeros(5, dtype=torch.int64))
+ARCHITECTURES = [90, 100, 120]
+KEY = torch.zeros(5, dtype=torch.int64)
 AMAX = torch.ones(512)
+SR_PAIR = OperandSpec(rounding="sr"), OperandSpec(rounding="sr", rht=16)
+
+
+@pytest.fixture(autouse=True)
+def without_conversion_in_hardware(monkeypatch):
+    monkeypatch.setattr(launch_packed, "_converts", lambda device: False)
+
+
+def launches(x, *requests, amax=AMAX, stats=None):
+    """What would be launched for these operands: no amax pass where an amax is given."""
+    given = tuple(r._replace(amax="own" if amax is None else "given") for r in requests)
+    plan = kernel_quantizer(signature(x), given)
+    with recording(launch_stats) as starts:
+        made = plan(x, (OperandInputs(KEY, 0, amax),) * len(given), stats)
+    return starts, made
 
 
 def ptx_of(starts, card):
@@ -27,11 +43,17 @@ def ptx_of(starts, card):
     return built.asm["ptx"]
 
 
-@pytest.mark.parametrize("card", CARDS)
+def both(row, column, **options):
+    return OperandRequest(row, 1), OperandRequest(column, 0, **options)
+
+
+def stats_target():
+    return StatsTarget(torch.zeros(6), torch.zeros(6, 4, dtype=torch.int64), (4, 5))
+
+
+@pytest.mark.parametrize("card", ARCHITECTURES)
 def test_both_operands_of_a_gradient_round_as_written(card):
-    row, column = plan(OperandSpec(rounding="sr"), 1), plan(OperandSpec(rounding="sr", rht=16), 0)
-    with recording(fused_triton, fused_codes_triton) as starts:
-        fused_triton.exact(on_card(64, 2048), row, column, (AMAX, AMAX), (KEY, KEY))
+    starts, _ = launches(on_gpu(64, 2048), *both(*SR_PAIR))
     ptx = ptx_of(starts, card)
     assert not re.search(r"\bfma\.", ptx), "a multiplication and an addition were contracted"
     assert ".ftz" not in ptx, "subnormals are flushed"
@@ -40,51 +62,41 @@ def test_both_operands_of_a_gradient_round_as_written(card):
     assert re.search(r"ld\.global\S*\.v4\.b32", ptx), "loads are narrower than 16 bytes"
 
 
-@pytest.mark.parametrize("card", CARDS)
-def test_what_policies_learn_needs_no_second_operand(card):
+@pytest.mark.parametrize("card", ARCHITECTURES)
+def test_recording_stats_needs_no_second_operand(card):
     """A reduction over the column operand made the compiler transform twice, in another arrangement."""
-    row, column = plan(OperandSpec(rounding="sr"), 1), plan(OperandSpec(rounding="sr", rht=16), 0)
     additions = []
-    for observe in (False, True):
-        with recording(fused_triton) as starts:
-            x = on_card(64, 2048)
-            *_, seen = fused_triton.exact(x, row, column, (AMAX, AMAX), (KEY, KEY), observe=observe)
-        additions.append(len(re.findall(r"\b(?:add|sub)\.(?:rn\.)?f32", ptx_of(starts, card))))
+    for stats in (None, stats_target()):
+        (quantizing, *rest), _ = launches(on_gpu(64, 2048), *both(*SR_PAIR), stats=stats)
+        additions.append(len(re.findall(r"\b(?:add|sub)\.(?:rn\.)?f32", ptx_of([quantizing], card))))
     assert additions[0] >= 64 * 4, "a thread's 64 values take four rounds of additions and subtractions"
     assert additions[1] == additions[0]
-    with recording(fused_notes_triton) as starts:
-        into = torch.zeros(6), torch.zeros(6, 4, dtype=torch.int64)
-        assert seen is not None
-        fused_notes_triton.notes(seen, (5, 7), (4, 5), into)
-    assert ptx_of(starts, card)
+    assert ptx_of(rest, card)
 
 
-def test_six_programs_that_learn_for_policies_share_a_processor():
-    row, column = plan(OperandSpec(rounding="sr"), 1), plan(OperandSpec(rounding="sr", rht=16), 0)
-    with recording(fused_triton) as starts:
-        fused_triton.exact(on_card(64, 2048), row, column, (AMAX, AMAX), (KEY, KEY), observe=True)
+def test_six_programs_that_record_stats_share_an_sm():
+    starts, _ = launches(on_gpu(64, 2048), *both(*SR_PAIR), stats=stats_target())
     built = starts[0].build(90)
     assert 6 * starts[0].arguments["num_warps"] * 32 * registers(built) <= 65536
     assert stack_bytes(built) <= 4 * 8, "more than a few registers are spilled for the sixth program"
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", ARCHITECTURES)
 def test_weights_choose_four_or_six(card):
-    choosing = plan(OperandSpec(block=(16, 16), source="bf16", scale_rule="4over6-mse"), 1)
-    with recording(fused_triton, fused_codes_triton) as starts:
-        fused_triton.exact(on_card(64, 2048, dtype=torch.float32), choosing, None, (AMAX, None), (None, None))
-    ptx = ptx_of(starts, card)
-    assert not re.search(r"\bfma\.", ptx), "a multiplication and an addition were contracted"
+    choosing = OperandSpec(block=(16, 16), source="bf16", scale_rule="4over6-mse")
+    starts, _ = launches(on_gpu(64, 2048, dtype=torch.float32), OperandRequest(choosing, 1))
+    assert not re.search(r"\bfma\.", ptx_of(starts, card)), "a multiplication and an addition were contracted"
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", ARCHITECTURES)
 def test_scales_are_corrected_by_sums_as_written(card):
-    spec = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
-    with recording(fused_triton, fused_codes_triton) as starts:
-        x = on_card(256, 2048)
-        fused_triton.amax_parts(x, None, plan(spec, 0), KEY)
-        fused_triton.exact(x, None, plan(spec, 0), (None, AMAX), (None, KEY))
-        fused_codes_triton.packed(x, plan(spec, 0, packed=True), AMAX, KEY, swizzled=True)
+    request = OperandRequest(OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call"), 0)
+    x = on_gpu(256, 2048)
+    starts = [
+        *launches(x, request, amax=None)[0],
+        *launches(x, request._replace(packed=True))[0],
+    ]
+    assert len(starts) == 3
     for start in starts:
         built = start.build(card)
         assert not re.search(r"\bfma\.", built.asm["ptx"]), "a multiplication and an addition were contracted"
@@ -92,36 +104,36 @@ def test_scales_are_corrected_by_sums_as_written(card):
         assert start.arguments["ROWS"] == 128
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", ARCHITECTURES)
 def test_packed_operands_are_unpacked_by_wide_accesses(card):
-    with recording(fused_triton, fused_codes_triton) as starts:
-        codes, scales = on_card(64, 1024, dtype=torch.uint8), on_card(64, 128, dtype=torch.uint8)
-        fused_codes_triton.unpacked(codes, scales, (1, 16), power_of_two=False)
+    starts = unpacking(
+        OperandSpec(), on_gpu(64, 1024, dtype=torch.uint8), on_gpu(64, 128, dtype=torch.uint8), 1
+    )
     assert re.search(r"st\.global\S*\.v4\.b32", ptx_of(starts, card)), "stores are narrower than 16 bytes"
 
 
-@pytest.mark.parametrize("card", CARDS)
-def test_an_input_that_stays_packed_is_written_and_read_by_words(card):
-    row, column = plan(OperandSpec(), 1), plan(OperandSpec(rht=16), 0, packed=True)
-    with recording(fused_triton, fused_codes_triton) as starts:
-        x = on_card(64, 2048)
-        made = fused_triton.exact(x, row, column, (AMAX, AMAX), (None, None), packed_column=True)
-        kept = made[1]
-        assert isinstance(kept, fused_triton.TurnedCodes)
-        codes = kept.codes.as_subclass(type(x))
-        fused_codes_triton.unpacked_turned(codes, kept.scales, 16, power_of_two=False)
-    writing, reading = (start.build(card).asm["ptx"] for start in starts)
-    assert "st.global.b8" not in writing + reading, "codes are written a byte at a time"
-    assert "ld.global.b8" not in reading, "codes are read a byte at a time"
+def unpacking(spec, codes, scales, axis):
+    """What would be launched to unpack an operand."""
+    shape = (codes.shape[0], 2 * codes.shape[1])
+    scale = scales.as_subclass(torch.Tensor).view(torch.float8_e4m3fn)
+    q = QuantizedTensor(codes, scale, torch.ones(()), axis, shape if axis else shape[::-1], spec)
+    with recording() as starts, ExitStack() as stack:
+        launch_unpack.launcher.cache_clear()
+        stack.callback(launch_unpack.launcher.cache_clear)
+        launch_unpack.unpacked(q)
+    return starts
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", ARCHITECTURES)
+def test_an_input_that_stays_packed_is_written_by_words(card):
+    starts, _ = launches(on_gpu(64, 2048), *both(OperandSpec(), OperandSpec(rht=16), packed=True))
+    assert "st.global.b8" not in ptx_of(starts, card), "codes are written a byte at a time"
+
+
+@pytest.mark.parametrize("card", ARCHITECTURES)
 def test_codes_are_converted_in_hardware_where_it_can(card, monkeypatch):
-    monkeypatch.setattr(fused_codes_triton, "_converts", lambda device: card >= 100)
-    with recording(fused_triton, fused_codes_triton) as starts:
-        fused_codes_triton.packed(
-            on_card(64, 1024), plan(OperandSpec(), 1, packed=True), AMAX, None, swizzled=True
-        )
+    monkeypatch.setattr(launch_packed, "_converts", lambda device: card >= 100)
+    starts, _ = launches(on_gpu(64, 1024), OperandRequest(OperandSpec(), 1, packed=True))
     assert ("cvt.rn.satfinite.e2m1x2.f32" in ptx_of(starts, card)) == (card >= 100)
 
 
@@ -139,44 +151,37 @@ def test_hardware_too_puts_the_first_of_two_codes_into_the_low_half_of_a_byte():
     assert f"cvt.rn.satfinite.e2m1x2.f32 pair, {second}, {first};" in ptx
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", ARCHITECTURES)
 def test_the_amax_pass_keeps_copies_in_flight(card):
-    with recording(fused_triton, fused_codes_triton) as starts:
-        fused_triton.amax_parts(on_card(64, 2048), plan(OperandSpec(), 1), plan(OperandSpec(rht=16), 0), None)
-    ptx = ptx_of(starts, card)
+    (amaxes, _), _ = launches(on_gpu(64, 2048), *both(OperandSpec(), OperandSpec(rht=16)), amax=None)
+    ptx = ptx_of([amaxes], card)
     assert "cp.async" in ptx
     assert "max.NaN" in ptx, "a NaN is lost"
 
 
 def test_fp8_codes_are_converted_in_hardware():
-    both = fp8_plan(OperandSpec(format="fp8"))
-    with recording(fused_triton, fused_codes_triton) as starts:
-        fused_codes_triton.fp8(on_card(256, 256), both, both)
+    fp8 = OperandSpec(format="fp8")
+    starts, _ = launches(on_gpu(256, 256), *both(fp8, fp8))
     assert "cvt.rn.satfinite.e4m3x2.f32" in ptx_of(starts, 90)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (16, 1), (0, 32), (32, 0)])
 def test_no_size_is_a_special_case(shape):
     """The compiler is given a 1 as a constant, which code may treat differently."""
-    x, row, column = on_card(*shape), plan(OperandSpec(), 1), plan(OperandSpec(rht=16), 0)
-    with recording(fused_triton, fused_codes_triton) as starts:
-        fused_triton.amax_parts(x, row, column, None)
-        fused_triton.exact(x, row, column, (AMAX[:1], AMAX[:1]), (None, None))
-        fused_codes_triton.packed(
-            x, plan(OperandSpec(rht=16), 0, packed=True), AMAX[:1], None, swizzled=False
-        )
-        fused_codes_triton.fp8(x, fp8_plan(OperandSpec(format="fp8")), None)
+    x, column = on_gpu(*shape), OperandRequest(OperandSpec(rht=16), 0)
+    starts = [
+        *launches(x, OperandRequest(OperandSpec(), 1), column, amax=None)[0],
+        *launches(x, column._replace(packed=True), amax=AMAX[:1])[0],
+        *launches(x, OperandRequest(OperandSpec(format="fp8"), 1))[0],
+    ]
     assert len(starts) == (4 if x.numel() else 3)
     assert all(start.build(90).asm["cubin"] for start in starts)
 
 
-def test_an_operand_of_one_block_leaves_notes_too():
+def test_stats_of_an_operand_of_one_block_are_recorded_too():
     """Its number of blocks, a 1, reaches the compiler as a constant."""
-    square = plan(OperandSpec(block=(16, 16)), 1)
-    with recording(fused_triton, fused_notes_triton) as starts:
-        *_, seen = fused_triton.exact(on_card(16, 16), square, None, (AMAX, None), (None, None), observe=True)
-        assert seen is not None
-        into = torch.zeros(6), torch.zeros(6, 4, dtype=torch.int64)
-        fused_notes_triton.notes(seen, (1, 0), (1, -1), into)
+    square = OperandRequest(OperandSpec(block=(16, 16)), 1)
+    target = stats_target()._replace(places=(1,))
+    starts, _ = launches(on_gpu(16, 16), square, stats=target)
     assert starts[1].kernel.arg_names[:3] == ["row_maxima_ptr", "row_entries", "row_blocks"]
     assert starts[1].build(90).asm["cubin"]

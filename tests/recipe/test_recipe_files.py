@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.philox import ROLES
 from fourbits.recipe.overrides import with_both_sides

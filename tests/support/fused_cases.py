@@ -11,22 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fourbits.formats.packing import swizzle_scales
 from fourbits.quant.amax_stats import own_amax
-from fourbits.quant.kernels.kernel_config import NoiseKey
-from fourbits.quant.kernels.launch_exact import fused_observed, fused_operands
-from fourbits.quant.kernels.launch_packed import (
-    fused_kept_packed,
-    fused_quantize,
-    fused_swizzled,
-    fused_unpacked,
-    why_not_kept_packed,
-    why_not_unpacked,
-)
-from fourbits.quant.kernels.support import Wanted
+from fourbits.quant.kernels import launch_unpack, quantizers, support
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand, quantize
-from fourbits.quant.tensor import unpacked
+from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget, signature_of
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
 from support.triton_interpreter import prepare
 
 ROW = OperandSpec()
@@ -116,87 +106,116 @@ def tensor(case: Case, device: torch.device | str) -> Tensor:
     return x.t().contiguous().t() if case.layout == "turned" else x
 
 
+def by_kernels(
+    x: Tensor,
+    requests: list[OperandRequest],
+    inputs: OperandInputs | list[OperandInputs],
+    stats: StatsTarget | None = None,
+) -> tuple[ExactOperand | QuantizedTensor, ...]:
+    """The operands in one pass of the fused kernels, which must take the request."""
+    signature, wanted = signature_of(x), tuple(requests)
+    reason = support.unsupported(signature, wanted)
+    assert reason is None, reason
+    each = tuple(inputs) if isinstance(inputs, list) else (inputs,) * len(requests)
+    return quantizers.kernel_quantizer(signature, wanted)(x, each, stats)
+
+
 def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
     """What differs from the reference, field by field; empty if every byte is the same."""
     x = tensor(case, device)
     key = torch.tensor([1234, 5 * 8 + 4, 17, 48, 3], device=device)
     amax = None if case.given is None else torch.tensor(case.given, device=device)
     row, column = PAIRS[case.pair]
-    wanted = [
-        Wanted(spec, axis, key, amax if spec.tensor_scaled else None)
+    requests = [
+        OperandRequest(spec, axis, amax="given" if amax is not None and spec.tensor_scaled else "own")
         for spec, axis in ((row, 1), (column, 0))
         if spec is not None
     ]
-    found = []
-    for made, want in zip(fused_operands(x, wanted) if case.exact else (), wanted, strict=case.exact):
-        true = exact_operand(x.cpu(), want.spec, want.axis, _cpu(want.amax), key.cpu())
-        shapes = _unequal(f"axis {want.axis} padded", made.values[:0], true.values.to(made.values.dtype)[:0])
-        values, true_values = (
-            op.values[: x.shape[0], : x.shape[1]].to(torch.bfloat16) for op in (made, true)
-        )
-        found += shapes or _unequal(f"axis {want.axis} values", values, true_values)
-        found += _unequal(f"axis {want.axis} scale", made.scale, true.scale)
-    for made, want in zip(fused_quantize(x, wanted), wanted, strict=True):
-        true = quantize(x.cpu(), want.spec, want.axis, _cpu(want.amax), key.cpu())
-        for field in ("codes", "block_scale", "global_scale"):
-            found += _unequal(f"axis {want.axis} {field}", getattr(made, field), getattr(true, field))
-        if why_not_unpacked(made) is None:
-            again = fused_unpacked(made).values
-            found += _unequal(f"axis {want.axis} unpacked", again, unpacked(true).values)
-    if len(wanted) == 2 and why_not_kept_packed(x, *wanted) is None:
-        found += _kept_packed_differences(x, wanted[0], wanted[1])
+    found: list[str] = []
+    if case.exact:
+        inputs = [OperandInputs(key, 0, amax if r.amax == "given" else None) for r in requests]
+        for made, request in zip(by_kernels(x, requests, inputs), requests, strict=True):
+            assert isinstance(made, ExactOperand)
+            found += _exact_differences(x, made, request, amax, key)
+    for request in requests:
+        given = amax if request.amax == "given" else None
+        (made,) = by_kernels(x, [request._replace(packed=True)], OperandInputs(key, 0, given))
+        assert isinstance(made, QuantizedTensor)
+        true = quantize(x.cpu(), request.spec, request.axis, _cpu(given), key.cpu())
+        found += _packed_differences(f"axis {request.axis}", made, true)
+    kept = [request._replace(packed=request.axis == 0) for request in requests]
+    if len(kept) == 2 and support.unsupported(signature_of(x), kept) is None:
+        found += _kept_packed_differences(x, kept, amax, key)
     return found
 
 
-def _kept_packed_differences(x: Tensor, row: Wanted, column: Wanted) -> list[str]:
-    """What one read that keeps the column operand packed gives, against the reference."""
-    made, packed = fused_kept_packed(x, row, column)
-    cpu = x.cpu(), [_cpu(want.key) for want in (row, column)]  # pyright: ignore[reportArgumentType]
-    true = exact_operand(cpu[0], row.spec, 1, _cpu(row.amax), cpu[1][0])
-    stored = quantize(cpu[0], column.spec, 0, _cpu(column.amax), cpu[1][1])
-    inside = made.values[: x.shape[0], : x.shape[1]], true.values[: x.shape[0], : x.shape[1]]
-    found = _unequal("kept: row values", *inside) + _unequal("kept: row scale", made.scale, true.scale)
+def _exact_differences(
+    x: Tensor, made: ExactOperand, request: OperandRequest, amax: Tensor | None, key: Tensor, name: str = ""
+) -> list[str]:
+    """An exact operand of the kernels against the reference's."""
+    given = amax if request.amax == "given" else None
+    true = exact_operand(x.cpu(), request.spec, request.axis, _cpu(given), key.cpu())
+    name = name or f"axis {request.axis}"
+    shapes = _unequal(f"{name} padded", made.values[:0], true.values.to(made.values.dtype)[:0])
+    values, true_values = (op.values[: x.shape[0], : x.shape[1]].to(torch.bfloat16) for op in (made, true))
+    found = shapes or _unequal(f"{name} values", values, true_values)
+    return found + _unequal(f"{name} scale", made.scale, true.scale)
+
+
+def _packed_differences(name: str, made: QuantizedTensor, true: QuantizedTensor) -> list[str]:
+    """A packed operand of the kernels, and what they unpack of it, against the reference's."""
+    found: list[str] = []
     for field in ("codes", "block_scale", "global_scale"):
-        found += _unequal(f"kept: {field}", getattr(packed, field), getattr(stored, field))
-    again = fused_unpacked(packed)
-    values = again.values.t() if again.axis == 0 else again.values
-    return found + _unequal("kept: unpacked", values, unpacked(stored).values)
+        found += _unequal(f"{name} {field}", getattr(made, field), getattr(true, field))
+    if launch_unpack.unsupported_unpack(made) is None:
+        again = launch_unpack.unpacked(made)
+        values = again.values.t() if again.axis == 0 else again.values
+        found += _unequal(f"{name} unpacked", values, unpacked(true).values)
+    return found
+
+
+def _kept_packed_differences(
+    x: Tensor, requests: list[OperandRequest], amax: Tensor | None, key: Tensor
+) -> list[str]:
+    """What one pass that keeps the column operand packed gives, against the reference."""
+    inputs = [OperandInputs(key, 0, amax if r.amax == "given" else None) for r in requests]
+    row, column = by_kernels(x, requests, inputs)
+    assert isinstance(row, ExactOperand)
+    assert isinstance(column, QuantizedTensor)
+    stored = quantize(x.cpu(), requests[1].spec, 0, _cpu(inputs[1].amax), key.cpu())
+    found = _exact_differences(x, row, requests[0], amax, key, "kept row")
+    return found + _packed_differences("kept column", column, stored)
 
 
 def policy_differences(stored: tuple[float, float], device: torch.device | str = "cpu") -> list[str]:
     """The same for both operands under amax policies that have stored these amaxes (negative: none yet)."""
     x = tensor(Case("nearest", (40, 48)), device)
     key = torch.tensor([1234, 5 * 8 + 4, 17, 48, 3], device=device)
-    clock = torch.tensor([1234, 17, 0, 48, 3], device=device)
-    kept = NoiseKey(clock, fields=(0, 2, 1, 3, 4), stream=5 * 8 + 4)  # the same key as linears keep it
+    counter = torch.tensor([1234, 17, 0, 48, 3], device=device)
+    fields = (0, 2, 1, 3, 4)  # the same key as linear layers keep it
     given = torch.tensor(stored, device=device)
     column = replace(COLUMN_SR, rht_signs="per-call")
-    wanted = [Wanted(ROW_SR, 1, kept, stored=given[0]), Wanted(column, 0, kept, stored=given[1])]
-    found = []
+    requests = [
+        OperandRequest(spec, axis, False, "stored", fields) for spec, axis in ((ROW_SR, 1), (column, 0))
+    ]
+    inputs = [OperandInputs(counter, 5 * 8 + 4, amax) for amax in given]
     own, counts = (
         torch.full((3,), -1.0, device=device),
         torch.zeros((3, 4), dtype=torch.int64, device=device),
     )
-    operands = fused_observed(x, wanted, (own, counts), (2, 0))
-    for made, place, want in zip(operands, (2, 0), wanted, strict=True):
-        note = own[place], counts[place, :2]
-        true = own_amax(x.cpu(), want.spec, want.axis, given[1 - want.axis].cpu(), key.cpu())
-        operand = exact_operand(x.cpu(), want.spec, want.axis, true.used, key.cpu())
-        found += _unequal(f"axis {want.axis} values", made.values, operand.values)
-        found += _unequal(f"axis {want.axis} scale", made.scale, operand.scale)
-        found += _unequal(f"axis {want.axis} own amax", note[0], true.own)
-        found += [] if note[1].tolist() == true.counts.tolist() else [f"axis {want.axis} counts {note[1]}"]
+    operands = by_kernels(x, requests, inputs, StatsTarget(own, counts, (2, 0)))
+    found = []
+    for made, place, request in zip(operands, (2, 0), requests, strict=True):
+        assert isinstance(made, ExactOperand)
+        spec, axis = request.spec, request.axis
+        true = own_amax(x.cpu(), spec, axis, given[1 - axis].cpu(), key.cpu())
+        operand = exact_operand(x.cpu(), spec, axis, true.used, key.cpu())
+        found += _unequal(f"axis {axis} values", made.values, operand.values)
+        found += _unequal(f"axis {axis} scale", made.scale, operand.scale)
+        found += _unequal(f"axis {axis} own amax", own[place], true.own)
+        equal = counts[place, :2].tolist() == true.counts.tolist()
+        found += [] if equal else [f"axis {axis} counts {counts[place]}"]
     return found
-
-
-def swizzled_differences(spec: OperandSpec, axis: int, device: torch.device | str = "cpu") -> list[str]:
-    """The same for scales in the layout of block-scaled tensor cores, whose padding is zero."""
-    x = tensor(Case("nearest", (146, 90)), device)
-    codes, scales, global_scale = fused_swizzled(x, Wanted(spec, axis))
-    true = quantize(x.cpu(), spec, axis)
-    found = _unequal("swizzled scales", scales, swizzle_scales(true.block_scale.view(torch.uint8)))
-    found += _unequal("swizzled codes", codes, true.codes)
-    return found + _unequal("swizzled global scale", global_scale, true.global_scale)
 
 
 def _unequal(what: str, made: Tensor, true: Tensor) -> list[str]:
@@ -253,10 +272,6 @@ SMALL = [
 POLICIES = [(-1.0, -1.0), (7.5, 2.5), (300.0, -1.0)]
 
 
-#: operands that are written for block-scaled tensor cores
-SWIZZLED = [(ROW, 1), (COLUMN, 0), (TILE, 1)]
-
-
 def main(names: list[str]) -> int:
     """Check cases by name (all without names); print what differs."""
     prepare()
@@ -273,10 +288,6 @@ def main(names: list[str]) -> int:
         found = policy_differences(stored)
         failed += bool(found)
         print(f"stored amaxes {stored}", *found, sep="\n  ")
-    for spec, axis in () if names else SWIZZLED:
-        found = swizzled_differences(spec, axis)
-        failed += bool(found)
-        print(f"swizzled, {spec.block}, axis {axis}", *found, sep="\n  ")
     return failed
 
 

@@ -1,7 +1,7 @@
-"""Compile the kernels that a launch would start, for any card and without one.
+"""Compile the kernels that a call would launch, for any GPU and without one.
 
-A launch runs on CPU tensors that claim to be on a card; the kernels it would start are recorded and compiled
-ahead of time, with the tiles, types and alignments that the launch chose.
+A plan for a CUDA device runs on CPU tensors; the kernels it would launch are recorded and compiled ahead of
+time, with the tiles, types and alignments that the plan chose.
 """
 
 import re
@@ -21,6 +21,11 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fourbits.quant.kernels.launcher import Box, Launcher
+from fourbits.quant.request import Signature, signature_of
+
+GPU = torch.device("cuda", 0)
+
 _TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -32,15 +37,15 @@ _TYPES = {
 }
 
 
-class OnCard(torch.Tensor):
-    """A CPU tensor that says it is on a card."""
+class OnGpu(torch.Tensor):
+    """A CPU tensor that claims to be on a GPU."""
 
     is_cuda = True  # pyright: ignore[reportAssignmentType]
 
 
 @dataclass(frozen=True)
 class Start:
-    """One kernel that a launch would start."""
+    """One launch of a kernel."""
 
     kernel: Any
     arguments: dict[str, Any]
@@ -99,7 +104,10 @@ class _Recorder:
 
 @contextmanager
 def recording(*modules: ModuleType) -> Generator[list[Start]]:
-    """Record what the launches of modules would start, instead of starting it."""
+    """Record launches instead of making them: those of plans, and those of kernels in these modules.
+
+    What plans allocate on a GPU lies on the CPU.
+    """
     starts: list[Start] = []
     kernels = [
         (module, name, value)
@@ -107,17 +115,34 @@ def recording(*modules: ModuleType) -> Generator[list[Start]]:
         for name, value in vars(module).items()
         if isinstance(value, triton.JITFunction)
     ]
+
+    def record(launcher: Launcher, *values: Any) -> None:
+        plain = [value.descriptor() if type(value) is Box else value for value in values]
+        named = dict(zip(launcher._kernel.arg_names, plain, strict=False)) | launcher._constants
+        starts.append(Start(launcher._kernel, named))
+
+    def empty(*sizes: Any, device: object = None, **options: Any) -> torch.Tensor:
+        return allocate(*sizes, **options)
+
+    launch, allocate = Launcher.__call__, torch.empty
     try:
+        Launcher.__call__, torch.empty = record, empty
         for module, name, kernel in kernels:
             setattr(module, name, _Recorder(kernel, starts))
         yield starts
     finally:
+        Launcher.__call__, torch.empty = launch, allocate
         for module, name, kernel in kernels:
             setattr(module, name, kernel)
 
 
-def on_card(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.zeros(shape).to(dtype).as_subclass(OnCard)
+def on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(shape).to(dtype).as_subclass(OnGpu)
+
+
+def signature(x: torch.Tensor) -> Signature:
+    """The signature that x would have on a GPU."""
+    return signature_of(x)._replace(device=GPU)
 
 
 def _type_of(value: Any) -> str:

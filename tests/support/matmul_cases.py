@@ -1,4 +1,4 @@
-"""Products of fused operands against the exact sum, for the interpreter and for a card.
+"""GEMMs of the kernels against the exact sum, for the interpreter and for a GPU.
 
 Run as a program it checks cases in Triton's interpreter: TRITON_INTERPRET=1 python -m support.matmul_cases
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fourbits.gemm.kernels import launch as matmul_cuda
-from fourbits.gemm.kernels import start as matmul_triton
+from fourbits.gemm.kernels import gemms
+from fourbits.gemm.kernels.launch_bf16 import TmaGemm
 from fourbits.gemm.native.self_check import share_of_bound
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand, quantize
@@ -31,7 +31,7 @@ LAYOUTS: dict[str, tuple[OperandSpec, int, OperandSpec, int]] = {
     "fprop": (ROW, 1, TILE, 1),
     "dgrad": (ROW, 1, TILE, 0),
     "wgrad": (COLUMN, 0, COLUMN, 0),
-    "both turned but one": (ROW, 0, ROW, 1),
+    "both transposed but one": (ROW, 0, ROW, 1),
     "fp8 fprop": (FP8, 1, FP8_TILE, 1),
     "fp8 dgrad": (FP8, 1, FP8_TILE, 0),
     "fp8 wgrad": (FP8, 0, FP8, 0),
@@ -47,16 +47,15 @@ class Product:
     shape: tuple[int, int, int]
     out_dtype: torch.dtype = torch.bfloat16
     bias: bool = False
-    accumulate: bool = False
-    #: whether the left operand's values lie the other way, as kernels leave transformed rows
-    turned: bool = False
+    #: whether the left operand's values lie transposed, as kernels leave transformed rows
+    transposed: bool = False
     #: whether the product of both global scales overflows in FP32, though none of values does
     large: bool = False
 
     @property
     def name(self) -> str:
-        extra = (" + bias" if self.bias else "") + (" + out" if self.accumulate else "")
-        extra += (", turned" if self.turned else "") + (", large" if self.large else "")
+        extra = " + bias" if self.bias else ""
+        extra += (", transposed" if self.transposed else "") + (", large" if self.large else "")
         return f"{self.layout} {'x'.join(map(str, self.shape))} {str(self.out_dtype)[6:]}{extra}"
 
 
@@ -70,17 +69,18 @@ def excess(product: Product, device: torch.device | str = "cpu") -> float:
         x[:, :32], w[:, :32] = 0.0, 0.0
         x[:, 0], w[:, 16] = 2.0**78, 2.0**78
     bias = torch.randn(N, generator=generator) if product.bias else None
-    before = torch.randn(M, N, generator=generator).to(product.out_dtype) if product.accumulate else None
     sides = ((x, spec_a, axis_a), (w, spec_b, axis_b))
     kept = [(t if axis == 1 else t.t().contiguous(), spec, axis) for t, spec, axis in sides]
     left, right = (_operand(t, spec, axis, device) for t, spec, axis in kept)
-    if product.turned:
+    if product.transposed:
         left = replace(left, values=left.values.t().contiguous().t())
-    into = None if before is None else before.clone().to(device)
-    out = matmul_cuda.matmul(left, right, product.out_dtype, _on(bias, device), into).cpu()
+    reason = gemms.unsupported(left, right)
+    assert reason is None, reason
+    multiply = gemms.kernel_gemm(left, right, product.out_dtype, product.bias)
+    out = multiply(left, right, _on(bias, device)).cpu()
     a, b = (quantize(t, spec, axis) for t, spec, axis in kept)
     on_fp8_cores = spec_a.format == "fp8" and torch.device(device).type == "cuda"
-    return share_of_bound(out, a, b, bias, before, FP8_SUM_ERROR if on_fp8_cores else None)
+    return share_of_bound(out, a, b, bias, FP8_SUM_ERROR if on_fp8_cores else None)
 
 
 def _operand(x: Tensor, spec: OperandSpec, axis: int, device: torch.device | str) -> ExactOperand:
@@ -96,20 +96,20 @@ def _on(x: Tensor | None, device: torch.device | str) -> Tensor | None:
     return None if x is None else x.to(device)
 
 
-#: cut along the contraction
-CUT = [
+#: computed split-K
+SPLIT = [
     Product("wgrad", (40, 24, 720), bias=True),
-    Product("wgrad", (24, 40, 1200), torch.float32, accumulate=True),
+    Product("wgrad", (24, 40, 1200), torch.float32),
     Product("wgrad", (24, 40, 1200), torch.float32, large=True),
 ]
 SMALL = [
     *(Product(layout, (48, 80, 64), bias=True) for layout in LAYOUTS),
     *(Product(layout, (33, 40, 50), torch.float32) for layout in LAYOUTS),
-    Product("fprop", (40, 136, 272), torch.float32, accumulate=True),
-    Product("fprop", (48, 80, 64), turned=True),
+    Product("fprop", (40, 136, 272), torch.float32),
+    Product("fprop", (48, 80, 64), transposed=True),
     *(Product("fprop", shape, torch.float32, large=True) for shape in ((48, 80, 64), (33, 40, 50))),
-    *CUT,
-    Product("fp8 dgrad", (40, 136, 272), torch.float32, accumulate=True),
+    *SPLIT,
+    Product("fp8 dgrad", (40, 136, 272), torch.float32),
     Product("fp8 squares on the left", (136, 40, 144), torch.float32),
     Product("fprop", (16, 16, 0), bias=True),
 ]
@@ -120,10 +120,16 @@ def main() -> int:
     prepare()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN
-    cuts, add_cuts = [], matmul_triton._add_cuts
-    matmul_triton._add_cuts = lambda *args: cuts.append(add_cuts(*args))
+    split: list[int] = []
+    launch = TmaGemm.__call__
+
+    def counting(gemm: TmaGemm, *operands: Tensor) -> Tensor:
+        split.append(gemm.split_k)
+        return launch(gemm, *operands)
+
+    TmaGemm.__call__ = counting
     shares = {product.name: excess(product) for product in SMALL}
-    assert len(cuts) == len(CUT), "other products are cut than were meant to be"
+    assert sum(parts > 1 for parts in split) == len(SPLIT), "other GEMMs are split than were meant to be"
     for name, share in shares.items():
         print(f"{name}: {share:.3f} of the bound")
     return sum(not share <= 1 for share in shares.values())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fourbits import convert, get_recipe, set_step
-from fourbits.linear.convert import clocks_of
+from fourbits.linear.step import counters_of
 from fourbits.recipe.recipe import GemmSpec, KeepBF16
 from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.run import with_vocabulary
@@ -79,7 +79,7 @@ def test_replays_read_the_samples_and_clock_of_their_micro_batch_and_leave_its_g
     master = nn.Parameter(torch.zeros(3))
 
     def gradients(samples):
-        (clock,), loss, is_first = clocks_of(model), torch.full((), torch.nan), master.grad is None
+        (clock,), loss, is_first = counters_of(model), torch.full((), torch.nan), master.grad is None
         grad = torch.full_like(master, torch.nan) if master.grad is None else master.grad
         master.grad = grad
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.model.lm import LanguageModel
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.schedule import learning_rate

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, normal, product_rate
 from fourbits.device import facts_of
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.model.linear import Linear
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.presets import get_recipe

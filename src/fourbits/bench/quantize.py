@@ -17,11 +17,9 @@ from fourbits.bench.timing import (
     normal,
     product_rate,
 )
-from fourbits.quant.kernels.launch_exact import fused_operands
-from fourbits.quant.kernels.launch_packed import fused_quantize
-from fourbits.quant.kernels.support import Wanted
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import exact_operand, quantize
+from fourbits.quant.quantize import exact_operand, quantize, quantizer
+from fourbits.quant.request import OperandInputs, OperandRequest, signature_of
 
 _UNIT = "of copy bandwidth"
 _ROW, _ROW_SR = OperandSpec(), OperandSpec(rounding="sr")
@@ -47,8 +45,8 @@ def _card_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
     w = normal(4096, 4096, device=device, seed=1)
     key = torch.tensor([1, 2, 3, 4, 5], device=device)
     amax = x.float().abs().amax()
-    row, column = Wanted(_ROW, 1, None, amax), Wanted(_COLUMN, 0, None, amax)
-    row_sr, column_sr = Wanted(_ROW_SR, 1, key, amax), Wanted(_COLUMN_SR, 0, key, amax)
+    row, column = OperandRequest(_ROW, 1), OperandRequest(_COLUMN, 0)
+    row_sr, column_sr = OperandRequest(_ROW_SR, 1), OperandRequest(_COLUMN_SR, 0)
 
     def bar(
         name: str, run: Callable[[], object], of: Tensor, per_element: float, goal: float | None = None
@@ -57,24 +55,33 @@ def _card_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
         value = of.numel() * per_element / seconds / bandwidth
         return Bar(name=name, seconds=seconds, value=value, unit=_UNIT, goal=goal, ceiling=1.0)
 
-    def both(a: Wanted, b: Wanted) -> Callable[[], object]:
-        return lambda: fused_operands(x, (a, b))
+    def given(*requests: OperandRequest, packed: bool = False) -> Callable[[], object]:
+        return _quantizing(x, tuple(r._replace(amax="given", packed=packed) for r in requests), key, amax)
 
-    def own(want: Wanted) -> Wanted:
-        return want._replace(amax=None)
+    def own(of: Tensor, *requests: OperandRequest) -> Callable[[], object]:
+        return _quantizing(of, requests, key, None)
 
+    fp8 = OperandRequest(_FP8, 1), OperandRequest(_FP8, 0)
     return (
-        bar("row, to nearest", lambda: fused_operands(x, (row,)), x, 4, 0.80),
-        bar("row, stochastic", lambda: fused_operands(x, (row_sr,)), x, 4),
-        bar("row and column with RHT, to nearest", both(row, column), x, 6, 0.70),
-        bar("row and column with RHT, stochastic", both(row_sr, column_sr), x, 6, 0.45),
-        bar("row and column with RHT, to nearest, own amax", both(own(row), own(column)), x, 8),
-        bar("row and column with RHT, stochastic, own amax", both(own(row_sr), own(column_sr)), x, 8),
-        bar("weight 16x16 from FP32, own amax", lambda: fused_operands(w, (Wanted(_TILE, 1),)), w, 10),
-        bar("row, packed", lambda: fused_quantize(x, (row,)), x, 2 + _PACKED),
-        bar("column with RHT, packed", lambda: fused_quantize(x, (column,)), x, 2 + _PACKED),
-        bar("FP8 row and column", lambda: fused_operands(x, (Wanted(_FP8, 1), Wanted(_FP8, 0))), x, 4),
+        bar("row, to nearest", given(row), x, 4, 0.80),
+        bar("row, stochastic", given(row_sr), x, 4),
+        bar("row and column with RHT, to nearest", given(row, column), x, 6, 0.70),
+        bar("row and column with RHT, stochastic", given(row_sr, column_sr), x, 6, 0.45),
+        bar("row and column with RHT, to nearest, own amax", own(x, row, column), x, 8),
+        bar("row and column with RHT, stochastic, own amax", own(x, row_sr, column_sr), x, 8),
+        bar("weight 16x16 from FP32, own amax", own(w, OperandRequest(_TILE, 1)), w, 10),
+        bar("row, packed", given(row, packed=True), x, 2 + _PACKED, 0.50),
+        bar("column with RHT, packed", given(column, packed=True), x, 2 + _PACKED, 0.35),
+        bar("FP8 row and column", own(x, *fp8), x, 4, 0.60),
     )
+
+
+def _quantizing(
+    x: Tensor, requests: tuple[OperandRequest, ...], key: Tensor, amax: Tensor | None
+) -> Callable[[], object]:
+    """A call that makes these operands in one pass."""
+    plan, inputs = quantizer(signature_of(x), requests), (OperandInputs(key, 0, amax),) * len(requests)
+    return lambda: plan(x, inputs, None)
 
 
 def _cpu_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:

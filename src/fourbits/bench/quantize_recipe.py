@@ -8,14 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, normal, product_rate
-from fourbits.quant.kernels.launch_packed import fused_quantize
-from fourbits.quant.kernels.support import Wanted, why_not_fused
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
-from fourbits.quant.reference.philox import ROLES
+from fourbits.quant.request import OPERAND_ROLES
 from fourbits.recipe.presets import get_recipe
 
 _SHAPE = {"cuda": (8192, 4096), "cpu": (2048, 4096)}
@@ -41,7 +38,7 @@ def _operands(name: str) -> list[tuple[str, OperandSpec, int]]:
     """(roles, spec, axis) of every distinct operand that is quantized; weights come as FP32 masters."""
     table = get_recipe(name).table
     roles: dict[tuple[OperandSpec, int, bool], list[str]] = {}
-    for role in ROLES[:6]:
+    for role in OPERAND_ROLES:
         spec = table.operand(role)
         if spec.block_format.quantized:
             axis = 1 if role in ("fprop.lhs", "fprop.rhs", "dgrad.lhs") else 0
@@ -66,14 +63,7 @@ def _run(spec: OperandSpec, axis: int, device: torch.device) -> Callable[[], obj
     x = x if spec.source == "bf16" else x.to(torch.bfloat16)
     key = torch.tensor([1, 2, 3, 4, 5], device=device)
     spec = replace(spec, source="as_is") if spec.source == "forward" else spec
-    return lambda: _quantized(x, spec, axis, key)
-
-
-def _quantized(x: Tensor, spec: OperandSpec, axis: int, key: Tensor) -> object:
-    wanted = (Wanted(spec, axis, key),)
-    if x.is_cuda and why_not_fused(x, wanted) is None:
-        return fused_quantize(x, wanted)
-    return quantize(x, spec, axis, sr_key=key)
+    return lambda: quantize(x, spec, axis, sr_key=key)
 
 
 def _goal(spec: OperandSpec) -> float | None:

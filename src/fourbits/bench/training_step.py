@@ -6,7 +6,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from fourbits.linear.convert import set_step
+from fourbits.linear.step import set_step
 from fourbits.model.lm import LanguageModel
 from fourbits.train.captured import CapturedGradients, why_not_captured
 from fourbits.train.config import RunConfig

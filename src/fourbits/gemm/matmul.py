@@ -1,18 +1,28 @@
-"""The public entry of products: checks that two operands belong together, then multiplies. docs/nvfp4.md,
-section 12.
+"""The one entry of GEMMs of quantized operands, and the one place that chooses an implementation.
+
+docs/nvfp4.md, section 12.
 """
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fourbits.gemm.cpu import matmul as matmul_emulated
-from fourbits.gemm.kernels import launch as matmul_cuda
-from fourbits.gemm.native import matmul as matmul_native
+from fourbits.gemm.cpu import matmul as plain
+from fourbits.gemm.native import matmul as native
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
+from fourbits.quant.quantize import Operand, exact
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+from fourbits.triton_version import HAS_TRITON
 
-#: what sums are rounded to
+if TYPE_CHECKING or HAS_TRITON:
+    from fourbits.gemm.kernels.gemms import kernel_gemm, unsupported
+
+#: what sums may be rounded to
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+#: multiplies operands of one layout; bias last
+Gemm = Callable[..., Tensor]
 
 
 def matmul(
@@ -31,46 +41,49 @@ def matmul(
     if a.contraction_size != b.contraction_size:
         raise ValueError(
             f"matmul: contractions differ: a has {a.contraction_size} (axis {a.axis} of {a.shape}), "
-            f"b has {b.contraction_size} (axis {b.axis} of {b.shape}). Quantize both along the axis that is "
-            "summed over."
+            f"b has {b.contraction_size} (axis {b.axis} of {b.shape}). Quantize both along the axis that the "
+            "GEMM sums over."
         )
     if bias is not None and tuple(bias.shape) != (b.rows,):
         raise ValueError(
             f"matmul: bias must have one entry per stored row of b, [{b.rows}], got {list(bias.shape)}."
         )
-    with torch.autocast(a.codes.device.type, enabled=False):
-        return matmul_exact(unpacked(a), unpacked(b), out_dtype, bias)
+    return multiply(exact(a), exact(b), out_dtype, bias)
 
 
-def multiply(
-    a: ExactOperand | QuantizedTensor,
-    b: ExactOperand | QuantizedTensor,
-    out_dtype: torch.dtype,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """The product by FP4 tensor cores of operands in codes, by others of operands in exact form.
+def multiply(a: Operand, b: Operand, out_dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """a [M, K] times b [N, K]^T -> [M, N]: on FP4 tensor cores if both are packed, else both are exact.
 
-    Autocast must be off. Raises ValueError for one of each.
+    Raises ValueError for one of each.
     """
-    if isinstance(a, ExactOperand) and isinstance(b, ExactOperand):
-        return matmul_exact(a, b, out_dtype, bias)
-    if isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor):
-        _check_transforms(a.spec, b.spec)
-        return matmul_native.matmul(a, b, out_dtype, bias)
-    raise ValueError(
-        f"matmul: one operand is in codes, the other is not: {type(a).__name__} and {type(b).__name__}. "
-        "Unpack it."
-    )
+    return gemm(a, b, out_dtype, bias is not None)(a, b, bias)
 
 
-def matmul_exact(
-    a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tensor | None = None
-) -> Tensor:
-    """The same on operands in exact form, as the linear layer keeps them; autocast must be off."""
+def gemm(a: Operand, b: Operand, out_dtype: torch.dtype, bias: bool) -> Gemm:
+    """A plan that multiplies operands with the specs, shapes and strides of a and b: (a, b, bias) -> out."""
     _check_transforms(a.spec, b.spec)
-    if a.values.is_cuda and matmul_cuda.why_not_fused(a, b) is None:
-        return matmul_cuda.matmul(a, b, out_dtype, bias)
-    return matmul_emulated.matmul(a, b, out_dtype, bias)
+    if isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor):
+        return _Plain(native.matmul, out_dtype)
+    if not (isinstance(a, ExactOperand) and isinstance(b, ExactOperand)):
+        raise ValueError(
+            f"matmul: one operand is packed, the other is not: {type(a).__name__} and {type(b).__name__}. "
+            "Unpack it."
+        )
+    if HAS_TRITON and unsupported(a, b) is None:
+        return kernel_gemm(a, b, out_dtype, bias)
+    return _Plain(plain.matmul, out_dtype)
+
+
+class _Plain:
+    """A GEMM by torch's own operators, which autocast must not touch."""
+
+    def __init__(self, multiply: Callable[..., Tensor], out_dtype: torch.dtype) -> None:
+        self._multiply, self._out_dtype = multiply, out_dtype
+
+    def __call__(self, a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
+        device = (a.values if isinstance(a, ExactOperand) else a.codes).device
+        with torch.autocast(device.type, enabled=False):
+            return self._multiply(a, b, self._out_dtype, bias)
 
 
 def _check_transforms(a: OperandSpec, b: OperandSpec) -> None:

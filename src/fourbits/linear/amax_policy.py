@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from fourbits.quant.kernels.support import device_blocker
+from fourbits.quant.kernels.support import unsupported_device
 from fourbits.quant.reference.philox import ROLES
 from fourbits.recipe.recipe import GemmTable
 from fourbits.triton_version import HAS_TRITON
@@ -126,7 +126,7 @@ def observe(
     pending, running = amaxes[slot, roles, PENDING], counters[slot, roles, RUNNING:]
     # a forward inside a backward pass recomputes what was counted before; for a maximum that does not matter
     counted_before = not first_role and torch._C._current_graph_task_id() != -1  # pyright: ignore
-    if device_blocker(amaxes.device) is None:
+    if unsupported_device(amaxes.device) is None:
         amax_triton.observe(pending, running, own, counts, not counted_before)
         return
     torch.maximum(pending, own.nan_to_num(nan=-1.0, posinf=-1.0), out=pending)

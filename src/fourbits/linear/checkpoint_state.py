@@ -22,7 +22,7 @@ from fourbits.linear.amax_policy import (
     Reduce,
     reduced,
 )
-from fourbits.linear.layer_state import LinearState
+from fourbits.linear.layer_state import LayerState
 from fourbits.linear.module import QuantizedLinear
 from fourbits.recipe.recipe import table_from_text
 
@@ -110,7 +110,7 @@ def books_of(model: nn.Module) -> list[OperandBook]:
     return list(found.values())
 
 
-def _states(model: nn.Module) -> Iterator[tuple[str, LinearState]]:
+def _states(model: nn.Module) -> Iterator[tuple[str, LayerState]]:
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
             yield name, module.quantization

@@ -7,21 +7,21 @@ changes. So do groups of linears in one parameter, such as experts.
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fourbits.device import Device, native_blocker, probe
 from fourbits.gemm.native.self_check import why_not_trusted
-from fourbits.linear.amax_policy import Reduce
-from fourbits.linear.checkpoint_state import books_of, open_books
+from fourbits.linear.checkpoint_state import open_books
 from fourbits.linear.grouped import QuantizedGroup, is_group, stacked_weights
-from fourbits.linear.layer_state import LinearState
+from fourbits.linear.layer_state import LayerState
 from fourbits.linear.module import QuantizedLinear
 from fourbits.linear.native_gemms import emulated_gemms, made_native
 from fourbits.linear.placement import Decider
-from fourbits.linear.sr_counter import new_clock
 from fourbits.linear.summary import ConversionSummary, LinearReport, precision_of
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
+
+_conversions = [0]
 
 
 def convert(
@@ -71,12 +71,19 @@ def convert(
         shape = (count * linear.out_features, linear.in_features)
         reports.append(LinearReport(name, shape, precision, reason))
         if table is not None:
-            _adopt(linear, LinearState(type(linear), table, layer, seed, chosen.quantize_eval))
+            _adopt(linear, LayerState(type(linear), table, layer, seed, chosen.quantize_eval))
         layer += count
     reports += [LinearReport(name, shape, "bf16", why) for name, shape, why in stacked_weights(model)]
     open_books(model)
     parameters = sum(p.numel() for p in model.parameters())
     return ConversionSummary(chosen.name, chosen.digest, tuple(reports), parameters)
+
+
+def conversions() -> int:
+    """How many layers this process has converted or restored; what was found in a model at another count is
+    stale.
+    """
+    return _conversions[0]
 
 
 def require_native(device: Device | None = None) -> None:
@@ -89,49 +96,8 @@ def require_native(device: Device | None = None) -> None:
         raise ValueError(f"backend native: {reason}. Use emulated: the same bits on BF16 tensor cores.")
 
 
-def set_step(model: nn.Module, step: int, first_token: int = 0, reduce: Reduce | None = None) -> None:
-    """Move every random stream of the model, and its amax policies; call before each micro-batch.
-
-    step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
-    step (over ranks and micro-batches), a multiple of 16. Random bits are then a function of (seed, step,
-    token), whatever the number of ranks and micro-batches, and a resumed run repeats them. A CUDA graph of
-    your own reads the `clocks_of` its capture: copy the new ones into them before a replay. reduce: needed by
-    amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. Raises ValueError for
-    values out of range.
-    """
-    for name, number in (("step", step), ("first_token", first_token)):
-        if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"set_step: {name} must be an int, got {number!r}. Use a whole number.")
-    if not 0 <= step < 1 << 32:
-        raise ValueError(f"set_step: step must be in [0, 2**32), got {step}. Count optimizer steps from 0.")
-    if first_token < 0 or first_token % 16:
-        raise ValueError(
-            f"set_step: first_token must be a multiple of 16 (one block), got {first_token}. "
-            "Make the token count of a micro-batch a multiple of 16."
-        )
-    for book in books_of(model):
-        book.advance(step, reduce)
-    clocks: dict[tuple[int, torch.device], Tensor] = {}
-    for module in model.modules():
-        if isinstance(module, QuantizedLinear | QuantizedGroup):
-            state = module.quantization
-            key = (state.seed, torch.device("cpu") if module.weight.is_meta else module.weight.device)
-            if key not in clocks:
-                clocks[key] = new_clock(state.seed, step, first_token, key[1])
-            before, state.position = state.position, (step, first_token)
-            goes_on = before is not None and before[0] == step and before[1] < first_token
-            state.weight.begin(goes_on, type(module.weight) is nn.Parameter)
-            state.clock, state.counts_itself = clocks[key], False
-
-
-def clocks_of(model: nn.Module) -> list[Tensor]:
-    """The clocks that the model's layers draw random bits by, int64 [5] each; one after `set_step`."""
-    kinds = (QuantizedLinear, QuantizedGroup)
-    clocks = [m.quantization.clock for m in model.modules() if isinstance(m, kinds)]
-    return list({id(clock): clock for clock in clocks}.values())
-
-
-def _adopt(linear: Any, state: LinearState) -> None:
+def _adopt(linear: Any, state: LayerState) -> None:
+    _conversions[0] += 1
     linear.__class__ = QuantizedGroup if is_group(linear) else QuantizedLinear
     linear.quantization = state  # type: ignore[assignment]
 
@@ -144,6 +110,7 @@ def _restore(name: str, linear: Any) -> None:
             f"convert: {name!r} was wrapped after its conversion and is a {type(linear).__name__} now; its "
             "class cannot change any more. Apply fully_shard and the like to blocks, not to single linears."
         )
+    _conversions[0] += 1
     original = linear.quantization.original
     del linear.quantization
     linear.__class__ = original  # type: ignore[assignment]

@@ -1,46 +1,78 @@
-"""What a linear's operators return, without computing it: shapes, dtypes and strides for the compiler."""
+"""What the forward operator returns, without computing it: shapes, dtypes and strides for the compiler.
+
+Sizes may be symbols here, so nothing is looked up by them.
+"""
 
 import torch
 from torch import Tensor
 
-from fourbits.linear.operands import values_dtype
+from fourbits.linear.plan import is_native, keeps_column
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS
+from fourbits.quant.kernels.support import unsupported_device, unsupported_spec
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.scale_codes import encode_scales
+from fourbits.quant.request import signature_of
+from fourbits.quant.scale_codes import SCALE_DTYPES
+from fourbits.recipe.recipe import table_from_text
 
 
-def packed_shapes(x: Tensor, spec: OperandSpec, turned: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What a packed X along axis 0 looks like. turned: whether its bytes lie in X's layout."""
+def fake_forward(x: Tensor, weight: Tensor, table: str, needs: list[bool], observed: bool) -> list[Tensor]:
+    """Y and the parts of saved operands, as `linear_forward` returns them."""
+    parsed, none = table_from_text(table), x.new_empty(0)
+    y, of_weight, of_input = x.new_empty((x.shape[0], weight.shape[0])), [none, none], [none, none, none]
+    if needs[0] and parsed.keeps_weight and not is_native(parsed, "fprop.rhs"):
+        spec = parsed.fprop.rhs
+        width = -(-weight.shape[1] // 16) * 16
+        values = weight.new_empty((weight.shape[0], width), dtype=_values_dtype(spec, weight.device))
+        of_weight = [values, weight.new_empty(_scale_shape(spec, values.shape), dtype=torch.float32)]
+    column = needs[1] and keeps_column(parsed, signature_of(x), observed)
+    if needs[1] and parsed.saved_inputs == "packed":
+        of_input = _packed(x, parsed.wgrad.rhs, in_layout=column and not observed)
+    elif column:
+        of_input = [*_column(x, parsed.wgrad.rhs), none]
+    return [y, *(part.clone() if part is none else part for part in (*of_weight, *of_input))]
+
+
+def _packed(x: Tensor, spec: OperandSpec, in_layout: bool) -> list[Tensor]:
+    """A packed X along axis 0. in_layout: whether its bytes lie in X's layout."""
     (M, K), size, element = x.shape, spec.block_size, spec.block_format.element
     assert size is not None
     assert element is not None
     padded = -(-M // max(16, spec.rht)) * max(16, spec.rht)
-    dtype = encode_scales(torch.ones(1), spec.block_format).dtype
+    scale_dtype = SCALE_DTYPES.get(spec.block_format.scale or "", torch.float32)
 
     def matrix(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        return (
-            x.new_empty((columns, rows), dtype=dtype).t()
-            if turned
-            else x.new_empty((rows, columns), dtype=dtype)
-        )
+        if in_layout:
+            return x.new_empty((columns, rows), dtype=dtype).t()
+        return x.new_empty((rows, columns), dtype=dtype)
 
     codes = matrix(K, padded * element.bits // 8, torch.uint8)
-    scales = matrix(-(-K // size[0]), -(-padded // size[1]), dtype)
-    return codes, scales, x.new_empty((), dtype=torch.float32)
+    scale_dtype = torch.uint8 if scale_dtype == torch.float8_e8m0fnu else scale_dtype
+    scales = matrix(-(-K // size[0]), -(-padded // size[1]), scale_dtype)
+    return [codes, scales, x.new_empty((), dtype=torch.float32)]
 
 
-def column_shapes(x: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor]:
-    """What the fused kernels give for X along axis 0, strides included."""
+def _column(x: Tensor, spec: OperandSpec) -> list[Tensor]:
+    """X along axis 0 as the fused kernels write it."""
     M, K = x.shape
     if spec.format in FP8_FORMATS:
-        values = x.new_empty((K, -(-M // 16) * 16), dtype=values_dtype(spec, x.device)).t()
-        return values, x.new_empty((-(-values.shape[0] // 128), K), dtype=torch.float32)
+        values = x.new_empty((K, -(-M // 16) * 16), dtype=_values_dtype(spec, x.device)).t()
+        return [values, x.new_empty((-(-values.shape[0] // 128), K), dtype=torch.float32)]
     group = max(16, spec.rht)
     values = x.new_empty((-(-M // group) * group, -(-K // 16) * 16), dtype=torch.bfloat16)[:, :K]
-    return values, x.new_empty((), dtype=torch.float32)
+    return [values, x.new_empty((), dtype=torch.float32)]
 
 
-def scale_shape(spec: OperandSpec, shape: torch.Size) -> tuple[int, ...]:
+def _scale_shape(spec: OperandSpec, shape: torch.Size) -> tuple[int, ...]:
     """Shape of the scale of an exact operand kept along axis 1."""
     size = spec.outer_size or (spec.block_size if spec.block_format.scale == "fp32" else None)
     return () if size is None else (-(-shape[0] // size[0]), -(-shape[1] // size[1]))
+
+
+def _values_dtype(spec: OperandSpec, device: torch.device) -> torch.dtype:
+    """dtype of an exact operand's values on a device: FP8 stays FP8 where kernels multiply it."""
+    fmt = spec.block_format
+    element = None if fmt.element is None else fmt.element.dtype
+    if device.type == "cuda" and spec.format in FP8_FORMATS and element is not None:
+        reason = unsupported_device(device) or unsupported_spec(spec)
+        return torch.bfloat16 if reason else element
+    return fmt.dtype or torch.bfloat16

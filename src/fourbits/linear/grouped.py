@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fourbits.linear.layer_state import LinearState
-from fourbits.linear.module import autocast, product
+from fourbits.linear.layer_state import CallConfig, LayerState
+from fourbits.linear.module import autocast, eager_matmul, runs_eagerly, traced_matmul
 
 #: the smallest side of a stacked weight that is worth a word; taps of convolutions are smaller
 _SMALLEST = 8
@@ -41,7 +41,7 @@ class QuantizedGroup(nn.Module):
     groups_linears = True
     casts_weight = True
 
-    quantization: LinearState
+    quantization: LayerState
     weight: nn.Parameter
     in_features: int
     out_features: int
@@ -62,14 +62,20 @@ class QuantizedGroup(nn.Module):
                 f"QuantizedGroup: the input must have in_features={self.in_features} columns, got shape "
                 f"{list(input.shape)}."
             )
-        input = autocast(input)
-        training = self.training and torch.is_grad_enabled()
+        config = state.config(self.training and torch.is_grad_enabled())
         parts = input.split(list(counts))
-        last = max((place for place, part in enumerate(parts) if len(part)), default=-1)
+        used = [place for place, part in enumerate(parts) if len(part)]
         # unbind's gradient is one stack; indexing would make a tensor of all experts' size for each
-        outputs = [
-            product(state, part, weight, place, place == last, training)
-            for place, (part, weight) in enumerate(zip(parts, self.weight.unbind(0), strict=True))
-            if len(part)
-        ]
-        return torch.cat(outputs) if outputs else input.new_empty(0, self.out_features)
+        weights = self.weight.unbind(0)
+        outputs = [_matmul(state, config, parts[i], weights[i], i, i == used[-1]) for i in used]
+        return torch.cat(outputs) if outputs else autocast(input).new_empty(0, self.out_features)
+
+
+def _matmul(
+    state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, place: int, last: bool
+) -> Tensor:
+    """One expert's product, as a layer `place` numbers on; the last one counts the layer's own steps."""
+    config = config._replace(layer=config.layer + place, counts_itself=config.counts_itself and last)
+    if runs_eagerly(x):
+        return eager_matmul(state, config, x, weight, None)
+    return traced_matmul(state, config, autocast(x), weight, None)

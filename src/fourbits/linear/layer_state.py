@@ -1,4 +1,4 @@
-"""What a converted layer knows beyond nn.Linear, and what a call of it knows beforehand."""
+"""What a converted layer holds beyond nn.Linear's parameters."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,27 @@ from torch import Tensor, nn
 
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.operand_cache import KeptWeight
-from fourbits.linear.sr_counter import new_clock
+from fourbits.linear.sr_counter import SrCounter, moved_on, new_counter
+from fourbits.quant.request import OPERAND_ROLES, draws
 from fourbits.recipe.recipe import GemmTable
 
 
-class LinearState:
-    """What a converted layer knows beyond nn.Linear: its table, its number, and the clock of its random
-    bits.
-    """
+class CallConfig(NamedTuple):
+    """What a call depends on besides its tensors."""
+
+    layer: int
+    table: str
+    #: whether the layer counts its own steps, because set_step was never called
+    counts_itself: bool
+    #: whether this is training, which amax policies record
+    observes: bool
+    #: operands whose layout's statistics are taken, as by adaptive_layout.measured_at
+    measured: str
+    slot: int
+
+
+class LayerState:
+    """Table, number, random counter and recipe state of one converted layer."""
 
     def __init__(
         self, original: type[nn.Linear], table: GemmTable, layer: int, seed: int, quantize_eval: bool
@@ -24,19 +37,27 @@ class LinearState:
         self.layer = layer
         self.seed = seed
         self.quantize_eval = quantize_eval
-        #: int64 [5], clock.CLOCK_FIELDS; shared by all layers of a model once set_step has been called
-        self.clock = new_clock(seed, 0, 0)
-        #: True until set_step is called: the layer then advances its own clock with every backward pass
-        self.counts_itself = True
-        #: the model's book and this layer's slot in it, where its table depends on the past
+        self.draws = any(draws(table.operand(role)) for role in OPERAND_ROLES)
+        #: the model's counter, once set_step has been called
+        self.counter: SrCounter | None = None
+        #: until then the layer's own, int64 [5], which every backward pass advances by a step
+        self.own_counter = new_counter(seed, 0, 0)
+        #: the model's recipe state and this layer's slot in it, where its table depends on past steps
         self.book: OperandBook | None = None
         self.slot = 0
-        #: step and first token of the last set_step, which tell whether a step goes on
-        self.position: tuple[int, int] | None = None
         self.weight = KeptWeight()
+        self._generation = -1
+        #: tokens that training calls of this micro-batch have met before each of them, and in all
+        self._offsets: list[int] = []
+        self._tokens = self._recomputed = 0
 
-    def facts(self, training: bool) -> "Facts":
-        """What a call knows beforehand. Raises ValueError where layouts adapt and set_step was not called."""
+    @property
+    def counts_itself(self) -> bool:
+        """Whether the layer advances its own counter."""
+        return self.counter is None
+
+    def config(self, training: bool) -> CallConfig:
+        """The configuration of a call. Raises ValueError where layouts adapt and set_step was not called."""
         table, measured = self.table, ""
         if self.book is not None:
             table, measured = self.book.in_force[self.slot], self.book.measured[self.slot]
@@ -45,33 +66,55 @@ class LinearState:
                     "QuantizedLinear: adaptive layouts are chosen between optimizer steps. Call "
                     "fourbits.set_step(model, step) before each micro-batch."
                 )
-        return Facts(self.layer, table, self.counts_itself, training, measured if training else "", self.slot)
+        measured = measured if training else ""
+        return CallConfig(self.layer, table, self.counts_itself, training, measured, self.slot)
 
-    def clock_on(self, device: torch.device) -> Tensor:
-        """The clock where the layer computes; it stays there, so that a step copies it at most once."""
+    def counter_on(self, device: torch.device) -> Tensor:
+        """The counter where the layer computes; it stays there, so that a step copies it at most once."""
+        if self.counter is not None:
+            return self.counter.on(device)
         if device.type == "meta":
-            return self.clock.to(device)
-        if self.clock.device != device:
-            self.clock = self.clock.to(device)
-        return self.clock
+            return self.own_counter.to(device)
+        if self.own_counter.device != device:
+            self.own_counter = self.own_counter.to(device)
+        return self.own_counter
 
-    def amaxes_on(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The book's amaxes, counters and policy where the layer computes; None without a book."""
+    def call_counter(self, device: torch.device, tokens: int, training: bool) -> Tensor:
+        """The counter of one eager call, which nothing writes later.
+
+        A layer that training calls several times in a micro-batch meets other tokens each time, so later
+        calls draw bits from where the earlier ones ended. Recomputation repeats the calls in their order.
+        """
+        counter = self.counter_on(device)
+        if self.counter is None:
+            counter = counter.clone()
+        if not (training and self.draws):
+            return counter
+        if self.counter is not None and self._generation != self.counter.generation:
+            self._generation = self.counter.generation
+            self.forget_calls()
+        offset = self._offset(tokens)
+        return moved_on(counter, offset) if offset else counter
+
+    def forget_calls(self) -> None:
+        """Begin a micro-batch: the next call meets its first token."""
+        self._offsets.clear()
+        self._tokens = self._recomputed = 0
+
+    def _offset(self, tokens: int) -> int:
+        if torch._C._current_graph_task_id() != -1:  # pyright: ignore  # inside a backward pass: recomputation
+            if not self._offsets:
+                return 0
+            self._recomputed += 1
+            return self._offsets[(self._recomputed - 1) % len(self._offsets)]
+        offset = self._tokens
+        self._offsets.append(offset)
+        self._tokens += -(-tokens // 16) * 16
+        return offset
+
+    def recipe_tensors(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The recipe state's amaxes, counters and policy where the layer computes; None without one."""
         if self.book is None:
             return (None, None, None)
         book = self.book.to(device)
         return (book.amaxes, book.counters, book.policy)
-
-
-class Facts(NamedTuple):
-    """What a call knows beforehand."""
-
-    layer: int
-    table: str
-    #: whether the layer advances its own clock
-    counts_itself: bool
-    #: whether this is training, from which the book learns
-    observes: bool
-    #: operands whose layout's statistics are taken, as by layout.measured_at
-    measured: str
-    slot: int

@@ -1,6 +1,7 @@
 """QuantizedLinear: nn.Linear whose three GEMMs obey a table. Same parameters, same state_dict, same call."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -8,36 +9,46 @@ from torch import Tensor, nn
 from torch.library import custom_op
 
 from fourbits.linear.amax_policy import IN_USE, commit, observe
-from fourbits.linear.layer_state import Facts, LinearState
-from fourbits.linear.operand_cache import Operands, SharedInput, runs_directly
-from fourbits.linear.operands import Call
-from fourbits.linear.ops import (
-    Made,
-    backward_of,
-    forward_of,
-    input_operands,
-    linear_backward,
-    linear_forward,
-    made_of,
-)
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-from fourbits.recipe.recipe import table_from_text
+from fourbits.linear.compute import LinearCall, backward, forward
+from fourbits.linear.layer_state import CallConfig, LayerState
+from fourbits.linear.observer import BACKWARD, FORWARD, Observer
+from fourbits.linear.operand_cache import SharedInput
+from fourbits.linear.ops import flattened, is_part, linear_backward, linear_forward, unflattened
+from fourbits.linear.plan import LinearPlan, linear_plan, reads_through_bf16
+from fourbits.quant.quantize import Operand
+from fourbits.quant.request import signature_of
 
 #: dtypes that autocast casts
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
-_told: list[bool] = []
+_warned: list[bool] = []
 _last_input = SharedInput()
 
 
-class _Direct(NamedTuple):
-    """A call that goes around the operators, and its operands of Fprop."""
+class EagerCall(NamedTuple):
+    """What an eager call has besides the tensors of its autograd function."""
 
-    call: Call
-    made: Made
+    plan: LinearPlan
+    state: LayerState
+    #: the layer's input as it came, whose operands sibling layers share; None where they must not
+    source: Tensor | None = None
+
+    def reuse_input(self, x: Tensor, compute: Callable[[], tuple[Operand, ...]]) -> tuple[Operand, ...]:
+        """X's operands, from the layer that read the same input before, where there was one."""
+        assert self.source is not None
+        return _last_input.operands(self.source, self.plan.input.quantize, compute)
+
+    def reuse_weight(self, weight: Tensor, compute: Callable[[], tuple[Operand, ...]]) -> tuple[Operand, ...]:
+        """W's operand, from an earlier micro-batch, where `set_step` allows it."""
+        state = self.state
+        assert state.counter is not None
+        return (state.weight.operand(weight, self.plan.weight.quantize, state.counter, lambda: compute()[0]),)
 
 
-class _QuantizedProduct(torch.autograd.Function):
-    """The three GEMMs; around them, what the layer's clock and book note."""
+class _QuantizedMatmul(torch.autograd.Function):
+    """The three GEMMs, and what the layer's counter and recipe state record around them.
+
+    Eagerly the functions of compute.py run; in graphs that are traced, the operators around them.
+    """
 
     @staticmethod
     def forward(
@@ -45,69 +56,122 @@ class _QuantizedProduct(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        clock: Tensor,
+        counter: Tensor,
         amaxes: Tensor | None,
         counters: Tensor | None,
         policy: Tensor | None,
-        facts: Facts,
-        direct: "_Direct | None",
+        config: CallConfig,
+        eager: EagerCall | None,
     ) -> Tensor:
-        keep = [bool(need) for need in ctx.needs_input_grad[:2]]
-        if direct is None:
-            key = clock.clone() if facts.counts_itself else clock
-            amax = None if amaxes is None else amaxes[facts.slot, :, IN_USE].clone()
-            outputs = linear_forward(
-                x, weight, bias, key, amax, facts.layer, facts.table, facts.measured, keep
-            )
+        amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
+        if eager is not None:
+            counter_used = eager.state.call_counter(x.device, x.shape[0], config.observes)
+            outputs = _eager_forward(eager, x, weight, bias, counter_used, amax, config)
         else:
-            key, amax = direct.call.clock, direct.call.amax
-            outputs = forward_of(direct.call, direct.made, x, bias, keep)
-        y, w_values, w_scale, *x_kept, own, counts = outputs
-        x_saved = None if x_kept[0].dim() == 2 else x
-        ctx.save_for_backward(x_saved, weight, w_values, w_scale, *x_kept, key, amax)
-        ctx.facts, ctx.clock = facts, clock
+            counter_used = counter.clone() if config.counts_itself else counter
+            needs = [bool(need) for need in ctx.needs_input_grad[:2]]
+            outputs = linear_forward(
+                x, weight, bias, counter_used, amax, config.layer, config.table, config.measured, needs
+            )
+        y, *parts = outputs[:6]
+        assert y is not None
+        if config.observes and amaxes is not None and counters is not None:
+            observe(amaxes, counters, outputs[6], outputs[7], config.slot, 0)
+        x_saved = None if is_part(parts[2]) else x
+        ctx.save_for_backward(x_saved, weight, counter_used, amax, *parts)
+        ctx.plan, ctx.state = (None, None) if eager is None else (eager.plan, eager.state)  # not the input
+        ctx.shape, ctx.config, ctx.counter = (x.shape[0], x.shape[1]), config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
-        if facts.observes and amaxes is not None and counters is not None:
-            observe(amaxes, counters, own, counts, facts.slot, 0)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, w_values, w_scale, x_values, x_scale, x_global, key, amax = ctx.saved_tensors
-        facts: Facts = ctx.facts
+        x, weight, counter, amax, *parts = ctx.saved_tensors
+        config: CallConfig = ctx.config
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
-        run = backward_of if runs_directly(dy) else linear_backward
         with torch.no_grad():
-            *grads, own, counts = run(
-                dy,
-                x,
-                weight,
-                w_values,
-                w_scale,
-                x_values,
-                x_scale,
-                x_global,
-                key,
-                amax,
-                facts.layer,
-                facts.table,
-                facts.measured,
-                needs,
-            )
-            if facts.observes and ctx.amaxes is not None:
-                observe(ctx.amaxes, ctx.counters, own, counts, facts.slot, 2)
-        if facts.counts_itself:
-            tick(ctx.clock)
-            if facts.observes and ctx.amaxes is not None:
-                commit(ctx.amaxes, ctx.counters, ctx.policy, ctx.clock, facts.slot)
+            if ctx.plan is not None and runs_eagerly(dy):
+                outputs = _eager_backward(ctx, dy, x, weight, counter, amax, parts, needs)
+            else:
+                outputs = linear_backward(
+                    dy,
+                    x,
+                    weight,
+                    [dy.new_empty(0) if part is None else part for part in parts],
+                    counter,
+                    amax,
+                    list(ctx.shape),
+                    config.layer,
+                    config.table,
+                    config.measured,
+                    needs,
+                )
+            if config.observes and ctx.amaxes is not None:
+                observe(ctx.amaxes, ctx.counters, outputs[3], outputs[4], config.slot, 2)
+        if config.counts_itself:
+            _count_step(ctx)
+        grads = outputs[:3]
         if torch.is_grad_enabled():
             sources = [dy, weight] if x is None else [dy, x, weight]
-            grads = [_FirstDerivative.apply(grad, *sources) for grad in grads]
+            grads = [grad if grad is None else _FirstDerivative.apply(grad, *sources) for grad in grads]
         return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 6)
 
 
+def _eager_forward(
+    eager: EagerCall,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    counter: Tensor,
+    amax: Tensor | None,
+    config: CallConfig,
+) -> list[Tensor | None]:
+    """What `linear_forward` returns, with operands that other calls may have computed."""
+    plan, state = eager.plan, eager.state
+    observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
+    y, saved = forward(
+        plan,
+        LinearCall(x, weight, counter, config.layer, observer),
+        bias,
+        None if eager.source is None else eager.reuse_input,
+        eager.reuse_weight if state.counter is not None and config.observes else None,
+    )
+    return [y, *flattened(saved), *(() if observer is None else observer.recorded(FORWARD))]
+
+
+def _eager_backward(
+    ctx: Any,
+    dy: Tensor,
+    x: Tensor | None,
+    weight: Tensor,
+    counter: Tensor,
+    amax: Tensor | None,
+    parts: list[Tensor | None],
+    needs: list[bool],
+) -> list[Tensor | None]:
+    """What `linear_backward` returns, with None for gradients that are not needed."""
+    plan, config = ctx.plan, ctx.config
+    observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
+    call = LinearCall(x, weight, counter, config.layer, observer)
+    saved = unflattened(plan.table, parts, ctx.shape)
+    grads = backward(plan, call, saved, dy, (needs[0], needs[1], needs[2]))
+    return [*grads, *(() if observer is None else observer.recorded(BACKWARD))]
+
+
+def _count_step(ctx: Any) -> None:
+    """Advance the layer's own counter, and the recipe state of this layer alone."""
+    if ctx.state is None:
+        tick(ctx.counter)
+    else:
+        ctx.counter[1] += 1
+        ctx.state.forget_calls()
+        _warn_of_own_steps()
+    if ctx.config.observes and ctx.amaxes is not None:
+        commit(ctx.amaxes, ctx.counters, ctx.policy, ctx.counter, ctx.config.slot)
+
+
 class _FirstDerivative(torch.autograd.Function):
-    """Identity on a gradient that was asked for with create_graph; differentiating it again is an error."""
+    """Identity on a gradient computed with create_graph; differentiating it again is an error."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
@@ -117,58 +181,38 @@ class _FirstDerivative(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
             "QuantizedLinear: its gradients cannot be differentiated again, because rounding has no "
-            "derivative. For a gradient penalty or a Hessian product give the model its nn.Linears back with "
-            'fourbits.convert(model, "bf16"), or keep the layers concerned in BF16 with keep_bf16.names.'
+            "derivative. For a gradient penalty or a Hessian product restore the model's nn.Linear layers "
+            'with fourbits.convert(model, "bf16"), or keep the layers concerned in BF16 with keep_bf16.names.'
         )
 
 
-@custom_op("fourbits::tick", mutates_args={"clock"})
-def tick(clock: Tensor) -> None:
-    """Advance a layer's own clock by one step, and say once what that cannot give."""
-    clock[1] += 1
-    if not _told:
-        _told.append(True)
+@custom_op("fourbits::tick", mutates_args={"counter"})
+def tick(counter: Tensor) -> None:
+    """Advance a layer's own counter by one step, and warn once of what that cannot give."""
+    counter[1] += 1
+    _warn_of_own_steps()
+
+
+@tick.register_fake
+def _(counter: Tensor) -> None:
+    return None
+
+
+def _warn_of_own_steps() -> None:
+    if not _warned:
+        _warned.append(True)
         warnings.warn(
             "fourbits: set_step was never called, so each layer counts its own backward passes. Noise is "
             "fresh at every step, but it depends on the number of ranks and micro-batches, and a resumed run "
             "draws other noise. Call fourbits.set_step(model, step) before each micro-batch.",
-            stacklevel=2,
+            stacklevel=3,
         )
-
-
-@tick.register_fake
-def _(clock: Tensor) -> None:
-    return None
-
-
-def autocast(input: Tensor) -> Tensor:
-    """The input of a linear as autocast, where it is on, would give it to nn.Linear."""
-    kind = input.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind) and input.dtype in _CAST:
-        return input.to(torch.get_autocast_dtype(kind))
-    return input
-
-
-def product(
-    state: LinearState, x: Tensor, weight: Tensor, offset: int, ticks: bool, training: bool
-) -> Tensor:
-    """X W^T by the state's table, as a layer `offset` numbers on would compute it; X [M, K], W [N, K].
-
-    For layers of several products: no bias, no amax policies, no operand is used again. ticks: whether this
-    product's backward pass advances the layer's own clock.
-    """
-    facts = state.facts(training)
-    clock = state.clock_on(x.device)
-    if facts.counts_itself and not ticks:
-        clock = clock.clone()
-    facts = facts._replace(layer=facts.layer + offset, counts_itself=facts.counts_itself and ticks)
-    return _QuantizedProduct.apply(x, weight, None, clock, None, None, None, facts, None)
 
 
 class QuantizedLinear(nn.Linear):
     """An nn.Linear that `convert` has given a table. Made by conversion only, never constructed."""
 
-    quantization: LinearState
+    quantization: LayerState
 
     def forward(self, input: Tensor) -> Tensor:
         """input: [..., in_features] float -> [..., out_features] in nn.Linear's output dtype."""
@@ -180,53 +224,67 @@ class QuantizedLinear(nn.Linear):
                 f"QuantizedLinear: the last dimension of the input must be in_features={self.in_features}, "
                 f"got shape {list(input.shape)}."
             )
-        device, input = input.device, autocast(input)
-        facts = state.facts(training=self.training and torch.is_grad_enabled())
-        direct = self._directly(input, facts) if runs_directly(input) else None
-        y = _QuantizedProduct.apply(
-            _rows(input),
-            self.weight,
-            self.bias,
-            state.clock_on(device),
-            *state.amaxes_on(device),
-            facts,
-            direct,
-        )
+        config = state.config(training=self.training and torch.is_grad_enabled())
+        if runs_eagerly(input):
+            y = eager_matmul(state, config, input, self.weight, self.bias)
+        else:
+            y = traced_matmul(state, config, rows_of(autocast(input)), self.weight, self.bias)
         return y.view(*input.shape[:-1], self.out_features)
 
-    def _directly(self, input: Tensor, facts: Facts) -> _Direct:
-        """The operands of Fprop, where possible those that this step has made before."""
-        state, table = self.quantization, table_from_text(facts.table)
-        amaxes = state.amaxes_on(input.device)[0]
-        key = state.clock_on(input.device)
-        key = key.clone() if facts.counts_itself else key
-        amax = None if amaxes is None else amaxes[facts.slot, :, IN_USE].clone()
-        call = Call(table, key, facts.layer, amax, facts.measured)
-        keep = torch.is_grad_enabled() and self.weight.requires_grad
-
-        def from_input() -> Operands:
-            return input_operands(call, _rows(input.detach()), keep)
-
-        def from_weight() -> ExactOperand | QuantizedTensor:
-            return call.multiplicand(self.weight.detach(), 1, "fprop.rhs")
-
-        with torch.no_grad(), torch.autocast("cuda", enabled=False):
-            if call.depends_on_the_call("fprop.lhs", "wgrad.rhs"):
-                lhs, *wgrad_rhs = from_input()
-            else:
-                how = (table.fprop.lhs, table.wgrad.rhs, table.saved_inputs, table.native, keep)
-                lhs, *wgrad_rhs = _last_input.operands(input, how, from_input)
-            if call.depends_on_the_call("fprop.rhs") or not facts.observes:
-                rhs = from_weight()
-            else:
-                rhs = state.weight.operand(self.weight, facts.table, from_weight)
-        return _Direct(call, made_of(lhs, rhs, wgrad_rhs))
-
     def extra_repr(self) -> str:
-        """nn.Linear's, and the table's formats."""
+        """nn.Linear's, and the layer's number."""
         return f"{super().extra_repr()}, layer={self.quantization.layer}"
 
 
-def _rows(x: Tensor) -> Tensor:
+def traced_matmul(
+    state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Y [M, N] by the operators that compilers trace. x: [M, K]."""
+    counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
+    return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, None)
+
+
+def eager_matmul(
+    state: LayerState, config: CallConfig, input: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Y [M, N], launched directly. input: [..., K] as the layer got it."""
+    dtype = autocast_dtype(input)
+    x, trains = rows_of(input), torch.is_grad_enabled()
+    needs = trains and input.requires_grad, trains and weight.requires_grad
+    signature = signature_of(x)
+    if dtype != x.dtype and not (
+        dtype == torch.bfloat16 and x.dtype == torch.float32 and state.book is None
+        and reads_through_bf16(config.table, signature, needs[1])
+    ):  # fmt: skip
+        x = x.to(dtype)
+        signature = signature._replace(dtype=dtype)
+    plan = linear_plan(config.table, signature, signature_of(weight), dtype, needs, state.book is not None)
+    shared = needs[1] and input.grad_fn is not None
+    eager = EagerCall(plan, state, input if shared else None)
+    counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
+    return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)
+
+
+def autocast_dtype(input: Tensor) -> torch.dtype:
+    """The dtype in which autocast, where it is on, would give an input to nn.Linear."""
+    kind = input.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind) and input.dtype in _CAST:
+        return torch.get_autocast_dtype(kind)
+    return input.dtype
+
+
+def autocast(input: Tensor) -> Tensor:
+    """The input in that dtype."""
+    return input.to(autocast_dtype(input))
+
+
+def rows_of(x: Tensor) -> Tensor:
     """[..., K] -> [M, K], also for K = 0."""
     return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
+def runs_eagerly(x: Tensor) -> bool:
+    """Whether nothing traces a call: not the compiler, no tensor subclass, no dispatch mode."""
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter) or x.is_meta:
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]

@@ -1,11 +1,11 @@
-"""What a linear on a card makes once and uses again: its weight in every micro-batch of a step, and an input
-that several linears read.
+"""Operands that serve again: a weight's in later micro-batches of a step, an input's in sibling layers.
 
-Nothing here changes a bit: an operand is used again only where it would come out the same. The host sees that
-by identity, never by comparing values, so where a tensor's identity says nothing (inside compiled graphs, in
-evaluation) operands are made anew.
+Nothing here changes a bit, so an operand is used again only where its tensor cannot have been written since.
+Version counters do not suffice for that: fused optimizers, `.data`, collectives and raw kernels write without
+advancing them.
 """
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,95 +13,104 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+from fourbits.linear.sr_counter import SrCounter
+from fourbits.quant.quantize import Operand
 
-Kept = ExactOperand | QuantizedTensor
-Operands = tuple[Kept, ...]
+Operands = tuple[Operand, ...]
 
 
 class KeptWeight:
-    """A linear's weight as Fprop multiplies it, for the later micro-batches of an optimizer step.
+    """A layer's weight as Fprop multiplies it, for the later micro-batches of an optimizer step.
 
-    Optimizers need not tell autograd that they wrote a weight (the fused ones and those that write through
-    `.data` do not), so a version counter alone would let a stale weight live. What is kept therefore serves
-    one forward for every `set_step` that goes on within a step, and nothing else.
+    Only the caller of `set_step` knows that no weight was written since the last one, so an operand is kept
+    and used again only under `set_step(..., same_weights=True)`, by the first call of the layer after it.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[Any, ...], Kept] | None = None
-        #: whether steps have several micro-batches, as far as is known, and whether what is kept may serve
-        self._keeps = self._valid = False
+        self._kept: tuple[tuple[Any, ...], int, Operand] | None = None
+        self._generation = -1
+        #: whether the weight is an ordinary parameter; what sharding gathers must not outlive its forward
+        self.plain = True
 
-    def begin(self, same_step: bool, plain: bool) -> None:
-        """A micro-batch begins: a later one of the step that made what is kept, or any other.
+    def operand(
+        self, weight: Tensor, plan: object, counter: SrCounter, make: Callable[[], Operand]
+    ) -> Operand:
+        """The weight's operand: the kept one where it may serve, else a new one, kept where that may pay.
 
-        plain: whether the weight is an ordinary parameter; what sharding puts together lives for one forward.
+        A layer that is called again within a micro-batch computes its own and leaves the kept one in place:
+        a CUDA graph of a later micro-batch may read it there.
         """
-        self._keeps = plain and (self._keeps or same_step)
-        self._valid = self._keeps and same_step
-        if not self._valid:
+        first_call = self._generation != counter.generation
+        self._generation = counter.generation
+        if not (counter.reuses_weights and self.plain):
             self._kept = None
-
-    def operand(self, weight: Tensor, table: str, make: Callable[[], Kept]) -> Kept:
-        """The weight's operand: the one kept if it may serve now, else made, and kept where that may pay.
-
-        A layer that is called again within a micro-batch makes its own and leaves what is kept: the graph of
-        a later micro-batch reads it in its place, which must not be given to anything else.
-        """
-        valid, self._valid = self._valid, False
-        if not self._keeps:
             return make()
-        facts = (weight.data_ptr(), weight._version, weight.dtype, weight.shape, weight.stride(), table)
-        facts += (_is_captured(weight),)
-        if self._kept is not None and self._kept[0] == facts:
-            return self._kept[1] if valid else make()
+        key = (weight.data_ptr(), weight._version, weight.stride(), plan, _is_captured(weight))
+        kept = self._kept
+        if kept is not None and kept[0] == key:
+            if first_call and kept[1] == counter.weights_version:
+                return kept[2]
+            if not first_call:
+                return make()
+        self._kept = kept = None  # frees its memory before the next one is allocated
         made = make()
-        self._kept = (facts, made)
+        self._kept = (key, counter.weights_version, made)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing that is kept: copies and saved files of a model hold no operands."""
-        return {"_kept": None, "_keeps": False, "_valid": False}
+        """Without the operand: copies and saved files of a model hold none."""
+        return {"_kept": None, "_generation": -1, "plain": self.plain}
+
+
+class _Last:
+    """One thread's last entry: (reference to the tensor, key, operands), replaced as a whole."""
+
+    __slots__ = ("__weakref__", "entry")
+
+    def __init__(self) -> None:
+        self.entry: tuple[weakref.ref[Tensor], tuple[Any, ...], Operands] | None = None
+
+    def forget(self, source: "weakref.ref[Tensor]") -> None:
+        """Drop the operands of a tensor that is gone; any thread may have freed it."""
+        entry = self.entry
+        if entry is not None and entry[0] is source:
+            self.entry = None
 
 
 class SharedInput:
-    """The operands of the tensor that was quantized last, for linears that read the same one."""
+    """The operands of the tensor that a thread quantized last, for layers that read the same one.
+
+    Shared are inputs that an autograd graph has just computed and that training reads: a write between two
+    readers that no version counter shows would corrupt the gradients of nn.Linear, too, which saves them.
+    """
 
     def __init__(self) -> None:
-        self._source: weakref.ref[Tensor] | None = None
-        self._facts: tuple[Any, ...] = ()
-        self._made: Operands = ()
+        self._threads = threading.local()
 
-    def operands(self, source: Tensor, how: tuple[Any, ...], make: Callable[[], Operands]) -> Operands:
-        """The operands of `source` made as `how` says: the last ones if they are these, else made anew.
+    def operands(self, source: Tensor, plan: object, make: Callable[[], Operands]) -> Operands:
+        """The operands of `source` by a plan: the last ones if they are these, else new ones.
 
         They live no longer than `source` itself.
         """
-        if source.is_inference():
+        if source.grad_fn is None or not torch.is_grad_enabled():
             return make()
-        facts = (source._version, source.data_ptr(), how, _is_captured(source))
-        if self._source is None or self._source() is not source or self._facts != facts:
-            self._made = ()
-            self._made = make()
-            self._source, self._facts = weakref.ref(source, self._forget), facts
-        return self._made
-
-    def _forget(self, source: "weakref.ref[Tensor]") -> None:
-        if source is self._source:
-            self._source, self._made = None, ()
+        last: _Last | None = getattr(self._threads, "last", None)
+        if last is None:
+            last = self._threads.last = _Last()
+        key = (source._version, source.data_ptr(), plan, _is_captured(source))
+        entry = last.entry
+        if entry is not None and entry[0]() is source and entry[1] == key:
+            return entry[2]
+        last.entry = entry = None  # frees its memory before the next operands are allocated
+        made = make()
+        last.entry = (weakref.ref(source, last.forget), key, made)
+        return made
 
 
 def _is_captured(x: Tensor) -> bool:
     """Whether a CUDA graph records what is done to x now.
 
-    A graph must make its own operands, as a replay finds other numbers in x; and what it makes is there at
-    replays only.
+    A graph must compute its own operands: a replay finds other numbers in x, and what the graph computes
+    exists at replays only.
     """
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def runs_directly(x: Tensor) -> bool:
-    """Whether a call may go around the operators: eagerly, on a card, on a plain tensor nobody traces."""
-    if torch.compiler.is_compiling() or not x.is_cuda or type(x) not in (Tensor, torch.nn.Parameter):
-        return False
-    return torch._C._len_torch_dispatch_stack() == 0  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]

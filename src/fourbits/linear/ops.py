@@ -1,99 +1,24 @@
-"""The arithmetic of a quantized linear: forward, and backward of both inputs, as functions and as operators.
+"""A quantized linear layer as operators of torch.library, for graphs that torch.compile traces.
 
-Operators are opaque to torch.compile, so a model around them compiles without breaks, and one compiled graph
-serves every recipe: the table travels as text. docs/nvfp4.md, section 2.
+Operators are opaque to the compiler, so a model around them compiles without breaks, and one compiled graph
+serves every recipe: the table travels as text. Both are compute.py's functions with typed tuples flattened.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from fourbits.gemm.matmul import multiply
-from fourbits.linear.fake_shapes import column_shapes, packed_shapes, scale_shape
-from fourbits.linear.gradients import gradients, kept_input
-from fourbits.linear.operands import Call, nothing_observed, values_dtype
-from fourbits.quant.reference.philox import ROLES
+from fourbits.linear.compute import LinearCall, SavedOperands, backward, forward
+from fourbits.linear.fake_shapes import fake_forward
+from fourbits.linear.observer import BACKWARD, FORWARD, Observer, nothing_recorded
+from fourbits.linear.plan import LinearPlan, linear_plan
+from fourbits.quant.request import Signature, signature_of
+from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-from fourbits.recipe.recipe import table_from_text
-
-#: roles of the operands that each operator makes or may make, in order
-FORWARD, BACKWARD = ROLES[:6], ROLES[2:6]
-
-
-class Made(NamedTuple):
-    """Both operands of Fprop, and Wgrad's X where it is packed or came from the same read."""
-
-    lhs: ExactOperand | QuantizedTensor
-    rhs: ExactOperand | QuantizedTensor
-    wgrad_rhs: ExactOperand | QuantizedTensor | None
-
-
-def input_operands(call: Call, x: Tensor, keep: bool) -> tuple[ExactOperand | QuantizedTensor, ...]:
-    """X as Fprop multiplies it; after it, if wanted and packed or one read makes both, X as Wgrad does."""
-    if keep and call.table.saved_inputs == "packed":
-        return call.with_packed_input(x)
-    if keep and call.one_read_of_input(x):
-        return call.operands(x, ("fprop.lhs", 1), ("wgrad.rhs", 0))
-    return (call.multiplicand(x, 1, "fprop.lhs"),)
-
-
-def made_of(
-    lhs: ExactOperand | QuantizedTensor,
-    rhs: ExactOperand | QuantizedTensor,
-    wgrad_rhs: Sequence[ExactOperand | QuantizedTensor],
-) -> Made:
-    """What `input_operands` gave, and W."""
-    return Made(lhs, rhs, wgrad_rhs[0] if wgrad_rhs else None)
-
-
-def forward_of(
-    call: Call, made: Made, x: Tensor, bias: Tensor | None, keep: Sequence[bool]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The results of `linear_forward` from operands that are made already."""
-    with torch.autocast(x.device.type, enabled=False):
-        y = multiply(made.lhs, made.rhs, x.dtype, bias)
-    w_kept = keep[0] and call.table.keeps_weight and isinstance(made.rhs, ExactOperand)
-    return (
-        y,
-        *_parts(made.rhs if w_kept else None, x)[:2],
-        *_parts(made.wgrad_rhs if keep[1] else None, x),
-        *call.observed(FORWARD),
-    )
-
-
-def backward_of(
-    dy: Tensor,
-    x: Tensor | None,
-    weight: Tensor,
-    w_values: Tensor,
-    w_scale: Tensor,
-    x_values: Tensor,
-    x_scale: Tensor,
-    x_global: Tensor,
-    clock: Tensor,
-    amax: Tensor | None,
-    layer: int,
-    table: str,
-    measured: str,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dX [M, K] in dy's dtype, dW [N, K] and dbias [N] in FP32; own amaxes and counts.
-
-    dy: [M, N]; w_values to x_global: as returned by the forward; x: needed where the forward kept no operand
-    of it; amax: as for the forward; needs: which of x, weight and bias want a gradient. The others get an
-    empty tensor. Autograd rounds dW to the dtype that the parameter's gradients have. Own amaxes and
-    counts are of Dgrad's and Wgrad's operands, as in the forward.
-    """
-    call = Call(table_from_text(table), clock, layer, amax, measured)
-    kept = ExactOperand(w_values, w_scale, 1, call.table.fprop.rhs) if w_values.dim() == 2 else None
-    source = kept_input(call, (x_values, x_scale, x_global), (dy.shape[0], weight.shape[1])) or x
-    with torch.autocast(dy.device.type, enabled=False):
-        grads = gradients(call, dy, source, weight, kept, needs)
-    dx, dw, dbias = (dy.new_empty(0) if grad is None else grad for grad in grads)
-    return (dx, dw, dbias, *call.observed(BACKWARD))
+from fourbits.recipe.recipe import GemmTable
 
 
 @custom_op("fourbits::linear_forward", mutates_args=())
@@ -101,30 +26,26 @@ def linear_forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    clock: Tensor,
+    counter: Tensor,
     amax: Tensor | None,
     layer: int,
     table: str,
     measured: str,
-    keep: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y = x W^T + bias, [M, N] in x's dtype; W's and X's exact values and scales; own amaxes and counts.
+    needs: list[bool],
+) -> list[Tensor]:
+    """Y [M, N] in x's dtype, five parts of saved operands (`flattened`; empty where there is none), and with
+    amax what was recorded of the operands.
 
-    x: [M, K]; amax: fp32 [6], what operands with an amax policy use (negative: their own), None where nothing
-    depends on the past; measured: as by `layout.measured_at`. keep: whether dX and whether dW will be wanted.
-    W is kept for dX where Dgrad starts from Fprop's, X for dW as Wgrad multiplies it where one read makes it
-    with Fprop's (values, scale and an empty tensor) or the table wants it packed (codes, block scales, global
-    scale); else empty. Own amaxes, fp32 [6], and counts, int64 [6, 4], are those of `own_amax` and
-    `layout_counts`: negative and 0 for an operand without, empty without amax.
+    x: [M, K]; weight: [N, K]; amax: fp32 [6], what operands with an amax policy use (negative: their own),
+    None where nothing depends on past steps; measured: as by `adaptive_layout.measured_at`; needs: whether dX
+    and dW will be needed. Own amaxes, fp32 [6], and counts, int64 [6, 4], are as `amax_policy.observe` takes
+    them.
     """
-    call = Call(table_from_text(table), clock, layer, amax, measured)
-    with torch.autocast(x.device.type, enabled=False):
-        lhs, *wgrad_rhs = input_operands(call, x, keep[1])
-        made = made_of(lhs, call.multiplicand(weight, 1, "fprop.rhs"), wgrad_rhs)
-    outputs = forward_of(call, made, x, bias, keep)
-    # an operator's outputs share no memory, as the scales of both operands of X do
-    y, *parts = (part.clone() if part.dim() == 0 else part for part in outputs)
-    return y, *parts  # pyright: ignore[reportReturnType]
+    plan = _plan(signature_of(x), weight, x.dtype, table, needs, amax)
+    observer = _observer(plan, measured, amax, counter, layer)
+    y, saved = forward(plan, LinearCall(x, weight, counter, layer, observer), bias)
+    recorded = () if observer is None else observer.recorded(FORWARD)
+    return [y, *(_owned(part, x) for part in flattened(saved)), *recorded]
 
 
 @linear_forward.register_fake
@@ -132,33 +53,45 @@ def _(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    clock: Tensor,
+    counter: Tensor,
     amax: Tensor | None,
     layer: int,
     table: str,
     measured: str,
-    keep: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    call = Call(table_from_text(table), clock, layer, amax, measured)
-    y = x.new_empty((x.shape[0], weight.shape[0]))
-    if keep[0] and call.table.keeps_weight and not call.is_native("fprop.rhs"):
-        spec = call.table.fprop.rhs
-        width = -(-weight.shape[1] // 16) * 16
-        w_values = weight.new_empty((weight.shape[0], width), dtype=values_dtype(spec, weight.device))
-        w_scale = weight.new_empty(scale_shape(spec, w_values.shape), dtype=torch.float32)
-    else:
-        w_values, w_scale = x.new_empty(0), x.new_empty(0)
-    x_values, x_scale, x_global = x.new_empty(0), x.new_empty(0), x.new_empty(0)
-    if keep[1] and call.table.saved_inputs == "packed":
-        turned = call.one_read_of_packed_input(x)
-        x_values, x_scale, x_global = packed_shapes(x, call.table.wgrad.rhs, turned)
-    elif keep[1] and call.one_read_of_input(x):
-        x_values, x_scale = column_shapes(x, call.table.wgrad.rhs)
-    own, counts = nothing_observed(clock, amax, len(FORWARD))
-    return y, w_values, w_scale, x_values, x_scale, x_global, own, counts
+    needs: list[bool],
+) -> list[Tensor]:
+    recorded = () if amax is None else nothing_recorded(amax, len(FORWARD))
+    return [*fake_forward(x, weight, table, needs, amax is not None), *recorded]
 
 
-linear_backward = custom_op("fourbits::linear_backward", backward_of, mutates_args=())
+@custom_op("fourbits::linear_backward", mutates_args=())
+def linear_backward(
+    dy: Tensor,
+    x: Tensor | None,
+    weight: Tensor,
+    saved: list[Tensor],
+    counter: Tensor,
+    amax: Tensor | None,
+    shape: list[int],
+    layer: int,
+    table: str,
+    measured: str,
+    needs: list[bool],
+) -> list[Tensor]:
+    """The gradients of x, weight and bias, empty where not needed, and with amax what was recorded.
+
+    dy: [M, N]; x: None where the forward kept an operand of it; saved: the forward's parts; shape: [M, K];
+    needs: which gradients are needed.
+    """
+    M, K = shape
+    signature = Signature(dy.device, dy.dtype, (M, K), (K, 1)) if x is None else signature_of(x)
+    plan = _plan(signature, weight, dy.dtype, table, needs, amax)
+    observer = _observer(plan, measured, amax, counter, layer)
+    operands = unflattened(plan.table, saved, (M, K))
+    call = LinearCall(x, weight, counter, layer, observer)
+    grads = backward(plan, call, operands, dy, (needs[0], needs[1], needs[2]))
+    recorded = () if observer is None else observer.recorded(BACKWARD)
+    return [*(dy.new_empty(0) if grad is None else grad for grad in grads), *recorded]
 
 
 @linear_backward.register_fake
@@ -166,30 +99,76 @@ def _(
     dy: Tensor,
     x: Tensor | None,
     weight: Tensor,
-    w_values: Tensor,
-    w_scale: Tensor,
-    x_values: Tensor,
-    x_scale: Tensor,
-    x_global: Tensor,
-    clock: Tensor,
+    saved: list[Tensor],
+    counter: Tensor,
     amax: Tensor | None,
+    shape: list[int],
     layer: int,
     table: str,
     measured: str,
     needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return (
-        dy.new_empty((dy.shape[0], weight.shape[1])) if needs[0] else dy.new_empty(0),
-        weight.new_empty(weight.shape, dtype=torch.float32) if needs[1] else dy.new_empty(0),
-        weight.new_empty(weight.shape[0], dtype=torch.float32) if needs[2] else dy.new_empty(0),
-        *nothing_observed(clock, amax, len(BACKWARD)),
-    )
+) -> list[Tensor]:
+    outputs = [
+        dy.new_empty((dy.shape[0], weight.shape[1]) if needs[0] else 0),
+        weight.new_empty(weight.shape if needs[1] else 0, dtype=torch.float32),
+        weight.new_empty(weight.shape[0] if needs[2] else 0, dtype=torch.float32),
+    ]
+    return [*outputs, *(() if amax is None else nothing_recorded(amax, len(BACKWARD)))]
 
 
-def _parts(operand: ExactOperand | QuantizedTensor | None, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors of an operand, empty where there is none."""
-    if operand is None:
-        return x.new_empty(0), x.new_empty(0), x.new_empty(0)
-    if isinstance(operand, QuantizedTensor):
-        return operand.codes, operand.block_scale, operand.global_scale
-    return operand.values, operand.scale, x.new_empty(0)
+def flattened(saved: SavedOperands) -> list[Tensor | None]:
+    """Five tensors of saved operands, None where there is none: W's values and scale; X's values and scale,
+    or its codes, block scales and global scale.
+    """
+    parts: list[Tensor | None] = [None, None]
+    if saved.weight is not None:
+        parts = [saved.weight.values, saved.weight.scale]
+    if isinstance(saved.input, ExactOperand):
+        return [*parts, saved.input.values, saved.input.scale, None]
+    if saved.input is not None:
+        return [*parts, saved.input.codes, saved.input.block_scale, saved.input.global_scale]
+    return [*parts, None, None, None]
+
+
+def unflattened(table: GemmTable, parts: Sequence[Tensor | None], shape: tuple[int, int]) -> SavedOperands:
+    """Inverse of `flattened`, for a table and X of this shape."""
+    w_values, w_scale, x_values, x_scale, x_global = parts
+    weight = kept = None
+    if w_scale is not None and is_part(w_values):
+        weight = ExactOperand(w_values, w_scale, 1, table.fprop.rhs)
+    if x_scale is not None and is_part(x_values):
+        spec = table.wgrad.rhs
+        if x_global is None or x_global.dim():
+            kept = ExactOperand(x_values, x_scale, 0, spec)
+        else:
+            dtype = SCALE_DTYPES.get(spec.block_format.scale or "", x_scale.dtype)
+            kept = QuantizedTensor(x_values, x_scale.view(dtype), x_global, 0, shape, spec)
+    return SavedOperands(weight, kept)
+
+
+def is_part(values: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether an operand was saved: eagerly None stands for none, in operators an empty vector."""
+    return values is not None and values.dim() == 2
+
+
+def _owned(part: Tensor | None, x: Tensor) -> Tensor:
+    """A saved tensor as an operator may return it: sharing no memory with another one, in a dtype that
+    compilers know, empty for none.
+    """
+    if part is None:
+        return x.new_empty(0)
+    if part.dim() == 0:  # both operands of X keep their scales in one tensor
+        return part.clone()
+    return part.view(torch.uint8) if part.dtype == torch.float8_e8m0fnu else part
+
+
+def _plan(
+    x: Signature, weight: Tensor, dtype: torch.dtype, table: str, needs: Sequence[bool], amax: Tensor | None
+) -> LinearPlan:
+    return linear_plan(table, x, signature_of(weight), dtype, (needs[0], needs[1]), amax is not None)
+
+
+def _observer(
+    plan: LinearPlan, measured: str, amax: Tensor | None, counter: Tensor, layer: int
+) -> Observer | None:
+    return None if amax is None else Observer(plan.table, measured, amax, counter, layer)

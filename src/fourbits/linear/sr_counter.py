@@ -1,21 +1,17 @@
-"""What random bits depend on at run time: the clock of a micro-batch, and the key of each operand in it."""
-
-import functools
+"""What random bits depend on at run time: one counter for the layers that were converted together."""
 
 import torch
 from torch import Tensor
 
-from fourbits.quant.operand import OperandSpec
-from fourbits.quant.reference.philox import ROLES
+from fourbits.quant.request import OPERAND_ROLES
 
-#: what the random bits of a layer depend on at run time; int64 [5], see `new_clock`
-CLOCK_FIELDS = ("seed", "step", "first_token", "first_token / 16", "zero")
+#: entries of a counter, int64 [5]
+COUNTER_FIELDS = ("seed", "step", "first_token", "first_token / 16", "zero")
 _SEED, _STEP, _TOKEN, _TOKEN_BLOCK, _ZERO = range(5)
-#: for each role, which clock fields are (seed, stream, step, first row, first block) of its sr_key
+#: for each role, which entries are (seed, stream, step, first row, first block) of its key
 _TOKENS_ARE_ROWS = (_SEED, _ZERO, _STEP, _TOKEN, _ZERO)
 _TOKENS_ARE_SUMMED = (_SEED, _ZERO, _STEP, _ZERO, _TOKEN_BLOCK)
 _NO_TOKENS = (_SEED, _ZERO, _STEP, _ZERO, _ZERO)
-OPERANDS = ROLES[:6]
 KEY_FIELDS = {
     "fprop.lhs": _TOKENS_ARE_ROWS,
     "fprop.rhs": _NO_TOKENS,
@@ -24,25 +20,50 @@ KEY_FIELDS = {
     "wgrad.lhs": _TOKENS_ARE_SUMMED,
     "wgrad.rhs": _TOKENS_ARE_SUMMED,
 }
+assert tuple(KEY_FIELDS) == OPERAND_ROLES
 
 
-def new_clock(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
-    """The clock of one micro-batch: int64 [5], CLOCK_FIELDS."""
+def new_counter(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
+    """The counter of one micro-batch: int64 [5], COUNTER_FIELDS."""
     entries = [seed, step, first_token, first_token // 16, 0]
     if torch.device(device).type != "cuda":
         return torch.tensor(entries, dtype=torch.int64, device=device)
-    clock = torch.tensor(entries, dtype=torch.int64, pin_memory=True)
-    return clock.to(device, non_blocking=True)  # without a wait for the card
+    counter = torch.tensor(entries, dtype=torch.int64, pin_memory=True)
+    return counter.to(device, non_blocking=True)  # without waiting for the GPU
 
 
-def draws(spec: OperandSpec) -> bool:
-    """Whether an operand of this spec takes random bits."""
-    return spec.stochastic or bool(spec.rht and spec.signs in ("per-layer", "per-call"))
+def moved_on(counter: Tensor, tokens: int) -> Tensor:
+    """The counter of a call that begins `tokens` tokens into the micro-batch, a multiple of 16."""
+    moved = counter.clone()
+    moved[_TOKEN] += tokens
+    moved[_TOKEN_BLOCK] += tokens // 16
+    return moved
 
 
-@functools.lru_cache(maxsize=8192)
-def key_parts(layer: int, role: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Fields of the clock, and what is added to them, that make an operand's key, int64 [5]."""
-    fields = torch.tensor(KEY_FIELDS[role], device=device)
-    stream = torch.tensor([0, layer * 8 + ROLES.index(role), 0, 0, 0], dtype=torch.int64, device=device)
-    return fields, stream
+class SrCounter:
+    """The counter that `set_step` moves, shared by all layers of a model on one device with one seed."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.seed = seed
+        self.tensor = new_counter(seed, 0, 0, device)
+        #: raised by every set_step: a layer that has seen a lower one begins a micro-batch
+        self.generation = 0
+        #: equal for the micro-batches in which the caller has promised that weights are not written
+        self.weights_version = 0
+        #: whether any micro-batch has reused the weights of the one before
+        self.reuses_weights = False
+
+    def advance(self, step: int, first_token: int, same_weights: bool) -> None:
+        """Go to a micro-batch. The old tensor stays as it is: a backward pass still to come reads it."""
+        self.tensor = new_counter(self.seed, step, first_token, self.tensor.device)
+        self.generation += 1
+        self.reuses_weights |= same_weights
+        self.weights_version += not same_weights
+
+    def on(self, device: torch.device) -> Tensor:
+        """The tensor where the layer computes; it stays there, so that a step copies it at most once."""
+        if self.tensor.device != device:
+            if device.type == "meta":
+                return self.tensor.to(device)
+            self.tensor = self.tensor.to(device)
+        return self.tensor

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.cpu.compiled import runner_for
+from fourbits.quant.cpu.quantize import source_of
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import source_of
 from fourbits.quant.reference.blocks import block_view, completed
 from fourbits.quant.reference.philox import as_sr_key
 from fourbits.quant.reference.scales import encode_scale_of, target_and_kappa

@@ -9,6 +9,8 @@ from fourbits.formats.descriptors import E4M3, E8M0, UE5M3, BlockFormat
 
 #: block scales on the grid of a small float
 SCALE_FORMATS = {"e4m3": E4M3, "ue5m3": UE5M3}
+#: dtypes of stored block scales, by their format
+SCALE_DTYPES = {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu, "ue5m3": torch.uint8}
 
 
 def encode_scales(block_scale: Tensor, block_format: BlockFormat) -> Tensor:

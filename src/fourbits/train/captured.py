@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.checkpoint_state import books_of
-from fourbits.linear.convert import clocks_of
+from fourbits.linear.step import counters_of
 
 #: optimizer steps before the capture, in which regions and kernels are compiled
 _WARM_UP = 1
@@ -64,7 +64,7 @@ class CapturedGradients:
             self._graphs[first] = self._captured(samples, first)
         graph, own_samples, own_clocks, loss = self._graphs[first]
         own_samples.copy_(samples)
-        for own, clock in zip(own_clocks, clocks_of(self._model), strict=True):
+        for own, clock in zip(own_clocks, counters_of(self._model), strict=True):
             own.copy_(clock)
         graph.replay()
         if first:
@@ -89,4 +89,4 @@ class CapturedGradients:
             ) from error
         if first:
             self._grads = [master.grad for master in self._masters]
-        return _Graph(graph, own_samples, clocks_of(self._model), loss)
+        return _Graph(graph, own_samples, counters_of(self._model), loss)

@@ -7,7 +7,8 @@ import torch
 
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.model.lm import LanguageModel
 from fourbits.train.checkpoint import load_tensors
 from fourbits.train.config import RunConfig

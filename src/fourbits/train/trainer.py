@@ -17,7 +17,8 @@ from fourbits.data.dataset import PreparedData
 from fourbits.device import Backend, facts_of
 from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state, saturated_and_all
-from fourbits.linear.convert import convert, set_step
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
 from fourbits.train.backend import settled_backend
@@ -219,7 +220,7 @@ class Trainer:
         """Samples [B, T + 1] of a micro-batch, on the device; random bits are its from here on."""
         train = self.config.train
         first = micro_batch * train.micro_batch_size
-        set_step(self.model, step, first_token=first * train.seq_len)
+        set_step(self.model, step, first_token=first * train.seq_len, same_weights=micro_batch > 0)
         begun = time.perf_counter()
         samples = self.stream.batch(step * train.samples_per_step + first, train.micro_batch_size)
         self._data_seconds += time.perf_counter() - begun

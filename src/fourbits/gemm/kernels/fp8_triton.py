@@ -1,4 +1,4 @@
-"""The product of FP8 operands in blocks of 128, on FP8 tensor cores (sm_89 and newer).
+"""The GEMM of FP8 operands in blocks of 128, on FP8 tensor cores (sm_89 and newer).
 
 Every 32 of the contraction the partial sum leaves the tensor core, whose own sums are narrow (about 14 bits
 on Hopper, arXiv:2412.19437, section 3.3.2); every 128 it is scaled by both block scales and added in FP32.
@@ -18,14 +18,14 @@ PROMOTED_EVERY = tl.constexpr(32)
 
 
 @triton.jit
-def fp8_product_kernel(
+def fp8_gemm_kernel(
     a_ptr, a_stride, a_scale_ptr, a_scale_row, a_scale_block,
     b_ptr, b_stride, b_scale_ptr, b_scale_row, b_scale_block,
     out_ptr, out_stride, bias_ptr, M, N, K,
-    A_ROWS: tl.constexpr, B_ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    A_ROWS: tl.constexpr, B_ROWS: tl.constexpr, HAS_BIAS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """out [M, N] = sum over blocks of (a @ b^T) * scale_a * scale_b, + bias, + what out holds if ACCUMULATE.
+    """out [M, N] = sum over blocks of (a @ b^T) * scale_a * scale_b, + bias.
 
     a: fp8 [M, K], b: fp8 [N, K], unit stride along K. A scale serves A_ROWS (B_ROWS) rows, 1 or 128, and 128
     of K; scale_row and scale_block are the strides of the grids of scales.
@@ -59,6 +59,4 @@ def fp8_product_kernel(
         acc = acc + bias_of(bias_ptr, columns, N, HAS_BIAS)[None, :]
     out_tile = out_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
     inside = (rows < M)[:, None] & (columns < N)[None, :]
-    if ACCUMULATE:
-        acc = acc + tl.load(out_tile, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_tile, rounded_to(acc, out_ptr.dtype.element_ty, HARDWARE), mask=inside)

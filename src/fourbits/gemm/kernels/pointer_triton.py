@@ -1,4 +1,4 @@
-"""The product by ordinary loads: for sm_80, and for operands whose rows a bulk copy cannot address."""
+"""The GEMM with ordinary loads: for sm_80, and for operands whose rows TMA cannot address."""
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
 
@@ -9,16 +9,13 @@ from fourbits.gemm.kernels.tile_triton import added_product, bias_of, finished, 
 
 
 @triton.jit
-def plain_kernel(
+def pointer_kernel(
     a_ptr, a_stride_m, a_stride_k, b_ptr, b_stride_n, b_stride_k, out_ptr, out_stride,
     scale_a_ptr, scale_b_ptr, bias_ptr, M, N, K,
-    HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """out [M, N] = (sum over K) * scale_a * scale_b + bias, plus what out holds if ACCUMULATE.
-
-    Any strides; one tile a program.
-    """
+    """out [M, N] = (sum over K) * scale_a * scale_b + bias. Any strides; one tile per program."""
     i, j = tile_position(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN))
     rows = i * BM + tl.arange(0, BM)
     columns = j * BN + tl.arange(0, BN)
@@ -37,6 +34,4 @@ def plain_kernel(
     acc = finished(acc, tl.load(scale_a_ptr), tl.load(scale_b_ptr), bias, HAS_BIAS)
     out_tile = out_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
     inside = (rows < M)[:, None] & (columns < N)[None, :]
-    if ACCUMULATE:
-        acc = acc + tl.load(out_tile, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_tile, rounded_to(acc, out_ptr.dtype.element_ty, HARDWARE), mask=inside)

@@ -1,4 +1,4 @@
-"""Tiles of a product, and what happens to one after its sum: both global scales, bias, rounding.
+"""Tiles of a GEMM, and its epilogue: both global scales, bias, rounding.
 
 The scales are applied one after the other in FP32; their product alone may overflow, and folding one into an
 operand would not be exact. docs/nvfp4.md, section 12.

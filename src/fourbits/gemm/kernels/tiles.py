@@ -1,7 +1,7 @@
-"""Which tile of the output a program makes, from a model of the card.
+"""Which tile of the output a program computes, from a model of the GPU.
 
-Not by timing: the order of FP32 additions, and so the last bits of a run, do not depend on what else the card
-was doing when a program started.
+Not by timing: the order of FP32 additions, and so the last bits of a run, must not depend on what else the
+GPU was doing when a program started.
 """
 
 import functools
@@ -18,24 +18,24 @@ class Tile(NamedTuple):
     k: int
     stages: int
     warps: int
-    #: microseconds of a step and of all that is not steps, as measured on an H100; only ratios matter
+    #: microseconds per step and of all that is not steps, as measured on an H100; only ratios matter
     step_time: float
     rest_time: float
 
 
-class Card(NamedTuple):
+class GpuModel(NamedTuple):
     """What tiles depend on."""
 
-    processors: int
-    bulk_copies: bool
+    sms: int
+    tma: bool
     tiles: tuple[Tile, ...]
 
 
 class Work(NamedTuple):
-    """How a product is divided: into tiles, and into how many cuts of the contraction."""
+    """How a GEMM is divided: into tiles, and into how many parts of its contraction."""
 
     tile: Tile
-    cuts: int
+    split_k: int
 
 
 _LARGE_MEMORY = (
@@ -46,36 +46,36 @@ _LARGE_MEMORY = (
 #: sm_100 also keeps sums in tensor memory, and stages the output beside the operands
 _TENSOR_MEMORY = tuple(tile._replace(stages=3) for tile in _LARGE_MEMORY)
 _SMALL_MEMORY = (Tile(128, 128, 32, 3, 8, 0.19, 1.4), Tile(64, 64, 32, 3, 4, 0.12, 1.0))
-_INTERPRETED = Card(8, True, (Tile(32, 32, 32, 1, 4, 1.0, 0.0),))
-_CUTS = (1, 2, 4, 8)
-#: microseconds to start the kernel that adds cuts, and bytes that it moves in one
+_INTERPRETED = GpuModel(8, True, (Tile(32, 32, 32, 1, 4, 1.0, 0.0),))
+_SPLITS = (1, 2, 4, 8)
+#: microseconds to start the kernel that adds split-K sums, and bytes that it moves per microsecond
 _SUM_START, _SUM_RATE = 4.0, 2e6
 
 
 @functools.cache
-def card_of(device: torch.device) -> Card:
-    """The card's tiles: shared memory of 227 KiB (sm_90, sm_100) or of about 99 KiB (sm_80, sm_120)."""
+def gpu_model(device: torch.device) -> GpuModel:
+    """The GPU's tiles: shared memory of 227 KiB (sm_90, sm_100) or of about 99 KiB (sm_80, sm_120)."""
     if device.type != "cuda":
         return _INTERPRETED
-    facts = torch.cuda.get_device_properties(device)
-    tiles = _TENSOR_MEMORY if facts.major == 10 else _LARGE_MEMORY
-    if facts.shared_memory_per_block_optin < 220 << 10:
+    properties = torch.cuda.get_device_properties(device)
+    tiles = _TENSOR_MEMORY if properties.major == 10 else _LARGE_MEMORY
+    if properties.shared_memory_per_block_optin < 220 << 10:
         tiles = _SMALL_MEMORY
-    return Card(facts.multi_processor_count, facts.major >= 9, tiles)
+    return GpuModel(properties.multi_processor_count, properties.major >= 9, tiles)
 
 
 @functools.lru_cache(maxsize=4096)
-def best_work(card: Card, M: int, N: int, K: int, cuts: tuple[int, ...] = _CUTS) -> Work:
-    """The division with the least time: rounds of the whole card times a tile's time, and adding the cuts."""
+def best_work(gpu: GpuModel, M: int, N: int, K: int, splits: tuple[int, ...] = _SPLITS) -> Work:
+    """The division with the least time: waves of tiles times a tile's time, and adding split-K sums."""
 
     def time(work: Work) -> float:
         tile = work.tile
-        rounds = ceil_div(ceil_div(M, tile.m) * ceil_div(N, tile.n) * work.cuts, card.processors)
-        steps = ceil_div(ceil_div(K, tile.k), work.cuts)
-        adding = 0.0 if work.cuts == 1 else _SUM_START + 8.0 * work.cuts * M * N / _SUM_RATE
-        return rounds * (steps * tile.step_time + tile.rest_time) + adding
+        waves = ceil_div(ceil_div(M, tile.m) * ceil_div(N, tile.n) * work.split_k, gpu.sms)
+        steps = ceil_div(ceil_div(K, tile.k), work.split_k)
+        adding = 0.0 if work.split_k == 1 else _SUM_START + 8.0 * work.split_k * M * N / _SUM_RATE
+        return waves * (steps * tile.step_time + tile.rest_time) + adding
 
-    return min((Work(tile, count) for tile in card.tiles for count in cuts), key=time)
+    return min((Work(tile, count) for tile in gpu.tiles for count in splits), key=time)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from fourbits.gemm.native import matmul as matmul_native
 from fourbits.gemm.reference import matmul as matmul_reference
-from fourbits.quant.kernels.launch_packed import fused_quantize
-from fourbits.quant.kernels.support import Wanted
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.quant.tensor import QuantizedTensor
@@ -68,17 +66,14 @@ def share_of_bound(
     a: QuantizedTensor,
     b: QuantizedTensor,
     bias: Tensor | None = None,
-    before: Tensor | None = None,
     sum_error: float | None = None,
 ) -> float:
     """Largest error of a product of a and b over what section 12.4 allows: at most 1 is right, NaN is not.
 
-    before: what the product was added to; sum_error: of a sum, relative to the sum of its terms' magnitudes,
-    where an arithmetic allows more than FP32's.
+    sum_error: of a sum, relative to the sum of its terms' magnitudes, where an arithmetic allows more than
+    FP32's.
     """
     true = matmul_reference.matmul(a, b, torch.float32, bias).double()
-    if before is not None:
-        true = true + before.double()
     values = [(q.block_values() * q.global_scale).double() for q in (a, b)]
     magnitude = values[0].abs() @ values[1].abs().t()
     last_bit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}[out.dtype]
@@ -105,7 +100,7 @@ def _gemm_findings(name: str, device: torch.device, multiply: Product) -> list[F
     key = torch.tensor([1234, 44, 17, 32, 2])
     made, true = [], []
     for x, spec, axis in zip(_tensors(lhs_axis, rhs_axis), (lhs, rhs), (lhs_axis, rhs_axis), strict=True):
-        made += fused_quantize(x.to(device), [Wanted(spec, axis, key.to(device))])
+        made.append(quantized_on(device, x, spec, axis, sr_key=key))
         true.append(quantize(x, spec, axis, sr_key=key))
     out = multiply(made[0], made[1], torch.bfloat16, None).cpu()
     return [_bytes_finding(name, made, true), _product_finding(name, out, true)]
@@ -141,12 +136,24 @@ def _product_finding(name: str, out: Tensor, true: list[QuantizedTensor]) -> Fin
     return Finding(f"{name}: product", share <= 1.0 and not zero, detail)
 
 
+def quantized_on(
+    device: torch.device,
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    amax: Tensor | None = None,
+    sr_key: Tensor | None = None,
+) -> QuantizedTensor:
+    """x quantized by the device that is checked."""
+    return quantize(x.to(device), spec, axis, amax, sr_key)
+
+
 def _rounding_findings(device: torch.device) -> list[Finding]:
     """How often 2.3 goes up to 3 under scale 1: floor(256 * 0.3) of 256 times."""
     x = torch.full((4096, 256), 2.3, device=device)
     x[:, ::16] = 6.0  # with amax 6 * 448 every block has scale 1 * 448
     key = torch.tensor([7, 11], device=device)
-    (q,) = fused_quantize(x, [Wanted(_GRADIENT, 1, key, amax=torch.tensor(6.0, device=device))])
+    q = quantized_on(device, x, _GRADIENT, 1, amax=torch.tensor(6.0), sr_key=key)
     values = q.dequantize()[:, 1:]
     values = values[values < 5.0]
     share = float((values > 2.5).double().mean())

@@ -128,3 +128,8 @@ def _reason(error: Exception) -> str:
     if lines:
         return (errors or lines)[0]
     return "the C++ compiler was stopped before it said why (out of memory?)"
+
+
+def worth_compiling(device: torch.device, shape: tuple[int, int]) -> bool:
+    """TEMP"""
+    return device.type == "cpu" and shape[0] * shape[1] >= COMPILE_FROM

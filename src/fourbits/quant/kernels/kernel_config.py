@@ -1,15 +1,13 @@
 """What a fused kernel is compiled for: an operand's spec, reduced to numbers.
 
-Kernels are specialised on these objects, so specs with equal plans share one compiled kernel.
+Kernels are specialised on these objects, so specs with equal configurations share one compiled kernel.
 """
 
 import functools
 import math
-from dataclasses import astuple, dataclass, fields
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
 
 import torch
-from torch import Tensor
 
 from fourbits.formats.descriptors import FloatFormat
 from fourbits.quant.operand import OperandSpec
@@ -17,15 +15,9 @@ from fourbits.quant.reference.hadamard import sign_vector
 from fourbits.quant.reference.scales import target_and_kappa
 from fourbits.quant.scale_codes import SCALE_FORMATS
 
-_FORMATS = ("nvfp4", "nvfp4-ue5m3", "nve1m2", "mxfp4", "mxfp8", "mxfp8-e5m2")
 FP8_FORMATS = ("fp8", "fp8-e5m2")
-#: sizes of transforms
-_TRANSFORMS = (16, 32, 64, 128)
-#: fields of a spec that a plan covers, or that do not concern a kernel; any other must have its default
-_UNDERSTOOD = {"format", "block", "source", "rounding", "rht", "rht_signs", "te_compat", "scale_rule"} | {
-    *("scale_bound", "sr_headroom", "amax_policy", "amax_interval", "amax_history", "amax_headroom")
-}
-_DEFAULT = OperandSpec()
+#: block lengths that have kernels, and sizes of transforms
+LENGTHS, FP8_LENGTHS, TRANSFORMS = (16, 32), (128,), (16, 32, 64, 128)
 _CPU = torch.device("cpu")
 
 
@@ -51,10 +43,11 @@ class Transform:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class KernelConfig:
     """One operand. Block sizes are in the layout of the tensor that is read.
 
-    Plans of equal content are one object (`plan` sees to it), so that a launch compares them by identity.
+    Configurations of equal content are one object (`kernel_config` sees to it), so that a launch compares
+    them by identity.
     """
 
     axis: int
@@ -81,7 +74,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Plan:
+class Fp8Config:
     """One operand in FP8 blocks of 128: the grid, and whether blocks are 128x128 or 1x128."""
 
     element: Grid
@@ -89,31 +82,19 @@ class Fp8Plan:
     through_bf16: bool
 
 
-class NoiseKey(NamedTuple):
-    """Where a kernel finds (seed, stream, step, first row, first block): entries `fields` of an int64 tensor.
-
-    `stream` is added to the entry of that name, so that one tensor serves every layer and role.
-    """
-
-    entries: Tensor
-    fields: tuple[int, ...] = (0, 1, 2, 3, 4)
-    stream: int = 0
-
-
-_plans: dict[tuple[object, ...], Plan] = {}
+_configs: dict[tuple[object, ...], KernelConfig] = {}
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(spec: OperandSpec, axis: int, packed: bool = False) -> Plan:
-    """The plan of one operand, as codes if packed, else as exact values; the spec has no obstacle."""
+def kernel_config(spec: OperandSpec, axis: int, packed: bool = False) -> KernelConfig:
+    """The configuration of one operand, as codes if packed, else as exact values; spec has a kernel."""
     fmt, size = spec.block_format, spec.block_size
-    assert obstacle(spec, axis) is None
     assert fmt.element is not None
     assert size is not None
     scale = SCALE_FORMATS.get(fmt.scale or "")
     target, kappa = target_and_kappa(spec)
     fraction, exponent = math.frexp(fmt.element.max_value)
-    made = Plan(
+    made = KernelConfig(
         axis=axis,
         element=_grid(fmt.element),
         scale=None if scale is None else _grid(scale),
@@ -131,42 +112,16 @@ def plan(spec: OperandSpec, axis: int, packed: bool = False) -> Plan:
         te_compat=spec.te_compat or not packed or spec.rounding == "ms-eden",
         transform=_transform(spec),
     )
-    return _plans.setdefault(astuple(made), made)
+    return _configs.setdefault(astuple(made), made)
 
 
 @functools.lru_cache(maxsize=1024)
-def fp8_plan(spec: OperandSpec) -> Fp8Plan:
-    """The plan of one FP8 operand; the spec has no obstacle."""
+def fp8_config(spec: OperandSpec) -> Fp8Config:
+    """The configuration of one FP8 operand; the kernels support the spec."""
     element, size = spec.block_format.element, spec.block_size
     assert element is not None
     assert size is not None
-    return Fp8Plan(_grid(element), size[0] == size[1], spec.source == "bf16")
-
-
-@functools.lru_cache(maxsize=4096)
-def obstacle(spec: OperandSpec, axis: int) -> str | None:
-    """Why the fused kernels do not compute this operand, or None."""
-    size = spec.block_size
-    for field in fields(spec):
-        if field.name not in _UNDERSTOOD and getattr(spec, field.name) != getattr(_DEFAULT, field.name):
-            return f"{field.name}={getattr(spec, field.name)!r} has no kernel"
-    if spec.format not in (*_FORMATS, *FP8_FORMATS):
-        return f"format {spec.format} has no kernel (there are {', '.join((*_FORMATS, *FP8_FORMATS))})"
-    lengths = (128,) if spec.format in FP8_FORMATS else (16, 32)
-    if size is None or size[0] not in (1, size[1]) or size[1] not in lengths:
-        return f"{spec.format} blocks must be 1xN or NxN for N in {lengths}, got {size}"
-    if spec.format in FP8_FORMATS and (spec.rounding != "rne" or spec.rht):
-        return f"{spec.format} has kernels for rounding rne without a transform only"
-    for name, known in (
-        ("source", ("as_is", "bf16", "forward")),
-        ("rounding", ("rne", "sr", "sr32", "ms-eden")),
-        ("scale_rule", ("max", "ceil", "4over6-mse", "4over6-mae", "4over6-max")),
-    ):
-        if getattr(spec, name) not in known:
-            return f"{name} {getattr(spec, name)} has no kernel"
-    if spec.rht and spec.rht not in _TRANSFORMS:
-        return f"a transform has a kernel for sizes {', '.join(map(str, _TRANSFORMS))}, got {spec.rht}"
-    return None
+    return Fp8Config(_grid(element), size[0] == size[1], spec.source == "bf16")
 
 
 def _grid(fmt: FloatFormat) -> Grid:

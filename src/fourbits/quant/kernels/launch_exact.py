@@ -1,87 +1,157 @@
-"""The seam to the fused kernels: the operands of a tensor from one read, without host syncs.
+"""The launches that turn a tensor into exact operands: row, column or both from one pass."""
 
-`fused_operands` gives the bits of `exact_operand`, or raises ValueError with the reason; `why_not_fused` says
-it beforehand. Nothing here falls back: the caller decides who computes.
-"""
+from typing import NamedTuple
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
+import torch
 from torch import Tensor
 
-from fourbits.quant.kernels.amaxes import amaxes_of
-from fourbits.quant.kernels.kernel_config import FP8_FORMATS, plan
-from fourbits.quant.kernels.launch_packed import fp8_codes, fp8_operand
-from fourbits.quant.kernels.support import Wanted, by_axis, checked, noise_key, turns
-from fourbits.quant.tensor import ExactOperand
-from fourbits.triton_version import HAS_TRITON
+from fourbits.quant.kernels.amax_pass import AmaxPass
+from fourbits.quant.kernels.exact_triton import operands_kernel
+from fourbits.quant.kernels.kernel_config import KernelConfig, kernel_config
+from fourbits.quant.kernels.launch_stats import Stats
+from fourbits.quant.kernels.launcher import Launcher
+from fourbits.quant.kernels.tiles import Shape, exact_tile, group, matrix, programs, rounded_up
+from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
+from fourbits.quant.scale_codes import SCALE_DTYPES
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
-if TYPE_CHECKING or HAS_TRITON:
-    from fourbits.quant.kernels import start_exact as kernels
-
-
-def fused_operands(x: Tensor, wanted: Sequence[Wanted]) -> tuple[ExactOperand, ...]:
-    """Exact operands of x in the order of `wanted`, at most one for each axis.
-
-    x: 2-D fp32, bf16 or fp16 on a CUDA device. One read for the amaxes that are not given, one for the
-    operands. FP8 operands have float8 values whose contraction axis is contiguous, as FP8 tensor cores want.
-    Raises ValueError with the reason where the kernels cannot do it.
-    """
-    if len(wanted) == 1 and turns(wanted[0]):
-        return _turned_back(fused_operands(_turned(x, wanted), [wanted[0]._replace(axis=0)]))
-    return _operands(x, wanted, observe=False)[0]
+#: registers per thread with which six programs of two warps share the 65,536 of an SM
+_SIX_PROGRAMS = 168
+_DEFAULT_FIELDS = (0, 1, 2, 3, 4)
+_NO_INPUTS = OperandInputs()
 
 
-def fused_observed(
-    x: Tensor, wanted: Sequence[Wanted], into: tuple[Tensor, Tensor], places: Sequence[int]
-) -> tuple[ExactOperand, ...]:
-    """`fused_operands`, which also writes what `own_amax` gives of each operand, from the same read.
+class _Side(NamedTuple):
+    """One operand of a pass; `config` None where there is none."""
 
-    into: own amaxes fp32 [n], negative before, and counts int64 [n, 2 or more], zero before; places: for each
-    operand wanted, where in them its own belong. Every operand wanted has one scale for the whole tensor.
-    """
-    if len(wanted) == 1 and turns(wanted[0]):
-        found = fused_observed(_turned(x, wanted), [wanted[0]._replace(axis=0)], into, places)
-        return _turned_back(found)
-    made, seen = _operands(x, wanted, observe=True)
-    assert seen is not None
-    blocks, at = [0, 0], [-1, -1]
-    for want, place in zip(wanted, places, strict=True):
-        blocks[1 - want.axis], at[1 - want.axis] = _number_of_blocks(x, want), place
-    kernels.notes(seen, (blocks[0], blocks[1]), (at[0], at[1]), into)
-    return made
+    request: OperandRequest | None
+    config: KernelConfig | None
+    #: its place among the operands that are requested
+    place: int
 
 
-def _turned(x: Tensor, wanted: Sequence[Wanted]) -> Tensor:
-    return checked(x, wanted).t().contiguous()
+class ExactQuantizer:
+    """Exact operands of tensors of one signature, at most one along each axis; the column may be packed."""
+
+    def __init__(self, signature: Signature, requests: tuple[OperandRequest, ...]) -> None:
+        M, K = signature.shape
+        self.device = signature.device
+        self.copies = signature.strides[1] != 1
+        self.stride = K if self.copies else signature.strides[0]
+        self.shape = Shape(M, K, signature.device.type == "cuda")
+        self.row, self.column = _sides(requests)
+        self.configs = self.row.config, self.column.config
+        self.packed = self.column.request is not None and self.column.request.packed
+        self.column_rows = 0 if self.column.config is None else rounded_up(M, group(self.column.config))
+        self.row_width = rounded_up(K, 16)
+        self.row_stride = 1 if self.row.config is None else rounded_up(K, 16)
+        self.column_stride = K if self.packed else 1 if self.column.config is None else rounded_up(K, 16)
+        self.amaxes = AmaxPass(
+            self.shape, self.stride, self.device, (self.row.request, self.column.request), self.configs
+        )
+        self.tile = exact_tile(self.shape, *self.configs)
+        self.stats = Stats(signature, (self.row.request, self.column.request), self.configs, self.tile)
+        #: launchers by how many partial maxima each amax has, and whether stats are recorded
+        self.launchers: dict[tuple[int, int, bool], Launcher] = {}
+
+    def __call__(
+        self, x: Tensor, inputs: tuple[OperandInputs, ...], stats: StatsTarget | None = None
+    ) -> tuple[ExactOperand | QuantizedTensor, ...]:
+        """The operands, in the order of the requests. inputs: one per request; stats: where to record."""
+        if self.copies:
+            x = x.contiguous()
+        row = inputs[self.row.place] if self.row.config is not None else None
+        column = inputs[self.column.place] if self.column.config is not None else None
+        amaxes = self.amaxes(x, row, column)
+        scales = torch.empty(2, dtype=torch.float32, device=self.device)
+        values, of_column = self._launched(x, (row, column), amaxes, scales, stats)
+        row_scale, column_scale = scales.unbind()
+        found: list[ExactOperand | QuantizedTensor] = []
+        for place in range(len(inputs)):
+            if self.row.request is not None and place == self.row.place:
+                found.append(ExactOperand(values, row_scale, 1, self.row.request.spec))
+            else:
+                found.append(self._column_operand(of_column, column_scale))
+        return tuple(found)
+
+    def _launched(
+        self,
+        x: Tensor,
+        inputs: tuple[OperandInputs | None, OperandInputs | None],
+        amaxes: tuple[Tensor | None, Tensor | None],
+        scales: Tensor,
+        stats: StatsTarget | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Values of the row operand, and of the column operand its values or its codes and scales."""
+        M, K = self.shape.M, self.shape.K
+        row, column = (side or _NO_INPUTS for side in inputs)
+        values = scales if self.row.config is None else matrix(M, self.row_width, self.device)
+        of_column = self._column_outputs(scales)
+        row_amax, column_amax = (scales[:1] if amax is None else amax for amax in amaxes)
+        maxima = (scales, scales) if stats is None else self.stats.maxima()
+        parts = row_amax.shape[0], column_amax.shape[0]
+        launcher = self.launchers.get((*parts, stats is not None)) or self._launcher(parts, stats is not None)
+        launcher(
+            *(x, self.stride, M, K),
+            *(values, self.row_stride, self.row_width, row_amax),
+            *(scales if row.counter is None else row.counter, row.stream),
+            *(of_column[0], self.column_stride, of_column[-1], self.column_rows, column_amax),
+            *(scales if column.counter is None else column.counter, column.stream),
+            *(scales, *maxima),
+        )
+        if stats is not None:
+            self.stats.record(maxima, (row_amax, column_amax), stats, (self.row.place, self.column.place))
+        return values, of_column
+
+    def _column_outputs(self, scales: Tensor) -> tuple[Tensor, ...]:
+        """Room for the column operand: its values; its codes and block scales, in the layout of x."""
+        config, K = self.column.config, self.shape.K
+        if config is None:
+            return (scales,)
+        if not self.packed:
+            return (matrix(self.column_rows, K, self.device),)
+        heights = self.column_rows // 2, -(-self.column_rows // config.block_rows)
+        return tuple(torch.empty((rows, K), dtype=torch.uint8, device=self.device) for rows in heights)
+
+    def _column_operand(self, outputs: tuple[Tensor, ...], scale: Tensor) -> ExactOperand | QuantizedTensor:
+        assert self.column.request is not None
+        spec = self.column.request.spec
+        if not self.packed:
+            return ExactOperand(outputs[0], scale, 0, spec)
+        codes, block_scale = outputs[0].t(), outputs[1].t().view(SCALE_DTYPES[spec.block_format.scale or ""])
+        return QuantizedTensor(codes, block_scale, scale, 0, (self.shape.M, self.shape.K), spec)
+
+    def _launcher(self, parts: tuple[int, int], recorded: bool) -> Launcher:
+        row, column = self.row, self.column
+        options: dict[str, int] = {"num_warps": self.tile.warps}
+        if recorded and self.tile.warps == 2 and None not in self.configs:
+            options["maxnreg"] = _SIX_PROGRAMS
+        launcher = self.launchers[*parts, recorded] = Launcher(
+            operands_kernel,
+            (programs(self.shape, self.tile),),
+            self.device,
+            ROW=row.config,
+            ROW_FIELDS=_DEFAULT_FIELDS if row.request is None else row.request.key_fields,
+            ROW_PARTS=parts[0],
+            COLUMN=column.config,
+            COLUMN_FIELDS=_DEFAULT_FIELDS if column.request is None else column.request.key_fields,
+            COLUMN_PARTS=parts[1],
+            COLUMN_PACKED=self.packed,
+            COLUMN_VECTOR=self.tile.vector,
+            OBSERVE=recorded,
+            ROWS=self.tile.rows,
+            COLUMNS=self.tile.columns,
+            HARDWARE=self.shape.on_gpu,
+            enable_fp_fusion=False,
+            **options,
+        )
+        return launcher
 
 
-def _turned_back(made: tuple[ExactOperand, ...]) -> tuple[ExactOperand, ...]:
-    """Operands of the tensor from those of its turned copy: views."""
-    return tuple(ExactOperand(operand.values.t(), operand.scale, 1, operand.spec) for operand in made)
-
-
-def _number_of_blocks(x: Tensor, want: Wanted) -> int:
-    size = want.spec.block_size
-    assert size is not None
-    padded = -(-x.shape[want.axis] // max(16, want.spec.rht)) * max(16, want.spec.rht)
-    return -(-x.shape[1 - want.axis] // size[0]) * -(-padded // size[1])
-
-
-def _operands(
-    x: Tensor, wanted: Sequence[Wanted], observe: bool
-) -> "tuple[tuple[ExactOperand, ...], kernels.Observed | None]":
-    x = checked(x, wanted)
-    if wanted[0].spec.format in FP8_FORMATS:
-        return tuple(fp8_operand(q) for q in fp8_codes(x, wanted)), None
-    row, column = by_axis(wanted)
-    row_plan, column_plan = (None if want is None else plan(want.spec, want.axis) for want in (row, column))
-    keys = (noise_key(row), noise_key(column))
-    amaxes = amaxes_of(x, (row, column), (row_plan, column_plan), keys[1])
-    row_values, column_values, scales, seen = kernels.exact(x, row_plan, column_plan, amaxes, keys, observe)
-    made: list[ExactOperand] = []
-    for want in wanted:
-        values = row_values if want.axis == 1 else column_values
-        assert isinstance(values, Tensor)
-        made.append(ExactOperand(values, scales[1 - want.axis], want.axis, want.spec))
-    return tuple(made), seen
+def _sides(requests: tuple[OperandRequest, ...]) -> tuple[_Side, _Side]:
+    """The row and the column operand of a pass."""
+    sides = [_Side(None, None, -1), _Side(None, None, -1)]
+    for place, request in enumerate(requests):
+        config = kernel_config(request.spec, request.axis, request.packed)
+        sides[1 - request.axis] = _Side(request, config, place)
+    return sides[0], sides[1]

@@ -1,102 +1,122 @@
-"""What is asked of the fused kernels, and whether they can do it."""
+"""Which requests the fused kernels take."""
 
 import functools
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import fields
 
 import torch
-from torch import Tensor
 
 from fourbits.device import facts_of, triton_blocker
-from fourbits.quant.kernels.kernel_config import FP8_FORMATS, NoiseKey, obstacle
+from fourbits.quant.kernels.kernel_config import FP8_FORMATS, FP8_LENGTHS, LENGTHS, TRANSFORMS
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.reference.philox import as_sr_key
+from fourbits.quant.request import OperandRequest, Signature
 from fourbits.triton_version import HAS_TRITON
 
 #: whether kernels run in Triton's interpreter, on CPU tensors
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 #: elements from a row to the next for which 32 bits hold every offset within a tile, of at most 128 rows
 _LONGEST_ROW = (1 << 24) - 16
+_FORMATS = ("nvfp4", "nvfp4-ue5m3", "nve1m2", "mxfp4", "mxfp8", "mxfp8-e5m2")
+#: formats whose packed form a kernel reads
+UNPACKED_FORMATS = ("nvfp4", "mxfp4")
+#: fields of a spec that a kernel's configuration covers, or that do not concern a kernel; any other must have
+#: its default
+_UNDERSTOOD = {"format", "block", "source", "rounding", "rht", "rht_signs", "te_compat", "scale_rule"} | {
+    *("scale_bound", "sr_headroom", "amax_policy", "amax_interval", "amax_history", "amax_headroom")
+}
+_DEFAULT = OperandSpec()
 
 
-class Wanted(NamedTuple):
-    """One operand to make of a tensor."""
-
-    spec: OperandSpec
-    axis: int
-    #: int64 [5] or [2] (see `quantize`), or where a kernel finds the entries; for what draws random bits
-    key: NoiseKey | Tensor | None = None
-    #: fp32: the maximum to use instead of the tensor's own, or partial maxima of it
-    amax: Tensor | None = None
-    #: fp32 scalar that an amax policy has stored: as amax, or negative to use the tensor's own
-    stored: Tensor | None = None
-
-
-def why_not_fused(x: Tensor, wanted: Sequence[Wanted]) -> str | None:
-    """Why the fused kernels cannot make these operands of x in one read, or None. Costs microseconds."""
-    if reason := device_blocker(x.device):
+def unsupported(signature: Signature, requests: Sequence[OperandRequest]) -> str | None:
+    """Why the fused kernels cannot make these operands of a tensor in one pass, or None."""
+    if reason := unsupported_device(signature.device):
         return reason
-    if sorted(want.axis for want in wanted) not in ([0], [1], [0, 1]):
-        return "one read makes at most one operand of each axis"
-    for want in wanted:
-        if reason := obstacle(want.spec, want.axis):
+    if sorted(request.axis for request in requests) not in ([0], [1], [0, 1]):
+        return "one pass makes at most one operand of each axis"
+    for request in requests:
+        if reason := unsupported_spec(request.spec):
             return reason
-    if len(wanted) > 1 and any(turns(want) for want in wanted):
-        return "a transform along axis 1 is made from a turned copy, so alone"
-    length = x.shape[0] if turns(wanted[0]) else x.shape[1]
-    if max(length, x.stride(0) if x.stride(1) == 1 else 0) > _LONGEST_ROW:
+    if len(requests) > 1 and (reason := _unsupported_pair(requests)):
+        return reason
+    rows, columns = signature.shape
+    apart = signature.strides[0] if signature.strides[1] == 1 else 0
+    if max(rows if transposes(requests[0]) else columns, apart) > _LONGEST_ROW:
         return f"rows have more than {_LONGEST_ROW} elements"
-    fp8 = {want.spec.format in FP8_FORMATS for want in wanted}
-    if len(fp8) > 1:
-        return "FP8 and block formats of 4 bits come from different kernels"
-    if fp8 == {True} and x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 9):
+    if requests[0].spec.format in FP8_FORMATS and _lacks_fp8(signature.device):
         return "FP8 tensor cores need sm_89 or newer"
     return None
 
 
-def turns(want: Wanted) -> bool:
-    """Whether this operand is made from a turned copy: kernels transform down the rows of a tile."""
-    return want.axis == 1 and bool(want.spec.rht)
-
-
-def checked(x: Tensor, wanted: Sequence[Wanted]) -> Tensor:
-    """x with unit stride along its rows. Raises ValueError where the kernels cannot do what is wanted."""
-    if reason := why_not_fused(x, wanted):
-        raise ValueError(f"fused quantization: {reason}. Use the reference backend.")
-    return with_unit_stride(x)
-
-
-def with_unit_stride(x: Tensor) -> Tensor:
-    """x with unit stride along its rows."""
-    return x if x.stride(1) == 1 else x.contiguous()
-
-
-def by_axis(wanted: Sequence[Wanted]) -> tuple[Wanted | None, Wanted | None]:
-    """(row operand, column operand)."""
-    found = {want.axis: want for want in wanted}
-    return found.get(1), found.get(0)
-
-
-def noise_key(want: Wanted | None) -> NoiseKey | None:
-    """The key in the form that kernels take. Raises ValueError if bits are to be drawn without one."""
-    if want is None:
+def _unsupported_pair(requests: Sequence[OperandRequest]) -> str | None:
+    """Why one pass does not make both operands of a tensor, each of which has a kernel, or None."""
+    if any(transposes(request) for request in requests):
+        return "a transform along axis 1 needs a transposed copy, so a pass of its own"
+    if len({request.spec.format in FP8_FORMATS for request in requests}) > 1:
+        return "FP8 and block formats of 4 bits come from different kernels"
+    if requests[0].spec.format in FP8_FORMATS:
         return None
-    if want.key is not None:
-        return want.key if isinstance(want.key, NoiseKey) else NoiseKey(as_sr_key(want.key))
-    if want.spec.stochastic or want.spec.signs in ("per-layer", "per-call"):
-        raise ValueError(
-            f"fused quantization: rounding={want.spec.rounding!r}, rht_signs={want.spec.signs!r} needs a "
-            "key, the seed and counter of its random bits."
-        )
+    if any(request.amax == "stored" for request in requests):
+        if not all(request.spec.tensor_scaled for request in requests):
+            return "amax policies need one scale per tensor in both operands"
+        if any(request.packed for request in requests):
+            return "amax policies need operands that are not packed"
+    row, column = sorted(requests, key=lambda request: -request.axis)
+    if row.packed:
+        return "a packed operand along axis 1 has a kernel of its own"
+    return _unsupported_column(column.spec) if column.packed else None
+
+
+def _unsupported_column(spec: OperandSpec) -> str | None:
+    """Why one pass does not make a packed column operand beside an exact row operand, or None."""
+    if spec.format not in UNPACKED_FORMATS:
+        return f"packed {spec.format} has no kernel (there are {', '.join(UNPACKED_FORMATS)})"
+    if spec.block_size is None or spec.block_size[0] != 1:
+        return f"an operand that is kept packed has blocks of 1xN, got {spec.block_size}"
     return None
 
 
+@functools.lru_cache(maxsize=4096)
+def unsupported_spec(spec: OperandSpec) -> str | None:
+    """Why the fused kernels do not compute operands of this spec, or None."""
+    for field in fields(spec):
+        if field.name not in _UNDERSTOOD and getattr(spec, field.name) != getattr(_DEFAULT, field.name):
+            return f"{field.name}={getattr(spec, field.name)!r} has no kernel"
+    if spec.format not in (*_FORMATS, *FP8_FORMATS):
+        return f"format {spec.format} has no kernel (there are {', '.join((*_FORMATS, *FP8_FORMATS))})"
+    size, fp8 = spec.block_size, spec.format in FP8_FORMATS
+    lengths = FP8_LENGTHS if fp8 else LENGTHS
+    if size is None or size[0] not in (1, size[1]) or size[1] not in lengths:
+        return f"{spec.format} blocks must be 1xN or NxN for N in {lengths}, got {size}"
+    if fp8 and (spec.rounding != "rne" or spec.rht):
+        return f"{spec.format} has kernels for rounding rne without a transform only"
+    for name, known in (
+        ("source", ("as_is", "bf16", "forward")),
+        ("rounding", ("rne", "sr", "sr32", "ms-eden")),
+        ("scale_rule", ("max", "ceil", "4over6-mse", "4over6-mae", "4over6-max")),
+    ):
+        if getattr(spec, name) not in known:
+            return f"{name} {getattr(spec, name)} has no kernel"
+    if spec.rht and spec.rht not in TRANSFORMS:
+        return f"a transform has a kernel for sizes {', '.join(map(str, TRANSFORMS))}, got {spec.rht}"
+    return None
+
+
+def transposes(request: OperandRequest) -> bool:
+    """Whether this operand is made from a transposed copy: kernels transform down the rows of a tile."""
+    return request.axis == 1 and bool(request.spec.rht)
+
+
 @functools.cache
-def device_blocker(device: torch.device) -> str | None:
-    """Why the fused kernels, quantizers and products, do not run on a device, or None."""
+def unsupported_device(device: torch.device) -> str | None:
+    """Why the fused kernels, quantizers and GEMMs, do not run on a device, or None."""
     if device.type == "cuda":
         return triton_blocker(facts_of(device))
     if INTERPRETED:
         return None
-    return f"the fused kernels are for NVIDIA cards, x is on {device.type}"
+    return f"the fused kernels are for NVIDIA GPUs, the tensor is on {device.type}"
+
+
+@functools.cache
+def _lacks_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9)

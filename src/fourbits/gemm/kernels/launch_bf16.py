@@ -1,0 +1,163 @@
+"""The launches of GEMMs of exact BF16 operands: by TMA where the operands' rows allow, else by pointers."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourbits.gemm.kernels.pointer_triton import pointer_kernel
+from fourbits.gemm.kernels.tiles import GpuModel, best_work, ceil_div, gpu_model
+from fourbits.gemm.kernels.tma_triton import sum_kernel, tma_kernel
+from fourbits.quant.kernels.launcher import Box, Launcher
+
+_SUM_COLUMNS = 512
+#: bytes of shared memory in which a tile leaves the TMA kernel
+_LEAVING = 32 << 10
+
+
+class Layout(NamedTuple):
+    """How a BF16 operand lies in memory, with unit stride along its rows."""
+
+    shape: tuple[int, int]
+    row_stride: int
+    #: the contraction axis
+    axis: int
+    #: whether it begins on 16 bytes
+    aligned: bool
+
+    @property
+    def rows(self) -> int:
+        """The extent that the GEMM does not sum over."""
+        return self.shape[1 - self.axis]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def bf16_gemm(
+    a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device
+) -> "TmaGemm | PointerGemm":
+    """The plan of a GEMM of operands that lie so."""
+    gpu = gpu_model(device)
+    out_bytes = b.rows * torch.empty(0, dtype=out_dtype).element_size()
+    by_tma = gpu.tma and _tma_reads(a) and _tma_reads(b) and out_bytes % 16 == 0 and a.rows * b.rows > 0
+    return (TmaGemm if by_tma else PointerGemm)(a, b, out_dtype, bias, device, gpu)
+
+
+class TmaGemm:
+    """a [M, K] times b [N, K]^T by persistent programs, split-K where that fills more SMs."""
+
+    def __init__(
+        self, a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device, gpu: GpuModel
+    ) -> None:
+        self.M, self.N, self.out_dtype, self.device = a.rows, b.rows, out_dtype, device
+        self.K = min(a.shape[a.axis], b.shape[b.axis])  # what one has beyond is the other's zero padding
+        self.tile, self.split_k = tile, split_k = best_work(gpu, self.M, self.N, self.K)
+        self.a, self.b = _box(a, self.K, tile.m, tile.k), _box(b, self.K, tile.n, tile.k)
+        down = ceil_div(self.M, tile.m)
+        self.slab = down * tile.m
+        self.parts_shape = (split_k * self.slab, ceil_div(self.N, 4) * 4)
+        size = torch.empty(0, dtype=out_dtype).element_size() if split_k == 1 else 4
+        pieces = max(1, tile.m * tile.n * size // _LEAVING)
+        rows, columns = (self.M, self.N) if split_k == 1 else self.parts_shape
+        self.out = [rows, columns], [columns, 1], [tile.m, tile.n // pieces]
+        programs = min(gpu.sms, down * ceil_div(self.N, tile.n) * split_k)
+        on_gpu = device.type == "cuda"
+        self.launch = Launcher(
+            tma_kernel,
+            (programs,),
+            device,
+            A_TRANSPOSED=a.axis == 0,
+            B_TRANSPOSED=b.axis == 1,
+            HAS_BIAS=bias and split_k == 1,
+            BM=tile.m,
+            BN=tile.n,
+            BK=tile.k,
+            SPLIT_K=split_k,
+            PARTS=pieces,
+            PROGRAMS=programs,
+            HARDWARE=on_gpu,
+            num_warps=tile.warps,
+            num_stages=tile.stages - (split_k > 1),  # split-K sums are staged at full width
+            enable_fp_fusion=False,
+        )
+        self.add = Launcher(
+            sum_kernel,
+            (self.M, ceil_div(self.N, _SUM_COLUMNS)),
+            device,
+            HAS_BIAS=bias,
+            SPLIT_K=split_k,
+            COLUMNS=_SUM_COLUMNS,
+            HARDWARE=on_gpu,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+
+    def __call__(self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
+        """The scaled product, in the plan's dtype. a, b: bf16; scales: fp32 scalars."""
+        out = torch.empty((self.M, self.N), dtype=self.out_dtype, device=self.device)
+        target = out
+        if self.split_k > 1:
+            target = torch.empty(self.parts_shape, dtype=torch.float32, device=self.device)
+        last = scale_a if bias is None else bias
+        self.launch(
+            *(Box(a, *self.a), Box(b, *self.b), Box(target, *self.out)),
+            *(scale_a, scale_b, last, self.M, self.N, self.K),
+        )
+        if self.split_k > 1:
+            self.add(target, self.parts_shape[1], self.slab, out, self.N, scale_a, scale_b, last, self.N)
+        return out
+
+
+class PointerGemm:
+    """The same with ordinary loads, for any strides."""
+
+    def __init__(
+        self, a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device, gpu: GpuModel
+    ) -> None:
+        self.M, self.N, self.out_dtype, self.device = a.rows, b.rows, out_dtype, device
+        self.K = min(a.shape[a.axis], b.shape[b.axis])
+        tile = best_work(gpu, self.M, self.N, self.K, splits=(1,)).tile
+        self.a, self.b = _strides(a), _strides(b)
+        programs = ceil_div(self.M, tile.m) * ceil_div(self.N, tile.n)
+        self.launch = None if not programs else Launcher(
+            pointer_kernel,
+            (programs,),
+            device,
+            HAS_BIAS=bias,
+            BM=tile.m,
+            BN=tile.n,
+            BK=tile.k,
+            HARDWARE=device.type == "cuda",
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+
+    def __call__(self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
+        """As `TmaGemm`."""
+        out = torch.empty((self.M, self.N), dtype=self.out_dtype, device=self.device)
+        if self.launch is not None:
+            last = scale_a if bias is None else bias
+            self.launch(
+                *(a, *self.a, b, *self.b, out, self.N),
+                *(scale_a, scale_b, last, self.M, self.N, self.K),
+            )
+        return out
+
+
+def _box(x: Layout, length: int, rows: int, step: int) -> tuple[list[int], list[int], list[int]]:
+    """Shape, strides and box of an operand as TMA reads it: cropped to `length` along the contraction."""
+    strides = [x.row_stride, 1]
+    if x.axis == 1:
+        return [x.shape[0], length], strides, [rows, step]
+    return [length, x.shape[1]], strides, [step, rows]
+
+
+def _strides(x: Layout) -> tuple[int, int]:
+    """Strides of an operand: across its rows of the product, and along the contraction."""
+    return (x.row_stride, 1) if x.axis == 1 else (1, x.row_stride)
+
+
+def _tma_reads(x: Layout) -> bool:
+    """Whether TMA can address a BF16 operand: rows and base on 16 bytes, not empty."""
+    return x.row_stride * 2 % 16 == 0 and x.aligned and x.shape[0] * x.shape[1] > 0

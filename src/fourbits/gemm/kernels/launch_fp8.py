@@ -1,0 +1,65 @@
+"""The launch of GEMMs of FP8 operands in blocks of 128, where no library multiplies them."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from fourbits.gemm.kernels.fp8_triton import fp8_gemm_kernel
+from fourbits.gemm.kernels.tiles import ceil_div
+from fourbits.quant.kernels.launcher import Launcher
+from fourbits.quant.tensor import ExactOperand
+
+_TILE = (128, 128)
+
+
+def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+    """a [M, K] times b [N, K]^T -> [M, N] in out_dtype."""
+    (left, scale_a), (right, scale_b) = _stored(a), _stored(b)
+    M, N = left.shape[0], right.shape[0]
+    out = torch.empty((M, N), dtype=out_dtype, device=left.device)
+    if not out.numel():
+        return out
+    strides = (left.stride(0), *scale_a.stride(), right.stride(0), *scale_b.stride())
+    K = min(left.shape[1], right.shape[1])
+    rows = a.scale_block[0], b.scale_block[0]
+    dtypes = left.dtype, right.dtype, out_dtype
+    launch = launcher(left.device, (M, N, K), strides, rows, dtypes, bias is not None)
+    launch(
+        *(left, left.stride(0), scale_a, *scale_a.stride()),
+        *(right, right.stride(0), scale_b, *scale_b.stride()),
+        *(out, N, scale_a if bias is None else bias, M, N, K),
+    )
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def launcher(
+    device: torch.device,
+    sizes: tuple[int, int, int],
+    strides: tuple[int, ...],
+    rows: tuple[int, int],
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    bias: bool,
+) -> Launcher:
+    M, N, _ = sizes
+    return Launcher(
+        fp8_gemm_kernel,
+        (ceil_div(M, _TILE[0]) * ceil_div(N, _TILE[1]),),
+        device,
+        A_ROWS=rows[0],
+        B_ROWS=rows[1],
+        HAS_BIAS=bias,
+        BM=_TILE[0],
+        BN=_TILE[1],
+        HARDWARE=device.type == "cuda",
+        num_warps=8,
+        num_stages=3,
+    )
+
+
+def _stored(operand: ExactOperand) -> tuple[Tensor, Tensor]:
+    """Values and scales with the contraction last; square blocks along the other axis are copied for it."""
+    values = operand.values if operand.axis == 1 else operand.values.t()
+    scale = operand.scale if operand.axis == 1 else operand.scale.t()
+    return values if values.stride(1) == 1 else values.contiguous(), scale

@@ -1,0 +1,154 @@
+"""The three GEMMs of a quantized linear layer: Y = X W^T, dX = dY W, dW = dY^T X.
+
+Everything that does not depend on the tensors is in a LinearPlan. docs/nvfp4.md, section 2.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourbits.gemm.matmul import gemm
+from fourbits.linear.observer import Observer
+from fourbits.linear.plan import DGRAD_WEIGHT, WGRAD_INPUT, GradientPlan, LinearPlan, Side, is_native, side
+from fourbits.quant.quantize import Operand, exact
+from fourbits.quant.request import OperandInputs, signature_of
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor, spread
+
+#: operands of a tensor, from whoever may have computed them before: (tensor, compute) -> operands
+Reuse = Callable[[Tensor, Callable[[], tuple[Operand, ...]]], tuple[Operand, ...]]
+
+
+class LinearCall(NamedTuple):
+    """The tensors of one call, and what it records."""
+
+    #: [M, K]; None in a backward pass that does not need it
+    x: Tensor | None
+    #: [N, K]
+    weight: Tensor
+    #: int64 [5], `sr_counter.COUNTER_FIELDS`
+    counter: Tensor
+    #: number of the layer, which separates its random stream from others
+    layer: int
+    observer: Observer | None = None
+
+
+class SavedOperands(NamedTuple):
+    """What a forward pass leaves for the backward pass."""
+
+    #: W as Fprop multiplied it, where Dgrad starts from that
+    weight: ExactOperand | None
+    #: X as Wgrad multiplies it, or packed so
+    input: Operand | None
+
+
+class Gradients(NamedTuple):
+    """dX [M, K] in dY's dtype, dW [N, K] and dbias [N] in FP32; None where not needed."""
+
+    x: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def forward(
+    plan: LinearPlan,
+    call: LinearCall,
+    bias: Tensor | None,
+    reuse_input: Reuse | None = None,
+    reuse_weight: Reuse | None = None,
+) -> tuple[Tensor, SavedOperands]:
+    """Y [M, N] in the plan's dtype, and what the backward pass will use."""
+    x, weight = call.x, call.weight
+    assert x is not None
+    if reuse_input is None or plan.input_is_private:
+        inputs = _operands(plan.input, call, x)
+    else:
+        inputs = reuse_input(x, lambda: _operands(plan.input, call, x))
+    if reuse_weight is None or plan.weight_is_private:
+        (w,) = _operands(plan.weight, call, weight)
+    else:
+        (w,) = reuse_weight(weight, lambda: _operands(plan.weight, call, weight))
+    if plan.fprop is None:
+        plan.fprop = gemm(inputs[0], w, plan.out_dtype, bias is not None)
+    y = plan.fprop(inputs[0], w, bias)
+    kept = w if plan.keeps_weight and isinstance(w, ExactOperand) else None
+    return y, SavedOperands(kept, inputs[1] if plan.keeps_input else None)
+
+
+def backward(
+    plan: LinearPlan, call: LinearCall, saved: SavedOperands, dy: Tensor, needs: tuple[bool, bool, bool]
+) -> Gradients:
+    """The gradients that are needed of X, W and bias. dy: [M, N], contiguous."""
+    step = plan.gradients(signature_of(dy), needs[0], needs[1])
+    dx = dw = None
+    operands = list(_operands(step.dy, call, dy)) if step.dy is not None else []
+    if needs[0]:
+        w = _dgrad_weight(plan, step, call, saved)
+        lhs = operands.pop(0)
+        if step.dgrad is None:
+            step.dgrad = gemm(lhs, w, dy.dtype, bias=False)
+        dx = step.dgrad(lhs, w, None)
+        if dx.shape[1] != call.weight.shape[1]:  # columns of nothing but padding
+            dx = dx[:, : call.weight.shape[1]].contiguous()
+    if needs[1]:
+        rhs = _wgrad_input(plan, step, call, saved)
+        lhs = operands.pop(0)
+        if step.wgrad is None:
+            step.wgrad = gemm(lhs, rhs, torch.float32, bias=False)
+        dw = step.wgrad(lhs, rhs, None)
+    return Gradients(dx, dw, dy.sum(0, dtype=torch.float32) if needs[2] else None)
+
+
+def _operands(side: Side, call: LinearCall, x: Tensor) -> tuple[Operand, ...]:
+    """The operands that one tensor gives, with this call's random streams and amaxes."""
+    counter, first, observer = call.counter, call.layer * 8, call.observer
+    if observer is None:
+        inputs = tuple([OperandInputs(counter, first + place) for place in side.places])
+        return side.quantize(x, inputs, None)
+    for role, axis in zip(side.roles, side.axes, strict=True):
+        observer.measure(x, role, axis)
+    inputs = tuple(
+        OperandInputs(counter, first + place, observer.amax(role))
+        for role, place in zip(side.roles, side.places, strict=True)
+    )
+    return side.quantize(x, inputs, observer.target(side.roles))
+
+
+def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: SavedOperands) -> Operand:
+    """W as Dgrad multiplies it: Fprop's operand, that operand's values quantized again, or W quantized."""
+    if step.weight is not None:
+        return _operands(step.weight, call, call.weight)[0]
+    kept = saved.weight or _exact(plan.weight, call, call.weight)
+    if plan.shares_weight:
+        return kept.along(0)
+    values = _dequantized(kept, call.weight.shape[1])
+    return _operands(side(plan.table, signature_of(values), DGRAD_WEIGHT, plan.observed), call, values)[0]
+
+
+def _wgrad_input(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: SavedOperands) -> Operand:
+    """X as Wgrad multiplies it: what the forward left, X quantized, or the values of Fprop's operand."""
+    if saved.input is not None:
+        if isinstance(saved.input, ExactOperand) or is_native(plan.table, "wgrad.rhs"):
+            return saved.input
+        return exact(saved.input)
+    assert call.x is not None
+    if step.input is not None:
+        return _operands(step.input, call, call.x)[0]
+    values = _dequantized(_exact(plan.input, call, call.x), call.x.shape[1])
+    return _operands(side(plan.table, signature_of(values), WGRAD_INPUT, plan.observed), call, values)[0]
+
+
+def _exact(side: Side, call: LinearCall, x: Tensor) -> ExactOperand:
+    """The operand of Fprop, made once more, which is cheaper than to keep it."""
+    operand = _operands(side, call, x)[0]
+    return exact(operand) if isinstance(operand, QuantizedTensor) else operand
+
+
+def _dequantized(operand: ExactOperand, columns: int) -> Tensor:
+    """Values of an operand along axis 1 without its padding, fp32 [R, columns]. docs/nvfp4.md, section 8."""
+    values = operand.values if operand.axis == 1 else operand.values.t()
+    scale = operand.scale
+    if scale.dim():
+        scale = spread(scale, operand.scale_block, values.shape)
+    return (values.to(torch.float32) * scale)[:, :columns]

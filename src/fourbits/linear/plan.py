@@ -1,0 +1,191 @@
+"""What table, shapes, dtypes and device decide about a quantized linear layer, planned once and kept.
+
+A plan holds who makes each operand and, after its first call, how each GEMM is launched. A call brings
+tensors only. docs/nvfp4.md, section 2, has the table of the three GEMMs.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fourbits.gemm.matmul import Gemm
+from fourbits.linear.observer import has_policy
+from fourbits.linear.sr_counter import KEY_FIELDS
+from fourbits.quant.quantize import Quantizer, one_pass, quantizer
+from fourbits.quant.request import OPERAND_ROLES, OperandRequest, Signature
+from fourbits.recipe.recipe import GemmTable, table_from_text
+
+#: (role, contraction axis) of the operands that a backward pass may make of W and X
+DGRAD_WEIGHT, WGRAD_INPUT = (("dgrad.rhs", 0),), (("wgrad.rhs", 0),)
+
+
+@dataclass(slots=True, eq=False)
+class Side:
+    """Operands that one tensor gives: their roles, and who makes them."""
+
+    roles: tuple[str, ...]
+    #: contraction axes, by role
+    axes: tuple[int, ...]
+    quantize: Quantizer
+    #: places of the roles among OPERAND_ROLES, which their random streams end in
+    places: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class GradientPlan:
+    """The backward pass for gradients of one dtype: which of dX and dW it computes."""
+
+    dy: Side | None
+    #: W for Dgrad, quantized from the weight; None where it comes from the operand of Fprop or is not needed
+    weight: Side | None
+    #: X for Wgrad, quantized from X; None where it comes from the forward or is not needed
+    input: Side | None
+    dgrad: Gemm | None = None
+    wgrad: Gemm | None = None
+
+
+@dataclass(slots=True, eq=False)
+class LinearPlan:
+    """One layer's forward and backward for inputs of one signature."""
+
+    table: GemmTable
+    x: Signature
+    weight_signature: Signature
+    #: dtype of the output
+    out_dtype: torch.dtype
+    observed: bool
+    #: X for Fprop, and for Wgrad too where it is kept so
+    input: Side
+    weight: Side
+    #: whether the forward keeps W and X as it multiplied or packed them
+    keeps_weight: bool
+    keeps_input: bool
+    #: whether operands of X and of W depend on more than the tensors, so that no other call may use them
+    input_is_private: bool
+    weight_is_private: bool
+    fprop: Gemm | None = None
+    _gradients: dict[tuple[Signature, bool, bool], GradientPlan] = field(default_factory=dict)
+
+    def gradients(self, dy: Signature, dx: bool, dw: bool) -> GradientPlan:
+        """The plan of a backward pass. dx, dw: whether the gradients of X and of W are needed."""
+        key = dy, dx, dw
+        plan = self._gradients.get(key)
+        if plan is None:
+            plan = self._gradients[key] = self._new_gradients(dy, dx, dw)
+        return plan
+
+    def _new_gradients(self, dy: Signature, dx: bool, dw: bool) -> GradientPlan:
+        table, observed = self.table, self.observed
+        roles = [("dgrad.lhs", 1)] * dx + [("wgrad.lhs", 0)] * dw
+        weight_again = dx and not self.shares_weight and table.dgrad.rhs.source != "forward"
+        input_again = dw and not self.keeps_input and table.wgrad.rhs.source != "forward"
+        return GradientPlan(
+            dy=side(table, dy, roles, observed) if roles else None,
+            weight=side(table, self.weight_signature, DGRAD_WEIGHT, observed) if weight_again else None,
+            input=side(table, self.x, WGRAD_INPUT, observed) if input_again else None,
+        )
+
+    @property
+    def shares_weight(self) -> bool:
+        """Whether Dgrad multiplies the very operand that Fprop did; FP4 tensor cores want its transpose."""
+        return self.table.shares_weight and not is_native(self.table, "dgrad.rhs")
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def linear_plan(
+    table: str,
+    x: Signature,
+    weight: Signature,
+    out_dtype: torch.dtype,
+    needs: tuple[bool, bool],
+    observed: bool,
+) -> LinearPlan:
+    """The plan of a layer. table: as text; x: of [M, K]; weight: of [N, K]; needs: whether dX and dW will be
+    needed; observed: whether operands with an amax policy are given what they use.
+    """
+    parsed = table_from_text(table)
+    if x.dtype != out_dtype:
+        parsed = _read_through_bf16(parsed)
+    roles = _input_roles(parsed, x, needs[1], observed)
+    native = is_native(parsed, "fprop.rhs")
+    return LinearPlan(
+        table=parsed,
+        x=x,
+        weight_signature=weight,
+        out_dtype=out_dtype,
+        observed=observed,
+        input=side(parsed, x, roles, observed),
+        weight=side(parsed, weight, [("fprop.rhs", 1)], observed),
+        keeps_weight=needs[0] and parsed.keeps_weight and not native,
+        keeps_input=len(roles) > 1,
+        input_is_private=observed or any(_request(parsed, role, 1, observed).draws for role, _ in roles),
+        weight_is_private=observed or _request(parsed, "fprop.rhs", 1, observed).draws,
+    )
+
+
+def side(table: GemmTable, signature: Signature, roles: Sequence[tuple[str, int]], observed: bool) -> Side:
+    """The operands of these (role, contraction axis) that tensors of a signature give."""
+    requests = tuple(_request(table, role, axis, observed) for role, axis in roles)
+    return Side(
+        roles=tuple(role for role, _ in roles),
+        axes=tuple(axis for _, axis in roles),
+        quantize=quantizer(signature, requests),
+        places=tuple(OPERAND_ROLES.index(role) for role, _ in roles),
+    )
+
+
+def is_native(table: GemmTable, role: str) -> bool:
+    """Whether FP4 tensor cores multiply the GEMM of this role."""
+    return role.partition(".")[0] in table.native
+
+
+def keeps_column(table: GemmTable, x: Signature, observed: bool) -> bool:
+    """Whether one pass over X makes its operands of Fprop and of Wgrad, so that the second is kept."""
+    if table.wgrad.rhs.source == "forward" or is_native(table, "fprop.lhs") or is_native(table, "wgrad.rhs"):
+        return False
+    requests = tuple(_request(table, role, axis, observed) for role, axis in _BOTH)
+    return one_pass(x, requests)
+
+
+def reads_through_bf16(table: str, x: Signature, needs_dw: bool) -> bool:
+    """Whether kernels round an FP32 input to BF16 as they read it, which saves a pass for autocast."""
+    return _all_in_one_pass(table, x, needs_dw)
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def _all_in_one_pass(table: str, x: Signature, needs_dw: bool) -> bool:
+    parsed = _read_through_bf16(table_from_text(table))
+    if parsed.native or any(has_policy(parsed, role) for role in OPERAND_ROLES):
+        return False
+    roles = _input_roles(parsed, x, needs_dw, observed=False)
+    requests = tuple(_request(parsed, role, axis, observed=False) for role, axis in roles)
+    return (len(roles) > 1 or not needs_dw) and one_pass(x, requests)
+
+
+_BOTH = (("fprop.lhs", 1), ("wgrad.rhs", 0))
+
+
+def _input_roles(
+    table: GemmTable, x: Signature, needs_dw: bool, observed: bool
+) -> tuple[tuple[str, int], ...]:
+    """The operands that the forward makes of X."""
+    packed = table.saved_inputs == "packed"
+    return _BOTH if needs_dw and (packed or keeps_column(table, x, observed)) else _BOTH[:1]
+
+
+def _request(table: GemmTable, role: str, axis: int, observed: bool) -> OperandRequest:
+    spec = table.operand(role)
+    packed = is_native(table, role) or (role == "wgrad.rhs" and table.saved_inputs == "packed")
+    amax = "stored" if observed and has_policy(table, role) else "own"
+    return OperandRequest(spec, axis, packed, amax, KEY_FIELDS[role])
+
+
+def _read_through_bf16(table: GemmTable) -> GemmTable:
+    """The table for an FP32 tensor that stands for its BF16 rounding."""
+    fprop, wgrad = table.fprop, table.wgrad
+    as_bf16 = [
+        spec if spec.source == "forward" else replace(spec, source="bf16") for spec in (fprop.lhs, wgrad.rhs)
+    ]
+    return replace(table, fprop=replace(fprop, lhs=as_bf16[0]), wgrad=replace(wgrad, rhs=as_bf16[1]))

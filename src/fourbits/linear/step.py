@@ -1,0 +1,98 @@
+"""set_step: where a micro-batch stands in a run, from which every random bit and amax policy follows."""
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.linear import convert
+from fourbits.linear.amax_history import OperandBook
+from fourbits.linear.amax_policy import Reduce
+from fourbits.linear.checkpoint_state import books_of
+from fourbits.linear.grouped import QuantizedGroup
+from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.sr_counter import SrCounter
+
+
+class _Found(NamedTuple):
+    """What a model's layers share, found by one walk over its modules."""
+
+    conversions: int
+    counters: tuple[SrCounter, ...]
+    books: tuple[OperandBook, ...]
+
+
+#: by model, so that a step does not walk over its modules
+_found: "weakref.WeakKeyDictionary[nn.Module, _Found]" = weakref.WeakKeyDictionary()
+
+
+def set_step(
+    model: nn.Module,
+    step: int,
+    first_token: int = 0,
+    reduce: Reduce | None = None,
+    same_weights: bool = False,
+) -> None:
+    """Move every random stream of the model, and its amax policies; call before each micro-batch.
+
+    step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
+    step (over ranks and micro-batches), a multiple of 16. Random bits are then a function of (seed, step,
+    token), whatever the number of ranks and micro-batches, and a resumed run repeats them. reduce: needed by
+    amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
+    that no weight was written since the last set_step, so that layers may multiply the operands of their
+    weights once more. If you capture your own CUDA graph, copy the new `counters_of(model)` into the captured
+    ones before each replay. Raises ValueError for values out of range.
+    """
+    for name, number in (("step", step), ("first_token", first_token)):
+        if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"set_step: {name} must be an int, got {number!r}. Use a whole number.")
+    if not 0 <= step < 1 << 32:
+        raise ValueError(f"set_step: step must be in [0, 2**32), got {step}. Count optimizer steps from 0.")
+    if first_token < 0 or first_token % 16:
+        raise ValueError(
+            f"set_step: first_token must be a multiple of 16 (one block), got {first_token}. "
+            "Make the token count of a micro-batch a multiple of 16."
+        )
+    found = _found.get(model)
+    if found is None or found.conversions != convert.conversions():
+        found = _found[model] = _walk(model)
+    for book in found.books:
+        book.advance(step, reduce)
+    for counter in found.counters:
+        counter.advance(step, first_token, same_weights)
+
+
+def counters_of(model: nn.Module) -> list[Tensor]:
+    """The counters that the model's layers draw random bits by, int64 [5] each; one after `set_step`."""
+    tensors: dict[int, Tensor] = {}
+    for layer in _layers(model):
+        state = layer.quantization
+        tensor = state.own_counter if state.counter is None else state.counter.tensor
+        tensors[id(tensor)] = tensor
+    return list(tensors.values())
+
+
+def _walk(model: nn.Module) -> _Found:
+    """Give every layer the counter of its seed and device, and collect what there is."""
+    counters: dict[tuple[int, torch.device], SrCounter] = {}
+    layers = _layers(model)
+    for layer in layers:
+        state = layer.quantization
+        if state.counter is not None:
+            counters.setdefault(_key(layer), state.counter)
+    for layer in layers:
+        key = _key(layer)
+        if key not in counters:
+            counters[key] = SrCounter(*key)
+        layer.quantization.counter = counters[key]
+        layer.quantization.weight.plain = type(layer.weight) is nn.Parameter
+    return _Found(convert.conversions(), tuple(counters.values()), tuple(books_of(model)))
+
+
+def _key(layer: Any) -> tuple[int, torch.device]:
+    return layer.quantization.seed, torch.device("cpu") if layer.weight.is_meta else layer.weight.device
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, QuantizedLinear | QuantizedGroup)]

@@ -1,0 +1,74 @@
+"""Checks of the arguments of `quantize` and its relatives."""
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.request import draws
+
+_LOW_WORD = 0xFFFFFFFF
+
+
+def checked_inputs(
+    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> tuple[int, Tensor | None, Tensor | None]:
+    """(axis 0 or 1, amax fp32 scalar, key int64 [5]) on x's device. Raises ValueError for what is none."""
+    _check_types(x, spec, axis, amax)
+    if x.dim() != 2:
+        raise ValueError(f"quantize: x must be 2-D, got shape {list(x.shape)}. Flatten x first.")
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"quantize: x must be float32, bfloat16 or float16, got {x.dtype}. Cast it first.")
+    if amax is not None:
+        if not spec.tensor_scaled:
+            raise ValueError(
+                f"quantize: {spec.format} has no scale of the whole tensor, so it takes no amax. "
+                "Remove the argument."
+            )
+        amax = amax.to(x.device, torch.float32).reshape(())
+    if spec.stochastic and sr_key is None:
+        raise ValueError(
+            f"quantize: rounding={spec.rounding!r}, scale_rounding={spec.scale_rounding!r} needs sr_key, "
+            "the seed and counter of its random bits."
+        )
+    if spec.block_format.quantized and draws(spec) and sr_key is None:
+        raise ValueError(
+            f"OperandSpec.rht_signs={spec.signs!r} needs sr_key, which names the layer and the step."
+        )
+    key = None if sr_key is None else as_sr_key(sr_key).to(x.device)
+    return axis % 2, amax, key
+
+
+def as_sr_key(sr_key: Tensor) -> Tensor:
+    """The full key. sr_key: int64 [5], or [2] = (seed, step) with stream and offsets zero. Raises ValueError
+    otherwise.
+    """
+    if getattr(sr_key, "dtype", None) != torch.int64 or sr_key.shape not in ((2,), (5,)):
+        raise ValueError(
+            "sr_key: must be an int64 tensor of shape [5] (seed, stream, step, first row, first block) "
+            f"or [2] (seed, step), got {sr_key!r:.80}."
+        )
+    sr_key = sr_key & _LOW_WORD
+    if sr_key.shape == (5,):
+        return sr_key
+    zero = torch.zeros_like(sr_key[:1])
+    return torch.cat((sr_key[:1], zero, sr_key[1:], zero, zero))
+
+
+def _check_types(x: object, spec: object, axis: object, amax: object) -> None:
+    """What annotations say, for callers who do not check them."""
+    if not isinstance(x, Tensor) or x.layout != torch.strided:
+        got = x.layout if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"quantize: x must be a dense tensor, got {got}. Convert it first.")
+    if not isinstance(spec, OperandSpec):
+        raise ValueError(
+            f"quantize: spec must be an OperandSpec, got {spec!r}. Write OperandSpec(format=...)."
+        )
+    if not isinstance(axis, int) or axis not in (-2, -1, 0, 1):
+        raise ValueError(
+            f"quantize: axis must be 0 or 1 (or -2, -1), the one that the GEMM sums over, got {axis!r}."
+        )
+    if amax is not None and not (isinstance(amax, Tensor) and amax.numel() == 1):
+        got = list(amax.shape) if isinstance(amax, Tensor) else repr(amax)
+        raise ValueError(
+            f"quantize: amax must be a tensor of one number, got {got}. Write torch.tensor(3.0)."
+        )

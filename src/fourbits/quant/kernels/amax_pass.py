@@ -1,0 +1,75 @@
+"""The launch that finds the amaxes of both operands of a tensor in one pass over it."""
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.kernels.amax_triton import amax_kernel
+from fourbits.quant.kernels.kernel_config import KernelConfig
+from fourbits.quant.kernels.launcher import Launcher
+from fourbits.quant.kernels.tiles import Shape, amax_tile
+from fourbits.quant.request import OperandInputs, OperandRequest
+
+#: warps of an amax pass; each of its programs leaves a partial maximum
+_WARPS = 1024
+_NO_INPUTS = OperandInputs()
+
+
+class AmaxPass:
+    """Partial maxima of the row and the column operand, where their amaxes are not given."""
+
+    __slots__ = ("_column", "_count", "_device", "_launch", "_row", "_shape", "_stored", "_stride")
+
+    def __init__(
+        self,
+        shape: Shape,
+        stride: int,
+        device: torch.device,
+        requests: tuple[OperandRequest | None, OperandRequest | None],
+        configs: tuple[KernelConfig | None, KernelConfig | None],
+    ) -> None:
+        self._row, self._column = (
+            request is not None and config is not None and config.target != 0.0 and request.amax != "given"
+            for request, config in zip(requests, configs, strict=True)
+        )
+        self._stored = tuple(request is not None and request.amax == "stored" for request in requests)
+        tile = amax_tile(shape, configs[1] if self._column else None)
+        self._count = _WARPS // tile.warps if shape.on_gpu else 2
+        self._shape, self._stride, self._device = shape, stride, device
+        self._launch = Launcher(
+            amax_kernel,
+            (self._count,),
+            device,
+            ROW=configs[0] if self._row else None,
+            ROW_STORED=self._stored[0],
+            COLUMN=configs[1] if self._column else None,
+            COLUMN_STORED=self._stored[1],
+            FIELDS=(0, 1, 2, 3, 4) if requests[1] is None else requests[1].key_fields,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            STAGES=3,
+            HARDWARE=shape.on_gpu,
+            num_warps=tile.warps,
+            enable_fp_fusion=False,
+        )
+
+    def __call__(
+        self, x: Tensor, row: OperandInputs | None, column: OperandInputs | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The amaxes of both operands, fp32 vectors whose maxima they are; given ones as they are."""
+        given = [_vector(row), _vector(column)]
+        if not (self._row or self._column):
+            return given[0], given[1]
+        parts = torch.empty((2, self._count), dtype=torch.float32, device=self._device)
+        of_row, of_column = parts.unbind()
+        key = (column or _NO_INPUTS).counter
+        self._launch(
+            *(x, self._stride, self._shape.M, self._shape.K),
+            *(of_row, given[0] if self._stored[0] else of_row),
+            *(of_column, given[1] if self._stored[1] else of_column),
+            *(of_row if key is None else key, 0 if column is None else column.stream),
+        )
+        return of_row if self._row else given[0], of_column if self._column else given[1]
+
+
+def _vector(side: OperandInputs | None) -> Tensor | None:
+    return None if side is None or side.amax is None else side.amax.reshape(-1)

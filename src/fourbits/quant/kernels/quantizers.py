@@ -1,0 +1,45 @@
+"""Which launches serve a request: the one entry to the quantizing kernels."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fourbits.quant.kernels.kernel_config import FP8_FORMATS
+from fourbits.quant.kernels.launch_exact import ExactQuantizer
+from fourbits.quant.kernels.launch_fp8 import Fp8Quantizer
+from fourbits.quant.kernels.launch_packed import PackedQuantizer
+from fourbits.quant.kernels.support import transposes
+from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+
+Operands = tuple[ExactOperand | QuantizedTensor, ...]
+Quantizer = Callable[[Tensor, tuple[OperandInputs, ...], StatsTarget | None], Operands]
+
+
+def kernel_quantizer(signature: Signature, requests: tuple[OperandRequest, ...]) -> Quantizer:
+    """A plan of launches that makes the requested operands, which the kernels support in one pass."""
+    if requests[0].spec.format in FP8_FORMATS:
+        return Fp8Quantizer(signature, requests)
+    if transposes(requests[0]):
+        return _Transposing(signature, requests[0])
+    if len(requests) == 1 and requests[0].packed:
+        return PackedQuantizer(signature, requests)
+    return ExactQuantizer(signature, requests)
+
+
+class _Transposing:
+    """One operand with a transform along axis 1, made as a column operand of the transposed tensor."""
+
+    def __init__(self, signature: Signature, request: OperandRequest) -> None:
+        rows, columns = signature.shape
+        transposed = signature._replace(shape=(columns, rows), strides=(rows, 1))
+        self._inner = kernel_quantizer(transposed, (request._replace(axis=0),))
+
+    def __call__(
+        self, x: Tensor, inputs: tuple[OperandInputs, ...], stats: StatsTarget | None = None
+    ) -> Operands:
+        (made,) = self._inner(x.t().contiguous(), inputs, stats)
+        if isinstance(made, ExactOperand):
+            return (ExactOperand(made.values.t(), made.scale, 1, made.spec),)
+        shape = made.shape[1], made.shape[0]
+        return (QuantizedTensor(made.codes, made.block_scale, made.global_scale, 1, shape, made.spec),)

@@ -1,0 +1,92 @@
+"""Tiles of the quantizing kernels: how many rows and columns a program takes, and with how many warps."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.kernels.kernel_config import KernelConfig
+
+#: rows of a tile of which a thread can hold several columns
+SHORT = 32
+
+
+class Tile(NamedTuple):
+    """A program's tile, its warps, and how many neighbouring columns of a column operand one thread holds."""
+
+    rows: int
+    columns: int
+    warps: int
+    vector: int = 8
+
+
+class Shape(NamedTuple):
+    """The tensor that is read, [M, K], and whether it is on a GPU or read by Triton's interpreter."""
+
+    M: int
+    K: int
+    on_gpu: bool
+
+
+def exact_tile(shape: Shape, row: KernelConfig | None, column: KernelConfig | None) -> Tile:
+    """For both operands 4 columns a thread, which leaves registers for more warps; for one 8, 16 bytes."""
+    rows = max(tall(row), tall(column))
+    if not shape.on_gpu:
+        return Tile(rows, 128, 4)
+    if rows > SHORT:
+        return wide(shape.K, rows, 64, 1)
+    if row is not None and column is not None:
+        return wide(shape.K, rows, 256, 4)
+    return wide(shape.K, max(8, rows), 1024, 8 if rows <= 16 else 4)
+
+
+def amax_tile(shape: Shape, column: KernelConfig | None) -> Tile:
+    """The tile of the amax pass."""
+    if not shape.on_gpu:
+        return Tile(tall(column), 128, 4)
+    rows = max(16, tall(column))
+    return wide(shape.K, rows, 64, 1) if rows > SHORT else wide(shape.K, rows, 512, 4)
+
+
+def packed_tile(shape: Shape, config: KernelConfig) -> Tile:
+    """The tile of a packed operand."""
+    if not shape.on_gpu:
+        return Tile(tall(config), 128, 4)
+    rows = max(8, tall(config))
+    return wide(shape.K, rows, 64, 1) if rows > SHORT else wide(shape.K, rows, 1024, 8)
+
+
+def wide(K: int, rows: int, columns: int, vector: int) -> Tile:
+    """A tile of at most `columns` columns, fewer where that wastes less of K; all threads share a row."""
+    while columns > 32 * vector and K % columns:
+        columns //= 2
+    return Tile(rows, columns, columns // (32 * vector), vector)
+
+
+def tall(config: KernelConfig | None) -> int:
+    """Rows that a tile must keep together for an operand."""
+    if config is None:
+        return 1
+    return max(config.block_rows, group(config)) if config.axis == 0 else config.block_rows
+
+
+def group(config: KernelConfig) -> int:
+    """What a contraction is padded to: 16, or the size of the transform."""
+    return max(16, config.transform.size) if config.transform is not None else 16
+
+
+def programs(shape: Shape, tile: Tile) -> int:
+    """Programs that cover the tensor; one for an empty one, to write its global scale."""
+    return max(1, -(-shape.M // tile.rows) * -(-shape.K // tile.columns))
+
+
+def matrix(rows: int, columns: int, device: torch.device) -> Tensor:
+    """Uninitialised bf16 [rows, columns] whose rows begin on 32 bytes, as TMA wants."""
+    width = rounded_up(columns, 16)
+    full = torch.empty((rows, width), dtype=torch.bfloat16, device=device)
+    return full if width == columns else full[:, :columns]
+
+
+def rounded_up(size: int, multiple: int) -> int:
+    """The next multiple at or above size."""
+    return -(-size // multiple) * multiple
