@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.sr_counter import KEY_FIELDS, OPERANDS, draws, key_parts
-from fourbits.quant.amax_stats import own_amax
+from fourbits.quant.amax_stats import layout_counts, own_amax
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS, NoiseKey
 from fourbits.quant.kernels.launch_exact import fused_observed, fused_operands
 from fourbits.quant.kernels.launch_packed import (
@@ -23,7 +23,6 @@ from fourbits.quant.kernels.launch_packed import (
     why_not_unpacked,
 )
 from fourbits.quant.kernels.support import Wanted, why_not_fused
-from fourbits.quant.layout_stats import layout_counts
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand, quantize
 from fourbits.quant.reference.philox import ROLES
