@@ -84,7 +84,7 @@ class OperandSpec:
 
     @property
     def block_size(self) -> tuple[int, int] | None:
-        """Effective (other axis, contraction axis); None for one block over the whole tensor, or no blocks."""
+        """Effective (other axis, contraction axis); None without blocks, or for one over the whole tensor."""
         if not self.block_format.quantized:
             return None
         size = self.block if self.block is not None else self.block_format.block

@@ -35,25 +35,26 @@ _EXACT_FLAGS = ("-fno-unsafe-math-optimizations", "-ffp-contract=off")
 _broken: list[str] = []
 
 
-@functools.cache
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """`function` compiled for any shape. A compiler that fails raises nothing: one warning reports it."""
+    return _compiled(function)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # Limits of the whole process: to patch them around each call costs as much as a small call.
     for limit, least in _LIMITS.items():
         setattr(dynamo_config, limit, max(least, getattr(dynamo_config, limit)))
-    named = cast(
-        "Callable[[Iterable[object]], T] | None",
-        getattr(get_type_hints(function).get("return"), "_make", None),
-    )
+    named = getattr(get_type_hints(function).get("return"), "_make", None)
     source = function if named is None else _plain(function)
-    fast = cast(Callable[P, T], torch.compile(source, fullgraph=True, dynamic=True, options=_EXACT))  # pyright: ignore
+    fast = torch.compile(source, fullgraph=True, dynamic=True, options=_EXACT)  # pyright: ignore
 
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if _broken:
             return function(*args, **kwargs)
         try:
             result = fast(*args, **kwargs)
-            return result if named is None else named(cast(Iterable[object], result))
+            return result if named is None else named(result)
         except (BackendCompilerFailed, InductorError) as error:
             _broken.append(str(error))
             warnings.warn(

@@ -136,7 +136,7 @@ def _searched_scales(
     """Scales by a rule that compares the errors of candidates."""
     spec, dim = for_scales(spec), 1 if axis == 1 else 2
     slices = _slices(full, spec, axis)
-    block_amax = compiled(block_maxima if axis == 0 else slice_maxima)(slices)
+    block_amax = compiled(block_maxima)(slices) if axis == 0 else compiled(slice_maxima)(slices)
     level = compiled(level_over_blocks)(block_amax, amax, spec, axis)
 
     def error(candidate: Tensor) -> Tensor:
@@ -177,6 +177,7 @@ def _element_noise(sr_key: Tensor | None, spec: OperandSpec, shape: torch.Size, 
     """Random integers for the elements of a tensor of this shape; None where rounding draws none."""
     if spec.rounding not in ("sr", "sr32"):
         return None
+    assert sr_key is not None, "stochastic rounding is called with a key"
     bits = compiled(element_bits)(sr_key, spec.rounding, shape[1 - axis], shape[axis] // 16, axis)
     return as_elements(bits, shape)
 
@@ -185,6 +186,8 @@ def _scale_words(sr_key: Tensor | None, spec: OperandSpec, grid: tuple[int, int]
     """Random bits for each block of a grid; None where block scales draw none."""
     if spec.scale_rounding != "sr" and spec.rounding != "ms-eden":
         return None
+    assert sr_key is not None, "stochastic rounding is called with a key"
+    assert spec.block_size is not None
     return compiled(scale_noise)(sr_key, spec.block_size, grid, axis)
 
 
