@@ -10,7 +10,7 @@ from fourbits.linear.adaptive_layout import measured_at, resolved
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
-from fourbits.quant.layout_stats import layout_counts
+from fourbits.quant.amax_stats import layout_counts
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import GemmSpec, GemmTable, Recipe

@@ -21,7 +21,7 @@ from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.checkpoint_state import recipe_state
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
-from fourbits.quant.reference.philox import ROLES
+from fourbits.quant.request import ROLES
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.settings import override

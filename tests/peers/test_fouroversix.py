@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from fourbits.formats.packing import unswizzle_scales
-from fourbits.quant.operand import OperandSpec
-from fourbits.quant.operand_fields import ScaleRule
+from fourbits.quant.operand import OperandSpec, ScaleRule
 from fourbits.quant.quantize import quantize
 from support.peer_inputs import differences, peer, rows
 

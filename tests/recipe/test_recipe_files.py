@@ -9,7 +9,7 @@ from torch import nn
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.reference.philox import ROLES
+from fourbits.quant.request import ROLES
 from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import RECIPES, get_recipe, list_recipes
 from fourbits.recipe.recipe import GemmSpec, GemmTable, LayerRule, Recipe, table_from_text

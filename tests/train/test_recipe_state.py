@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from fourbits.quant.reference.philox import ROLES
+from fourbits.quant.request import ROLES
 from fourbits.recipe.presets import get_recipe
 from fourbits.settings import override
 from fourbits.train.checkpoint import open_checkpoint, save_checkpoint

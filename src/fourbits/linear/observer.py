@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.sr_counter import KEY_FIELDS
-from fourbits.quant.layout_stats import layout_counts  # TEMP
+from fourbits.quant.amax_stats import layout_counts
 from fourbits.quant.request import OPERAND_ROLES, StatsTarget
 from fourbits.recipe.recipe import GemmTable
 

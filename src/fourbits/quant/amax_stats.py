@@ -1,14 +1,29 @@
-"""What an operand's own amax is, and how much of it a given amax saturates. docs/nvfp4.md, section 16."""
+"""Statistics of an operand before it is quantized. docs/nvfp4.md, sections 16 and 17.
+
+Its own amax, how much of it a given amax saturates, and the counts by which a tensor chooses its blocks.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fourbits.quant.cpu.compiled import runner_for
-from fourbits.quant.cpu.quantize import source_of
+from fourbits.formats.descriptors import E4M3
+from fourbits.formats.rounding import round_nearest
+from fourbits.quant.cpu import quantize as cpu
+from fourbits.quant.cpu.compiled import runner_for, worth_compiling
+from fourbits.quant.cpu.stages import for_scales
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.reference.blocks import block_view, completed
+from fourbits.quant.reference import quantize as reference
+from fourbits.quant.reference.blocks import (
+    block_view,
+    coarser_maxima,
+    completed,
+    finer,
+    grid_shape,
+    in_layout,
+)
+from fourbits.quant.reference.elements import element_of
 from fourbits.quant.reference.philox import as_sr_key
 from fourbits.quant.reference.scales import encode_scale_of, target_and_kappa
 
@@ -16,12 +31,15 @@ from fourbits.quant.reference.scales import encode_scale_of, target_and_kappa
 _ELEMENT_LIMITS = {"e4m3": 464.0, "e5m2": 61440.0, "int8": 127.5}
 #: block scales rounded to nearest stay on their grid up to half a step above 448
 _SCALE_LIMIT = 464.0
+#: the blocks that adaptive layouts count
+_ROWS = OperandSpec(block=(1, 16), scale_bound=448)
+_SMALLEST_NORMAL_SCALE = 2.0**-6
 
 
 class OwnAmax(NamedTuple):
     """An operand under an amax policy."""
 
-    #: fp32 scalar: what to quantize with
+    #: fp32 scalar: the amax to quantize with
     used: Tensor
     #: fp32 scalar: the operand's own
     own: Tensor
@@ -34,16 +52,33 @@ def own_amax(x: Tensor, spec: OperandSpec, axis: int, given: Tensor, sr_key: Ten
 
     given: fp32 scalar, the amax to use; negative to use the operand's own.
     """
-    blocks = block_view(completed(prepared(x, spec, axis, sr_key), spec, axis), spec, axis)
-    return OwnAmax(*runner_for(x)(_measured)(blocks, given, spec.for_scales()))
+    blocks = block_view(completed(_source_of(x, spec, axis, sr_key), spec, axis), spec, axis)
+    return OwnAmax(*runner_for(x)(_measured)(blocks, given, for_scales(spec)))
 
 
-def prepared(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None) -> Tensor:
-    """What is quantized, in x's layout: its source, padded along axis, transformed. As for `own_amax`."""
-    return source_of(x, spec, axis, None if sr_key is None else as_sr_key(sr_key), runner_for(x))
+def layout_counts(x: Tensor, spec: OperandSpec, axis: int, kind: str, sr_key: Tensor | None) -> Tensor:
+    """int64 [2]: all, and those in favour of the layout that is not the spec's own; adds up over tensors.
+
+    x, spec, axis (0 or 1) and sr_key as for `quantize`. kind: `outer` counts 1x16 blocks and those among them
+    with a subnormal or zero scale, `block` rows of 16x16 blocks and those two octaves below their block.
+    """
+    y = _source_of(x, spec, axis, sr_key)
+    maxima = torch.zeros(grid_shape(y, _ROWS, axis), device=x.device)
+    if y.numel():
+        blocks = block_view(y, _ROWS, axis)
+        maxima = blocks.abs().amax(dim=(1, 3)).to(torch.float32).reshape(maxima.shape)
+    counted, other = _OUTLIERS[kind](maxima, axis)
+    return torch.stack((counted.sum(), (counted & other).sum()))
+
+
+def _source_of(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None) -> Tensor:
+    """The tensor that is quantized, in the layout of x."""
+    key = None if sr_key is None else as_sr_key(sr_key)
+    return (cpu if worth_compiling(x) else reference).source_of(x, spec, axis, key)
 
 
 def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """The fields of OwnAmax. blocks: [A, a, B, b]."""
     block_amax = given.new_zeros((1, 1))
     if blocks.numel():
         block_amax = blocks.abs().amax(dim=(1, 3)).to(torch.float32)
@@ -52,10 +87,27 @@ def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor,
     target, kappa = target_and_kappa(spec)
     encode = encode_scale_of(target, used, spec)
     if spec.block_size is None:
-        element = spec.block_format.element
-        assert element is not None
-        saturated = blocks.to(torch.float32).abs() * encode > _ELEMENT_LIMITS[element.name]
+        saturated = blocks.to(torch.float32).abs() * encode > _ELEMENT_LIMITS[element_of(spec).name]
     else:
         saturated = block_amax * (encode * kappa) > _SCALE_LIMIT
     total = torch.full((), saturated.numel() if blocks.numel() else 0, device=given.device)
     return used, own, torch.stack((saturated.sum(), total))
+
+
+def _subnormal_scales(maxima: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Blocks that are not zero, and blocks with a subnormal or zero scale."""
+    amax = maxima.amax() if maxima.numel() else maxima.new_zeros(())
+    target, kappa = target_and_kappa(_ROWS)
+    scales = maxima * (encode_scale_of(target, amax, _ROWS) * kappa)
+    return maxima > 0, round_nearest(scales.clamp_max(448.0), E4M3) < _SMALLEST_NORMAL_SCALE
+
+
+def _low_rows(maxima: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Rows of 16x16 blocks that are not zero, and rows two octaves below the maximum of their block."""
+    square = in_layout((16, 1), axis)
+    assert square is not None
+    of_square = finer(coarser_maxima(maxima, square), square, maxima.shape)
+    return of_square > 0, 4.0 * maxima < of_square
+
+
+_OUTLIERS = {"outer": _subnormal_scales, "block": _low_rows}

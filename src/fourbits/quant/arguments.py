@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.reference.philox import as_sr_key
 from fourbits.quant.request import draws
-
-_LOW_WORD = 0xFFFFFFFF
 
 
 def checked_inputs(
@@ -36,22 +35,6 @@ def checked_inputs(
         )
     key = None if sr_key is None else as_sr_key(sr_key).to(x.device)
     return axis % 2, amax, key
-
-
-def as_sr_key(sr_key: Tensor) -> Tensor:
-    """The full key. sr_key: int64 [5], or [2] = (seed, step) with stream and offsets zero. Raises ValueError
-    otherwise.
-    """
-    if getattr(sr_key, "dtype", None) != torch.int64 or sr_key.shape not in ((2,), (5,)):
-        raise ValueError(
-            "sr_key: must be an int64 tensor of shape [5] (seed, stream, step, first row, first block) "
-            f"or [2] (seed, step), got {sr_key!r:.80}."
-        )
-    sr_key = sr_key & _LOW_WORD
-    if sr_key.shape == (5,):
-        return sr_key
-    zero = torch.zeros_like(sr_key[:1])
-    return torch.cat((sr_key[:1], zero, sr_key[1:], zero, zero))
 
 
 def _check_types(x: object, spec: object, axis: object, amax: object) -> None:

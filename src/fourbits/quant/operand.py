@@ -1,46 +1,133 @@
 """OperandSpec: everything that decides the bits of one GEMM operand. docs/nvfp4.md, section 3.3."""
 
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from fourbits.quant.operand_fields import OperandFields
+from fourbits.formats.descriptors import BLOCK_FORMATS, BlockFormat
 from fourbits.quant.operand_rules import problem
+
+Source = Literal["as_is", "bf16", "forward"]
+Rounding = Literal["rne", "sr", "sr32", "ms-eden"]
+ScaleRule = Literal[
+    "max", "ceil", "4over6-mse", "4over6-mae", "4over6-max", "search-mse", "search-mae", "search-max"
+]
+ScaleRounding = Literal["rne", "sr"]
+Fp32Scale = Literal["exact", "pow2"]
+AmaxPolicy = Literal["current", "delayed", "interval", "history"]
+Adaptive = Literal["none", "outer", "block"]
+
+#: the words that a field may be, for fields that are one of a few
+CHOICES: dict[str, tuple[str, ...]] = {
+    "source": get_args(Source),
+    "rounding": get_args(Rounding),
+    "scale_rule": get_args(ScaleRule),
+    "scale_rounding": get_args(ScaleRounding),
+    "fp32_scale": get_args(Fp32Scale),
+    "amax_policy": get_args(AmaxPolicy),
+    "adaptive": get_args(Adaptive),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperandSpec(OperandFields):
+class OperandSpec:
     """How one operand of a GEMM is quantized. Checks itself once and never computes.
 
     Raises ValueError for a combination that has no meaning, naming the field.
     """
 
+    #: a name of formats.descriptors.BLOCK_FORMATS
+    format: str = "nvfp4"
+    #: (other axis, contraction axis); None takes the format's own, (0, 0) is one block for the whole tensor
+    block: tuple[int, int] | None = None
+    #: block that shares one FP32 scale in nvfp4-double; None takes 1x128
+    outer: tuple[int, int] | None = None
+    #: what is quantized: the tensor itself, its bf16 rounding (weights), or the values of the Fprop operand
+    source: Source = "as_is"
+    #: of elements: to nearest even, stochastic with 8 bits (what the hardware does) or 24 (unbiased), or to
+    #: nearest under stochastic block scales that undo the bias
+    rounding: Rounding = "rne"
+    #: map block maxima to 16/17 of the largest element, so that stochastic rounding never has to saturate
+    sr_headroom: bool = False
+    #: size of the Hadamard transform along the contraction axis, 0 for none
+    rht: int = 0
+    #: te16 | fixed:SEED | per-layer | per-call | none; empty takes te16 for 16 and fixed:0 for other sizes
+    rht_signs: str = ""
+    #: block scale from the block's maximum, or the candidate with the least error
+    scale_rule: ScaleRule = "max"
+    #: largest block scale the tensor's amax is mapped to; 0 takes 448, with 4over6 and search 256
+    scale_bound: int = 0
+    scale_rounding: ScaleRounding = "rne"
+    #: FP32 scales exact, or rounded down to a power of two
+    fp32_scale: Fp32Scale = "exact"
+    #: underflowed blocks (scale 0) keep saturated codes, as in TransformerEngine; False stores zero codes
+    te_compat: bool = True
+    amax_policy: AmaxPolicy = "current"
+    #: steps between measurements of `interval`
+    amax_interval: int = 100
+    #: steps that `history` looks back
+    amax_history: int = 16
+    #: factor on a stored amax
+    amax_headroom: float = 1.0
+    #: the tensor's statistics choose its outer blocks or its blocks
+    adaptive: Adaptive = "none"
+    #: steps from one such choice to the next
+    adaptive_interval: int = 100
+
     def __post_init__(self) -> None:
-        if message := problem(self):
+        if message := problem(self, CHOICES):
             raise ValueError(f"OperandSpec.{message}")
 
-    @functools.lru_cache(maxsize=1024)  # noqa: B019 - a spec is a value, and few are ever made
-    def for_scales(self) -> "OperandSpec":
-        """What scales depend on once the blocks' maxima are known, so that compiled code is shared."""
-        eden = self.rounding == "ms-eden"
-        return replace(
-            self,
-            source="as_is",
-            rounding=self.rounding if eden or self.sr_headroom else "rne",
-            rht=self.rht if eden else 0,
-            rht_signs="",
-            te_compat=True,
-            amax_policy="current",
-            adaptive="none",
-        )
+    @property
+    def block_format(self) -> BlockFormat:
+        """The descriptor of `format`."""
+        return BLOCK_FORMATS[self.format]
 
-    @functools.lru_cache(maxsize=1024)  # noqa: B019
-    def for_elements(self) -> "OperandSpec":
-        """What elements depend on once scales are known."""
-        eden = self.rounding == "ms-eden"
-        return OperandSpec(
-            format=self.format,
-            block=self.block,
-            outer=self.outer,
-            rounding="rne" if eden else self.rounding,
-            te_compat=self.te_compat or eden,
-        )
+    @property
+    def block_size(self) -> tuple[int, int] | None:
+        """Effective (other axis, contraction axis); None without blocks, or for one over the whole tensor."""
+        if not self.block_format.quantized:
+            return None
+        size = self.block if self.block is not None else self.block_format.block
+        return None if size == (0, 0) else size
+
+    @property
+    def outer_size(self) -> tuple[int, int] | None:
+        """(other axis, contraction axis) that share one FP32 scale, where a tensor has several."""
+        length = self.block_format.outer_block
+        return (self.outer or (1, length)) if length else None
+
+    @property
+    def tensor_scaled(self) -> bool:
+        """Whether there is one FP32 scale per tensor, which its amax determines."""
+        fmt = self.block_format
+        if fmt.scale == "fp32":
+            return self.block_size is None
+        return fmt.has_global_scale and not fmt.outer_block
+
+    @property
+    def bound(self) -> float:
+        """The largest block scale that the tensor's amax is mapped to."""
+        if self.scale_bound:
+            return float(self.scale_bound)
+        return 256.0 if self.error_metric else self.block_format.scale_max
+
+    @property
+    def error_metric(self) -> str | None:
+        """mse, mae or max where candidate scales are compared by their error."""
+        _, _, metric = self.scale_rule.partition("-")
+        return metric or None
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether quantizing consumes random bits."""
+        return self.block_format.quantized and (self.rounding != "rne" or self.scale_rounding == "sr")
+
+    @property
+    def signs(self) -> str:
+        """The effective sign rule."""
+        return self.rht_signs or ("te16" if self.rht == 16 else "fixed:0")
+
+    @property
+    def transform(self) -> tuple[int, str] | None:
+        """What both operands of a GEMM must share for the transform to cancel; None without one."""
+        return (self.rht, self.signs) if self.rht else None

@@ -1,14 +1,17 @@
-"""What the fields of an OperandSpec must satisfy. docs/nvfp4.md, section 3.3: the rest combines."""
+"""The rules that an OperandSpec must satisfy; all other combinations are valid. docs/nvfp4.md, section 3.3.
+
+`operand.py` imports this file, so the specs here are `Any`: every rule runs whenever a spec is built.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fourbits.formats.descriptors import BLOCK_FORMATS
-from fourbits.quant.operand_fields import CHOICES, OperandFields
 
 RHT_SIZES = (0, 4, 8, 16, 32, 64, 128)
 _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
-#: committed steps that an amax history holds, at most
+#: most committed steps that an amax history holds
 MAX_HISTORY = 1 << 16
 _SMALL_FLOAT_SCALES = ("e4m3", "ue5m3")
 _WHOLE_NUMBERS = ("rht", "scale_bound", "amax_interval", "amax_history", "adaptive_interval")
@@ -16,16 +19,21 @@ _TEXTS = ("format", "rht_signs")
 _FLAGS = ("sr_headroom", "te_compat")
 
 
-def problem(spec: OperandFields) -> str | None:
-    """The first rule that spec breaks: field, rule, value, remedy. None where there is none."""
+def problem(spec: Any, choices: Mapping[str, tuple[str, ...]]) -> str | None:
+    """The first rule that an OperandSpec breaks: field, rule, value, remedy. None for a valid spec.
+
+    choices: the words that a field may be, by field.
+    """
+    if message := _types(spec) or _format(spec) or _choices(spec, choices):
+        return message
     for rule in _RULES:
         if message := rule(spec):
             return message
     return None
 
 
-def _types(spec: OperandFields) -> str | None:
-    """A file's values have their types by then; values of a caller in Python may have any."""
+def _types(spec: Any) -> str | None:
+    """Values from a recipe file have their types already; those of a Python caller may have any."""
     for names, kind, words in (
         (_WHOLE_NUMBERS, int, "a whole number"),
         (_TEXTS, str, "text"),
@@ -44,20 +52,20 @@ def _types(spec: OperandFields) -> str | None:
     return None
 
 
-def _format(spec: OperandFields) -> str | None:
+def _format(spec: Any) -> str | None:
     if spec.format in BLOCK_FORMATS:
         return None
     return f"format: no format is called {spec.format!r}. Known: {', '.join(BLOCK_FORMATS)}."
 
 
-def _choices(spec: OperandFields) -> str | None:
-    for field, allowed in CHOICES.items():
+def _choices(spec: Any, choices: Mapping[str, tuple[str, ...]]) -> str | None:
+    for field, allowed in choices.items():
         if getattr(spec, field) not in allowed:
             return f"{field}: must be one of {', '.join(allowed)}, got {getattr(spec, field)!r}."
     return None
 
 
-def _block(spec: OperandFields) -> str | None:
+def _block(spec: Any) -> str | None:
     if spec.block is None or not spec.block_format.quantized:
         return None
     if spec.block == (0, 0):
@@ -69,7 +77,7 @@ def _block(spec: OperandFields) -> str | None:
     return None
 
 
-def _outer(spec: OperandFields) -> str | None:
+def _outer(spec: Any) -> str | None:
     if not spec.block_format.outer_block:
         if spec.outer is None:
             return None
@@ -82,7 +90,7 @@ def _outer(spec: OperandFields) -> str | None:
     return None
 
 
-def _transform(spec: OperandFields) -> str | None:
+def _transform(spec: Any) -> str | None:
     if spec.rht not in RHT_SIZES:
         return f"rht: must be one of {RHT_SIZES}, got {spec.rht}."
     if spec.rht_signs == "te16" and spec.rht != 16:
@@ -98,7 +106,7 @@ def _transform(spec: OperandFields) -> str | None:
     )
 
 
-def _scale_rule(spec: OperandFields) -> str | None:
+def _scale_rule(spec: Any) -> str | None:
     fmt, rule = spec.block_format, spec.scale_rule
     if rule == "ceil" and fmt.scale != "e8m0":
         return f"scale_rule: ceil rounds powers of two up and needs an MX format, got {spec.format}."
@@ -113,7 +121,7 @@ def _scale_rule(spec: OperandFields) -> str | None:
     return None
 
 
-def _scale(spec: OperandFields) -> str | None:
+def _scale(spec: Any) -> str | None:
     fmt = spec.block_format
     if spec.scale_bound not in (0, 256, 448):
         return f"scale_bound: must be 256, 448 or 0 for the rule's own, got {spec.scale_bound}."
@@ -131,7 +139,7 @@ def _scale(spec: OperandFields) -> str | None:
     return None
 
 
-def _headroom(spec: OperandFields) -> str | None:
+def _headroom(spec: Any) -> str | None:
     if not spec.sr_headroom:
         return None
     if spec.block_format.scale not in _SMALL_FLOAT_SCALES:
@@ -141,11 +149,11 @@ def _headroom(spec: OperandFields) -> str | None:
     return None
 
 
-def _eden(spec: OperandFields) -> str | None:
+def _eden(spec: Any) -> str | None:
     if spec.rounding != "ms-eden":
         return None
-    wants = {"format": "nvfp4", "scale_rule": "max", "scale_rounding": "rne", "scale_bound": 0}
-    for field, value in wants.items():
+    required = {"format": "nvfp4", "scale_rule": "max", "scale_rounding": "rne", "scale_bound": 0}
+    for field, value in required.items():
         if getattr(spec, field) != value:
             return f"{field}: ms-eden needs {value}, got {getattr(spec, field)!r}."
     if spec.block_size != (1, 16):
@@ -155,7 +163,7 @@ def _eden(spec: OperandFields) -> str | None:
     return None
 
 
-def _amax(spec: OperandFields) -> str | None:
+def _amax(spec: Any) -> str | None:
     if spec.amax_policy != "current" and not spec.tensor_scaled:
         return f"amax_policy: {spec.amax_policy} needs one FP32 scale per tensor, got {spec.format}."
     if min(spec.amax_interval, spec.amax_history) < 1:
@@ -175,7 +183,7 @@ def _amax(spec: OperandFields) -> str | None:
     return None
 
 
-def _adaptive(spec: OperandFields) -> str | None:
+def _adaptive(spec: Any) -> str | None:
     block = {"outer": (1, 16), "block": (16, 16)}.get(spec.adaptive)
     if block is not None and (spec.format != "nvfp4" or spec.block_size != block):
         return f"adaptive: {spec.adaptive} starts from nvfp4 {block}, got {spec.format} {spec.block_size}."
@@ -186,10 +194,7 @@ def _adaptive(spec: OperandFields) -> str | None:
     return None
 
 
-_RULES: tuple[Callable[[OperandFields], str | None], ...] = (
-    _types,
-    _format,
-    _choices,
+_RULES: tuple[Callable[[Any], str | None], ...] = (
     _block,
     _outer,
     _transform,

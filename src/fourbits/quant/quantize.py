@@ -15,10 +15,10 @@ from torch import Tensor
 from fourbits.quant.amax_stats import own_amax
 from fourbits.quant.arguments import checked_inputs
 from fourbits.quant.cpu import quantize as cpu
-from fourbits.quant.cpu import quantize as reference  # TEMP
 from fourbits.quant.cpu.compiled import worth_compiling
 from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.reference import quantize as reference
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget, signature_of
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
 from fourbits.triton_version import HAS_TRITON
@@ -93,7 +93,8 @@ def _one_operand(
 ) -> Operand:
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
     if torch.compiler.is_compiling():  # the compiler takes the reference's source into its caller's graph
-        return _reference(x, spec, axis, amax, key, packed)
+        amax = None if amax is None else amax.abs()
+        return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
     request = OperandRequest(spec, axis, packed, "own" if amax is None else "given")
     (made,) = quantizer(signature_of(x), (request,))(x, (OperandInputs(key, 0, amax),), None)
     return made
@@ -120,7 +121,6 @@ class _WithoutKernels:
 
     def __init__(self, signature: Signature, request: OperandRequest) -> None:
         self._request = request
-        self._compiled = worth_compiling(signature.device, signature.shape)
         if signature.device.type not in ("cpu", "meta") and request.spec.block_format.quantized:
             _warn_of_reference(request.spec.format, unsupported(signature, (request,)) or "")
 
@@ -138,20 +138,9 @@ class _WithoutKernels:
                     stats.counts[stats.places[0], :2] = counts
             elif amax is not None:
                 amax = amax.amax().abs()
-            run = _compiled if self._compiled and not torch.compiler.is_compiling() else _reference
-            return (run(x, request.spec, request.axis, amax, key, request.packed),)
-
-
-def _reference(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, key: Tensor | None, packed: bool
-) -> Operand:
-    return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
-
-
-def _compiled(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, key: Tensor | None, packed: bool
-) -> Operand:
-    return (cpu.quantize if packed else cpu.exact_operand)(x, spec, axis, amax, key)
+            room = cpu if worth_compiling(x) else reference
+            make = room.quantize if request.packed else room.exact_operand
+            return (make(x, request.spec, request.axis, amax, key),)
 
 
 def _key_of(request: OperandRequest, inputs: OperandInputs) -> Tensor | None:

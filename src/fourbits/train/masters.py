@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.quant.cpu.compiled import runner_for
-from fourbits.quant.reference.philox import ROLES, words_at
+from fourbits.quant.reference.philox import words_at
+from fourbits.quant.request import ROLES
 
 #: elements rounded at a time, so that their random bits never take more than a few MiB
 CHUNK = 1 << 20

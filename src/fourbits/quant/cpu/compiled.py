@@ -1,6 +1,6 @@
-"""The reference under torch.compile: the same source, fused by the compiler, with equal bits; C++ beside it.
+"""Functions under torch.compile, fused and with equal bits; C++ built by the same compiler.
 
-Where no C++ compiler works, the eager source runs instead, slower, and one warning says so.
+Where no C++ compiler works, the eager function runs instead, slower, and one warning says so.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from torch._inductor.exc import CppCompileError, InductorError  # pyright: ignor
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: what turns a function into one that runs it somehow: `compiled` or `eager`
+#: turns a function into one that runs it: `compiled` or `eager`
 Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: distinct specs that one function may be compiled for; the compiler's default of 8 is less than one recipe
@@ -28,30 +28,33 @@ Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 _LIMITS = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
 #: elements from which the compiled source is worth its compilation
 COMPILE_FROM = 1 << 16
-#: bytes depend on these settings, which a user may have changed for other code (TORCHINDUCTOR_CPP_ENABLE_...)
+#: settings that affect bytes and that a user may have changed for other code (TORCHINDUCTOR_CPP_ENABLE_...)
 _EXACT = {"cpp.enable_unsafe_math_opt_flag": False, "cpp.enable_floating_point_contract_flag": "off"}
-#: the same for C++ of our own
+#: the same for the project's own C++
 _EXACT_FLAGS = ("-fno-unsafe-math-optimizations", "-ffp-contract=off")
 _broken: list[str] = []
 
 
-@functools.cache
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """`function` compiled for any shape. Raises nothing of the compiler's: its failure is announced once."""
+    """`function` compiled for any shape. A compiler that fails raises nothing: one warning reports it."""
+    return _compiled(function)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # Limits of the whole process: to patch them around each call costs as much as a small call.
     for limit, least in _LIMITS.items():
         setattr(dynamo_config, limit, max(least, getattr(dynamo_config, limit)))
-    result = get_type_hints(function).get("return")
-    named = cast("Callable[[Iterable[object]], T] | None", getattr(result, "_make", None))
+    named = getattr(get_type_hints(function).get("return"), "_make", None)
     source = function if named is None else _plain(function)
-    fast = cast(Callable[P, T], torch.compile(source, fullgraph=True, dynamic=True, options=_EXACT))  # pyright: ignore
+    fast = torch.compile(source, fullgraph=True, dynamic=True, options=_EXACT)  # pyright: ignore
 
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if _broken:
             return function(*args, **kwargs)
         try:
-            made = fast(*args, **kwargs)
-            return made if named is None else named(cast(Iterable[object], made))
+            result = fast(*args, **kwargs)
+            return result if named is None else named(result)
         except (BackendCompilerFailed, InductorError) as error:
             _broken.append(str(error))
             warnings.warn(
@@ -68,7 +71,7 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
 def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., int] | None:
     """The C function `name`, which returns an int, of C++ source that is built once per machine.
 
-    arguments: their ctypes. None where building fails, which is announced; what uses it then does without.
+    arguments: their ctypes. None where building fails; one warning reports it, and callers do without.
     """
     if _broken:
         return None
@@ -87,7 +90,7 @@ def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., 
 
 
 def _plain(function: Callable[P, T]) -> Callable[P, tuple[object, ...]]:
-    """`function` with a plain tuple for its named one, which torch 2.11 cannot return from compiled code."""
+    """`function` returning a plain tuple for its named one, which torch 2.11 cannot return when compiled."""
 
     def plain(*args: P.args, **kwargs: P.kwargs) -> tuple[object, ...]:
         return tuple(cast(Iterable[object], function(*args, **kwargs)))
@@ -100,36 +103,34 @@ def eager(function: Callable[P, T]) -> Callable[P, T]:
     return function
 
 
-def runner_for(x: Tensor) -> Runner:
-    """What runs functions of x: the compiler on a CPU, where x is worth it.
+def worth_compiling(x: Tensor) -> bool:
+    """Whether functions of x run compiled: on a CPU, from COMPILE_FROM elements on.
 
     Not on CUDA: the compiler's division there is not correctly rounded. Not while torch.compile traces a
-    caller: it compiles the source with the caller's.
+    caller: it compiles the eager source with the caller's.
     """
     if torch.compiler.is_compiling():
-        return eager
-    if x.device.type == "cpu" and x.numel() >= COMPILE_FROM:
-        return compiled
-    return eager
+        return False
+    return x.device.type == "cpu" and x.numel() >= max(COMPILE_FROM, 1)
+
+
+def runner_for(x: Tensor) -> Runner:
+    """`compiled` where x is worth it, else `eager`."""
+    return compiled if worth_compiling(x) else eager
 
 
 def with_static_sizes(x: Tensor, *dims: int) -> Tensor:
-    """x, marked: the sizes of these dimensions are constants of the code that is compiled for it."""
+    """x, with the sizes of these dimensions marked as constants of the code compiled for it."""
     mark_static(x, list(dims))
     return x
 
 
 def _reason(error: Exception) -> str:
-    """Why something was not compiled, in one line: of a C++ compiler its own word, if it came to one."""
+    """Why compilation failed, in one line: the C++ compiler's own message, if it printed one."""
     cause = getattr(error, "inner_exception", error)
-    said = cause.output if isinstance(cause, CppCompileError) else str(error)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    message = cause.output if isinstance(cause, CppCompileError) else str(error)
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     if lines:
         return (errors or lines)[0]
     return "the C++ compiler was stopped before it said why (out of memory?)"
-
-
-def worth_compiling(device: torch.device, shape: tuple[int, int]) -> bool:
-    """TEMP"""
-    return device.type == "cpu" and shape[0] * shape[1] >= COMPILE_FROM

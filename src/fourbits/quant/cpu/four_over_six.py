@@ -1,8 +1,7 @@
-"""Four Over Six on a CPU, choice and codes in one reading: `four_over_six.cpp`. docs/nvfp4.md, section 7.5.
+"""Four Over Six on a CPU, choice and codes in a single pass: `four_over_six.cpp`. docs/nvfp4.md, section 7.5.
 
-The reference compares errors in stages, which read the tensor six times. The same arithmetic in C++ gives the
-same bytes from one reading. It is built by the compiler that torch.compile uses; without one the reference
-runs.
+The compiled stages read the tensor six times to compare errors. The same arithmetic in C++ gives the same
+bytes in one pass. The compiler that torch.compile uses builds it; without one the stages run.
 """
 
 import ctypes
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fourbits.quant.cpu.compiled import Runner, native
+from fourbits.quant.cpu.compiled import compiled, native
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.scale_search import normalizer
 from fourbits.quant.reference.scales import level_of, target_and_kappa
@@ -42,83 +41,74 @@ class StoredBlocks(NamedTuple):
     global_scale: Tensor
 
 
-def takes(x: Tensor, spec: OperandSpec, axis: int) -> bool:
-    """Whether `chosen_codes` can quantize x, which is padded and transformed already.
-
-    Not while torch.compile traces a caller: it cannot follow into C++.
-    """
+def unsupported(y: Tensor, spec: OperandSpec, axis: int) -> str | None:
+    """Why the C++ cannot quantize y, which is padded and transformed already; None where it can."""
     if torch.compiler.is_compiling():
-        return False
+        return "torch.compile cannot trace C++"
     if not spec.scale_rule.startswith("4over6") or spec.format != "nvfp4" or spec.block_size not in _BLOCKS:
-        return False
+        return "it knows 4over6 with nvfp4 blocks of 1x16 and 16x16 only"
     if spec.rounding != "rne" or spec.scale_rounding != "rne":
-        return False
-    lines, elements = x.shape[1 - axis], x.shape[axis]
-    whole = x.numel() > 0 and lines % 16 == 0 and elements % 16 == 0
-    return x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.stride(1) == 1 and whole
+        return "it rounds to nearest only"
+    if y.device.type != "cpu" or y.dtype != torch.bfloat16 or y.stride(1) != 1:
+        return "it reads bf16 on a CPU, with unit stride along rows"
+    if not y.numel() or y.shape[0] % 16 or y.shape[1] % 16:
+        return "both dimensions must be multiples of 16, and not 0"
+    return None
 
 
-def chosen_codes(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, run: Runner
-) -> StoredBlocks | None:
-    """Codes and scales of an x that `takes` accepts.
+def chosen_codes(y: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None) -> StoredBlocks | None:
+    """Codes and scales of a y that is not `unsupported`.
 
-    amax: fp32 scalar, None for the tensor's own; run: what runs the search for that. None where the reference
-    has to do it: no compiler, or a NaN or Inf in x or amax.
+    amax: fp32 scalar, None for the tensor's own. None where the stages have to do it: no compiler, or a NaN
+    or Inf in y or amax.
     """
-    lines, elements = x.shape[1 - axis], x.shape[axis]
+    lines, elements = y.shape[1 - axis], y.shape[axis]
     words = torch.empty(lines, elements // 16, dtype=torch.int64)
-    scales = _chosen(x, spec, axis, amax, run, words, None)
+    scales = _chosen(y, spec, axis, amax, words, None)
     codes = words.view(torch.uint8).view(lines, elements // 2)
     return None if scales is None else StoredBlocks(codes, *scales)
 
 
 def chosen_values(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, run: Runner
+    y: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
-    """Elements times block scales, BF16 in the shape of x, and the global scale; else as `chosen_codes`."""
-    values = torch.empty(x.shape, dtype=torch.bfloat16)
-    scales = _chosen(x, spec, axis, amax, run, None, values)
+    """Elements times block scales, BF16 in the shape of y, and the global scale; else as `chosen_codes`."""
+    values = torch.empty(y.shape, dtype=torch.bfloat16)
+    scales = _chosen(y, spec, axis, amax, None, values)
     return None if scales is None else (values, scales[1])
 
 
 def _chosen(
-    x: Tensor,
-    spec: OperandSpec,
-    axis: int,
-    amax: Tensor | None,
-    run: Runner,
-    words: Tensor | None,
-    values: Tensor | None,
+    y: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, words: Tensor | None, values: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """Block scales and the global scale; fills words or values."""
-    largest: Tensor = run(_largest)(x) if amax is None else amax
+    amax = compiled(_largest)(y) if amax is None else amax
     function = _function()
-    if function is None or not torch.isfinite(largest):
+    if function is None or not torch.isfinite(amax):
         return None
-    level, global_scale = level_of(largest.reshape(1, 1), largest, spec.for_scales(), axis)
+    level = level_of(amax, spec)
     shift = normalizer(level.amax)
     factor, target = level.amax * shift, target_and_kappa(spec)[0]
     if spec.fp32_scale == "pow2":
         factor, target = level.decode * shift, 1.0
-    lines, elements = x.shape[1 - axis], x.shape[axis]
+    lines, elements = y.shape[1 - axis], y.shape[axis]
     assert spec.block_size is not None
     scales = torch.empty(lines // spec.block_size[0], elements // 16)
     numbers = (float(number) for number in (level.encode, level.decode, shift, factor, target))
     options = axis, spec.block_size[0] == 16, _METRICS[spec.error_metric or ""], spec.te_compat
     outputs = (None if part is None else part.data_ptr() for part in (scales, words, values))
-    sizes = lines, elements, x.stride(0)
-    if function(x.data_ptr(), *sizes, *options, *numbers, *outputs, torch.get_num_threads()):
+    sizes = lines, elements, y.stride(0)
+    if function(y.data_ptr(), *sizes, *options, *numbers, *outputs, torch.get_num_threads()):
         return None
-    return scales, global_scale
+    return scales, level.decode
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Largest magnitude, NaN if there is one."""
+    """Largest magnitude, NaN if x has one."""
     return x.abs().amax().to(torch.float32)
 
 
 @functools.cache
 def _function() -> Callable[..., int] | None:
-    source = resources.files("fourbits.quant").joinpath("four_over_six.cpp").read_text(encoding="utf-8")
+    source = resources.files("fourbits.quant.cpu").joinpath("four_over_six.cpp").read_text(encoding="utf-8")
     return native(source, "four_over_six", _ARGUMENTS)

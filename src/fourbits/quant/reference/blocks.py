@@ -1,6 +1,6 @@
-"""Views of a 2-D tensor as blocks and back; padding; grids of one number per block. docs/nvfp4.md, section 5.
+"""A 2-D tensor as blocks and back; padding; grids of one number per block. docs/nvfp4.md, section 5.
 
-Tensors stay in their own layout: `axis` says along which axis blocks run, and nothing is transposed.
+Tensors keep their own layout: `axis` says along which axis blocks run, and nothing is transposed.
 """
 
 import torch
@@ -15,7 +15,7 @@ def padded(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
 
 
 def completed(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
-    """x with zeros appended to both dimensions until every block is whole."""
+    """x with zeros appended to both dimensions until no block is incomplete."""
     size = in_layout(spec.block_size, axis)
     if size is None:
         return x
@@ -28,11 +28,17 @@ def in_layout(size: tuple[int, int] | None, axis: int) -> tuple[int, int] | None
 
 
 def block_view(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
-    """x, completed, as blocks [A / a, a, B / b, b], (a, b) the block in x's layout."""
+    """A completed tensor as blocks [A, a, B, b]: A x B blocks, each a x b in the layout of x."""
     size = in_layout(spec.block_size, axis)
     if size is None:
         return x[None, :, None, :]
     return x.reshape(x.shape[0] // size[0], size[0], x.shape[1] // size[1], size[1])
+
+
+def unblocked(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The matrix that blocks [A, a, B, b] cover, cropped to shape."""
+    down, rows, across, cols = blocks.shape
+    return blocks.reshape(down * rows, across * cols)[: shape[0], : shape[1]]
 
 
 def grid_shape(x: Tensor, spec: OperandSpec, axis: int) -> tuple[int, int]:

@@ -8,13 +8,14 @@ numbers: as easy as 1, 2, 3", SC 2011. docs/nvfp4.md, section 11.
 import torch
 from torch import Tensor
 
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.request import ROLES
+
 ROUNDS = 7
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW_WORD = 0xFFFFFFFF
 
-#: what one operand's random bits are for; the low three bits of a stream
-ROLES = ("fprop.lhs", "fprop.rhs", "dgrad.lhs", "dgrad.rhs", "wgrad.lhs", "wgrad.rhs", "update", "signs")
 SIGN_ROLE = ROLES.index("signs")
 #: fourth counter word, by use; element rounding takes 0, or 0 to 3 for 32 bits
 SCALE_WORD = 4
@@ -52,6 +53,35 @@ def words_at(sr_key: Tensor, rows: Tensor, units: Tensor, word: int) -> tuple[Te
     row, unit = (first_row + rows) & _LOW_WORD, (first_block + units) & _LOW_WORD
     zero = torch.zeros_like(row + unit)
     return philox((step + zero, unit + zero, row + zero, zero + word), (seed + zero, stream + zero))
+
+
+def element_noise(sr_key: Tensor | None, spec: OperandSpec, shape: torch.Size, axis: int) -> Tensor | None:
+    """Random integers for the elements of a tensor of this shape, padded; None where rounding draws none."""
+    if spec.rounding != "sr" and spec.rounding != "sr32":
+        return None
+    assert sr_key is not None, "stochastic rounding is called with a key"
+    return as_elements(element_bits(sr_key, spec.rounding, shape[1 - axis], shape[axis] // 16, axis), shape)
+
+
+def scale_words(sr_key: Tensor | None, spec: OperandSpec, grid: tuple[int, int], axis: int) -> Tensor | None:
+    """32 random bits for each block of a grid, where block scales round stochastically; else None."""
+    if spec.scale_rounding != "sr" and spec.rounding != "ms-eden":
+        return None
+    assert sr_key is not None, "stochastic rounding is called with a key"
+    assert spec.block_size is not None
+    return scale_noise(sr_key, spec.block_size, grid, axis)
+
+
+def element_bits(sr_key: Tensor, rounding: str, rows: int, units: int, axis: int) -> Tensor:
+    """Random bits of rows of 16-element units, for `sr` or `sr32`; `as_elements` reads them."""
+    if rounding == "sr32":
+        return word_noise(sr_key, rows, units, axis)
+    return column_bytes(sr_key, rows, units) if axis == 0 else row_bytes(sr_key, rows, units)
+
+
+def as_elements(bits: Tensor, shape: torch.Size) -> Tensor:
+    """One integer per element, in the layout of a tensor of this shape."""
+    return (bits.view(torch.uint8) if bits.dtype == torch.int64 else bits).reshape(shape)
 
 
 def row_bytes(sr_key: Tensor, rows: int, units: int) -> Tensor:

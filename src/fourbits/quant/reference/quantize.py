@@ -1,130 +1,151 @@
 """The specification of quantization, in plain torch: readable aloud, bit-exact, on any device.
 
-The same source under torch.compile is the CPU path (`compiled.py`); other backends must give equal bytes.
-Everything works in the layout of the tensor, so that no step transposes: `axis` says along which axis blocks
-run. docs/nvfp4.md has the rules.
+Other implementations must give equal bytes. Everything keeps the layout of the tensor, so that no step
+transposes: `axis` says along which axis blocks run. docs/nvfp4.md, sections 6 and 7, has the rules.
+
+Arguments are those of `fourbits.quant.quantize` in their normal form: x 2-D fp32, bf16 or fp16; axis 0 or 1;
+amax None or an fp32 scalar >= 0; sr_key None or int64 [5].
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fourbits.formats.codes import grid_codes
-from fourbits.formats.descriptors import FloatFormat
-from fourbits.formats.rounding import round_nearest, round_stochastic, round_stochastic_32
+from fourbits.formats.packing import pack_nibbles
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.reference.blocks import block_view, completed, grid_shape, padded, unblocked
+from fourbits.quant.reference.elements import codes_of, element_of, exact_values_of, rounded_magnitudes
+from fourbits.quant.reference.hadamard import transformed
+from fourbits.quant.reference.ms_eden import corrected_scales
+from fourbits.quant.reference.philox import element_noise, scale_words
+from fourbits.quant.reference.scale_search import searched_scales
 from fourbits.quant.reference.scales import (
-    SIMPLE_SCALES,
     Scales,
+    block_maxima,
+    block_scales,
     level_of,
-    max_target,
-    poisoned,
-    two_level_scales,
+    over_blocks,
+    tensor_amax,
 )
+from fourbits.quant.scale_codes import encode_scales
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 
-def measured(
-    blocks: Tensor, amax: Tensor | None, words: Tensor | None, spec: OperandSpec, axis: int
-) -> Scales:
-    """Scales of every block [A, a, B, b] of a completed tensor; the other arguments as for `scales_of`."""
-    return scales_of(block_maxima(blocks), amax, None, words, spec, axis)
+class QuantizedBlocks(NamedTuple):
+    """A tensor on its way to codes or values, as blocks [A, a, B, b]."""
+
+    #: fp32: what was quantized
+    values: Tensor
+    #: fp32: magnitudes on the element grid
+    magnitudes: Tensor
+    scales: Scales
 
 
-def block_maxima(blocks: Tensor) -> Tensor:
-    """Largest magnitude of every block, NaN where one is in it. [A, a, B, b] -> fp32 [A, B]."""
-    if not blocks.numel():
-        return torch.zeros(blocks.shape[::2], dtype=torch.float32, device=blocks.device)
-    return blocks.to(torch.float32).abs().amax(dim=(1, 3))
+def quantize(
+    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> QuantizedTensor:
+    """Codes and scales of x as a GEMM operand."""
+    y = source_of(x, spec, axis, sr_key)
+    if not spec.block_format.quantized:
+        return unquantized(y, x.shape, spec, axis)
+    values, magnitudes, scales = quantized_blocks(y, spec, axis, amax, sr_key)
+    codes = unblocked(codes_of(magnitudes, values, scales.block_scale, spec), y.shape)
+    codes = stored(padding_zeroed(codes, x.shape, spec, axis), axis)
+    return packed(pack_nibbles(codes) if element_of(spec).bits == 4 else codes, scales, x.shape, spec, axis)
 
 
-def lane_maxima(lanes: Tensor) -> Tensor:
-    """The same from blocks as `block_lanes` has them, which is faster: [A, a, b, B] -> fp32 [A, B]."""
-    return lanes.to(torch.float32).abs().amax(dim=(1, 2))
+def exact_operand(
+    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> ExactOperand:
+    """Values ready for a GEMM, equal to those of `quantize`'s codes and scales."""
+    y = source_of(x, spec, axis, sr_key)
+    if not spec.block_format.quantized:
+        return ExactOperand(y.to(spec.block_format.dtype), one_on(y), axis, spec)
+    values, magnitudes, scales = quantized_blocks(y, spec, axis, amax, sr_key)
+    exact = unblocked(exact_values_of(magnitudes, values, scales.block_scale, spec), y.shape)
+    return ExactOperand(exact, epilogue_scale(scales, spec), axis, spec)
 
 
-def scales_of(
-    block_amax: Tensor,
-    amax: Tensor | None,
-    wanted: Tensor | None,
-    words: Tensor | None,
-    spec: OperandSpec,
-    axis: int,
-) -> Scales:
-    """Scales of every block.
+def source_of(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None) -> Tensor:
+    """y, the tensor that is quantized, in the layout of x: its source, padded along axis, transformed."""
+    y = padded_source(x, spec, axis)
+    return transformed(y, spec, axis, sr_key) if spec.rht else y
 
-    block_amax: fp32 grid in layout; amax: fp32 scalar, None for the tensor's own; wanted: unrounded block
-    scales, where a rule has compared errors; words: 32 random bits per block, for stochastic block scales.
+
+def padded_source(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
+    """x, or its bf16 rounding where spec says so, with zeros appended along axis up to Cp."""
+    return padded(x.to(torch.bfloat16) if spec.source == "bf16" else x, spec, axis)
+
+
+def quantized_blocks(
+    y: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> QuantizedBlocks:
+    """From the source to scales and rounded elements: the algorithm.
+
+    y: as from `source_of`; the other arguments as for `quantize`.
     """
-    level, stored = level_of(block_amax, amax, spec, axis)
-    kind = spec.block_format.scale or ""
-    if kind in SIMPLE_SCALES:
-        scales = SIMPLE_SCALES[kind](block_amax, level, spec)
-    else:
-        target = max_target(block_amax, level, spec) if wanted is None else wanted
-        scales = two_level_scales(target, level, spec, words)
-    return poisoned(scales, block_amax, level)._replace(global_scale=stored)
+    full = completed(y, spec, axis)
+    blocks = block_view(full, spec, axis)
+    block_amax = block_maxima(blocks)
+
+    level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
+    ideal = None
+    if spec.error_metric is not None:
+        ideal = searched_scales(blocks, block_amax, over_blocks(level, block_amax, spec, axis), spec, axis)
+    words = scale_words(sr_key, spec, grid_shape(full, spec, axis), axis)
+    scales = block_scales(block_amax, level, ideal, words, spec, axis)
+    if spec.rounding == "ms-eden":
+        assert words is not None
+        scales = corrected_scales(full, scales, words, spec, axis)
+
+    noise = element_noise(sr_key, spec, y.shape, axis)
+    if noise is not None:
+        noise = block_view(completed(noise, spec, axis), spec, axis)
+    values = blocks.to(torch.float32)
+    magnitudes = rounded_magnitudes(values, scales.encode, scales.block_scale, noise, spec)
+    return QuantizedBlocks(values, magnitudes, scales)
 
 
-def element_codes(
-    blocks: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
-) -> Tensor:
-    """Codes of the rounded elements, uint8, one per element.
+def padding_zeroed(codes: Tensor, shape: torch.Size, spec: OperandSpec, axis: int) -> Tensor:
+    """Codes with 0 for padding, in poisoned blocks too; transformed padding is an element like any other.
 
-    blocks: floats [A, a, B, b]; encode, block_scale: grids [A, B], see Scales; noise: random integers in the
-    shape of blocks, for stochastic rounding.
+    shape: that of the tensor before padding.
     """
-    values, scale, magnitude = _elements(blocks, encode, block_scale, noise, spec)
-    return grid_codes(_poison(magnitude, scale, spec), _number(values), _element(spec))
+    return codes if spec.rht else padded(codes[: shape[0], : shape[1]], spec, axis)
 
 
-def exact_values(
-    blocks: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
-) -> Tensor:
-    """Values of an exact operand, bf16: element * block scale, or the element under fp32 scales.
-
-    Arguments as for `element_codes`. A zero has the sign of the input.
-    """
-    values, scale, magnitude = _elements(blocks, encode, block_scale, noise, spec)
-    if spec.block_format.scale == "fp32":
-        magnitude, values = _poison(magnitude, scale, spec), _number(values)
-    else:
-        magnitude = magnitude * scale
-    return torch.copysign(magnitude, values).to(torch.bfloat16)
+def packed(codes: Tensor, scales: Scales, shape: torch.Size, spec: OperandSpec, axis: int) -> QuantizedTensor:
+    """The operand of codes as they are stored, and scales in the layout of the tensor."""
+    size = (shape[0], shape[1])
+    if spec.block_size is None:
+        return QuantizedTensor(codes, no_blocks_on(codes), scales.block_scale.reshape(()), axis, size, spec)
+    block_scale = encode_scales(stored(scales.block_scale, axis), spec.block_format)
+    return QuantizedTensor(codes, block_scale, stored(scales.global_scale, axis), axis, size, spec)
 
 
-def _elements(
-    blocks: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Values and the scales of their blocks, which broadcast, and magnitudes on the element's grid. fp32."""
-    values, scale = blocks.to(torch.float32), block_scale[:, None, :, None]
-    return values, scale, _magnitudes(values, encode[:, None, :, None], scale, noise, spec)
+def unquantized(y: Tensor, shape: torch.Size, spec: OperandSpec, axis: int) -> QuantizedTensor:
+    """The operand of a format without scales, bf16 or fp32: the values themselves."""
+    values = stored(y.to(spec.block_format.dtype), axis)
+    return QuantizedTensor(values, no_blocks_on(y), one_on(y), axis, (shape[0], shape[1]), spec)
 
 
-def _magnitudes(
-    values: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
-) -> Tensor:
-    """Magnitudes on the element's grid, fp32."""
-    element = _element(spec)
-    scaled = (values * encode).abs()
-    if spec.rounding == "rne":
-        rounded = round_nearest(scaled, element)
-    else:
-        assert noise is not None, "stochastic rounding is called with noise"
-        round_up = round_stochastic if spec.rounding == "sr" else round_stochastic_32
-        rounded = round_up(scaled, noise, element)
-    return rounded if spec.te_compat else torch.where(block_scale == 0, 0.0, rounded)
+def epilogue_scale(scales: Scales, spec: OperandSpec) -> Tensor:
+    """The FP32 scale that an exact operand's values still need: one for the tensor, or a grid."""
+    scale = scales.block_scale if spec.block_format.scale == "fp32" else scales.global_scale
+    return scale.reshape(()) if spec.block_size is None else scale
 
 
-def _poison(magnitude: Tensor, block_scale: Tensor, spec: OperandSpec) -> Tensor:
-    """The largest magnitude in blocks whose scale is NaN."""
-    return torch.where(block_scale != block_scale, _element(spec).max_value, magnitude)
+def stored(x: Tensor, axis: int) -> Tensor:
+    """Rows first, the contraction axis last, contiguous."""
+    return (x.t() if axis == 0 else x).contiguous()
 
 
-def _number(values: Tensor) -> Tensor:
-    """Values with zeros for NaN, whose sign differs between processors."""
-    return torch.where(values != values, 0.0, values)
+def no_blocks_on(x: Tensor) -> Tensor:
+    """The block scales of an operand without blocks, on the device of x."""
+    return torch.empty((0, 0), dtype=torch.float32, device=x.device)
 
 
-def _element(spec: OperandSpec) -> FloatFormat:
-    element = spec.block_format.element
-    assert element is not None
-    return element
+def one_on(x: Tensor) -> Tensor:
+    """The global scale of an operand without one, on the device of x."""
+    return torch.ones((), dtype=torch.float32, device=x.device)

@@ -1,93 +1,62 @@
 """Scale rules that compare candidates by the error they leave. docs/nvfp4.md, sections 7.4 and 7.5.
 
 Four Over Six (arXiv:2512.02010) maps a block's maximum to 6 or to 4; `search` visits an octave of scales up
-and one down. A rule asks for the errors of candidates and answers with the scale it wants, before rounding.
+and one down. The candidate with the least error wins, the first one in a tie.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fourbits.formats.codes import decode, encode
-from fourbits.formats.descriptors import E4M3, FloatFormat
+from fourbits.formats.descriptors import E4M3
 from fourbits.formats.rounding import round_nearest
-from fourbits.quant.cpu.compiled import Runner, with_static_sizes
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.reference.scales import Level, divide, element_encode, level_of, target_and_kappa
+from fourbits.quant.reference.elements import element_of
+from fourbits.quant.reference.scales import Level, divide, element_encode, target_and_kappa
 
 _HEADROOM = 1.0625
 
 
-class _Comparison(NamedTuple):
-    """What the candidates of a tensor's blocks are compared on."""
+def searched_scales(blocks: Tensor, block_amax: Tensor, level: Level, spec: OperandSpec, axis: int) -> Tensor:
+    """The unrounded block scale with the least error, by spec's rule: fp32 grid.
 
-    #: the elements, as `row_errors` reads them
-    lanes: Tensor
-    block_amax: Tensor
-    level: Level
-    spec: OperandSpec
-    axis: int
-    run: Runner
-
-    def error(self, candidate: Tensor) -> Tensor:
-        """The error of every block under a candidate scale; fp32 grids."""
-        rows = self.run(row_errors)(self.lanes, candidate, self.level, self.spec, self.axis)
-        dim = 1 if self.axis == 1 else 2
-        if rows.shape[dim] == 1:
-            return rows.squeeze(dim)
-        return self.run(over_rows)(with_static_sizes(rows, dim), self.spec, dim)
-
-
-def wanted_scales(
-    lanes: Tensor, block_amax: Tensor, amax: Tensor | None, spec: OperandSpec, axis: int, run: Runner
-) -> Tensor:
-    """The unrounded block scale that spec's rule chooses: fp32 grid.
-
-    lanes: blocks [A, b, B, a] along axis 0, for axis 1 as from `block_lanes`; block_amax: fp32 grid in
-    layout; amax: fp32 scalar, None for the tensor's own; run: what runs the stages.
+    blocks: completed, [A, a, B, b]; block_amax: fp32 grid; level: that of each block, see `over_blocks`.
     """
-    level = Level(*run(level_grids)(block_amax, amax, spec, axis))
-    rule = _four_over_six if spec.scale_rule.startswith("4over6") else _search
-    return rule(_Comparison(lanes, block_amax, level, spec, axis, run))
+    slices = element_slices(blocks, axis)
+
+    def error(candidate: Tensor) -> Tensor:
+        return block_errors(row_errors(slices, candidate, level, spec, axis), spec, 1 if axis == 1 else 2)
+
+    return best_of(candidates(block_amax, level, spec), error)
 
 
-def _four_over_six(comparison: _Comparison) -> Tensor:
-    to_six, six, four = comparison.run(six_and_four)(comparison.block_amax, comparison.level, comparison.spec)
-    return comparison.run(better_of)(to_six, comparison.error(six), comparison.error(four))
-
-
-def _search(comparison: _Comparison) -> Tensor:
-    best, *others = search_candidates(comparison.block_amax, comparison.level, comparison.spec)
-    least = comparison.error(best)
-    for candidate in others:
-        error = comparison.error(candidate)
-        better = error < least
-        best, least = torch.where(better, candidate, best), torch.where(better, error, least)
+def best_of(ideals: Sequence[Tensor], error: Callable[[Tensor], Tensor]) -> Tensor:
+    """The candidate with the least error, block by block. A later one has to be better, not as good."""
+    best, *others = ideals
+    least = error(best)
+    for ideal in others:
+        found = error(ideal)
+        better = found < least
+        best, least = torch.where(better, ideal, best), torch.where(better, found, least)
     return best
 
 
-def level_grids(
-    block_amax: Tensor, amax: Tensor | None, spec: OperandSpec, axis: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The fields of the Level of every block."""
-    level, _ = level_of(block_amax, amax, spec, axis)
-    return level.amax, level.encode, level.decode
+def candidates(block_amax: Tensor, level: Level, spec: OperandSpec) -> Sequence[Tensor]:
+    """Block scales to compare, before their rounding to nearest: fp32 grids."""
+    rule, _, _ = spec.scale_rule.partition("-")
+    return CANDIDATES[rule](block_amax, level, spec)
 
 
-def six_and_four(block_amax: Tensor, level: Level, spec: OperandSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """The scale that maps block maxima to 6 as wanted and as rounded, and the rounded one that maps to 4."""
+def six_and_four(block_amax: Tensor, level: Level, spec: OperandSpec) -> Sequence[Tensor]:
+    """The scale that maps the block's maximum to 6, and the one that maps it to 4."""
     to_six = _map_to_emax(block_amax, level, spec)
-    return to_six, round_nearest(to_six, E4M3), round_nearest(to_six * 1.5, E4M3)
+    return to_six, to_six * 1.5
 
 
-def better_of(to_six: Tensor, error_six: Tensor, error_four: Tensor) -> Tensor:
-    """The wanted scale of the mapping with the smaller error; 6 in a tie."""
-    return torch.where(error_four < error_six, to_six * 1.5, to_six)
-
-
-def search_candidates(block_amax: Tensor, level: Level, spec: OperandSpec) -> tuple[Tensor, ...]:
-    """The scale next to amax / emax, then seven codes up and eight down; repeats tie and never win."""
+def octaves(block_amax: Tensor, level: Level, spec: OperandSpec) -> Sequence[Tensor]:
+    """The scale nearest to amax / emax, then seven codes up and eight down; repeats tie and never win."""
     first = round_nearest(_map_to_emax(block_amax, level, spec), E4M3)
     code = encode(first, E4M3).to(torch.int32)
     up = [(code + i).clamp_max(E4M3.max_code) for i in range(1, 8)]
@@ -95,27 +64,34 @@ def search_candidates(block_amax: Tensor, level: Level, spec: OperandSpec) -> tu
     return first, *(decode(visited.to(torch.uint8), E4M3) for visited in (*up, *down))
 
 
-def row_errors(lanes: Tensor, candidate: Tensor, level: Level, spec: OperandSpec, axis: int) -> Tensor:
+#: a rule's candidates, by its name without the metric
+CANDIDATES: dict[str, Callable[[Tensor, Level, OperandSpec], Sequence[Tensor]]] = {
+    "4over6": six_and_four,
+    "search": octaves,
+}
+
+
+def row_errors(slices: Tensor, ideal: Tensor, level: Level, spec: OperandSpec, axis: int) -> Tensor:
     """Error of every row of every block under a candidate scale: [A, a, B] for axis 1, [A, B, a] for axis 0.
 
-    Elements round to nearest whatever spec.rounding says; everything is shifted by a power of two, so that no
-    error under- or overflows. A row is summed in the order of the contraction.
+    slices: as from `element_slices`. Elements round to nearest whatever spec.rounding says. A power of two
+    shifts everything, so that no error under- or overflows. A row is summed in the order of the contraction.
     """
-    shift = _over_lanes(normalizer(level.amax), axis)
-    level = Level(*(_over_lanes(part, axis) for part in level))
-    scale = _over_lanes(candidate, axis)
+    shift = _per_row(normalizer(level.amax), axis)
+    level = Level(*(_per_row(part, axis) for part in level))
+    scale = _per_row(round_nearest(ideal, E4M3), axis)
     encode_ = element_encode(scale, level)
     total: Tensor | None = None
-    for lane in lanes.unbind(1 + axis):
-        magnitude = lane.to(torch.float32).abs()
-        element = round_nearest(magnitude * encode_, _element(spec))
+    for values in slices.unbind(1 + axis):
+        magnitude = values.to(torch.float32).abs()
+        element = round_nearest(magnitude * encode_, element_of(spec))
         term = _term(_reconstructed(element * scale, level, shift, spec) - magnitude * shift, spec)
-        total = term if total is None else _joined(total, term, spec)
+        total = term if total is None else _accumulated(total, term, spec)
     assert total is not None
     return total
 
 
-def over_rows(rows: Tensor, spec: OperandSpec, dim: int) -> Tensor:
+def block_errors(rows: Tensor, spec: OperandSpec, dim: int) -> Tensor:
     """Errors of blocks from those of their rows, along dim: the maximum, or the halving tree."""
     return rows.amax(dim) if spec.error_metric == "max" else halving_sum(rows, dim)
 
@@ -133,23 +109,23 @@ def halving_sum(terms: Tensor, dim: int) -> Tensor:
     return terms.squeeze(dim)
 
 
-def block_lanes(blocks: Tensor) -> Tensor:
-    """A copy with each element of a row of a block in a slice of its own: [A, a, B, b] -> [A, a, b, B].
+def element_slices(blocks: Tensor, axis: int) -> Tensor:
+    """Blocks with each element of a block's row in a slice that sums can run over.
 
-    So sums run over whole slices. Along axis 0, [A, b, B, a], they do so without a copy.
+    [A, a, B, b] -> [A, a, b, B] for axis 1, copied for speed; for axis 0 [A, b, B, a] is such slices.
     """
-    return blocks.transpose(2, 3).contiguous()
-
-
-def _over_lanes(grid: Tensor, axis: int) -> Tensor:
-    """A grid [A, B] (or a scalar) that broadcasts over [A, a, B] for axis 1, [A, B, a] for axis 0."""
-    return grid if grid.dim() == 0 else grid.unsqueeze(axis if axis == 1 else 2)
+    return blocks if axis == 0 else blocks.transpose(2, 3).contiguous()
 
 
 def normalizer(amax: Tensor) -> Tensor:
     """u: the power of two that brings amax to [1, 4): 2**(127 - E) with its biased exponent E in [1, 253]."""
     exponent = (amax.view(torch.int32) >> 23).clamp(1, 253)
     return ((254 - exponent) << 23).view(torch.float32)
+
+
+def _per_row(grid: Tensor, axis: int) -> Tensor:
+    """A grid [A, B] (or a scalar) that broadcasts over [A, a, B] for axis 1, [A, B, a] for axis 0."""
+    return grid if grid.dim() == 0 else grid.unsqueeze(axis if axis == 1 else 2)
 
 
 def _reconstructed(scaled: Tensor, level: Level, shift: Tensor, spec: OperandSpec) -> Tensor:
@@ -163,17 +139,11 @@ def _term(deviation: Tensor, spec: OperandSpec) -> Tensor:
     return deviation * deviation if spec.error_metric == "mse" else deviation.abs()
 
 
-def _joined(total: Tensor, term: Tensor, spec: OperandSpec) -> Tensor:
+def _accumulated(total: Tensor, term: Tensor, spec: OperandSpec) -> Tensor:
     return torch.maximum(total, term) if spec.error_metric == "max" else total + term
 
 
 def _map_to_emax(block_amax: Tensor, level: Level, spec: OperandSpec) -> Tensor:
-    """The scale that maps a block's maximum to the largest element, as TransformerEngine's 4/6 forms it."""
-    scale = divide(block_amax, _element(spec).max_value) * level.encode
+    """p: the scale that maps a block's maximum to the largest element, in TransformerEngine's order."""
+    scale = divide(block_amax, element_of(spec).max_value) * level.encode
     return scale * _HEADROOM if spec.sr_headroom else scale
-
-
-def _element(spec: OperandSpec) -> FloatFormat:
-    element = spec.block_format.element
-    assert element is not None
-    return element

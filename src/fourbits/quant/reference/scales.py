@@ -1,7 +1,7 @@
-"""Scales: from block maxima to what is stored, and to what the elements are multiplied by.
+"""Scales: from block maxima to what is stored, and to the factors that elements are multiplied by.
 
-One function per kind of block scale. Each turns block maxima into decode scales (they multiply on the way
-back) and encode multipliers. The order of operations is the specification: docs/nvfp4.md, section 7.
+A *decode* scale multiplies on the way back and is stored; an *encode* scale is used while quantizing only.
+The order of operations is the specification: docs/nvfp4.md, section 7.
 """
 
 import math
@@ -25,75 +25,111 @@ _EDEN_BOUND, _EDEN_SHARE = Fraction("255.99"), Fraction("0.988125")
 _HEADROOM = Fraction(17, 16)
 
 
+class Level(NamedTuple):
+    """The FP32 scale above the block scales, and the amax it comes from. fp32 scalars, or grids."""
+
+    amax: Tensor
+    #: S_enc of the specification
+    encode: Tensor
+    #: S_dec, the stored global scale
+    decode: Tensor
+
+
 class Scales(NamedTuple):
-    """What a tensor's blocks are scaled by. fp32; grids in the layout of the tensor, one number per block."""
+    """The scales of a tensor's blocks. fp32; grids in the layout of the tensor, one number per block."""
 
     #: NaN where a block holds a non-finite value
     block_scale: Tensor
     #: scalar, 1 where the format has none; a grid of outer blocks for nvfp4-double
     global_scale: Tensor
-    #: x * encode is what the elements round
+    #: the elements are those of x * encode, rounded
     encode: Tensor
 
 
-class Level(NamedTuple):
-    """The FP32 scale above the block scales: scalars, or grids of one number per block. fp32."""
+def block_maxima(blocks: Tensor) -> Tensor:
+    """Largest magnitude of every block, NaN where the block has one. [A, a, B, b] -> fp32 [A, B]."""
+    if not blocks.numel():
+        return torch.zeros(blocks.shape[::2], dtype=torch.float32, device=blocks.device)
+    return blocks.to(torch.float32).abs().amax(dim=(1, 3))
 
-    amax: Tensor
-    encode: Tensor
-    decode: Tensor
 
+def tensor_amax(block_amax: Tensor, given: Tensor | None, spec: OperandSpec, axis: int) -> Tensor:
+    """The maximum that the FP32 scale comes from: of the tensor, or of each outer block for nvfp4-double.
 
-def level_of(block_amax: Tensor, amax: Tensor | None, spec: OperandSpec, axis: int) -> tuple[Level, Tensor]:
-    """The FP32 scale that holds for each block, and as it is stored: scalar, or outer grid for nvfp4-double.
-
-    block_amax: fp32 grid in layout; amax: to use instead of the tensor's own.
+    given: fp32 scalar to use instead of the tensor's own. Zero where blocks have no scale above them.
     """
-    ratio = _outer_ratio(spec, axis)
-    if ratio is not None:
-        amax = coarser_maxima(block_amax, ratio)
-    elif not spec.tensor_scaled:
-        amax = block_amax.new_zeros(())
-    elif amax is None:
-        amax = block_amax.amax() if block_amax.numel() else block_amax.new_zeros(())
+    outer = _outer_ratio(spec, axis)
+    if outer is not None:
+        return coarser_maxima(block_amax, outer)
+    if not spec.tensor_scaled:
+        return block_amax.new_zeros(())
+    if given is not None:
+        return given
+    return block_amax.amax() if block_amax.numel() else block_amax.new_zeros(())
+
+
+def level_of(amax: Tensor, spec: OperandSpec) -> Level:
+    """The FP32 scale of a tensor (or of each outer block) with this amax; 1 where the format has none."""
     if spec.block_format.has_global_scale:
         encode = encode_scale_of(target_and_kappa(spec)[0], amax, spec)
     else:
         encode = torch.ones_like(amax)
-    level = Level(amax, encode, divide(1.0, encode))
-    if ratio is None:
-        return level, level.decode
-    return Level(*(finer(grid, ratio, block_amax.shape) for grid in level)), level.decode
+    return Level(amax, encode, divide(1.0, encode))
 
 
-def two_level_scales(wanted: Tensor, level: Level, spec: OperandSpec, words: Tensor | None) -> Scales:
-    """Small-float block scales under an FP32 scale (NVFP4), rounded from what a scale rule wants.
+def over_blocks(level: Level, block_amax: Tensor, spec: OperandSpec, axis: int) -> Level:
+    """The level that holds for each block: scalars as they are, outer grids spread over their blocks."""
+    outer = _outer_ratio(spec, axis)
+    if outer is None:
+        return level
+    return Level(*(finer(grid, outer, block_amax.shape) for grid in level))
 
-    wanted: fp32 grid; words: random 32-bit integers, one per block, for stochastic rounding.
+
+def block_scales(
+    block_amax: Tensor, level: Level, ideal: Tensor | None, words: Tensor | None, spec: OperandSpec, axis: int
+) -> Scales:
+    """Scales of every block under a tensor's level.
+
+    ideal: unrounded block scales where a search has chosen them, None for those of the block maxima; words:
+    32 random bits per block, where block scales round stochastically.
     """
-    fmt = spec.block_format
-    grid = SCALE_FORMATS[fmt.scale or ""]
-    if spec.scale_rounding == "sr":
-        assert words is not None, "stochastic block scales are called with random bits"
-        block_scale = round_stochastic_32(wanted.clamp_max(fmt.scale_max), words, grid)
+    local = over_blocks(level, block_amax, spec, axis)
+    kind = spec.block_format.scale or ""
+    if kind in SIMPLE_SCALES:
+        block_scale, encode = SIMPLE_SCALES[kind](block_amax, local, spec)
     else:
-        block_scale = round_nearest(wanted.clamp_max(fmt.scale_max), grid)
-    return Scales(block_scale, level.decode, element_encode(block_scale, level))
+        ideal = ideal_scales(block_amax, local, spec) if ideal is None else ideal
+        block_scale = rounded_scales(ideal, words, spec)
+        encode = element_encode(block_scale, local)
+    return Scales(poisoned(block_scale, block_amax, local), level.decode, encode)
 
 
-def element_encode(block_scale: Tensor, level: Level) -> Tensor:
-    """min(1 / (s8 * S_dec), FLT_MAX): what elements are multiplied by under a block scale."""
-    return divide(1.0, block_scale * level.decode).clamp_max(FLT_MAX)
-
-
-def max_target(block_amax: Tensor, level: Level, spec: OperandSpec) -> Tensor:
-    """The block scale that maps a block's maximum to the largest element, before rounding."""
+def ideal_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> Tensor:
+    """p: the block scale that maps a block's maximum to the largest element, before rounding."""
     _, kappa = target_and_kappa(spec)
     return block_amax * (level.encode * kappa)
 
 
-def power_of_two_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> Scales:
-    """E8M0 block scales, 2**(floor(log2 amax) - floor(log2 emax)); with `ceil` the least that covers amax."""
+def rounded_scales(ideal: Tensor, words: Tensor | None, spec: OperandSpec) -> Tensor:
+    """Block scales on the grid of a small float. words: 32 random bits per block, for scale_rounding sr."""
+    fmt = spec.block_format
+    grid = SCALE_FORMATS[fmt.scale or ""]
+    if spec.scale_rounding == "sr":
+        assert words is not None, "stochastic block scales are called with random bits"
+        return round_stochastic_32(ideal.clamp_max(fmt.scale_max), words, grid)
+    return round_nearest(ideal.clamp_max(fmt.scale_max), grid)
+
+
+def element_encode(block_scale: Tensor, level: Level) -> Tensor:
+    """e = min(1 / (s8 * S_dec), FLT_MAX): the factor on the elements under a block scale."""
+    return divide(1.0, block_scale * level.decode).clamp_max(FLT_MAX)
+
+
+def power_of_two_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> tuple[Tensor, Tensor]:
+    """E8M0 block scales and their encode factors: 2**(floor(log2 amax) - floor(log2 emax)).
+
+    With `ceil` the least power of two under which amax does not exceed emax.
+    """
     emax = _emax(spec)
     bits = block_amax.view(torch.int32)
     code = ((bits & _EXPONENT_BITS) >> 23) - (math.frexp(emax)[1] - 1)
@@ -101,31 +137,34 @@ def power_of_two_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> 
         largest_fraction = int((2 * math.frexp(emax)[0] - 1) * 2**23)
         code = code + ((bits & _FRACTION_BITS) > largest_fraction).to(torch.int32)
     code = code.clamp_min(0)
-    return Scales(_power_of_two(code - 127), level.decode, _power_of_two(127 - code))
+    return _power_of_two(code - 127), _power_of_two(127 - code)
 
 
-def fp32_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> Scales:
-    """FP32 block scales 1 / (emax / amax) (FP8, INT8); a block of the whole tensor takes the amax in use."""
+def fp32_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> tuple[Tensor, Tensor]:
+    """FP32 block scales 1 / (emax / amax) (FP8, INT8) and their encode factors.
+
+    A block of the whole tensor uses the tensor's amax, which may be a given one.
+    """
     amax = level.amax.reshape(1, 1) if spec.block_size is None else block_amax
     encode = encode_scale_of(_emax(spec), amax, spec)
-    return Scales(divide(1.0, encode), level.decode, encode)
+    return divide(1.0, encode), encode
 
 
-#: scales that need the block maxima only, by what is stored
-SIMPLE_SCALES: dict[str, Callable[[Tensor, Level, OperandSpec], Scales]] = {
+#: block scales that follow from the block maxima without rounding onto a small float's grid, by scale format
+SIMPLE_SCALES: dict[str, Callable[[Tensor, Level, OperandSpec], tuple[Tensor, Tensor]]] = {
     "e8m0": power_of_two_scales,
     "fp32": fp32_scales,
 }
 
 
-def poisoned(scales: Scales, block_amax: Tensor, level: Level) -> Scales:
-    """NaN scales for blocks that hold a NaN or Inf, and for all under an amax that is not finite."""
+def poisoned(block_scale: Tensor, block_amax: Tensor, level: Level) -> Tensor:
+    """NaN as the scale of blocks that hold a NaN or Inf, and of all blocks under a non-finite amax."""
     healthy = torch.isfinite(block_amax) & torch.isfinite(level.amax)
-    return scales._replace(block_scale=torch.where(healthy, scales.block_scale, torch.nan))
+    return torch.where(healthy, block_scale, torch.nan)
 
 
 def target_and_kappa(spec: OperandSpec) -> tuple[float, float]:
-    """What the tensor's amax is mapped to, and the factor from a block's maximum to its scale; both fp32."""
+    """T, which the tensor's amax is mapped to, and kappa, from a block's maximum to its scale; both fp32."""
     emax = Fraction(_emax(spec))
     if spec.rounding == "ms-eden":
         return _fp32(_EDEN_BOUND * emax / _EDEN_SHARE), _fp32(_EDEN_SHARE / emax)
@@ -152,7 +191,7 @@ def divide(numerator: Tensor | float, denominator: Tensor | float) -> Tensor:
 
 
 def _outer_ratio(spec: OperandSpec, axis: int) -> tuple[int, int] | None:
-    """Blocks per outer block in the layout of the tensor."""
+    """Blocks per outer block in the layout of the tensor; None without outer blocks."""
     if spec.outer_size is None or spec.block_size is None:
         return None
     (rows, cols), (outer_rows, outer_cols) = spec.block_size, spec.outer_size

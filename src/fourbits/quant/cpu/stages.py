@@ -1,0 +1,101 @@
+"""The reference in stages that are compiled one by one, so that operands share what is compiled.
+
+A stage is a function of tensors, a spec and an axis; the compiler fuses it into one or two loops. Specs are
+stripped of the fields that a stage does not depend on, so that those fields cause no further compilation.
+"""
+
+import functools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.reference.elements import codes_of, exact_values_of, rounded_magnitudes
+from fourbits.quant.reference.scales import (
+    Level,
+    Scales,
+    block_maxima,
+    block_scales,
+    level_of,
+    over_blocks,
+    tensor_amax,
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def for_scales(spec: OperandSpec) -> OperandSpec:
+    """The spec with only what scales depend on once the blocks' maxima are known."""
+    eden = spec.rounding == "ms-eden"
+    return replace(
+        spec,
+        source="as_is",
+        rounding=spec.rounding if eden or spec.sr_headroom else "rne",
+        rht=spec.rht if eden else 0,
+        rht_signs="",
+        te_compat=True,
+        amax_policy="current",
+        adaptive="none",
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def for_elements(spec: OperandSpec) -> OperandSpec:
+    """The spec with only what elements depend on once scales are known."""
+    eden = spec.rounding == "ms-eden"
+    return OperandSpec(
+        format=spec.format,
+        block=spec.block,
+        outer=spec.outer,
+        rounding="rne" if eden else spec.rounding,
+        te_compat=spec.te_compat or eden,
+    )
+
+
+def scales_of_blocks(
+    blocks: Tensor, amax: Tensor | None, words: Tensor | None, spec: OperandSpec, axis: int
+) -> Scales:
+    """Scales of blocks [A, a, B, b], where no search has to choose them."""
+    return scales_of_maxima(block_maxima(blocks), amax, None, words, spec, axis)
+
+
+def scales_of_maxima(
+    block_amax: Tensor,
+    amax: Tensor | None,
+    ideal: Tensor | None,
+    words: Tensor | None,
+    spec: OperandSpec,
+    axis: int,
+) -> Scales:
+    """Scales of blocks with these maxima. ideal, words: as for `block_scales`."""
+    level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
+    return block_scales(block_amax, level, ideal, words, spec, axis)
+
+
+def level_over_blocks(block_amax: Tensor, amax: Tensor | None, spec: OperandSpec, axis: int) -> Level:
+    """The level that holds for each block."""
+    level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
+    return over_blocks(level, block_amax, spec, axis)
+
+
+def slice_maxima(slices: Tensor) -> Tensor:
+    """`block_maxima` from `element_slices` of axis 1, which is faster: [A, a, b, B] -> fp32 [A, B]."""
+    return slices.to(torch.float32).abs().amax(dim=(1, 2))
+
+
+def element_codes(
+    blocks: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
+) -> Tensor:
+    """Codes of blocks [A, a, B, b] under their scales, uint8; arguments as for `rounded_magnitudes`."""
+    values = blocks.to(torch.float32)
+    magnitudes = rounded_magnitudes(values, encode, block_scale, noise, spec)
+    return codes_of(magnitudes, values, block_scale, spec)
+
+
+def exact_values(
+    blocks: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
+) -> Tensor:
+    """Values of an exact operand, bf16; arguments as for `element_codes`."""
+    values = blocks.to(torch.float32)
+    magnitudes = rounded_magnitudes(values, encode, block_scale, noise, spec)
+    return exact_values_of(magnitudes, values, block_scale, spec)
