@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fourbits.quant.kernels.launcher import Box, Launcher
+from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.request import Signature, signature_of
 
 GPU = torch.device("cuda", 0)
@@ -117,7 +117,10 @@ def recording(*modules: ModuleType) -> Generator[list[Start]]:
     ]
 
     def record(launcher: Launcher, *values: Any) -> None:
-        plain = [value.descriptor() if type(value) is Box else value for value in values]
+        plain = [value[0].view(-1)[value[1] :] if type(value) is tuple else value for value in values]
+        plain[: len(launcher._boxes)] = [
+            box.descriptor(base) for box, base in zip(launcher._boxes, plain, strict=False)
+        ]
         named = dict(zip(launcher._kernel.arg_names, plain, strict=False)) | launcher._constants
         starts.append(Start(launcher._kernel, named))
 

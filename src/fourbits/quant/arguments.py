@@ -15,8 +15,7 @@ def checked_inputs(
     _check_types(x, spec, axis, amax)
     if x.dim() != 2:
         raise ValueError(f"quantize: x must be 2-D, got shape {list(x.shape)}. Flatten x first.")
-    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"quantize: x must be float32, bfloat16 or float16, got {x.dtype}. Cast it first.")
+    check_dtype(x.dtype)
     if amax is not None:
         if not spec.tensor_scaled:
             raise ValueError(
@@ -35,6 +34,12 @@ def checked_inputs(
         )
     key = None if sr_key is None else as_sr_key(sr_key).to(x.device)
     return axis % 2, amax, key
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raises ValueError for a dtype that cannot be quantized."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"quantize: x must be float32, bfloat16 or float16, got {dtype}. Cast it first.")
 
 
 def _check_types(x: object, spec: object, axis: object, amax: object) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.amax_stats import own_amax
-from fourbits.quant.arguments import checked_inputs
+from fourbits.quant.arguments import check_dtype, checked_inputs
 from fourbits.quant.cpu import quantize as cpu
 from fourbits.quant.cpu.compiled import worth_compiling
 from fourbits.quant.kernels.support import unsupported
@@ -64,6 +64,7 @@ def quantizer(signature: Signature, requests: tuple[OperandRequest, ...]) -> Qua
     requests: at most one operand of each axis. The plan takes (tensor, one OperandInputs per request, where
     to record the operands' stats or None) and launches; it decides nothing.
     """
+    check_dtype(signature.dtype)
     if unsupported(signature, requests) is None:
         return kernel_quantizer(signature, requests)
     if len(requests) > 1:
@@ -96,8 +97,8 @@ def _one_operand(
         amax = None if amax is None else amax.abs()
         return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
     request = OperandRequest(spec, axis, packed, "own" if amax is None else "given")
-    (made,) = quantizer(signature_of(x), (request,))(x, (OperandInputs(key, 0, amax),), None)
-    return made
+    plan = quantizer(signature_of(x), (request,))
+    return plan(x, (OperandInputs(key, 0, amax),), None)[0]
 
 
 class _Separately:

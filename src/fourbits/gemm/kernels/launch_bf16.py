@@ -52,20 +52,24 @@ class TmaGemm:
         self.M, self.N, self.out_dtype, self.device = a.rows, b.rows, out_dtype, device
         self.K = min(a.shape[a.axis], b.shape[b.axis])  # what one has beyond is the other's zero padding
         self.tile, self.split_k = tile, split_k = best_work(gpu, self.M, self.N, self.K)
-        self.a, self.b = _box(a, self.K, tile.m, tile.k), _box(b, self.K, tile.n, tile.k)
         down = ceil_div(self.M, tile.m)
         self.slab = down * tile.m
         self.parts_shape = (split_k * self.slab, ceil_div(self.N, 4) * 4)
         size = torch.empty(0, dtype=out_dtype).element_size() if split_k == 1 else 4
         pieces = max(1, tile.m * tile.n * size // _LEAVING)
         rows, columns = (self.M, self.N) if split_k == 1 else self.parts_shape
-        self.out = [rows, columns], [columns, 1], [tile.m, tile.n // pieces]
+        boxes = (
+            _box(a, self.K, tile.m, tile.k),
+            _box(b, self.K, tile.n, tile.k),
+            Box((rows, columns), (columns, 1), (tile.m, tile.n // pieces)),
+        )
         programs = min(gpu.sms, down * ceil_div(self.N, tile.n) * split_k)
         on_gpu = device.type == "cuda"
         self.launch = Launcher(
             tma_kernel,
             (programs,),
             device,
+            boxes,
             A_TRANSPOSED=a.axis == 0,
             B_TRANSPOSED=b.axis == 1,
             HAS_BIAS=bias and split_k == 1,
@@ -99,10 +103,7 @@ class TmaGemm:
         if self.split_k > 1:
             target = torch.empty(self.parts_shape, dtype=torch.float32, device=self.device)
         last = scale_a if bias is None else bias
-        self.launch(
-            *(Box(a, *self.a), Box(b, *self.b), Box(target, *self.out)),
-            *(scale_a, scale_b, last, self.M, self.N, self.K),
-        )
+        self.launch(a, b, target, scale_a, scale_b, last, self.M, self.N, self.K)
         if self.split_k > 1:
             self.add(target, self.parts_shape[1], self.slab, out, self.N, scale_a, scale_b, last, self.N)
         return out
@@ -145,12 +146,12 @@ class PointerGemm:
         return out
 
 
-def _box(x: Layout, length: int, rows: int, step: int) -> tuple[list[int], list[int], list[int]]:
-    """Shape, strides and box of an operand as TMA reads it: cropped to `length` along the contraction."""
-    strides = [x.row_stride, 1]
+def _box(x: Layout, length: int, rows: int, step: int) -> Box:
+    """An operand as TMA reads it: cropped to `length` along the contraction, in boxes of rows by step."""
+    strides = (x.row_stride, 1)
     if x.axis == 1:
-        return [x.shape[0], length], strides, [rows, step]
-    return [length, x.shape[1]], strides, [step, rows]
+        return Box((x.shape[0], length), strides, (rows, step))
+    return Box((length, x.shape[1]), strides, (step, rows))
 
 
 def _strides(x: Layout) -> tuple[int, int]:

@@ -42,6 +42,7 @@ def launcher(
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
     bias: bool,
 ) -> Launcher:
+    """The launch for operands of these sizes, strides and dtypes."""
     M, N, _ = sizes
     return Launcher(
         fp8_gemm_kernel,

@@ -1,5 +1,7 @@
 """The launch that finds the amaxes of both operands of a tensor in one pass over it."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ _NO_INPUTS = OperandInputs()
 class AmaxPass:
     """Partial maxima of the row and the column operand, where their amaxes are not given."""
 
-    __slots__ = ("_column", "_count", "_device", "_launch", "_row", "_shape", "_stored", "_stride")
+    __slots__ = ("_column", "_count", "_device", "_launch", "_row", "_shape", "_size", "_stored", "_stride")
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class AmaxPass:
         self._stored = tuple(request is not None and request.amax == "stored" for request in requests)
         tile = amax_tile(shape, configs[1] if self._column else None)
         self._count = _WARPS // tile.warps if shape.on_gpu else 2
+        self._size = self._count * (self._row + self._column)
         self._shape, self._stride, self._device = shape, stride, device
         self._launch = Launcher(
             amax_kernel,
@@ -54,22 +57,38 @@ class AmaxPass:
 
     def __call__(
         self, x: Tensor, row: OperandInputs | None, column: OperandInputs | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The amaxes of both operands, fp32 vectors whose maxima they are; given ones as they are."""
+    ) -> "tuple[Amax | None, Amax | None]":
+        """The amaxes of both operands in parts; given ones as they are."""
         given = [_vector(row), _vector(column)]
         if not (self._row or self._column):
             return given[0], given[1]
-        parts = torch.empty((2, self._count), dtype=torch.float32, device=self._device)
-        of_row, of_column = parts.unbind()
+        parts = torch.empty(self._size, dtype=torch.float32, device=self._device)
+        of_row = Amax(parts, 0, self._count)
+        of_column = Amax(parts, self._size - self._count, self._count)
         key = (column or _NO_INPUTS).counter
         self._launch(
             *(x, self._stride, self._shape.M, self._shape.K),
-            *(of_row, given[0] if self._stored[0] else of_row),
-            *(of_column, given[1] if self._stored[1] else of_column),
-            *(of_row if key is None else key, 0 if column is None else column.stream),
+            *(parts, parts if given[0] is None else given[0].parts),
+            *(of_column.pointer, parts if given[1] is None else given[1].parts),
+            *(parts if key is None else key, 0 if column is None else column.stream),
         )
         return of_row if self._row else given[0], of_column if self._column else given[1]
 
 
-def _vector(side: OperandInputs | None) -> Tensor | None:
-    return None if side is None or side.amax is None else side.amax.reshape(-1)
+def _vector(side: OperandInputs | None) -> "Amax | None":
+    if side is None or side.amax is None:
+        return None
+    return Amax(side.amax, 0, side.amax.numel())
+
+
+class Amax(NamedTuple):
+    """An amax in parts: `count` elements of an fp32 tensor from `first` on, whose maximum it is."""
+
+    parts: Tensor
+    first: int
+    count: int
+
+    @property
+    def pointer(self) -> tuple[Tensor, int]:
+        """Where a kernel finds the parts."""
+        return self.parts, self.first

@@ -86,7 +86,7 @@ def operands_kernel(
     x_ptr, x_stride, M, K,
     row_ptr, row_stride, row_k, row_amax_ptr, row_key_ptr, row_stream,
     column_ptr, column_stride, column_scales_ptr, column_m, column_amax_ptr, column_key_ptr, column_stream,
-    global_ptr, row_maxima_ptr, column_maxima_ptr,
+    row_global_ptr, column_global_ptr, row_maxima_ptr, column_maxima_ptr,
     ROW: tl.constexpr, ROW_FIELDS: tl.constexpr, ROW_PARTS: tl.constexpr,
     COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
     COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, OBSERVE: tl.constexpr,
@@ -96,7 +96,7 @@ def operands_kernel(
 
     Either plan may be None. With COLUMN_PACKED column_ptr is uint8 [column_m / 2, K], two rows to a byte, and
     column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form turned, which moves no byte away
-    from its neighbours. global_ptr: fp32 [2], the global scale of each. amax: fp32 partial maxima.
+    from its neighbours. global_ptr: where the global scale goes. amax: fp32 partial maxima.
     With OBSERVE row_maxima_ptr and column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
@@ -104,11 +104,11 @@ def operands_kernel(
     x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
     if ROW is not None:
         write_operand(x, IS_BF16, row_ptr, row_stride, row_ptr, row, column, M, row_k, M, row_amax_ptr,
-                      global_ptr, row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, False, row_maxima_ptr,
+                      row_global_ptr, row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, False, row_maxima_ptr,
                       OBSERVE, 8, ROWS, COLUMNS, HARDWARE)  # fmt: skip
     if COLUMN is not None:
         write_operand(x, IS_BF16, column_ptr, column_stride, column_scales_ptr, row, column, column_m, K, M,
-                      column_amax_ptr, global_ptr + 1, column_key_ptr, column_stream, COLUMN_FIELDS,
+                      column_amax_ptr, column_global_ptr, column_key_ptr, column_stream, COLUMN_FIELDS,
                       COLUMN_PARTS, COLUMN, COLUMN_PACKED, column_maxima_ptr, OBSERVE, COLUMN_VECTOR, ROWS,
                       COLUMNS, HARDWARE)  # fmt: skip
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fourbits.quant.kernels.amax_pass import AmaxPass
+from fourbits.quant.kernels.amax_pass import Amax, AmaxPass
 from fourbits.quant.kernels.exact_triton import operands_kernel
 from fourbits.quant.kernels.kernel_config import KernelConfig, kernel_config
 from fourbits.quant.kernels.launch_stats import Stats
@@ -63,9 +63,9 @@ class ExactQuantizer:
         row = inputs[self.row.place] if self.row.config is not None else None
         column = inputs[self.column.place] if self.column.config is not None else None
         amaxes = self.amaxes(x, row, column)
-        scales = torch.empty(2, dtype=torch.float32, device=self.device)
+        scales = self._scales()
         values, of_column = self._launched(x, (row, column), amaxes, scales, stats)
-        row_scale, column_scale = scales.unbind()
+        row_scale, column_scale = scales
         found: list[ExactOperand | QuantizedTensor] = []
         for place in range(len(inputs)):
             if self.row.request is not None and place == self.row.place:
@@ -78,36 +78,44 @@ class ExactQuantizer:
         self,
         x: Tensor,
         inputs: tuple[OperandInputs | None, OperandInputs | None],
-        amaxes: tuple[Tensor | None, Tensor | None],
-        scales: Tensor,
+        amaxes: tuple[Amax | None, Amax | None],
+        scales: tuple[Tensor, Tensor],
         stats: StatsTarget | None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Values of the row operand, and of the column operand its values or its codes and scales."""
         M, K = self.shape.M, self.shape.K
         row, column = (side or _NO_INPUTS for side in inputs)
-        values = scales if self.row.config is None else matrix(M, self.row_width, self.device)
-        of_column = self._column_outputs(scales)
-        row_amax, column_amax = (scales[:1] if amax is None else amax for amax in amaxes)
-        maxima = (scales, scales) if stats is None else self.stats.maxima()
-        parts = row_amax.shape[0], column_amax.shape[0]
+        nothing = scales[0]
+        values = nothing if self.row.config is None else matrix(M, self.row_width, self.device)
+        of_column = self._column_outputs(nothing)
+        row_amax, column_amax = (Amax(nothing, 0, 1) if amax is None else amax for amax in amaxes)
+        maxima = (nothing, nothing) if stats is None else self.stats.maxima()
+        parts = row_amax.count, column_amax.count
         launcher = self.launchers.get((*parts, stats is not None)) or self._launcher(parts, stats is not None)
         launcher(
             *(x, self.stride, M, K),
-            *(values, self.row_stride, self.row_width, row_amax),
-            *(scales if row.counter is None else row.counter, row.stream),
-            *(of_column[0], self.column_stride, of_column[-1], self.column_rows, column_amax),
-            *(scales if column.counter is None else column.counter, column.stream),
-            *(scales, *maxima),
+            *(values, self.row_stride, self.row_width, row_amax.pointer),
+            *(nothing if row.counter is None else row.counter, row.stream),
+            *(of_column[0], self.column_stride, of_column[-1], self.column_rows, column_amax.pointer),
+            *(nothing if column.counter is None else column.counter, column.stream),
+            *(*scales, *maxima),
         )
         if stats is not None:
             self.stats.record(maxima, (row_amax, column_amax), stats, (self.row.place, self.column.place))
         return values, of_column
 
-    def _column_outputs(self, scales: Tensor) -> tuple[Tensor, ...]:
+    def _scales(self) -> tuple[Tensor, Tensor]:
+        """Room for both global scales; one stands for both where there is one operand."""
+        row = torch.empty((), dtype=torch.float32, device=self.device)
+        if self.row.config is None or self.column.config is None:
+            return row, row
+        return row, torch.empty((), dtype=torch.float32, device=self.device)
+
+    def _column_outputs(self, nothing: Tensor) -> tuple[Tensor, ...]:
         """Room for the column operand: its values; its codes and block scales, in the layout of x."""
         config, K = self.column.config, self.shape.K
         if config is None:
-            return (scales,)
+            return (nothing,)
         if not self.packed:
             return (matrix(self.column_rows, K, self.device),)
         heights = self.column_rows // 2, -(-self.column_rows // config.block_rows)

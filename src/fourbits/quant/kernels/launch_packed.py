@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
-from fourbits.quant.kernels.amax_pass import AmaxPass
+from fourbits.quant.kernels.amax_pass import Amax, AmaxPass
 from fourbits.quant.kernels.kernel_config import kernel_config
 from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.kernels.packed_triton import packed_kernel
@@ -49,13 +49,13 @@ class PackedQuantizer:
         global_scale = torch.empty((), dtype=torch.float32, device=self.device)
         sides = (inputs[0], None) if self.axis == 1 else (None, inputs[0])
         amax = self.amaxes(x, *sides)[1 - self.axis]
-        amax = global_scale.reshape(1) if amax is None else amax
-        parts = amax.shape[0]
+        amax = amax or Amax(global_scale, 0, 1)
+        parts = amax.count
         launcher = self.launchers.get(parts) or self._launcher(parts)
         counter = global_scale if inputs[0].counter is None else inputs[0].counter
         launcher(
             *(x, self.stride, self.shape.M, self.shape.K, codes, self.rows, self.width),
-            *(block_scale, *self.grid, amax, global_scale, counter, inputs[0].stream),
+            *(block_scale, *self.grid, amax.pointer, global_scale, counter, inputs[0].stream),
         )
         scale = block_scale.view(SCALE_DTYPES[self.spec.block_format.scale or ""])
         shape = (self.shape.M, self.shape.K)

@@ -5,6 +5,7 @@
 import torch
 from torch import Tensor
 
+from fourbits.quant.kernels.amax_pass import Amax
 from fourbits.quant.kernels.exact_triton import notes_kernel
 from fourbits.quant.kernels.kernel_config import KernelConfig
 from fourbits.quant.kernels.tiles import Shape, Tile, programs, rounded_up
@@ -42,7 +43,7 @@ class Stats:
     def record(
         self,
         maxima: tuple[Tensor, Tensor],
-        amaxes: tuple[Tensor, Tensor],
+        amaxes: tuple[Amax, Amax],
         target: StatsTarget,
         order: tuple[int, int],
     ) -> None:
@@ -50,7 +51,7 @@ class Stats:
         places = [target.places[i] if i >= 0 else -1 for i in order]
         entries = max(self._entries)
         sides = [
-            (of_blocks, self._entries[i], self._blocks[i], places[i], amaxes[i])
+            (of_blocks, self._entries[i], self._blocks[i], places[i], amaxes[i].parts[amaxes[i].first :])
             for i, of_blocks in enumerate(maxima)
         ]
         notes_kernel[(min(_PROGRAMS, max(1, -(-entries // _CHUNK))),)](
@@ -60,9 +61,9 @@ class Stats:
             target.counts,
             target.counts.stride(0),
             ROW=self._configs[0],
-            ROW_PARTS=amaxes[0].shape[0],
+            ROW_PARTS=amaxes[0].count,
             COLUMN=self._configs[1],
-            COLUMN_PARTS=amaxes[1].shape[0],
+            COLUMN_PARTS=amaxes[1].count,
             CHUNK=_CHUNK,
             num_warps=8,
         )

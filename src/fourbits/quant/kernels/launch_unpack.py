@@ -44,6 +44,7 @@ def unpacked(q: QuantizedTensor) -> ExactOperand:
 def launcher(
     device: torch.device, R: int, width: int, block: tuple[int, int], power_of_two: bool
 ) -> Launcher | None:
+    """The launch for codes [R, width], rows first; None if there are none."""
     on_gpu = device.type == "cuda"
     rows, length = (8, 512) if on_gpu else (16, 64)
     programs = -(-R // rows) * -(-width // length)
@@ -68,6 +69,7 @@ def launcher(
 def transposed_launcher(
     device: torch.device, pairs: int, K: int, block: int, power_of_two: bool
 ) -> Launcher | None:
+    """The launch for codes [pairs of rows, K] in the layout of the tensor; None if there are none."""
     on_gpu = device.type == "cuda"
     rows, columns = (16, 1024) if on_gpu else (16, 64)
     programs = -(-2 * pairs // rows) * -(-K // columns)

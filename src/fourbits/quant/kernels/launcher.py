@@ -1,63 +1,86 @@
 """Launch a Triton kernel again and again at the cost of a function call.
 
 `kernel[grid](...)` inspects every argument of every launch to find the compiled kernel, which takes longer
-than many of our kernels run. A Launcher belongs to a plan in which all of that is fixed: its first call
-compiles as usual, and later calls hand pointers to the compiled kernel directly.
+than many of our kernels run. A Launcher belongs to a plan in which all of that is fixed: its first call goes
+through Triton, which compiles, and later calls hand addresses to the compiled kernel's C function.
 """
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportPrivateUsage=false
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fourbits.triton_version import installed_triton
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+#: profilers that want to hear of every launch get it from Triton's own path
+_HOOKS = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+#: tensor maps that a launcher keeps, by the address they describe; allocators hand the same ones out again
+_MAPS_KEPT = 1024
 
-#: Triton 3.6 takes any object with a descriptor's fields at a launch; later versions want the class itself
-_LIGHT_DESCRIPTORS = (installed_triton() or "").startswith("3.6.")
+
+class Box(NamedTuple):
+    """How TMA reads a tensor: its extents and strides, and the box of elements that one copy moves."""
+
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    box: tuple[int, int]
+
+    def descriptor(self, base: Tensor) -> TensorDescriptor:
+        """The descriptor of a tensor that lies so, as Triton takes it."""
+        return TensorDescriptor(base, list(self.shape), list(self.strides), list(self.box))
 
 
-class Box:
-    """A tensor as TMA reads it: a descriptor whose checks ran when the plan was made."""
+class _Compiled(NamedTuple):
+    """A compiled kernel, ready to be launched."""
 
-    __slots__ = ("base", "block_shape", "padding", "shape", "strides")
-
-    def __init__(self, base: Tensor, shape: list[int], strides: list[int], block_shape: list[int]) -> None:
-        self.base = base
-        self.shape = shape
-        self.strides = strides
-        self.block_shape = block_shape
-        self.padding = "zero"
-
-    def descriptor(self) -> TensorDescriptor:
-        """The same as Triton's class, which checks it."""
-        return TensorDescriptor(self.base, self.shape, self.strides, self.block_shape)
+    launch: Callable[..., None]
+    #: the arguments between the stream and the kernel's own
+    head: tuple[Any, ...]
+    #: what makes a tensor map of an address, for each descriptor
+    map_makers: tuple[Callable[[int], Any], ...]
 
 
 class Launcher:
-    """A kernel with its grid and constants. All integers must be equal in all calls, except unspecialized
-    ones; tensors may differ in their addresses only.
+    """A kernel with its grid and constants.
+
+    Integers must be equal in all calls, unless the kernel does not specialize on them; tensors may differ in
+    their addresses only. A pair (tensor, n) stands for the tensor from its n-th element on.
     """
 
-    __slots__ = ("_compiled", "_constants", "_device", "_grid", "_kernel", "_tail")
+    __slots__ = ("_boxes", "_compiled", "_constants", "_device", "_grid", "_kernel", "_maps", "_tail")
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], device: torch.device, **constants: Any) -> None:
-        """constants: the kernel's constexpr arguments, which are its last, and the compiler's options."""
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        device: torch.device,
+        boxes: tuple[Box, ...] = (),
+        **constants: Any,
+    ) -> None:
+        """boxes: of the kernel's first arguments, which are tensor descriptors; constants: its constexpr
+        arguments, which are its last, and the compiler's options.
+        """
         self._kernel, self._grid, self._constants = kernel, (*grid, 1, 1)[:3], constants
         self._device = device.index if device.type == "cuda" else None
+        self._boxes = boxes
         self._tail = tuple(constants[name] for name in kernel.arg_names if name in constants)
-        #: compiled kernels by which pointers lie on 16 bytes, from which the compiler takes vector widths
-        self._compiled: dict[int, Any] = {}
+        #: compiled kernels by which addresses lie on 16 bytes, from which the compiler takes vector widths
+        self._compiled: dict[int, _Compiled | None] = {}
+        self._maps: tuple[dict[int, Any], ...] = tuple({} for _ in boxes)
 
     def __call__(self, *arguments: Any) -> None:
-        """Launch on the current stream. arguments: the kernel's, up to its constants; Box for descriptors."""
+        """Launch on the current stream. arguments: the kernel's, up to its constants."""
         device = self._device
         if device is None:  # the interpreter
             self._start(arguments)
             return
-        if torch._C._cuda_getDevice() != device:  # pyright: ignore[reportAttributeAccessIssue]
+        if _current_device() != device:
             with torch.cuda.device(device):
                 self(*arguments)
             return
@@ -65,27 +88,73 @@ class Launcher:
         aligned = 0
         for argument in arguments:
             kind = type(argument)
-            if kind is int or kind is Box:
+            if kind is int:
                 values.append(argument)
                 continue
-            pointer = argument.data_ptr()
-            aligned = aligned * 2 + (pointer & 15 == 0)
-            values.append(pointer)
+            if kind is tuple:
+                address = argument[0].data_ptr() + argument[1] * argument[0].element_size()
+            else:
+                address = argument.data_ptr()
+            aligned = aligned * 2 + (address & 15 == 0)
+            values.append(address)
         compiled = self._compiled.get(aligned)
-        if compiled is None or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-            self._compiled[aligned] = self._start(arguments)
+        if compiled is None or _HOOKS[0].calls or _HOOKS[1].calls:
+            kernel = self._start(arguments)
+            if aligned not in self._compiled:
+                self._compiled[aligned] = _ready(kernel, self._boxes)
             return
-        if not _LIGHT_DESCRIPTORS:
-            values = [value.descriptor() if type(value) is Box else value for value in values]
-        stream = torch._C._cuda_getCurrentRawStream(device)  # pyright: ignore[reportAttributeAccessIssue]
-        x, y, z = self._grid
-        compiled.run(
-            *(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None),
-            *values,
-            *self._tail,
-        )
+        if self._boxes:
+            values = self._with_maps(compiled, values)
+        compiled.launch(*self._grid, _raw_stream(device), *compiled.head, *values, *self._tail)
+
+    def _with_maps(self, compiled: _Compiled, values: list[Any]) -> list[Any]:
+        """The arguments with tensor maps, extents and strides in the place of addresses."""
+        expanded: list[Any] = []
+        for i, box in enumerate(self._boxes):
+            maps, address = self._maps[i], values[i]
+            tensor_map = maps.get(address)
+            if tensor_map is None:
+                if len(maps) >= _MAPS_KEPT:
+                    maps.clear()
+                tensor_map = maps[address] = compiled.map_makers[i](address)
+            expanded += (tensor_map, *box.shape, *box.strides)
+        return expanded + values[len(self._boxes) :]
 
     def _start(self, arguments: tuple[Any, ...]) -> Any:
         """Launch as Triton does, which compiles where needed; the compiled kernel."""
-        plain = [value.descriptor() if type(value) is Box else value for value in arguments]
+        plain = [value[0].view(-1)[value[1] :] if type(value) is tuple else value for value in arguments]
+        for i, box in enumerate(self._boxes):
+            plain[i] = box.descriptor(plain[i])
         return self._kernel[self._grid](*plain, **self._constants)
+
+
+def _ready(kernel: Any, boxes: tuple[Box, ...]) -> _Compiled | None:
+    """The compiled kernel's C function and fixed arguments; None where this Triton keeps them elsewhere."""
+    launcher = kernel.run
+    if (
+        type(launcher).__name__ != "CudaLauncher"
+        or launcher.global_scratch_size
+        or launcher.profile_scratch_size
+    ):
+        return None
+    launch = launcher.launch
+    makers: tuple[Callable[[int], Any], ...] = ()
+    if boxes:
+        metadata = getattr(kernel.metadata, "tensordesc_meta", None)
+        inner = {} if launch.__closure__ is None else dict(
+            zip(launch.__code__.co_freevars, (cell.cell_contents for cell in launch.__closure__), strict=True)
+        )  # fmt: skip
+        if not metadata or "launcher" not in inner:
+            return None
+        launch = inner["launcher"]
+        makers = tuple(_map_maker(meta, box) for meta, box in zip(metadata, boxes, strict=True))
+    head = (kernel.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None)
+    return _Compiled(launch, (*head, kernel.packed_metadata, None, None, None), makers)
+
+
+def _map_maker(meta: dict[str, Any], box: Box) -> Callable[[int], Any]:
+    """What encodes the tensor map of an address, as Triton's launcher would."""
+    fill, dtypes = driver.active.utils.fill_tma_descriptor, nvidia.TMA_DTYPE_DEVICE_TO_HOST
+    swizzle, size, dtype = meta["swizzle"], meta["elem_size"], dtypes[meta["elem_type"]]
+    block, shape, strides = meta["block_size"], list(box.shape), list(box.strides)
+    return lambda address: fill(address, swizzle, size, dtype, block, shape, strides, 0)
