@@ -13,6 +13,9 @@ from fourbits.quant.kernels.packed_triton import packed_kernel
 from fourbits.quant.kernels.start_exact import SHORT, Tile, group, matrix, programs, rounded_up, tall, wide
 from fourbits.quant.kernels.unpack_triton import unpack_kernel, unpack_turned_kernel
 
+#: how a tile of 128 x 128 in FP8 is computed
+_FP8_OPTIONS = {"num_warps": 8}
+
 
 def packed(
     x: Tensor, plan: Plan, amax: Tensor | None, key: NoiseKey | None, swizzled: bool
@@ -25,7 +28,8 @@ def packed(
     Cp = rounded_up(C, group(plan))
     block = (plan.block_rows, plan.block_columns)
     down, across = -(-R // block[1 - plan.axis]), -(-Cp // block[plan.axis])
-    codes = torch.empty((R, Cp * plan.element.bits // 8), dtype=torch.uint8, device=x.device)
+    per_entry, dtype = (8, torch.int32) if plan.element.bits == 4 else (1, torch.uint8)
+    codes = torch.empty((R, Cp // per_entry), dtype=dtype, device=x.device)
     if swizzled:
         scales = torch.zeros(
             rounded_up(down, 128) * rounded_up(across, 4), dtype=torch.uint8, device=x.device
@@ -35,7 +39,7 @@ def packed(
     global_scale = torch.empty(1, dtype=torch.float32, device=x.device)
     amax = global_scale if amax is None else amax
     entries, key_fields, stream = key or NoiseKey(global_scale)
-    tile = _tile(x, plan)
+    tile, held = _packed_tile(x, plan)
     packed_kernel[(programs(x, tile),)](
         x,
         x.stride(0),
@@ -56,13 +60,15 @@ def packed(
         PARTS=amax.shape[0],
         SWIZZLED=swizzled,
         E2M1X2=_converts(x.device) and plan.element.largest == 6.0,
+        PADDED=Cp != C,
+        HELD=held,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         HARDWARE=x.is_cuda,
         num_warps=tile.warps,
         enable_fp_fusion=False,
     )
-    return codes, scales, global_scale[0]
+    return codes.view(torch.uint8), scales, global_scale[0]
 
 
 def unpacked_turned(codes: Tensor, scales: Tensor, block: int, power_of_two: bool) -> Tensor:
@@ -141,29 +147,37 @@ def fp8(x: Tensor, row: Fp8Plan | None, column: Fp8Plan | None) -> tuple[Tensor,
             column_scales.stride(0),
             column_scales.stride(1),
             ROW=row,
+            ROW_PADDED=K % 16 != 0,
             COLUMN=column,
+            COLUMN_PADDED=M % 16 != 0,
             HARDWARE=x.is_cuda,
-            num_warps=8,
+            **_FP8_OPTIONS,
             enable_fp_fusion=False,
         )
-    return row_codes, row_scales, column_codes, column_scales
+    return row_codes.view(torch.uint8), row_scales, column_codes.view(torch.uint8), column_scales
 
 
 def _fp8_outputs(x: Tensor, plan: Fp8Plan | None, rows: int, length: int) -> tuple[Tensor, Tensor]:
+    """Codes as words of four, int32, and scales."""
     shape = (0, 0) if plan is None else (rows, rounded_up(length, 16))
-    codes = torch.empty(shape, dtype=torch.uint8, device=x.device)
+    codes = torch.empty((shape[0], shape[1] // 4), dtype=torch.int32, device=x.device)
     across = -(-shape[1] // 128)
     if plan is not None and plan.square:
         return codes, torch.empty((-(-rows // 128), across), dtype=torch.float32, device=x.device)
     scales = torch.empty((across, shape[0]), dtype=torch.float32, device=x.device)
-    return codes, scales.t()  # products read the scales of many rows at once
+    return codes, scales.t()  # GEMMs read the scales of many rows at once
 
 
-def _tile(x: Tensor, plan: Plan) -> Tile:
+def _packed_tile(x: Tensor, plan: Plan) -> tuple[Tile, int]:
+    """The tile, and how many neighbours along the contraction a thread reads (0: as they come)."""
     if not x.is_cuda:
-        return Tile(tall(plan), 128, 4)
+        return Tile(tall(plan), 128, 4), min(16, tall(plan)) if plan.axis == 0 else 16
     rows = max(8, tall(plan))
-    return wide(x, rows, 64, 1) if rows > SHORT else wide(x, rows, 1024, 8)
+    if plan.axis == 0 and plan.block_columns == 1 and rows <= SHORT:
+        return Tile(128, 64, 8 * 16 // rows), rows
+    if plan.axis == 1 and plan.block_rows == 1 and rows <= SHORT:
+        return Tile(4, 1024, 4), plan.block_columns
+    return (wide(x, rows, 64, 1) if rows > SHORT else wide(x, rows, 1024, 8)), 0
 
 
 @functools.cache
