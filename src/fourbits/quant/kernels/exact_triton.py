@@ -4,7 +4,7 @@ A program owns a tile. The row operand (blocks along the columns) and the column
 down the rows) are computed from the same registers and written as BF16 values in the tensor's own layout,
 which is what a BF16 GEMM multiplies.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton

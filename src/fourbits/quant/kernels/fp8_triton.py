@@ -4,7 +4,7 @@ FP8 tensor cores want the contraction last, so the operand of axis 0 is written 
 FP32 and there is no scale of the whole tensor: no amax pass. A thread holds four neighbours in both
 directions, so that four codes make a word without leaving it. docs/nvfp4.md, sections 7.3 and 13.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton

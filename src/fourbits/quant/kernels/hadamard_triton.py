@@ -3,7 +3,7 @@
 The rows of a group lie in one thread's registers, so that the butterfly is plain fp32 additions: no matrix
 product, no shared memory, and the order of additions is the specification's.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton

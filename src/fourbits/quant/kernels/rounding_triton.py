@@ -5,7 +5,7 @@ again rounds to nearest even, exactly as fp32 addition does. Stochastic rounding
 bit that is kept and cuts. Nothing relies on casts to narrow types, which the interpreter gets wrong.
 docs/nvfp4.md, sections 4 and 10. Launch with enable_fp_fusion=False.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton

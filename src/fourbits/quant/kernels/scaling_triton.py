@@ -2,7 +2,7 @@
 
 Maxima are patterns of magnitudes compared as integers: exact in any order, and NaN is not lost.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton

@@ -3,7 +3,7 @@
 A tile is a strip of rows by a range of columns, held in registers as fp32 [ROWS, COLUMNS].
 docs/nvfp4.md, sections 6 to 11.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton

@@ -3,7 +3,7 @@
 Eight neighbours along the contraction axis lie in one thread's registers: packing moves nothing between
 threads, and a store is as wide as the words that a thread holds. docs/nvfp4.md, sections 4 and 5.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton
