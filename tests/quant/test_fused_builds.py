@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from fourbits.quant.kernels import launch_packed, launch_stats, launch_unpack
-from fourbits.quant.kernels.packed_triton import convert_pairs
+from fourbits.quant.kernels.kernel_config import kernel_config
 from fourbits.quant.kernels.quantizers import kernel_quantizer
+from fourbits.quant.kernels.words_triton import code_words
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget
 from fourbits.quant.tensor import QuantizedTensor
@@ -138,17 +139,21 @@ def test_codes_are_converted_in_hardware_where_it_can(card, monkeypatch):
 
 
 @triton.jit
-def pair_kernel(first_ptr, second_ptr, out_ptr):
-    tl.store(out_ptr, convert_pairs(tl.load(first_ptr), tl.load(second_ptr)))
+def word_kernel(values_ptr, out_ptr, GRID: tl.constexpr):
+    values = tl.load(values_ptr + tl.arange(0, 8))[None, :]
+    words = code_words(values, values, 1, GRID, True, 1, 8, True)
+    tl.store(out_ptr + tl.arange(0, 1)[None, :], words)
 
 
 def test_hardware_too_puts_the_first_of_two_codes_into_the_low_half_of_a_byte():
     """The manual of PTX says of cvt d, a, b to .e2m1x2 that a is in the upper half of d."""
-    values, byte = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
-    start = Start(pair_kernel, {"first_ptr": values, "second_ptr": values, "out_ptr": byte})
+    values, word = torch.zeros(8), torch.zeros(1, dtype=torch.int32)
+    grid = kernel_config(OperandSpec(), 1, packed=True).element
+    start = Start(word_kernel, {"values_ptr": values, "out_ptr": word, "GRID": grid})
     ptx = ptx_of([start], 100)
-    first, second = re.findall(r"ld\.global\.b32 \{ (%r\d+) \}", ptx)
-    assert f"cvt.rn.satfinite.e2m1x2.f32 pair, {second}, {first};" in ptx
+    loaded = re.findall(r"ld\.global\S*\.b32 \{ (%r\d+), (%r\d+), (%r\d+), (%r\d+) \}", ptx)
+    first, second = loaded[0][:2]
+    assert f"cvt.rn.satfinite.e2m1x2.f32 b0, {second}, {first};" in ptx
 
 
 @pytest.mark.parametrize("card", ARCHITECTURES)

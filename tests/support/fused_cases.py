@@ -1,6 +1,7 @@
 """Cases in which the fused kernels must give the reference's bytes, for the interpreter and for a card.
 
-Run as a program it checks cases in Triton's interpreter: TRITON_INTERPRET=1 python -m support.fused_cases NAME...
+Run as a program it checks cases in Triton's interpreter:
+TRITON_INTERPRET=1 python -m support.fused_cases NAME...
 """
 
 import os

@@ -30,6 +30,7 @@ _TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float32: "fp32",
+    torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.uint8: "u8",
@@ -53,11 +54,13 @@ class Start:
     def build(self, capability: int) -> CompiledKernel:
         """The kernel compiled for sm_<capability>."""
         names = self.kernel.arg_names
+        defaults = {p.name: p.default for p in self.kernel.params if p.has_default}
+        arguments = defaults | self.arguments
         free = [p.name for p in self.kernel.params if p.is_constexpr or self._is_constant(p)]
-        constants = {name: self.arguments[name] for name in free}
-        options = {name: value for name, value in self.arguments.items() if name not in names}
-        signature = {n: "constexpr" if n in free else _type_of(self.arguments[n]) for n in names}
-        aligned = [n for n in names if n not in free and _is_aligned(self.arguments[n])]
+        constants = {name: arguments[name] for name in free}
+        options = {name: value for name, value in arguments.items() if name not in names}
+        signature = {n: "constexpr" if n in free else _type_of(arguments[n]) for n in names}
+        aligned = [n for n in names if n not in free and _is_aligned(arguments[n])]
         attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
         source = ASTSource(self.kernel, signature, constexprs=constants, attrs=attributes)
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -1,6 +1,7 @@
 """The kernels beside the scan, convolution and gated norm, against their definitions in FP64.
 
-Run as a program it checks small cases in Triton's interpreter: TRITON_INTERPRET=1 python -m support.mixer_cases
+Run as a program it checks small cases in Triton's interpreter:
+TRITON_INTERPRET=1 python -m support.mixer_cases
 """
 
 import os

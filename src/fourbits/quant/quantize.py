@@ -98,7 +98,8 @@ def _one_operand(
         return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
     request = OperandRequest(spec, axis, packed, "own" if amax is None else "given")
     plan = quantizer(signature_of(x), (request,))
-    return plan(x, (OperandInputs(key, 0, amax),), None)[0]
+    (made,) = plan(x, (OperandInputs(key, 0, amax),), None)
+    return made
 
 
 class _Separately:

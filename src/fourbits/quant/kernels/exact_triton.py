@@ -4,17 +4,18 @@ A program owns a tile. The row operand (blocks along the columns) and the column
 down the rows) are computed from the same registers and written as BF16 values in the tensor's own layout,
 which is what a BF16 GEMM multiplies.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton
 import triton.language as tl
 
-from fourbits.quant.kernels.packed_triton import final_values, packed_codes, scale_codes
-from fourbits.quant.kernels.rounding_triton import as_bf16, bits_of, float_of, with_sign
+from fourbits.quant.kernels.packed_triton import scale_codes, tile_words
+from fourbits.quant.kernels.rounding_triton import bits_of, float_of, rounded_to, with_sign
 from fourbits.quant.kernels.scaling_triton import block_amax, max_target
 from fourbits.quant.kernels.tile_triton import (
     amax_of_parts,
+    global_scale,
     load_tile,
     prepared_tile,
     rounded_tile,
@@ -32,6 +33,14 @@ def store_tile(out_ptr, stride, values, row, column, M, K, VECTOR: tl.constexpr,
     inside = (rows < M - row) & (columns < K - column)
     start = out_ptr + row.to(tl.int64) * stride + column
     tl.store(start + rows * stride + columns, values, mask=inside)
+
+
+@triton.jit
+def bytes_of(words, DOWN: tl.constexpr, COLUMNS: tl.constexpr):
+    """Bytes of words of eight rows, lowest first: uint8 [4 DOWN, COLUMNS]. words: int32 [DOWN, COLUMNS]."""
+    even = tl.join(words, words >> 16)
+    pairs = tl.join(even, even >> 8)
+    return tl.reshape(tl.permute(pairs, (0, 2, 3, 1)), (4 * DOWN, COLUMNS)).to(tl.uint8)
 
 
 @triton.jit
@@ -53,8 +62,11 @@ def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row
                   amax_ptr, global_ptr, key_ptr, stream, FIELDS: tl.constexpr, PARTS: tl.constexpr,
                   PLAN: tl.constexpr, PACKED: tl.constexpr, maxima_ptr, OBSERVE: tl.constexpr,
                   VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                  HARDWARE: tl.constexpr):  # fmt: skip
-    """Quantize a tile by one plan and write element * block scale, or if PACKED codes and scales."""
+                  HARDWARE: tl.constexpr, DEQUANTIZED: tl.constexpr = False):  # fmt: skip
+    """Quantize a tile by one plan and write element * block scale, or if PACKED codes and scales.
+
+    DEQUANTIZED: the values times the global scale too, rounded to the type of out.
+    """
     y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE)
     tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
     amax_bits = block_amax(y, PLAN, ROWS, COLUMNS)
@@ -64,9 +76,10 @@ def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row
         y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
     )
     if PACKED:
-        inside = (row + tl.arange(0, ROWS)[:, None] < m) & (column + tl.arange(0, COLUMNS)[None, :] < out_k)
-        values = final_values(y, rounded, scaled, scale, inside, PLAN, ROWS, COLUMNS)
-        codes = packed_codes(values, PLAN, False, ROWS, COLUMNS).to(tl.uint8)
+        words = tile_words(
+            y, rounded, scaled, scale, row, column, m, out_k, PLAN, False, True, ROWS, COLUMNS, HARDWARE
+        )
+        codes = bytes_of(words, ROWS // 8, COLUMNS)
         store_tile(
             out_ptr, out_stride, codes, row // 2, column, out_m // 2, out_k, VECTOR, ROWS // 2, COLUMNS
         )
@@ -76,9 +89,10 @@ def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row
                    tl.cdiv(out_m, PLAN.block_rows), out_k, VECTOR, BLOCKS, COLUMNS)  # fmt: skip
     else:
         values = tl.reshape(with_sign(rounded * scale, scaled), (ROWS, COLUMNS))
-        store_tile(
-            out_ptr, out_stride, as_bf16(values, HARDWARE), row, column, out_m, out_k, VECTOR, ROWS, COLUMNS
-        )
+        if DEQUANTIZED:
+            values = values * global_scale(tensor_bits, PLAN)
+        values = rounded_to(values, out_ptr.dtype.element_ty, HARDWARE)
+        store_tile(out_ptr, out_stride, values, row, column, out_m, out_k, VECTOR, ROWS, COLUMNS)
 
 
 @triton.jit(do_not_specialize=["row_stream", "column_stream"])
@@ -91,12 +105,14 @@ def operands_kernel(
     COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
     COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, OBSERVE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
+    DEQUANTIZED: tl.constexpr = False,
 ):  # fmt: skip
     """Exact operands of x [M, K]: row_ptr [M, row_k] by the plan ROW, column_ptr [column_m, K] by COLUMN.
 
     Either plan may be None. With COLUMN_PACKED column_ptr is uint8 [column_m / 2, K], two rows to a byte, and
     column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form turned, which moves no byte away
     from its neighbours. global_ptr: where the global scale goes. amax: fp32 partial maxima.
+    DEQUANTIZED: what is written is multiplied by the global scale and rounded to the type of the outputs.
     With OBSERVE row_maxima_ptr and column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
@@ -104,13 +120,13 @@ def operands_kernel(
     x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
     if ROW is not None:
         write_operand(x, IS_BF16, row_ptr, row_stride, row_ptr, row, column, M, row_k, M, row_amax_ptr,
-                      row_global_ptr, row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, False, row_maxima_ptr,
-                      OBSERVE, 8, ROWS, COLUMNS, HARDWARE)  # fmt: skip
+                      row_global_ptr, row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, False,
+                      row_maxima_ptr, OBSERVE, 8, ROWS, COLUMNS, HARDWARE, DEQUANTIZED)  # fmt: skip
     if COLUMN is not None:
         write_operand(x, IS_BF16, column_ptr, column_stride, column_scales_ptr, row, column, column_m, K, M,
                       column_amax_ptr, column_global_ptr, column_key_ptr, column_stream, COLUMN_FIELDS,
                       COLUMN_PARTS, COLUMN, COLUMN_PACKED, column_maxima_ptr, OBSERVE, COLUMN_VECTOR, ROWS,
-                      COLUMNS, HARDWARE)  # fmt: skip
+                      COLUMNS, HARDWARE, DEQUANTIZED)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["row_blocks", "column_blocks"])

@@ -3,7 +3,7 @@
 The rows of a group lie in one thread's registers, so that the butterfly is plain fp32 additions: no matrix
 product, no shared memory, and the order of additions is the specification's.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton
@@ -50,7 +50,7 @@ def rotated(x, key_ptr, stream, FIELDS: tl.constexpr, TRANSFORM: tl.constexpr, R
 
 @triton.jit
 def transformed(x, key_ptr, stream, FIELDS: tl.constexpr, TRANSFORM: tl.constexpr, ROWS: tl.constexpr,
-                COLUMNS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
-    """x with every group of rows transformed: fp32 values that bf16 holds."""
+                COLUMNS: tl.constexpr, HARDWARE: tl.constexpr, WIDE: tl.constexpr = False):  # fmt: skip
+    """x with every group of rows transformed: fp32 values that bf16 holds. WIDE: as for `to_bf16`."""
     z = rotated(x, key_ptr, stream, FIELDS, TRANSFORM, ROWS, COLUMNS)
-    return to_bf16(z * TRANSFORM.scale, HARDWARE)
+    return to_bf16(z * TRANSFORM.scale, HARDWARE, WIDE)

@@ -30,7 +30,9 @@ class Fp8Quantizer:
             (tiles,),
             self.device,
             ROW=self.row,
+            ROW_PADDED=self.K % 16 != 0,
             COLUMN=self.column,
+            COLUMN_PADDED=self.M % 16 != 0,
             HARDWARE=signature.device.type == "cuda",
             num_warps=8,
             enable_fp_fusion=False,
@@ -53,11 +55,11 @@ class Fp8Quantizer:
         return tuple(self._operand(r, *(row if r.axis == 1 else column)) for r in self.requests)
 
     def _outputs(self, axis: int) -> tuple[Tensor, Tensor]:
-        """Codes as stored, and fp32 block scales; empty for an axis without an operand."""
+        """Codes as stored in words of four, and fp32 block scales; empty for an axis without an operand."""
         config = self.row if axis == 1 else self.column
         rows, length = (self.M, self.K) if axis == 1 else (self.K, self.M)
         shape = (0, 0) if config is None else (rows, rounded_up(length, 16))
-        codes = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        codes = torch.empty((shape[0], shape[1] // 4), dtype=torch.int32, device=self.device)
         across = -(-shape[1] // _BLOCK)
         if config is not None and config.square:
             return codes, torch.empty((-(-rows // _BLOCK), across), dtype=torch.float32, device=self.device)
@@ -67,7 +69,7 @@ class Fp8Quantizer:
     def _operand(
         self, request: OperandRequest, codes: Tensor, scales: Tensor
     ) -> ExactOperand | QuantizedTensor:
-        spec, axis = request.spec, request.axis
+        spec, axis, codes = request.spec, request.axis, codes.view(torch.uint8)
         if request.packed:
             one = torch.ones((), dtype=torch.float32, device=self.device)
             return QuantizedTensor(codes, scales, one, axis, (self.M, self.K), spec)

@@ -27,8 +27,12 @@ class PackedQuantizer:
         self.stride = K if self.copies else signature.strides[0]
         self.shape = Shape(M, K, signature.device.type == "cuda")
         self.rows, length = (M, K) if request.axis == 1 else (K, M)
+        self.padded = length % group(config) != 0
         length = rounded_up(length, group(config))
-        self.width = length * config.element.bits // 8
+        #: codes are written as words of eight, or one by one where they have 8 bits
+        self.width, self.dtype = (
+            (length // 8, torch.int32) if config.element.bits == 4 else (length, torch.uint8)
+        )
         block = (config.block_rows, config.block_columns)
         self.grid = -(-self.rows // block[1 - request.axis]), -(-length // block[request.axis])
         sides = (request, None) if request.axis == 1 else (None, request)
@@ -44,7 +48,7 @@ class PackedQuantizer:
         assert stats is None, "packed operands have no amax policy"
         if self.copies:
             x = x.contiguous()
-        codes = torch.empty((self.rows, self.width), dtype=torch.uint8, device=self.device)
+        codes = torch.empty((self.rows, self.width), dtype=self.dtype, device=self.device)
         block_scale = torch.empty(self.grid, dtype=torch.uint8, device=self.device)
         global_scale = torch.empty((), dtype=torch.float32, device=self.device)
         sides = (inputs[0], None) if self.axis == 1 else (None, inputs[0])
@@ -59,10 +63,11 @@ class PackedQuantizer:
         )
         scale = block_scale.view(SCALE_DTYPES[self.spec.block_format.scale or ""])
         shape = (self.shape.M, self.shape.K)
+        codes = codes.view(torch.uint8)
         return (QuantizedTensor(codes, scale, global_scale, self.axis, shape, self.spec),)
 
     def _launcher(self, parts: int) -> Launcher:
-        tile = packed_tile(self.shape, self.config)
+        tile, held = packed_tile(self.shape, self.config)
         launcher = self.launchers[parts] = Launcher(
             packed_kernel,
             (programs(self.shape, tile),),
@@ -72,6 +77,8 @@ class PackedQuantizer:
             PARTS=parts,
             SWIZZLED=False,
             E2M1X2=_converts(self.device) and self.config.element.largest == 6.0,
+            PADDED=self.padded,
+            HELD=held,
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             HARDWARE=self.shape.on_gpu,

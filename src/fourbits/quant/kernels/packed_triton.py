@@ -12,25 +12,7 @@ import triton.language as tl
 from fourbits.quant.kernels.rounding_triton import ABS_BITS, EXPONENT_BITS, bits_of, code_of, with_sign
 from fourbits.quant.kernels.scaling_triton import block_amax, blocked
 from fourbits.quant.kernels.tile_triton import load_tile, prepared_tile, rounded_tile, tensor_amax, tile_start
-
-
-@triton.jit
-def convert_pairs(low, high):
-    """Two E2M1 codes to a byte by the instruction of sm_100 and newer, int32. low, high: fp32."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, $2, $1; cvt.u32.u8 $0, pair; }",
-        "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def paired(x, AXIS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Neighbours along the contraction: (first, second) of every pair."""
-    if AXIS == 1:
-        low, high = tl.split(tl.reshape(x, (ROWS, COLUMNS // 2, 2)))
-    else:
-        low, high = tl.split(tl.permute(tl.reshape(x, (ROWS // 2, 2, COLUMNS)), (0, 2, 1)))
-    return low, high
+from fourbits.quant.kernels.words_triton import code_words, final_words, load_held
 
 
 @triton.jit
@@ -55,18 +37,31 @@ def final_values(
 
 
 @triton.jit
-def packed_codes(values, PLAN: tl.constexpr, E2M1X2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Bytes as stored, int32, two 4-bit elements to a byte. values: on the grid unless E2M1X2 rounds."""
+def tile_words(y, rounded, scaled, scale, row, column, M, K, PLAN: tl.constexpr, E2M1X2: tl.constexpr,
+               PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+               HARDWARE: tl.constexpr):  # fmt: skip
+    """Codes of a tile as stored, int32: eight of 4 bits to a word, or one of 8 bits to an entry."""
     ELEMENT: tl.constexpr = PLAN.element
     if ELEMENT.bits == 4:
-        low, high = paired(values, PLAN.axis, ROWS, COLUMNS)
-        if E2M1X2:
-            codes = convert_pairs(low, high)
+        CONVERT: tl.constexpr = E2M1X2 and ELEMENT.largest == 6.0
+        if CONVERT and PLAN.rounding == "rne":
+            signed = scaled  # the instruction rounds
+        elif CONVERT:
+            signed = with_sign(rounded, scaled)
+        elif HARDWARE:
+            signed = scaled
         else:
-            codes = signed_code(low, ELEMENT) | (signed_code(high, ELEMENT) << 4)
+            data = blocked(y, PLAN, ROWS, COLUMNS)
+            signed = tl.where(data != data, 0.0, data)  # numpy's NaNs have signs, and its minima are NaN
+            rounded = tl.where(scaled != scaled, 0.0, rounded)
+        words = code_words(rounded, signed, PLAN.axis, ELEMENT, CONVERT, ROWS, COLUMNS, HARDWARE)
+        EDGE: tl.constexpr = PADDED and PLAN.transform is None
+        words = final_words(words, scale, row, column, M, K, PLAN, EDGE, ROWS, COLUMNS)
     else:
-        codes = signed_code(values, ELEMENT)
-    return codes
+        inside = (row + tl.arange(0, ROWS)[:, None] < M) & (column + tl.arange(0, COLUMNS)[None, :] < K)
+        values = final_values(y, rounded, scaled, scale, inside, PLAN, ROWS, COLUMNS)
+        words = signed_code(values, ELEMENT)
+    return words
 
 
 @triton.jit
@@ -98,17 +93,21 @@ def scale_offset(row, block, across, SWIZZLED: tl.constexpr):
 
 
 @triton.jit
-def store_codes(codes_ptr, bytes_, row, column, R, width, PLAN: tl.constexpr, ROWS: tl.constexpr,
+def store_words(codes_ptr, words, row, column, R, width, PLAN: tl.constexpr, ROWS: tl.constexpr,
                 COLUMNS: tl.constexpr):  # fmt: skip
-    """Write a tile of packed codes, int32 in the tile's layout, to codes_ptr [R, width] (stored rows)."""
-    PER_BYTE: tl.constexpr = 8 // PLAN.element.bits
+    """Write a tile of codes, int32 words of 8 (or of 4, or of bytes of 8 bits), to codes_ptr [R, width]."""
     if PLAN.axis == 1:
+        PER: tl.constexpr = COLUMNS // words.shape[1]
         r = row + tl.arange(0, ROWS)[:, None]
-        c = column // PER_BYTE + tl.arange(0, COLUMNS // PER_BYTE)[None, :]
+        c = column // PER + tl.arange(0, COLUMNS // PER)[None, :]
+        values = words
     else:
-        r = column + tl.arange(0, COLUMNS)[None, :]
-        c = row // PER_BYTE + tl.arange(0, ROWS // PER_BYTE)[:, None]
-    tl.store(codes_ptr + r.to(tl.int64) * width + c, bytes_.to(tl.uint8), mask=(r < R) & (c < width))
+        PER_: tl.constexpr = ROWS // words.shape[0]
+        r = column + tl.arange(0, COLUMNS)[:, None]
+        c = row // PER_ + tl.arange(0, ROWS // PER_)[None, :]
+        values = tl.trans(words)
+    values = values.to(codes_ptr.dtype.element_ty)
+    tl.store(codes_ptr + r.to(tl.int64) * width + c, values, mask=(r < R) & (c < width))
 
 
 @triton.jit
@@ -117,10 +116,13 @@ def store_scales(scale_ptr, code, row, column, down, across, PLAN: tl.constexpr,
     """Write a tile's block scales, int32 [R, 1, C, 1], to the grid of stored blocks [down, across]."""
     ABOVE: tl.constexpr = ROWS // PLAN.block_rows
     BESIDE: tl.constexpr = COLUMNS // PLAN.block_columns
-    i = (row // PLAN.block_rows + tl.arange(0, ABOVE))[:, None]
-    j = (column // PLAN.block_columns + tl.arange(0, BESIDE))[None, :]
-    r, c = (i, j) if PLAN.axis == 1 else (j, i)
     byte = tl.reshape(code, (ABOVE, BESIDE)).to(tl.uint8)
+    i = row // PLAN.block_rows + tl.arange(0, ABOVE)
+    j = column // PLAN.block_columns + tl.arange(0, BESIDE)
+    if PLAN.axis == 1:
+        r, c = i[:, None], j[None, :]
+    else:
+        r, c, byte = j[:, None], i[None, :], tl.trans(byte)
     tl.store(scale_ptr + scale_offset(r, c, across, SWIZZLED), byte, mask=(r < down) & (c < across))
 
 
@@ -129,24 +131,29 @@ def packed_kernel(
     x_ptr, x_stride, M, K, codes_ptr, R, width, scale_ptr, down, across, amax_ptr, global_ptr,
     key_ptr, stream,
     PLAN: tl.constexpr, FIELDS: tl.constexpr, PARTS: tl.constexpr, SWIZZLED: tl.constexpr,
-    E2M1X2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
+    E2M1X2: tl.constexpr, PADDED: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """Codes [R, width] and scales [down, across] of x [M, K] by PLAN. E2M1X2: convert pairs in hardware."""
+    """Codes [R, width] and scales [down, across] of x [M, K] by PLAN.
+
+    codes: int32 words of eight 4-bit elements, or uint8. E2M1X2: convert pairs in hardware. PADDED: the
+    contraction is no multiple of 16. HELD: neighbours along it that a thread reads, 0 for any.
+    """
     row, column = tile_start(K, ROWS, COLUMNS)
     IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
-    x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
-    y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE)
+    if HELD == 0:
+        x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
+    else:
+        x = load_held(x_ptr, x_stride, row, column, M, K, PLAN.axis, HELD, ROWS, COLUMNS, HARDWARE)
+    y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE, HELD > 0)
     tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
-    amax_bits = block_amax(y, PLAN, ROWS, COLUMNS)
+    amax_bits = block_amax(y, PLAN, ROWS, COLUMNS, HELD > 0)
     rounded, scaled, scale = rounded_tile(
         y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
     )
-    if E2M1X2 and PLAN.rounding == "rne":
-        rounded = tl.abs(scaled)  # the instruction rounds
-    inside = (row + tl.arange(0, ROWS)[:, None] < M) & (column + tl.arange(0, COLUMNS)[None, :] < K)
-    values = final_values(y, rounded, scaled, scale, inside, PLAN, ROWS, COLUMNS)
-    codes = packed_codes(values, PLAN, E2M1X2, ROWS, COLUMNS)
-    store_codes(codes_ptr, codes, row, column, R, width, PLAN, ROWS, COLUMNS)
-    store_scales(
-        scale_ptr, scale_codes(scale, PLAN), row, column, down, across, PLAN, ROWS, COLUMNS, SWIZZLED
+    words = tile_words(
+        y, rounded, scaled, scale, row, column, M, K, PLAN, E2M1X2, PADDED, ROWS, COLUMNS, HARDWARE
     )
+    bytes_ = scale_codes(scale, PLAN)
+    store_words(codes_ptr, words, row, column, R, width, PLAN, ROWS, COLUMNS)
+    store_scales(scale_ptr, bytes_, row, column, down, across, PLAN, ROWS, COLUMNS, SWIZZLED)

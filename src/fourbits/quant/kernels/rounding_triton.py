@@ -5,7 +5,7 @@ again rounds to nearest even, exactly as fp32 addition does. Stochastic rounding
 bit that is kept and cuts. Nothing relies on casts to narrow types, which the interpreter gets wrong.
 docs/nvfp4.md, sections 4 and 10. Launch with enable_fp_fusion=False.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton
@@ -48,9 +48,29 @@ def as_bf16(x, HARDWARE: tl.constexpr):
 
 
 @triton.jit
-def to_bf16(x, HARDWARE: tl.constexpr):
-    """fp32 rounded to bfloat16 and back. HARDWARE: in pairs, which the compiler does not find by itself."""
-    if HARDWARE:
+def rounded_to(x, TYPE: tl.constexpr, HARDWARE: tl.constexpr):
+    """fp32 rounded to fp32, bf16 or fp16."""
+    if tl.bfloat16 == TYPE:
+        result = as_bf16(x, HARDWARE)
+    else:
+        result = x.to(TYPE)
+    return result
+
+
+@triton.jit
+def to_bf16(x, HARDWARE: tl.constexpr, WIDE: tl.constexpr = False):
+    """fp32 rounded to bfloat16 and back. HARDWARE: in pairs, which the compiler does not find by itself.
+
+    WIDE: no bfloat16 leaves the assembly, which takes more registers. Before a widening the compiler may move
+    elements to other threads, because they are small there, and compute all that follows twice.
+    """
+    if HARDWARE and WIDE:
+        result = tl.inline_asm_elementwise(
+            "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $3, $2; shl.b32 $0, pair, 16; "
+            "and.b32 $1, pair, 0xFFFF0000; }",
+            "=r,=r,r,r", [x], dtype=tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    elif HARDWARE:
         pairs = tl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
         )

@@ -2,7 +2,7 @@
 
 Maxima are patterns of magnitudes compared as integers: exact in any order, and NaN is not lost.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton
@@ -52,17 +52,19 @@ def halved_columns(x, TIMES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.const
 
 
 @triton.jit
-def block_amax(y, PLAN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def block_amax(y, PLAN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HELD: tl.constexpr = False):
     """Pattern of the largest magnitude in each block, int32 [R, 1, C, 1]. y: fp32 [ROWS, COLUMNS].
 
-    What one thread holds is compared as floats, which takes one instruction; the rest, as integers.
+    What one thread holds is compared as floats, which takes one instruction; the rest, as integers. HELD: one
+    thread holds every block.
     """
     ABOVE: tl.constexpr = ROWS // PLAN.block_rows
     x = halved_rows(y, PLAN.block_rows.bit_length() - 1, ROWS, COLUMNS)
-    if PLAN.block_columns == 1:
-        bits = tl.reshape(bits_of(x) & ABS_BITS, (ABOVE, 1, COLUMNS, 1))
+    ACROSS: tl.constexpr = COLUMNS // PLAN.block_columns
+    if PLAN.block_columns == 1 or HELD:
+        x = halved_columns(x, PLAN.block_columns.bit_length() - 1, ABOVE, COLUMNS)
+        bits = tl.reshape(bits_of(x) & ABS_BITS, (ABOVE, 1, ACROSS, 1))
     else:
-        ACROSS: tl.constexpr = COLUMNS // PLAN.block_columns
         fours = bits_of(halved_columns(x, 2, ABOVE, COLUMNS)) & ABS_BITS
         bits = tl.max(tl.reshape(fours, (ABOVE, ACROSS, PLAN.block_columns // 4)), axis=2)[:, None, :, None]
     return bits

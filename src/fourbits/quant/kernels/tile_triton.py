@@ -3,7 +3,7 @@
 A tile is a strip of rows by a range of columns, held in registers as fp32 [ROWS, COLUMNS].
 docs/nvfp4.md, sections 6 to 11.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
 
 import triton
@@ -54,30 +54,38 @@ def amax_of_parts(amax_ptr, PARTS: tl.constexpr):
 
 
 @triton.jit
+def global_scale(tensor_bits, PLAN: tl.constexpr):
+    """The global scale that follows from the tensor's amax, fp32 scalar; 1 without one."""
+    scale = tl.full((), 1.0, tl.float32)
+    if PLAN.target != 0.0:
+        scale = tl.div_rn(scale, encode_scale(tensor_bits, PLAN.target))
+    return scale
+
+
+@triton.jit
 def tensor_amax(amax_ptr, global_ptr, PLAN: tl.constexpr, PARTS: tl.constexpr):
     """Pattern of the tensor's amax, int32 scalar, from PARTS partial maxima; 0 without a global scale.
 
     The first program writes the global scale that follows from it.
     """
     bits = tl.full((), 0, tl.int32)
-    scale = tl.full((), 1.0, tl.float32)
     if PLAN.target != 0.0:
         bits = amax_of_parts(amax_ptr, PARTS)
-        scale = tl.div_rn(scale, encode_scale(bits, PLAN.target))
     if tl.program_id(0) == 0:
-        tl.store(global_ptr, scale)
+        tl.store(global_ptr, global_scale(bits, PLAN))
     return bits
 
 
 @triton.jit
 def prepared_tile(x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexpr, PLAN: tl.constexpr,
-                  ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
-    """What is quantized: x, through bf16 or transformed where the plan says so."""
+                  ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
+                  WIDE: tl.constexpr = False):  # fmt: skip
+    """What is quantized: x, through bf16 or transformed where the plan says so. WIDE: as for `to_bf16`."""
     if (PLAN.through_bf16 or PLAN.transform is not None) and not IS_BF16:
-        x = to_bf16(x, HARDWARE)
+        x = to_bf16(x, HARDWARE, WIDE)
     if PLAN.transform is not None:
         TRANSFORM: tl.constexpr = PLAN.transform
-        y = transformed(x, key_ptr, stream, FIELDS, TRANSFORM, ROWS, COLUMNS, HARDWARE)
+        y = transformed(x, key_ptr, stream, FIELDS, TRANSFORM, ROWS, COLUMNS, HARDWARE, WIDE)
     else:
         y = x
     return y

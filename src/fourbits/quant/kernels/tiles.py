@@ -48,12 +48,16 @@ def amax_tile(shape: Shape, column: KernelConfig | None) -> Tile:
     return wide(shape.K, rows, 64, 1) if rows > SHORT else wide(shape.K, rows, 512, 4)
 
 
-def packed_tile(shape: Shape, config: KernelConfig) -> Tile:
-    """The tile of a packed operand."""
+def packed_tile(shape: Shape, config: KernelConfig) -> tuple[Tile, int]:
+    """The tile of a packed operand, and how many neighbours along the contraction a thread reads (0: any)."""
     if not shape.on_gpu:
-        return Tile(tall(config), 128, 4)
+        return Tile(tall(config), 128, 4), min(16, tall(config)) if config.axis == 0 else 16
     rows = max(8, tall(config))
-    return wide(shape.K, rows, 64, 1) if rows > SHORT else wide(shape.K, rows, 1024, 8)
+    if config.axis == 0 and config.block_columns == 1 and rows <= SHORT:
+        return Tile(64, 128, 8 * 16 // (2 * rows)), rows
+    if config.axis == 1 and config.block_rows == 1 and rows <= SHORT:
+        return Tile(4, 512, 2), config.block_columns
+    return (wide(shape.K, rows, 64, 1) if rows > SHORT else wide(shape.K, rows, 512, 8)), 0
 
 
 def wide(K: int, rows: int, columns: int, vector: int) -> Tile:
