@@ -6,7 +6,7 @@ import pytest
 
 from fourbits.cli.commands import load
 from fourbits.cli.parser import parse
-from fourbits.data.dataset import PreparedData
+from fourbits.data.stream.dataset import PreparedData
 
 
 def run(*argv) -> int:

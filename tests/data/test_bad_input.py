@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fourbits.data import text_files
 from fourbits.data.config import DataConfig, text_sources
-from fourbits.data.dataset import PreparedData
-from fourbits.data.folder_lock import locked
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
-from fourbits.data.token_file import TokenFile, id_type
-from fourbits.data.token_writer import TokenFileWriter
+from fourbits.data.corpora import text_files
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.prepare.prepare import PrepareOptions, locked, prepare
+from fourbits.data.prepare.token_writer import TokenFileWriter
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.token_file import TokenFile, id_type
 
 OPTIONS = PrepareOptions(vocab_size=384)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourbits.data.blend import MAX_PERIOD, Blend, Phase, fair_order, integer_weights
+from fourbits.data.stream.blend import MAX_PERIOD, Blend, Phase, fair_order, integer_weights
 
 NAMES = ("a", "b", "c", "d")
 

@@ -5,8 +5,8 @@ import ast
 import pytest
 
 from fourbits.data.config import text_sources
-from fourbits.data.sources import file_sources
-from fourbits.data.stdlib import stdlib_sources
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.corpora.stdlib import stdlib_sources
 
 
 def texts(source):

@@ -3,8 +3,8 @@
 import pytest
 
 from fourbits.data.config import text_sources
-from fourbits.data.corpus import Document, Source
-from fourbits.data.corpus_folder import CORPUS_FILE, is_corpus, write_corpus
+from fourbits.data.corpora.corpus_folder import CORPUS_FILE, is_corpus, write_corpus
+from fourbits.data.corpora.document import Document, Source
 
 DOCUMENTS = [
     Document("a b", 'line\n"two" \u00e9\u2028', "key 1"),

@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fourbits.data.clean_text import fault_of, parts_of, without_markup
 from fourbits.data.config import text_sources
-from fourbits.data.corpus_folder import is_corpus
-from fourbits.data.dataset import DEBIAN_PHASES, default_phases
-from fourbits.data.deb_file import files_of
-from fourbits.data.debian import build_debian
+from fourbits.data.corpora.clean_text import fault_of, parts_of, without_markup
+from fourbits.data.corpora.corpus_folder import is_corpus
+from fourbits.data.corpora.deb_file import files_of
+from fourbits.data.corpora.debian import build_debian
+from fourbits.data.stream.dataset import DEBIAN_PHASES, default_phases
 
 PROSE = "This is a sentence of the handbook about the system. "
 CODE = "static int add(int first, int second)\n{\n\treturn first + second;\n}\n"

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fourbits.data import deduplicate
-from fourbits.data.corpus import Document
-from fourbits.data.deduplicate import Deduplicator, HashSet, normalized
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
+from fourbits.data.corpora import deduplicate
+from fourbits.data.corpora.deduplicate import Deduplicator, HashSet, normalized
+from fourbits.data.corpora.document import Document
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
 
 # Few enough to meet again, in the first part, in the last, and anywhere.
 VALUES = st.integers(0, 40) | st.integers(2**64 - 40, 2**64 - 1) | st.integers(0, 2**64 - 1)

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourbits.data import encode, text_files
-from fourbits.data.corpus import Document
+from fourbits.data.corpora import text_files
+from fourbits.data.corpora.document import Document
+from fourbits.data.corpora.pieces import cut
+from fourbits.data.corpora.sources import file_sources
 from fourbits.data.optional import load_datasets
-from fourbits.data.pieces import cut
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
-from fourbits.data.token_file import id_type
-from fourbits.data.token_writer import TokenFileWriter
+from fourbits.data.prepare import encode
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.prepare.token_writer import TokenFileWriter
+from fourbits.data.stream.token_file import id_type
 from fourbits.data.tokenizer import Tokenizer
 
 TEXTS = [f"Text number {number} \u00e9\U0001f600.\n" * (1 + number % 5) for number in range(40)]
@@ -192,7 +193,7 @@ def test_a_long_file_is_read_in_pieces_and_is_one_document(tmp_path, monkeypatch
     given = PrepareOptions(tokenizer=str(tmp_path / "whole"), validation_fraction=0.5, seed=1)
     monkeypatch.setattr(text_files, "LONG_FILE", 1000)
     monkeypatch.setattr(text_files, "_CHUNK_BYTES", 777)
-    monkeypatch.setattr("fourbits.data.text_files.cut", lambda chunks: cut(chunks, 5000))
+    monkeypatch.setattr("fourbits.data.corpora.text_files.cut", lambda chunks: cut(chunks, 5000))
     assert sum(document.more for document in sources[0].read()) > 10
     pieces = prepare(sources, tmp_path / "pieces", given)
     for files, wanted in ((pieces.train, whole.train), (pieces.validation, whole.validation)):

@@ -5,14 +5,14 @@ import os
 import numpy as np
 import pytest
 
-from fourbits.data.blend import Phase
-from fourbits.data.dataset import DEMO_PHASES
+from fourbits.data.corpora.sources import file_sources
 from fourbits.data.inspect import length_quantiles, phase_plan, places, repeated_documents
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
-from fourbits.data.stream import PhasedStream
-from fourbits.data.token_file import TokenFile, id_type
-from fourbits.data.token_writer import TokenFileWriter
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.prepare.token_writer import TokenFileWriter
+from fourbits.data.stream.blend import Phase
+from fourbits.data.stream.dataset import DEMO_PHASES
+from fourbits.data.stream.stream import PhasedStream
+from fourbits.data.stream.token_file import TokenFile, id_type
 
 SEQ_LEN, STEP = 8, 4
 

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from fourbits.data.token_file import TokenFile, id_type
-from fourbits.data.token_writer import TokenFileWriter
+from fourbits.data.prepare.token_writer import TokenFileWriter
+from fourbits.data.stream.token_file import TokenFile, id_type
 
 DOCUMENTS = [[1, 2, 3], [4], [5, 6, 7, 8], [9, 65_000]]
 

@@ -10,8 +10,8 @@ from tokenizers import models, pre_tokenizers
 # Words of one vocabulary entry each: much faster than byte pairs, so that much text can be prepared.
 PROGRAM = """
 import resource, sys
-from fourbits.data.corpus import Document, Source
-from fourbits.data.prepare import PrepareOptions, prepare
+from fourbits.data.corpora.document import Document, Source
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
 folder, mebibytes, rule = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 line = "some words of a text that is of no use to anybody " * 160
 def read():

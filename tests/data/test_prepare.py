@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fourbits.data.config import DataConfig, open_data
-from fourbits.data.dataset import PreparedData
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
-from fourbits.data.split import Split
-from fourbits.data.token_file import TokenFile, id_type
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.prepare.split import Split
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.token_file import TokenFile, id_type
 
 OPTIONS = PrepareOptions(vocab_size=384, validation_fraction=0.1)
 
@@ -81,8 +81,8 @@ def test_another_process_writes_the_same_bytes(tmp_path):
     sources = write_texts(tmp_path / "texts")
     prepare(sources, tmp_path / "here", OPTIONS)
     program = (
-        "from fourbits.data.sources import file_sources\n"
-        "from fourbits.data.prepare import PrepareOptions, prepare\n"
+        "from fourbits.data.corpora.sources import file_sources\n"
+        "from fourbits.data.prepare.prepare import PrepareOptions, prepare\n"
         f"prepare(file_sources(['letters={tmp_path / 'texts'}']), {str(tmp_path / 'there')!r}, {OPTIONS!r})"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

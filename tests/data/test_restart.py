@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from fourbits.data import encode, prepare_source, text_files
-from fourbits.data.dataset import PreparedData
-from fourbits.data.pieces import cut
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
+from fourbits.data.corpora import text_files
+from fourbits.data.corpora.pieces import cut
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.prepare import encode, prepare_source
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.stream.dataset import PreparedData
 
 OPTIONS = PrepareOptions(vocab_size=384, validation_fraction=0.1, deduplicate="lines")
 STEP = 1 << 18
@@ -25,9 +26,9 @@ STEP = 1 << 18
 # reported.
 KILLED = """
 import os, signal, sys
-from fourbits.data import encode, prepare_source
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
+from fourbits.data.prepare import encode, prepare_source
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.corpora.sources import file_sources
 prepare_source.SAVE_BYTES, encode.BATCH_CHARACTERS = 1 << 18, 1 << 16
 path, out, kill_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def report(what, done, total):
@@ -126,7 +127,7 @@ def test_a_full_disk_is_an_error_and_the_next_call_continues(lines, whole, tmp_p
         file.flush()
 
     with monkeypatch.context() as full:
-        full.setattr("fourbits.data.token_writer.sync", sync)
+        full.setattr("fourbits.data.prepare.token_writer.sync", sync)
         with pytest.raises(OSError, match="No space left on device"):
             prepare(file_sources([str(lines)]), tmp_path / "out", OPTIONS)
     assert not list((tmp_path / "out").glob("*.bin"))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fourbits.data.shuffle import derive_key, derive_keys, mix64, permute
+from fourbits.data.stream.shuffle import derive_key, derive_keys, mix64, permute
 
 
 def shuffled(size: int, key: int) -> np.ndarray:

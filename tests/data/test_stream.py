@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourbits.data.blend import Phase
-from fourbits.data.dataset import DEMO_PHASES, default_phases
-from fourbits.data.stream import PhasedStream
-from fourbits.data.token_file import TokenFile, id_type
-from fourbits.data.token_writer import TokenFileWriter
+from fourbits.data.prepare.token_writer import TokenFileWriter
+from fourbits.data.stream.blend import Phase
+from fourbits.data.stream.dataset import DEMO_PHASES, default_phases
+from fourbits.data.stream.stream import PhasedStream
+from fourbits.data.stream.token_file import TokenFile, id_type
 
 SEQ_LEN = 8
 TOKENS = {"code": 1000, "prose": 203}
@@ -175,9 +175,9 @@ def test_another_source_does_not_reshuffle_the_others(files):
 def test_another_process_reads_the_same_stream(files):
     program = (
         "import hashlib\n"
-        "from fourbits.data.dataset import DEMO_PHASES\n"
-        "from fourbits.data.stream import PhasedStream\n"
-        "from fourbits.data.token_file import TokenFile\n"
+        "from fourbits.data.stream.dataset import DEMO_PHASES\n"
+        "from fourbits.data.stream.stream import PhasedStream\n"
+        "from fourbits.data.stream.token_file import TokenFile\n"
         f"folder = {str(files['code'].prefix.parent)!r}\n"
         "files = {name: TokenFile(folder + '/' + name) for name in ('code', 'prose')}\n"
         "stream = PhasedStream(files, DEMO_PHASES, total_samples=300, seq_len=8, seed=1)\n"

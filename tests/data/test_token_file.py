@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fourbits.data.token_file import TokenFile, id_type
-from fourbits.data.token_writer import TokenFileWriter
+from fourbits.data.prepare.token_writer import TokenFileWriter
+from fourbits.data.stream.token_file import TokenFile, id_type
 
 UINT16, INT32 = id_type(1000), id_type(100_000)
 
@@ -79,7 +79,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
     def full(file):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fourbits.data.token_writer.sync", full)
+    monkeypatch.setattr("fourbits.data.prepare.token_writer.sync", full)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "x", [[1, 2]])
     assert list(tmp_path.iterdir()) == []

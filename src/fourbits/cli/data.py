@@ -19,13 +19,13 @@ from rich.table import Table
 
 from fourbits.cli.data_inspect import add_inspect, inspect, show_inspection
 from fourbits.data.config import STDLIB, text_sources
-from fourbits.data.corpus import Source
-from fourbits.data.corpus_folder import write_corpus
-from fourbits.data.dataset import PreparedData
-from fourbits.data.debian import build_debian
-from fourbits.data.deduplicate import Rule
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.text_files import TEXT_FIELD
+from fourbits.data.corpora.corpus_folder import write_corpus
+from fourbits.data.corpora.debian import build_debian
+from fourbits.data.corpora.deduplicate import Rule
+from fourbits.data.corpora.document import Source
+from fourbits.data.corpora.text_files import TEXT_FIELD
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.stream.dataset import PreparedData
 from fourbits.settings import nearest
 
 DEBIAN = "debian"

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fourbits.data.config import open_data
-from fourbits.data.dataset import MANIFEST, PreparedData
 from fourbits.data.inspect import length_quantiles, phase_plan, places, repeated_documents
-from fourbits.data.stream import PhasedStream
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.manifest import MANIFEST
+from fourbits.data.stream.stream import PhasedStream
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.samples import run_stream

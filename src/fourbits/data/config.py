@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fourbits.data.blend import Phase
-from fourbits.data.corpus import Source
-from fourbits.data.corpus_folder import corpus_sources, is_corpus
-from fourbits.data.dataset import MANIFEST, PreparedData
-from fourbits.data.deduplicate import Rule
-from fourbits.data.prepare import PrepareOptions, prepare, request_of
-from fourbits.data.prepare_source import Progress
-from fourbits.data.sources import file_sources
-from fourbits.data.stdlib import stdlib_sources
-from fourbits.data.text_files import TEXT_FIELD
+from fourbits.data.corpora.corpus_folder import corpus_sources, is_corpus
+from fourbits.data.corpora.deduplicate import Rule
+from fourbits.data.corpora.document import Progress, Source
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.corpora.stdlib import stdlib_sources
+from fourbits.data.corpora.text_files import TEXT_FIELD
+from fourbits.data.prepare.prepare import PrepareOptions, prepare, request_of
+from fourbits.data.stream.blend import Phase
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.manifest import MANIFEST
 
 STDLIB = "stdlib"
 

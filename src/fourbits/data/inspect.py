@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fourbits.data.dataset import PreparedData
-from fourbits.data.deduplicate import HashSet
-from fourbits.data.stream import PhasedStream
-from fourbits.data.token_file import TokenFile
+from fourbits.data.corpora.deduplicate import HashSet
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.stream import PhasedStream
+from fourbits.data.stream.token_file import TokenFile
 
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 

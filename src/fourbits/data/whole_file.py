@@ -1,6 +1,7 @@
 """Small files that appear whole or not at all, and errors of writing that say which file they are about."""
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Generator
@@ -33,6 +34,12 @@ def read_json(path: Path, remedy: str = "Remove it and give the command again.")
     if not isinstance(value, dict):
         raise ValueError(f"{path}: must hold a JSON object, got {type(value).__name__}. {remedy}")
     return value
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

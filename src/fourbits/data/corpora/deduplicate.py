@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from fourbits.data.corpus import Document
+from fourbits.data.corpora.document import Document
 
 Rule = Literal["none", "exact", "lines"]
 _MOST_ADDED = 1 << 10  # values of one part that are not sorted in yet

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fourbits.data.corpus import Document, key_of
+from fourbits.data.corpora.document import Document, key_of
+from fourbits.data.corpora.pieces import cut
 from fourbits.data.optional import load_pyarrow
-from fourbits.data.pieces import cut
 
 PLAIN = (".txt", ".md", ".rst", ".tex", ".html")
 CODE = (

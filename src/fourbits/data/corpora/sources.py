@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fourbits.data.corpus import Document, Source
-from fourbits.data.tables import HUB, hub_dataset, is_saved_dataset, read_parquet, saved_dataset
-from fourbits.data.text_files import TEXT_FIELD, is_text_file, read_files
-from fourbits.data.token_file import TokenFile, bin_and_idx
+from fourbits.data.corpora.document import Document, Source
+from fourbits.data.corpora.tables import HUB, hub_dataset, is_saved_dataset, read_parquet, saved_dataset
+from fourbits.data.corpora.text_files import TEXT_FIELD, is_text_file, read_files
+from fourbits.data.stream.token_file import TokenFile, bin_and_idx
 
 PARQUET = ".parquet"
 KINDS = ".txt, .md, source code, .jsonl, .parquet (each text also .gz or .zst), or .idx of a token file"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fourbits.data.shuffle import derive_keys, permute
-from fourbits.data.token_file import TokenFile
+from fourbits.data.stream.shuffle import derive_keys, permute
+from fourbits.data.stream.token_file import TokenFile
 
 Int64 = npt.NDArray[np.int64]
 

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from fourbits.data.corpus import Document
-from fourbits.data.pieces import PIECE, cut
+from fourbits.data.corpora.document import Document
+from fourbits.data.corpora.pieces import PIECE, cut
 from fourbits.data.tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.integer]

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from fourbits.data.corpus import Document, Source
-from fourbits.data.text_files import read_text
+from fourbits.data.corpora.document import Document, Source
+from fourbits.data.corpora.text_files import read_text
 
 LICENCE = "PSF-2.0"
 _OTHERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}

@@ -16,7 +16,7 @@ from typing import BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
-from fourbits.data.token_file import HEADER, ID_TYPES, MAGIC, VERSION, bin_and_idx
+from fourbits.data.stream.token_file import HEADER, ID_TYPES, MAGIC, VERSION, bin_and_idx
 from fourbits.data.whole_file import close, sync, write, written
 
 LONGEST_DOCUMENT = 2**31 - 1  # lengths are int32

@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+# progress(what, bytes done, bytes in all)
+Progress = Callable[[str, int, int], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Document:

@@ -13,10 +13,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from fourbits.data.token_file import TokenFile, bin_and_idx
-from fourbits.data.token_writer import Place, TokenFileWriter
+from fourbits.data.prepare.token_writer import Place, TokenFileWriter
+from fourbits.data.stream.manifest import SPLITS, split_prefix
+from fourbits.data.stream.token_file import TokenFile, bin_and_idx
 
-SPLITS = ("train", "validation")
 _COPY_IDS = 1 << 22
 
 
@@ -130,11 +130,6 @@ class Split:
         """Publish both files, unless the block failed."""
         for writer in self._writers.values():
             writer.__exit__(kind, error, trace)
-
-
-def split_prefix(prefix: Path, name: str) -> Path:
-    """Where a side of a source is: PREFIX.train or PREFIX.validation."""
-    return prefix.with_name(f"{prefix.name}.{name}")
 
 
 def _extend(writer: TokenFileWriter, ids: npt.NDArray[np.integer]) -> None:

@@ -1,22 +1,19 @@
 """One source to its token files: read, drop repetitions, encode, split, write; continued after a kill."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourbits.data.corpus import Document, Source
-from fourbits.data.dataset import describe_files
-from fourbits.data.deduplicate import Deduplicator
-from fourbits.data.encode import encode_ahead
-from fourbits.data.progress_file import ProgressFile, Tally
-from fourbits.data.split import SPLITS, Split, fraction_of, split_prefix
-from fourbits.data.token_file import id_type
+from fourbits.data.corpora.deduplicate import Deduplicator
+from fourbits.data.corpora.document import Document, Progress, Source
+from fourbits.data.prepare.encode import encode_ahead
+from fourbits.data.prepare.progress_file import ProgressFile, Tally
+from fourbits.data.prepare.split import Split, fraction_of
+from fourbits.data.stream.manifest import SPLITS, describe_files, split_prefix
+from fourbits.data.stream.token_file import id_type
 from fourbits.data.tokenizer import Tokenizer
-
-# progress(what, bytes done, bytes in all)
-Progress = Callable[[str, int, int], None]
 
 # A kill costs the work on this much text, at most.
 SAVE_BYTES = 32 << 20

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fourbits.data.corpus import Source
-from fourbits.data.prepare_source import Progress
-from fourbits.data.text_files import read_files
+from fourbits.data.corpora.document import Progress, Source
+from fourbits.data.corpora.text_files import read_files
 from fourbits.data.whole_file import write, write_json, written
 
 CORPUS_FILE = "corpus.json"

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fourbits.data.blend import Blend, Phase
-from fourbits.data.shuffle import derive_key
-from fourbits.data.token_file import TokenFile
-from fourbits.data.windows import Windows, copied, long_enough, validation_samples
+from fourbits.data.stream.blend import Blend, Phase
+from fourbits.data.stream.shuffle import derive_key
+from fourbits.data.stream.token_file import TokenFile
+from fourbits.data.stream.windows import Windows, copied, long_enough, validation_samples
 
 Int64 = npt.NDArray[np.int64]
 

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fourbits.data.apt import Apt, newest
-from fourbits.data.clean_text import LONGEST, fault_of, parts_of, text_of
-from fourbits.data.corpus import Document, Source
-from fourbits.data.corpus_folder import CORPUS_FILE, write_corpus
-from fourbits.data.dataset import file_sha256
-from fourbits.data.deb_file import files_of
-from fourbits.data.debian_packages import CODE, DICTIONARY, PACKAGES, SOURCES, Package, licence_of
-from fourbits.data.deduplicate import Deduplicator
-from fourbits.data.prepare_source import Progress
+from fourbits.data.corpora.apt import Apt, newest
+from fourbits.data.corpora.clean_text import LONGEST, fault_of, parts_of, text_of
+from fourbits.data.corpora.corpus_folder import CORPUS_FILE, write_corpus
+from fourbits.data.corpora.deb_file import files_of
+from fourbits.data.corpora.debian_packages import CODE, DICTIONARY, PACKAGES, SOURCES, Package, licence_of
+from fourbits.data.corpora.deduplicate import Deduplicator
+from fourbits.data.corpora.document import Document, Progress, Source
+from fourbits.data.whole_file import file_sha256
 
 _DEBS, _LICENCES = "packages", "licences"
 

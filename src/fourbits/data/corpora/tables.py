@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fourbits.data.corpus import Document, Source, key_of
+from fourbits.data.corpora.document import Document, Source, key_of
 from fourbits.data.optional import load_datasets, load_pyarrow
 
 HUB = "hf:"

@@ -7,8 +7,9 @@ import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fourbits.data.corpus import Document
-from fourbits.data.split import SPLITS, SplitState, split_prefix
+from fourbits.data.corpora.document import Document
+from fourbits.data.prepare.split import SplitState
+from fourbits.data.stream.manifest import SPLITS, split_prefix
 from fourbits.data.whole_file import read_json, write_json
 
 

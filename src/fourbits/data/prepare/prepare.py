@@ -8,24 +8,29 @@ The manifest has no time stamp: equal input gives equal bytes, however often it 
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourbits.data.corpus import Document, Source, key_of
-from fourbits.data.dataset import FORMAT, MANIFEST, VERSION, PreparedData, read_manifest
-from fourbits.data.deduplicate import Deduplicator, Rule
-from fourbits.data.folder_lock import locked
-from fourbits.data.prepare_source import Preparation, Progress, prepare_source, skip_source
-from fourbits.data.progress_file import ProgressFile
-from fourbits.data.split import fraction_of
+from filelock import FileLock, Timeout
+
+from fourbits.data.corpora.deduplicate import Deduplicator, Rule
+from fourbits.data.corpora.document import Document, Progress, Source, key_of
+from fourbits.data.prepare.prepare_source import Preparation, prepare_source, skip_source
+from fourbits.data.prepare.progress_file import ProgressFile
+from fourbits.data.prepare.split import fraction_of
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.manifest import FORMAT, MANIFEST, VERSION, read_manifest
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.data.whole_file import read_json, write_json
 
 # A tokenizer learns from this much text per token of its vocabulary; more text changes few merges.
 _TRAINING_BYTES_PER_TOKEN = 1500
 _TOKENIZER = ".tokenizer"  # no source is called so
+_LOCK = ".preparing"
 _MOST_TRAINING_BYTES = 128 << 20  # the trainer holds every different word of it
 
 
@@ -66,16 +71,34 @@ def prepare(
         raise ValueError("data: no source was named.")
     given = None if options.tokenizer is None else Tokenizer.load(options.tokenizer, options.end_token)
     request = request_of(sources, options, given)
-    if (out / MANIFEST).exists():
-        if read_manifest(out)["request"] == request:
-            return PreparedData.open(out)
+    if not (out / MANIFEST).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        with locked(out):
+            if not (out / MANIFEST).exists():  # else another process wrote it while this one waited
+                _write_folder(sources, request, options, given, out, report)
+            # The manifest exists, so a process that locks a new file of this name has nothing to write.
+            (out / _LOCK).unlink(missing_ok=True)
+    if read_manifest(out)["request"] != request:
         raise ValueError(f"{out}: holds data prepared from other text or options; name another folder.")
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
-        if not (out / MANIFEST).exists():  # else another process made it while this one waited
-            _write_folder(sources, request, options, given, out, report)
-            return PreparedData.open(out)
-    return prepare(sources, out, options, progress)
+    return PreparedData.open(out)
+
+
+@contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """Hold the folder's lock; warn and wait while another process holds it.
+
+    The operating system releases the lock when its process ends, however it ends.
+    """
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        warnings.warn(f"{folder}: waiting for another process that prepares it.", stacklevel=3)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _write_folder(
