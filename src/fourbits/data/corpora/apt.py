@@ -1,6 +1,6 @@
-"""Debian packages by apt-get, without root: its lists and caches lie in a folder of ours.
+"""Debian packages through apt-get, without root: its lists and caches live in a folder we own.
 
-apt-get checks signatures and hashes; which mirror it asks is what the machine is configured for.
+apt-get verifies signatures and hashes, and uses the mirror that the machine is configured for.
 """
 
 import re
@@ -9,30 +9,32 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-REMEDY = "Download the packages where there is one, and give their folder with --debs."
+REMEDY = "Download the packages on a system that has it, and pass their folder with --debs."
 
 
 class Apt:
-    """apt-get with a state folder of its own."""
+    """apt-get with a separate state folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder. Raises ValueError where there is no apt-get."""
+        """Create the folder. Raises ValueError if apt-get is not installed."""
         if not shutil.which("apt-get"):
-            raise ValueError(f"data corpus debian: needs apt-get, as Debian and Ubuntu have it. {REMEDY}")
+            raise ValueError(
+                f"data corpus debian: needs apt-get, which comes with Debian and Ubuntu. {REMEDY}"
+            )
         self.folder = folder.resolve()
         for name in ("lists/partial", "cache/archives/partial"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     def update(self) -> None:
-        """Fetch the lists of packages."""
+        """Download the package lists."""
         self._run("apt-get", "-q", "update", cwd=self.folder)
 
     def names(self) -> list[str]:
-        """All packages that can be fetched."""
+        """Names of all available packages."""
         return self._run("apt-cache", "pkgnames", cwd=self.folder).split()
 
     def download(self, name: str, into: Path) -> Path:
-        """Fetch one package into a folder, or find it there from an earlier call. Returns its file."""
+        """Download one package into a folder unless it is already there. Returns its file."""
         if not (found := sorted(into.glob(f"{name}_*.deb"))):
             self._run("apt-get", "-q", "download", name, cwd=into)
             found = sorted(into.glob(f"{name}_*.deb"))
@@ -53,7 +55,7 @@ class Apt:
 
 
 def newest(pattern: str, names: Sequence[str]) -> str | None:
-    """The name that matches a regular expression whole, of the highest version in it; None if none does."""
+    """The name with the highest version among those that fully match the regular expression, or None."""
     found = [name for name in names if re.fullmatch(pattern, name)]
     return max(found, key=_version, default=None)
 

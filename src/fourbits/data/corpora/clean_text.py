@@ -1,13 +1,13 @@
-"""From a file of a package to a text worth reading: markup removed, long dictionaries cut, junk named."""
+"""Turns a package's file into training text: strips markup, splits dictionaries, rejects junk."""
 
 import gzip
 import html
 import re
 from collections.abc import Iterator
 
-LONGEST = 1_000_000  # bytes of one file; longer ones are tables and generated code
+LONGEST = 1_000_000  # bytes per file; longer ones are tables and generated code
 SHORTEST = 200  # characters
-_PART = 64 << 10  # characters of a part of a dictionary
+_PART = 64 << 10  # characters per part of a dictionary
 _ASCII_SHARE = 0.9
 
 _INVISIBLE = re.compile(r"<(script|style|nav|head)\b.*?</\1\s*>|<!--.*?-->", re.S | re.I)
@@ -19,7 +19,7 @@ _GENERATED = re.compile(r"auto(matically)?[- ]?generated|generated automatically
 
 
 def text_of(name: str, raw: bytes) -> str | None:
-    """The text of a file, by its name; None if it is not UTF-8 or not what its name says."""
+    """The text of a file, decoded by its suffix; None if it is not UTF-8 or its compression is damaged."""
     try:
         if name.endswith((".gz", ".dz")):
             raw = gzip.decompress(raw)
@@ -30,14 +30,14 @@ def text_of(name: str, raw: bytes) -> str | None:
 
 
 def without_markup(text: str) -> str:
-    """HTML as plain text: blocks on lines of their own, entities as characters. Keeps the lines of <pre>."""
+    """HTML as plain text: each block on its own line, entities decoded, line breaks in <pre> kept."""
     text = _BLOCK.sub("\n", _INVISIBLE.sub("", text))
     text = html.unescape(_TAG.sub("", text)).replace("\xa0", " ")
     return _EMPTY_LINES.sub("\n\n", _SPACES.sub(" ", text)).strip()
 
 
-def fault_of(text: str, is_code: bool) -> str:
-    """Why a text is left out, in a few words; "" if it is not."""
+def skip_reason(text: str, is_code: bool) -> str:
+    """Why a text is skipped, in a few words; "" if it is kept."""
     if len(text) < SHORTEST:
         return "short"
     if is_code and _GENERATED.search(text, 0, 2000):
@@ -47,8 +47,8 @@ def fault_of(text: str, is_code: bool) -> str:
     return ""
 
 
-def parts_of(text: str) -> Iterator[str]:
-    """A dictionary in parts of about 64 Ki characters, cut where a line begins an entry (is not indented)."""
+def split_dictionary(text: str) -> Iterator[str]:
+    """A dictionary in parts of about 64 Ki characters, split at lines that begin an entry (not indented)."""
     begin = 0
     while len(text) - begin > 2 * _PART:
         end = text.find("\n", begin + _PART)

@@ -1,7 +1,7 @@
 """A corpus as a folder: one SOURCE.jsonl per source, and corpus.json with licences, counts and hashes.
 
-Corpora that are built rather than found end up here, so that they can be read, copied and prepared again
-without being built again. corpus.json is written last: without it there is no corpus.
+A corpus that takes time to build is written to such a folder, so that it can be read, copied and prepared
+again without a rebuild. corpus.json is written last; a folder without it is incomplete.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 
 from fourbits.data.corpora.document import Progress, Source
 from fourbits.data.corpora.text_files import read_files
-from fourbits.data.whole_file import write, write_json, written
+from fourbits.data.whole_file import open_synced, write, write_json
 
 CORPUS_FILE = "corpus.json"
 FORMAT = "fourbits-corpus"
@@ -23,29 +23,29 @@ def write_corpus(
     sources: Sequence[Source],
     out: Path | str,
     report: Progress | None = None,
-    about: Callable[[], dict[str, Any]] = dict,
+    extra: Callable[[], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
-    """Write the documents of `sources` into the folder `out`. Returns what corpus.json says.
+    """Write the documents of `sources` into the folder `out`. Returns the content of corpus.json.
 
-    about: asked when all are written, for what else to say there.
+    extra: called after the last source; returns further entries for corpus.json.
     """
     out = Path(out)
     if (out / CORPUS_FILE).exists():
-        raise ValueError(f"{out}: holds a corpus already; name another folder.")
+        raise ValueError(f"{out}: already holds a corpus; choose another folder.")
     out.mkdir(parents=True, exist_ok=True)
     records = {source.name: _write_source(source, out / f"{source.name}.jsonl", report) for source in sources}
-    corpus = {"format": FORMAT, "version": VERSION, "sources": records, **about()}
+    corpus = {"format": FORMAT, "version": VERSION, "sources": records, **extra()}
     write_json(out / CORPUS_FILE, corpus)
     return corpus
 
 
 def is_corpus(path: Path | str) -> bool:
-    """Whether a path is a folder that `write_corpus` finished."""
+    """Whether a path is a folder that `write_corpus` completed."""
     return (Path(path) / CORPUS_FILE).is_file()
 
 
 def corpus_sources(folder: Path | str) -> list[Source]:
-    """The sources of a corpus folder. Raises ValueError if it is damaged or its files changed size."""
+    """The sources of a corpus folder. Raises ValueError if it is damaged or a file has changed size."""
     folder = Path(folder).resolve()
     path = folder / CORPUS_FILE
     try:
@@ -70,7 +70,7 @@ def _open_source(folder: Path, name: str, record: dict[str, Any]) -> Source:
 def _write_source(source: Source, path: Path, report: Progress | None) -> dict[str, Any]:
     digest, documents, size, total = hashlib.sha256(), 0, 0, source.num_bytes
     temporary = path.with_name(path.name + ".tmp")
-    with written(temporary) as file:
+    with open_synced(temporary) as file:
         for document in source.read():
             record = {"name": document.name, "split_key": document.split_key, "text": document.text}
             line = (json.dumps(record, ensure_ascii=False) + "\n").encode()

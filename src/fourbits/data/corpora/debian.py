@@ -1,9 +1,9 @@
-"""The Debian corpus: about 300 million tokens of technical English and code, from packages to a folder.
+"""The Debian corpus: about 300 million tokens of technical English and code, built from Debian packages.
 
-Packages are fetched and read without root (apt.py, deb_file.py), texts are cleaned (clean_text.py), and those
-whose lines equal another's are dropped, across packages. corpus.json records every package with version,
-licence and SHA-256, and how many texts were left out for what reason; each package's copyright file is kept
-beside it. Versions on a mirror move, so two corpora are equal if their hashes are.
+Packages are downloaded and read without root (apt.py, deb_file.py), texts are cleaned (clean_text.py), and
+texts with the same lines as an earlier one, in any package, are dropped. corpus.json records each package's
+version, licence and SHA-256, and the number of skipped texts by reason; each package's copyright file is kept
+next to it. Mirrors update their versions, so compare two corpora by their hashes.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fourbits.data.corpora.apt import Apt, newest
-from fourbits.data.corpora.clean_text import LONGEST, fault_of, parts_of, text_of
+from fourbits.data.corpora.clean_text import LONGEST, skip_reason, split_dictionary, text_of
 from fourbits.data.corpora.corpus_folder import CORPUS_FILE, write_corpus
 from fourbits.data.corpora.deb_file import files_of
 from fourbits.data.corpora.debian_packages import CODE, DICTIONARY, PACKAGES, SOURCES, Package, licence_of
@@ -25,13 +25,13 @@ _DEBS, _LICENCES = "packages", "licences"
 
 
 @dataclass(slots=True)
-class Reading:
-    """What is remembered while packages are read."""
+class BuildState:
+    """State shared by all packages of a build. max_characters: limit per source, None for no limit."""
 
     out: Path
-    longest_source: int | None
-    repeated: Deduplicator = field(default_factory=lambda: Deduplicator("lines"))
-    left_out: Counter[str] = field(default_factory=Counter)
+    max_characters: int | None
+    deduplicator: Deduplicator = field(default_factory=lambda: Deduplicator("lines"))
+    skipped: Counter[str] = field(default_factory=Counter)
 
 
 def build_debian(
@@ -42,26 +42,26 @@ def build_debian(
     max_bytes: int | None = None,
     packages: Sequence[Package] = PACKAGES,
 ) -> dict[str, Any]:
-    """Write the corpus into the folder `out`. Returns what corpus.json says.
+    """Write the corpus into the folder `out`. Returns the content of corpus.json.
 
-    debs: a folder of packages fetched before, instead of fetching them; max_bytes: text of a source at most.
-    Raises ValueError if no package of a source can be had, a package is damaged, or `out` holds a corpus.
+    debs: a folder of downloaded packages, to use instead of apt-get; max_bytes: limit on each source's text.
+    Raises ValueError if a source has no available package, a package is damaged, or `out` holds a corpus.
     """
     out = Path(out)
     if (out / CORPUS_FILE).exists():
-        raise ValueError(f"{out}: holds a corpus already; name another folder.")
-    found = _found(Path(debs), packages) if debs else _fetched(out, packages, report)
+        raise ValueError(f"{out}: already holds a corpus; choose another folder.")
+    found = _local_packages(Path(debs), packages) if debs else _download(out, packages, report)
     missing = [package.name for package in packages if package not in found]
-    reading = Reading(out, max_bytes)
-    sources = [_source(name, found, reading) for name in SOURCES]
-    about: dict[str, Any] = {
+    state = BuildState(out, max_bytes)
+    sources = [_source(name, found, state) for name in SOURCES]
+    extra: dict[str, Any] = {
         "packages": [_describe(package, path) for package, path in found.items()],
         "missing_packages": missing,
     }
-    return write_corpus(sources, out, report=report, about=lambda: {**about, "left_out": reading.left_out})
+    return write_corpus(sources, out, report=report, extra=lambda: {**extra, "left_out": state.skipped})
 
 
-def _fetched(out: Path, packages: Sequence[Package], report: Progress) -> dict[Package, Path]:
+def _download(out: Path, packages: Sequence[Package], report: Progress) -> dict[Package, Path]:
     apt, into = Apt(out / "apt"), out / _DEBS
     into.mkdir(parents=True, exist_ok=True)
     apt.update()
@@ -77,7 +77,7 @@ def _fetched(out: Path, packages: Sequence[Package], report: Progress) -> dict[P
     return found
 
 
-def _found(folder: Path, packages: Sequence[Package]) -> dict[Package, Path]:
+def _local_packages(folder: Path, packages: Sequence[Package]) -> dict[Package, Path]:
     files = {path.name.partition("_")[0]: path for path in sorted(folder.glob("*.deb"))}
     return {package: files[name] for package in packages if (name := newest(package.name, list(files)))}
 
@@ -88,22 +88,21 @@ def _describe(package: Package, path: Path) -> dict[str, Any]:
     return {**record, "licence": package.licence, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
-def _source(name: str, found: dict[Package, Path], reading: Reading) -> Source:
+def _source(name: str, found: dict[Package, Path], state: BuildState) -> Source:
     own = {package: path for package, path in found.items() if package.source == name}
     if not own:
         raise ValueError(
-            f"data corpus debian: no package of {name!r} can be had; is deb.debian.org reachable?"
+            f"data corpus debian: no package of {name!r} is available. Check the apt sources and the network."
         )
     return Source(
         name,
         tuple(own.values()),
-        lambda: _limited(_documents(own, reading), reading),
+        lambda: _limited(_documents(own, state), state.max_characters),
         licence_of(name, tuple(own)),
     )
 
 
-def _limited(documents: Iterator[Document], reading: Reading) -> Iterator[Document]:
-    left = reading.longest_source
+def _limited(documents: Iterator[Document], left: int | None) -> Iterator[Document]:
     for document in documents:
         if left is not None:
             left -= len(document.text)
@@ -112,33 +111,33 @@ def _limited(documents: Iterator[Document], reading: Reading) -> Iterator[Docume
         yield document
 
 
-def _documents(own: dict[Package, Path], reading: Reading) -> Iterator[Document]:
+def _documents(own: dict[Package, Path], state: BuildState) -> Iterator[Document]:
     before = 0
     for package, path in own.items():
         for name, raw, position in files_of(
-            path, lambda name, size, p=package: _wanted(p, name, size, reading)
+            path, lambda name, size, p=package: _is_kept(p, name, size, state)
         ):
             if name.endswith("/copyright"):
-                _keep_licence(reading.out, path, raw)
+                _write_copyright(state.out, path, raw)
                 continue
             for document in _texts(package, f"{path.name.partition('_')[0]}/{name}", raw, before + position):
-                fault = fault_of(document.text, CODE.search(name) is not None)
-                if not fault and reading.repeated.is_repeated(document):
-                    fault = "repeated"
-                if fault:
-                    reading.left_out[fault] += 1
+                reason = skip_reason(document.text, CODE.search(name) is not None)
+                if not reason and state.deduplicator.is_duplicate(document):
+                    reason = "repeated"
+                if reason:
+                    state.skipped[reason] += 1
                 else:
                     yield document
         before += path.stat().st_size
 
 
-def _wanted(package: Package, name: str, size: int, reading: Reading) -> bool:
+def _is_kept(package: Package, name: str, size: int, state: BuildState) -> bool:
     if name.startswith("usr/share/doc/") and name.endswith("/copyright"):
         return True
     if not package.keep.search(name) or (package.drop and package.drop.search(name)):
         return False
     if size > LONGEST and not DICTIONARY.search(name):
-        reading.left_out["long"] += 1
+        state.skipped["long"] += 1
         return False
     return True
 
@@ -148,14 +147,14 @@ def _texts(package: Package, name: str, raw: bytes, position: int) -> Iterator[D
     if text is None:
         yield Document(name, "", name, position=position)  # counted as short
     elif package.keep is DICTIONARY:
-        for number, part in enumerate(parts_of(text)):
+        for number, part in enumerate(split_dictionary(text)):
             label = f"{name}:{number}"
             yield Document(label, part, label, position=position)
     else:
         yield Document(name, text, name, position=position)
 
 
-def _keep_licence(out: Path, package: Path, raw: bytes) -> None:
+def _write_copyright(out: Path, package: Path, raw: bytes) -> None:
     folder = out / _LICENCES
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{package.name.partition('_')[0]}.txt").write_bytes(raw)

@@ -1,7 +1,7 @@
-"""What the Debian corpus is made of: packages of Debian's main section, by kind of text.
+"""The packages of the Debian corpus, all from Debian's main section, by kind of text.
 
-Three sources for three phases: code, technical documentation, and books and dictionaries, the best prose
-there is. Everything is free to copy under the licences named, most of them with conditions on passing it on.
+Three sources for three phases: code, technical documentation, and books and dictionaries, which have the best
+prose. All of it may be copied under the licences below, most of which set conditions on redistribution.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ HTML, SPHINX, DICTIONARY = compile(r"\.html$"), compile(r"/_sources/.*\.txt$"), 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """name: a regular expression, for the newest version that is there; keep: which of its files are read."""
+    """name: a regular expression, of which the newest match is used; keep, drop: which files to read."""
 
     name: str
     source: str
@@ -22,7 +22,7 @@ class Package:
     drop: Pattern[str] | None = None
 
 
-# In the order of precedence: of two equal texts the first stays.
+# In order of precedence: of two equal texts the first is kept.
 PACKAGES = (
     Package("debian-handbook", "books", compile(r"/en-US/.*\.html$"), "CC-BY-SA-3.0 OR GPL-2.0-or-later"),
     Package("debian-reference-en", "books", HTML, "GPL-2.0-or-later"),
@@ -59,6 +59,6 @@ SOURCES = tuple(dict.fromkeys(package.source for package in PACKAGES))
 
 
 def licence_of(source: str, packages: tuple[Package, ...]) -> str:
-    """The licences of a source's packages, together."""
+    """The licences of a source's packages as one SPDX expression."""
     own = sorted({package.licence for package in packages if package.source == source})
     return " AND ".join(f"({name})" if " OR " in name else name for name in own)

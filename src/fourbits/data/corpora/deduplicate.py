@@ -1,7 +1,7 @@
-"""Documents that were met before, exactly or line by line, in a few bytes of memory for each.
+"""Finds duplicate documents, identical as text or line by line, with a few bytes of memory per document.
 
-A document is remembered by 64 bits of a hash. Among n documents two different ones share them with
-probability n^2 / 2^65: three in a million for ten million documents, and then one is taken for the other.
+A document is represented by a 64-bit hash. Among n documents, two different ones share a hash with
+probability n^2 / 2^65 (three in a million for ten million documents); the later one is then dropped.
 """
 
 import hashlib
@@ -14,40 +14,40 @@ import numpy as np
 from fourbits.data.corpora.document import Document
 
 Rule = Literal["none", "exact", "lines"]
-_MOST_ADDED = 1 << 10  # values of one part that are not sorted in yet
+_MAX_UNSORTED = 1 << 10  # values of one part that are not merged into its sorted array yet
 
 
 def normalized(text: str) -> str:
-    """The text as the rule "lines" compares it: case, spacing and blank lines make no difference."""
+    """The text as the rule "lines" compares it: case, spacing and blank lines are ignored."""
     lines = (" ".join(line.split()) for line in text.casefold().splitlines())
     return "\n".join(line for line in lines if line)
 
 
 class Deduplicator:
-    """Tells whether an equal document came before.
+    """Decides whether a document duplicates an earlier one.
 
-    rule "exact" compares texts, "lines" their `normalized` form, "none" nothing. Pieces of a long text are
-    compared by the hash of the whole text, under either rule.
+    The rule "exact" compares texts, "lines" their `normalized` form, "none" keeps everything. The pieces of a
+    long text are compared by the hash of the whole text, under either rule.
     """
 
     def __init__(self, rule: Rule) -> None:
-        """Begin with nothing met."""
+        """Start with no documents seen."""
         self.rule = rule
         self.documents, self.num_bytes = 0, 0  # dropped so far
-        self._met = HashSet()
-        self._within: bool | None = None  # whether the document whose next piece is awaited is a repetition
+        self._seen = HashSet()
+        self._unfinished: bool | None = None  # a text has more pieces to come: whether it is a duplicate
 
-    def is_repeated(self, document: Document) -> bool:
-        """Whether to drop this document, or this piece of one; counts what is dropped."""
-        if self.rule == "none" or document.ids is not None:
+    def is_duplicate(self, document: Document) -> bool:
+        """Whether to drop this document, or this piece of one. Counts the dropped documents and bytes."""
+        if self.rule == "none" or document.tokens is not None:
             return False
-        first_piece = self._within is None
-        repeated = not self._met.add(self._hash(document)) if first_piece else bool(self._within)
-        self._within = repeated if document.more else None
-        if repeated:
+        first_piece = self._unfinished is None
+        duplicate = not self._seen.add(self._hash(document)) if first_piece else bool(self._unfinished)
+        self._unfinished = duplicate if document.more else None
+        if duplicate:
             self.documents += first_piece
             self.num_bytes += len(document.text.encode())
-        return repeated
+        return duplicate
 
     def _hash(self, document: Document) -> int:
         if document.more:
@@ -59,42 +59,42 @@ class Deduplicator:
 
 
 class HashSet:
-    """A set of integers in [0, 2^64) in 8 bytes for each, and at most 32 MiB more.
+    """A set of integers in [0, 2^64) that takes 8 bytes per value and at most 32 MiB more.
 
-    In 256 parts by their first 8 bits, each a sorted array and a small set of what was added since: one part
-    at a time is copied when it grows, where a table would be copied whole.
+    It has 256 parts, by the top 8 bits of a value; each is a sorted array and a small set of recent values.
+    Only one part at a time is copied when it grows, while a hash table would be copied whole.
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Create an empty set."""
         self._sorted: list[array[int]] = [array("Q") for _ in range(256)]
-        self._added: list[set[int]] = [set() for _ in range(256)]
+        self._unsorted: list[set[int]] = [set() for _ in range(256)]
 
     def __len__(self) -> int:
-        return sum(map(len, self._sorted)) + sum(map(len, self._added))
+        return sum(map(len, self._sorted)) + sum(map(len, self._unsorted))
 
     def add(self, value: int) -> bool:
-        """Add a value. Whether it was not there."""
+        """Add a value. Returns whether it is new."""
         if value in self:
             return False
         part = value >> 56
-        added = self._added[part]
-        added.add(value)
-        if len(added) >= _MOST_ADDED:
-            self._sorted[part] = _merged(self._sorted[part], added)
-            added.clear()
+        unsorted = self._unsorted[part]
+        unsorted.add(value)
+        if len(unsorted) >= _MAX_UNSORTED:
+            self._sorted[part] = _merged(self._sorted[part], unsorted)
+            unsorted.clear()
         return True
 
     def __contains__(self, value: int) -> bool:
         part = value >> 56
-        if value in self._added[part]:
+        if value in self._unsorted[part]:
             return True
         values = self._sorted[part]
         place = bisect_left(values, value)
         return place < len(values) and values[place] == value
 
 
-def _merged(values: "array[int]", added: set[int]) -> "array[int]":
-    both = np.concatenate((np.frombuffer(values, dtype=np.uint64), np.fromiter(added, dtype=np.uint64)))
+def _merged(values: "array[int]", unsorted: set[int]) -> "array[int]":
+    both = np.concatenate((np.frombuffer(values, dtype=np.uint64), np.fromiter(unsorted, dtype=np.uint64)))
     both.sort()
     return array("Q", both.tobytes())

@@ -1,22 +1,22 @@
-"""Long texts in pieces, so that no text has to fit in memory and one text keeps all cores busy.
+"""Splits long texts into pieces, so that no text has to fit in memory and one text keeps all cores busy.
 
-Encoders for byte pairs first cut a text into words and spaces. Where a line that ends in something visible is
-followed by a letter or a digit, a word ends and another begins for every such encoder in use, so pieces that
-are cut there are encoded to the same ids as the whole.
+BPE encoders first split a text into words and spaces. Every such encoder in use splits between a line break
+after a visible character and a letter or digit, so pieces that are split there encode to the same tokens as
+the whole text.
 """
 
 from collections.abc import Iterable, Iterator
 
-PIECE = 1 << 18  # characters; an encoder takes some 500 bytes for each, while it works
+PIECE = 1 << 18  # characters; an encoder needs about 500 bytes of memory for each
 
 
 def cut(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
-    """Pieces of at most `size` characters of a text that comes in chunks; the same for any chunks."""
+    """Split a text into pieces of at most `size` characters, independently of the chunks it arrives in."""
     rest = ""
     for chunk in chunks:
         rest, begin = rest + chunk, 0
-        while len(rest) - begin > size:  # so there is a character behind the piece, which decides, too
-            end = _last_seam(rest, begin, size)
+        while len(rest) - begin > size:  # whether to split also depends on the character after the piece
+            end = _last_split_point(rest, begin, size)
             yield rest[begin:end]
             begin = end
         rest = rest[begin:]
@@ -24,10 +24,10 @@ def cut(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
         yield rest
 
 
-def _last_seam(text: str, begin: int, size: int) -> int:
-    """The last seam in the second half of `size` characters from `begin` on; their end if there is none."""
-    first, seam = begin + size // 2, begin + size
-    while (seam := text.rfind("\n", first, seam)) >= 0:
-        if text[seam + 1].isalnum() and not text[seam - 1].isspace():
-            return seam + 1
+def _last_split_point(text: str, begin: int, size: int) -> int:
+    """The last split point in the second half of the `size` characters from `begin` on, else their end."""
+    first, newline = begin + size // 2, begin + size
+    while (newline := text.rfind("\n", first, newline)) >= 0:
+        if text[newline + 1].isalnum() and not text[newline - 1].isspace():
+            return newline + 1
     return begin + size

@@ -1,10 +1,9 @@
-"""The corpus that is on every machine: the standard library of the Python that runs this.
+"""A corpus that every machine has: the standard library of the running Python.
 
 Two sources. "code": the library's modules, without its tests. "prose": the language reference that `help()`
-shows, the documentation strings of the same modules, and the text files that come with them; documentation
-strings are thus read twice, once inside code. All texts of one module share a split key, so validation never
-meets a docstring that training saw. The files differ between Python versions: hashes are recorded, and no
-loss may be compared across versions.
+shows, the docstrings of the same modules, and the text files that ship with them. Docstrings therefore appear
+twice, also inside code; all texts of one module share a split key, so no validation docstring is in training.
+The files differ between Python versions: hashes are recorded, and losses are not comparable across versions.
 """
 
 import ast
@@ -19,7 +18,7 @@ from fourbits.data.corpora.document import Document, Source
 from fourbits.data.corpora.text_files import read_text
 
 LICENCE = "PSF-2.0"
-_OTHERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
+_EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 _TOPICS = "pydoc_data/topics.py"
 _SHORTEST_DOCSTRING = 80
 
@@ -31,7 +30,7 @@ def stdlib_sources() -> list[Source]:
     modules = tuple(p for p in names if p.suffix == ".py" and p.relative_to(root).as_posix() != _TOPICS)
     if not modules:
         raise ValueError(
-            f"{root}: the standard library of this Python has no source files; name your own text."
+            f"{root}: the standard library of this Python has no source files; pass your own text instead."
         )
     texts = tuple(path for path in names if path.suffix in (".txt", ".rst"))
     topics = tuple(path for path in [root / _TOPICS] if path.is_file())
@@ -45,7 +44,7 @@ def stdlib_sources() -> list[Source]:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        if path.is_dir() and path.name not in _OTHERS:
+        if path.is_dir() and path.name not in _EXCLUDED:
             yield from _walk(path)
         elif path.is_file():
             yield path
@@ -62,7 +61,7 @@ def _code(root: Path, modules: tuple[Path, ...]) -> Iterator[Document]:
 def _prose(
     root: Path, topics: tuple[Path, ...], texts: tuple[Path, ...], modules: tuple[Path, ...]
 ) -> tuple[Document, ...]:
-    """Kept after the first call: parsing the library takes longer than holding 2 MB of text is worth."""
+    """Cached: parsing the library takes seconds, holding its text 2 MB."""
     return tuple(_read_prose(root, topics, texts, modules))
 
 
@@ -83,14 +82,14 @@ def _read_prose(
 
 
 def _module_text(path: Path) -> str:
-    # A module may declare another encoding than UTF-8; tokenize.open honours the declaration.
+    # A module may declare an encoding other than UTF-8; tokenize.open honours the declaration.
     with tokenize.open(path) as file:
         return file.read()
 
 
 def _parse(text: str) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the library's own doubtful escapes are not the reader's concern
+        warnings.simplefilter("ignore")  # the library's invalid escapes are not the user's concern
         return ast.parse(text)
 
 
@@ -99,7 +98,7 @@ def _docstrings(text: str) -> list[str]:
 
 
 def _all_docstrings(node: ast.AST) -> Iterator[str]:
-    """Documentation strings in source order. Visits statements only: most nodes are expressions."""
+    """Yield docstrings in source order. Visits statements only: most nodes are expressions."""
     documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     if documented and (docstring := ast.get_docstring(node)):
         yield docstring
@@ -110,7 +109,7 @@ def _all_docstrings(node: ast.AST) -> Iterator[str]:
 
 
 def _string_table(text: str) -> dict[str, str]:
-    """The first dictionary of string literals in a module's source, read without executing it."""
+    """The first dictionary of string literals in a module's source, which is not executed."""
     for node in _parse(text).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             return ast.literal_eval(node.value)

@@ -1,4 +1,4 @@
-"""Documents in tables: Parquet files and Hugging Face datasets, a document per row."""
+"""Reads tables, Parquet files and Hugging Face datasets, as one document per row."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,15 +8,15 @@ from fourbits.data.corpora.document import Document, Source, key_of
 from fourbits.data.optional import load_datasets, load_pyarrow
 
 HUB = "hf:"
-# what datasets raises for a missing or damaged one, or for a connection that breaks
+# what `datasets` raises for a missing or damaged dataset, or when the connection breaks
 _UNREADABLE = (OSError, ValueError, RuntimeError)
-_ROWS = 64  # at a time: a row may be a book
+_BATCH_ROWS = 64  # a row may be a whole book
 
 
 def read_parquet(files: Sequence[Path], root: Path, text_field: str) -> Iterator[Document]:
-    """Every row's text, in order of files and rows; blank texts are left out.
+    """Yield every row's text, in order of files and rows; blank texts are skipped.
 
-    Raises ValueError naming a file that is damaged or has no such column of strings.
+    Raises ValueError for a file that is damaged or lacks a string column `text_field`.
     """
     before = 0
     for path in files:
@@ -25,7 +25,7 @@ def read_parquet(files: Sequence[Path], root: Path, text_field: str) -> Iterator
             with arrow.parquet.ParquetFile(path) as file:
                 _check_column(arrow, file.schema_arrow, text_field, path)
                 rows, number = file.metadata.num_rows, 0
-                for batch in file.iter_batches(_ROWS, columns=[text_field]):
+                for batch in file.iter_batches(_BATCH_ROWS, columns=[text_field]):
                     for value in batch.column(0):
                         number += 1
                         name = f"{path.relative_to(root).as_posix()}:{number}"
@@ -40,8 +40,8 @@ def _check_column(arrow: Any, schema: Any, text_field: str, path: Path) -> None:
     kinds = (arrow.string(), arrow.large_string())
     if text_field not in schema.names or schema.field(text_field).type not in kinds:
         raise ValueError(
-            f"{path}: needs a column of strings called {text_field!r}; it has {', '.join(schema.names)}. "
-            f"Name the column with --text-field."
+            f"{path}: needs a string column {text_field!r}; its columns are {', '.join(schema.names)}. "
+            f"Choose one with --text-field."
         )
 
 
@@ -55,12 +55,12 @@ def _row(value: Any, name: str, place: str, position: int | None) -> Iterator[Do
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Whether a folder was written by `Dataset.save_to_disk`."""
+    """Whether `Dataset.save_to_disk` wrote this folder."""
     return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
 
 
 def saved_dataset(name: str, path: Path, text_field: str) -> Source:
-    """The rows of a dataset that `save_to_disk` wrote."""
+    """A source that reads the rows of a dataset written by `save_to_disk`."""
     files = tuple(sorted(p for p in path.rglob("*") if p.is_file()))
 
     def open_rows() -> Any:
@@ -73,33 +73,35 @@ def saved_dataset(name: str, path: Path, text_field: str) -> Source:
     return Source(name, files, lambda: _read_rows(open_rows(), str(path), text_field), licence)
 
 
-def hub_dataset(given: str, text_field: str, name: str = "") -> Source:
-    """A dataset by its name on the Hub, or a folder of data files: "hf:NAME[:CONFIG][@SPLIT]"; streamed.
+def hub_dataset(spec: str, text_field: str, name: str = "") -> Source:
+    """A source that streams a Hub dataset or a folder of data files, given as "hf:NAME[:CONFIG][@SPLIT]".
 
-    The split is "train" if none is named. Raises ValueError for a dataset that cannot be opened.
+    The default split is "train". Raises ValueError for a dataset that cannot be opened.
     """
-    rest, _, split = given.removeprefix(HUB).partition("@")
+    rest, _, split = spec.removeprefix(HUB).partition("@")
     path, _, config = rest.partition(":")
     local = Path(path).resolve() if Path(path).is_dir() else None
     files = tuple(sorted(p for p in local.rglob("*") if p.is_file())) if local else ()
-    library = load_datasets(given)
+    library = load_datasets(spec)
 
     def open_rows() -> tuple[Any, str]:
         try:
             builder = library.load_dataset_builder(str(local or path), config or None)
             return builder.as_streaming_dataset(split=split or "train"), builder.hash
         except _UNREADABLE as error:
-            raise ValueError(f"{given}: cannot be opened: {_first_line(error)}.") from error
+            raise ValueError(f"{spec}: cannot be opened: {_first_line(error)}.") from error
 
     rows, revision = open_rows()
 
     def read() -> Iterator[Document]:
-        rows, now = open_rows()
-        if now != revision:
-            raise ValueError(f"{given}: changed meanwhile, from {revision} to {now}. Prepare it again.")
-        return _read_rows(rows, given, text_field)
+        rows, new_revision = open_rows()
+        if new_revision != revision:
+            raise ValueError(
+                f"{spec}: changed from {revision} to {new_revision} meanwhile. Prepare it again."
+            )
+        return _read_rows(rows, spec, text_field)
 
-    identity = f"\n{path}\t{config}\t{split}\t{revision}"  # of the Hub: a commit
+    identity = f"\n{path}\t{config}\t{split}\t{revision}"  # on the Hub the revision is a commit
     return Source(name or Path(path).name, files, read, _licence(rows.info.license), identity)
 
 
@@ -107,15 +109,15 @@ def _read_rows(rows: Any, where: str, text_field: str) -> Iterator[Document]:
     for number, record in enumerate(_readable(rows, where), start=1):
         if text_field not in record:
             raise ValueError(
-                f"{where}: needs a column called {text_field!r}; it has {', '.join(record)}. "
-                f"Name the column with --text-field."
+                f"{where}: needs a column {text_field!r}; its columns are {', '.join(record)}. "
+                f"Choose one with --text-field."
             )
         yield from _row(record[text_field], f"{where}:{number}", f"{where}: row {number}", None)
 
 
 def _readable(rows: Any, where: str) -> Iterator[Mapping[str, Any]]:
-    """Rows, until one cannot be read: a damaged file, a connection that breaks."""
-    iterator, read = iter(rows), 0
+    """Yield the rows. Raises ValueError at one that cannot be read: a damaged file, a broken connection."""
+    iterator, count = iter(rows), 0
     while True:
         try:
             row = next(iterator)
@@ -123,16 +125,16 @@ def _readable(rows: Any, where: str) -> Iterator[Mapping[str, Any]]:
             return
         except _UNREADABLE as error:
             raise ValueError(
-                f"{where}: cannot be read after row {read}: {_first_line(error)}. When that "
-                f"is mended, the same command continues."
+                f"{where}: cannot be read after row {count}: {_first_line(error)}. Fix that, then rerun the "
+                f"command; it resumes."
             ) from error
         yield row
-        read += 1
+        count += 1
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
 
 
-def _licence(given: Any) -> str:
-    return given if isinstance(given, str) else ""
+def _licence(value: Any) -> str:
+    return value if isinstance(value, str) else ""

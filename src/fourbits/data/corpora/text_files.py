@@ -1,6 +1,6 @@
-"""Documents in files: plain text and source code (a document per file), JSON lines; compressed or not.
+"""Reads text files: plain text and source code (a document per file) and JSON lines, compressed or not.
 
-.gz needs nothing, .zst needs pyarrow, which the extra `hf-data` brings.
+.zst needs pyarrow, which is in the extra `hf-data`; .gz needs nothing.
 """
 
 import gzip
@@ -27,9 +27,9 @@ LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 COMPRESSED = (".txt.gz", ".txt.zst", ".md.gz", ".md.zst")
 TEXT_FIELD = "text"
 
-# A larger file is read in pieces; and twice, as its split key is the hash of all of it.
+# A larger file is read in pieces, and twice, because its split key is the hash of the whole text.
 LONG_FILE = 16 << 20
-# A line of JSON is held whole, several times: as bytes, as text, as the text in it.
+# A JSON line is held in memory several times: as bytes, as a string, and as the text in it.
 LONGEST_LINE = 64 << 20
 _CHUNK_BYTES = 1 << 20
 
@@ -40,7 +40,7 @@ def is_text_file(path: Path) -> bool:
 
 
 def read_files(files: Sequence[Path], root: Path, text_field: str = TEXT_FIELD) -> Iterator[Document]:
-    """Every document of the files, in order, named relative to root; blank texts are left out."""
+    """Yield every document of the files, in order, with names relative to root; blank texts are skipped."""
     before = 0
     for path in files:
         name = path.relative_to(root).as_posix()
@@ -56,7 +56,7 @@ def read_files(files: Sequence[Path], root: Path, text_field: str = TEXT_FIELD) 
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file. Raises ValueError naming the file and, for bad bytes, where they are."""
+    """The text of a UTF-8 file. Raises ValueError with the file and, for invalid bytes, their offset."""
     with opened(path) as (file, _):
         return _decode(file.read(), path, 0)
 
@@ -69,24 +69,24 @@ def _read_long(path: Path, name: str, before: int) -> Iterator[Document]:
             blank = blank and not chunk.strip()
     if blank:
         return
-    held: str | None = None
+    previous: str | None = None
     with opened(path) as (file, raw):
         for piece in cut(_chunks(file, path)):
-            if held is not None:
-                yield Document(name, held, digest.hexdigest(), more=True, position=before + raw.tell())
-            held = piece
-    yield Document(name, held or "", digest.hexdigest(), position=before + path.stat().st_size)
+            if previous is not None:
+                yield Document(name, previous, digest.hexdigest(), more=True, position=before + raw.tell())
+            previous = piece
+    yield Document(name, previous or "", digest.hexdigest(), position=before + path.stat().st_size)
 
 
 def _chunks(file: IO[bytes], path: Path) -> Iterator[str]:
-    """The text in chunks of about 1 MiB, each a whole number of characters."""
+    """Yield the text in chunks of about 1 MiB; no character is split."""
     offset, rest = 0, b""
     while raw := file.read(_CHUNK_BYTES):
         raw = rest + raw
         whole = len(raw)
-        while whole and len(raw) - whole < 4 and raw[whole - 1] & 0xC0 == 0x80:  # the middle of a character
+        while whole and len(raw) - whole < 4 and raw[whole - 1] & 0xC0 == 0x80:  # a continuation byte
             whole -= 1
-        whole -= 1 if whole and raw[whole - 1] >= 0xC0 else 0  # its first byte
+        whole -= 1 if whole and raw[whole - 1] >= 0xC0 else 0  # the first byte of a character
         yield _decode(raw[:whole], path, offset)
         offset, rest = offset + whole, raw[whole:]
     if rest:
@@ -104,14 +104,14 @@ def _decode(raw: bytes, path: Path, offset: int) -> str:
 
 
 def _read_lines(path: Path, name: str, text_field: str, before: int) -> Iterator[Document]:
-    """A document per line: a JSON object with a string `text`, and maybe strings `name` and `split_key`."""
+    """Yield a document per line: a JSON object with a string `text`, and optional `name` and `split_key`."""
     with opened(path) as (file, raw):
         offset = 0
         for number, line_bytes in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
             if len(line_bytes) > LONGEST_LINE:
                 raise ValueError(
-                    f"{path}:{number}: a line has at most {LONGEST_LINE} bytes, this one has more. Split the "
-                    f"document, or put it into a .txt file of its own, which is read in pieces."
+                    f"{path}:{number}: the line is longer than {LONGEST_LINE} bytes, the limit. Split the "
+                    f"document, or move it to a separate .txt file, which is read in pieces."
                 )
             line = _decode(line_bytes, path, offset)
             offset += len(line_bytes)
@@ -128,8 +128,8 @@ def _parse_line(line: str, place: str, name: str, text_field: str, position: int
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{place}: not JSON: {error.msg} at column {error.colno}.") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets
-        raise ValueError(f"{place}: JSON that cannot be read: {error}.") from error
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits; deep nesting
+        raise ValueError(f"{place}: unreadable JSON: {error}.") from error
     text = record.get(text_field) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise ValueError(f"{place}: each line must be an object with a string field {text_field!r}.")
@@ -138,8 +138,8 @@ def _parse_line(line: str, place: str, name: str, text_field: str, position: int
         key = key_of(text)
         f"{own_name}{own_key}".encode()
     except UnicodeEncodeError as error:
-        where = "its text" if error.object is text else "its name and split_key"
-        raise ValueError(f"{place}: character {error.start} of {where} is half of a surrogate.") from error
+        where = "the text" if error.object is text else "name and split_key"
+        raise ValueError(f"{place}: character {error.start} of {where} is a lone surrogate.") from error
     return Document(
         own_name if isinstance(own_name, str) else name,
         text,
@@ -150,9 +150,9 @@ def _parse_line(line: str, place: str, name: str, text_field: str, position: int
 
 @contextmanager
 def opened(path: Path) -> Generator[tuple[IO[bytes], IO[bytes]]]:
-    """The bytes of a file, decompressed, and the file as it is on disk, whose tell() is the progress.
+    """Open a file for reading: the decompressed stream, and the file on disk, whose tell() shows progress.
 
-    Raises ValueError naming a file that cannot be read, or is damaged or truncated.
+    Raises ValueError for a file that cannot be read, or is damaged or truncated.
     """
     try:
         with path.open("rb") as raw:

@@ -1,7 +1,7 @@
-"""Texts to ids while the next texts are read and the last ids are written.
+"""Encodes texts to tokens while the next texts are read and earlier tokens are written.
 
-The tokenizer works outside Python's lock, on all cores; reading and writing go on beside it. Never more
-than a few batches are in memory, whatever the size of the input, and of long texts never more than two.
+The tokenizer releases the GIL and uses all cores, so reading and writing overlap with it. At most a few
+batches are in memory, whatever the size of the input, and at most two when texts are long.
 """
 
 from collections import deque
@@ -15,26 +15,26 @@ from fourbits.data.corpora.document import Document
 from fourbits.data.corpora.pieces import PIECE, cut
 from fourbits.data.tokenizer import Tokenizer
 
-Ids = npt.NDArray[np.integer]
+Tokens = npt.NDArray[np.integer]
 
 BATCH_CHARACTERS = 1 << 20
-#: batches at the tokenizer at a time: one that it works on, one that keeps it busy when it ends
+#: tokenizer calls in flight: one running, and one more so that the cores stay busy when it ends
 _WORKERS = 2
 _AHEAD = 3
-#: characters of waiting batches from which on only one waits
-_MOST_WAITING = 8 << 20
+#: above this many characters in waiting batches, only one batch waits
+_MAX_WAITING = 8 << 20
 
 
 def encode_ahead(
     documents: Iterable[Document], tokenizer: Tokenizer, dtype: np.dtype
-) -> Iterator[list[tuple[Document, Ids]]]:
-    """Batches of documents with their ids, [n] of `dtype`, without end tokens; in order."""
-    waiting: deque[tuple[list[Document], Future[list[Ids]]]] = deque()
+) -> Iterator[list[tuple[Document, Tokens]]]:
+    """Yield batches of documents with their tokens, [n] of `dtype`, without end tokens, in order."""
+    waiting: deque[tuple[list[Document], Future[list[Tokens]]]] = deque()
     with ThreadPoolExecutor(_WORKERS) as pool:
         try:
             for batch in batches(documents):
                 waiting.append((batch, pool.submit(_encode, batch, tokenizer, dtype)))
-                while len(waiting) >= _AHEAD or (len(waiting) > 1 and _characters(waiting) > _MOST_WAITING):
+                while len(waiting) >= _AHEAD or (len(waiting) > 1 and _characters(waiting) > _MAX_WAITING):
                     yield _finished(*waiting.popleft())
             while waiting:
                 yield _finished(*waiting.popleft())
@@ -44,7 +44,7 @@ def encode_ahead(
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents in lists of at least 1 MiB characters, the last one maybe of fewer."""
+    """Group documents into lists of at least 1 Mi characters; the last may have fewer."""
     batch: list[Document] = []
     size = 0
     for document in documents:
@@ -58,30 +58,30 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _size(document: Document) -> int:
-    return len(document.text) if document.ids is None else len(document.ids)
+    return len(document.text) if document.tokens is None else len(document.tokens)
 
 
-def _characters(waiting: Iterable[tuple[list[Document], Future[list[Ids]]]]) -> int:
+def _characters(waiting: Iterable[tuple[list[Document], Future[list[Tokens]]]]) -> int:
     return sum(_size(document) for batch, _ in waiting for document in batch)
 
 
-def _finished(batch: list[Document], future: Future[list[Ids]]) -> list[tuple[Document, Ids]]:
+def _finished(batch: list[Document], future: Future[list[Tokens]]) -> list[tuple[Document, Tokens]]:
     return list(zip(batch, future.result(), strict=True))
 
 
-def _encode(batch: Sequence[Document], tokenizer: Tokenizer, dtype: np.dtype) -> list[Ids]:
-    if batch[0].ids is not None:
+def _encode(batch: Sequence[Document], tokenizer: Tokenizer, dtype: np.dtype) -> list[Tokens]:
+    if batch[0].tokens is not None:
         return [_checked(document, tokenizer).astype(dtype) for document in batch]
-    parts: list[list[Ids]] = [[] for _ in batch]
+    parts: list[list[Tokens]] = [[] for _ in batch]
     for group in _groups(batch):
         encoded = tokenizer.encode_batch([piece for _, piece in group])
-        for (number, _), ids in zip(group, encoded, strict=True):
-            parts[number].append(np.array(ids, dtype=dtype))
-    return [ids[0] if len(ids) == 1 else np.concatenate(ids) for ids in parts]
+        for (number, _), tokens in zip(group, encoded, strict=True):
+            parts[number].append(np.array(tokens, dtype=dtype))
+    return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in parts]
 
 
 def _groups(batch: Sequence[Document]) -> Iterator[list[tuple[int, str]]]:
-    """The pieces of all texts, with the document's number in the batch, in groups for one call each."""
+    """Group the pieces of all texts, each with its document's index in the batch, for one tokenizer call."""
     group: list[tuple[int, str]] = []
     size = 0
     for number, document in enumerate(batch):
@@ -95,15 +95,15 @@ def _groups(batch: Sequence[Document]) -> Iterator[list[tuple[int, str]]]:
         yield group
 
 
-def _checked(document: Document, tokenizer: Tokenizer) -> Ids:
-    """The ids of a document that came encoded, without its end token. Raises ValueError for foreign ids."""
-    ids = document.ids
-    assert ids is not None
-    wrong = np.flatnonzero((ids < 0) | (ids >= tokenizer.size))
+def _checked(document: Document, tokenizer: Tokenizer) -> Tokens:
+    """The tokens of an encoded document, without its end token. Raises ValueError for unknown tokens."""
+    tokens = document.tokens
+    assert tokens is not None
+    wrong = np.flatnonzero((tokens < 0) | (tokens >= tokenizer.size))
     if len(wrong):
         raise ValueError(
-            f"{document.name}: id {ids[wrong[0]]} at position {wrong[0]} is outside the vocabulary of "
-            f"{tokenizer.size}: the file was made with another tokenizer."
+            f"{document.name}: token {tokens[wrong[0]]} at position {wrong[0]} is outside the vocabulary of "
+            f"{tokenizer.size}. The file was written with another tokenizer; pass that one."
         )
-    ends = len(ids) and ids[-1] == tokenizer.end_id
-    return ids[:-1] if ends else ids
+    is_ended = len(tokens) and tokens[-1] == tokenizer.end_id
+    return tokens[:-1] if is_ended else tokens

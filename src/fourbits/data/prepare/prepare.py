@@ -1,8 +1,8 @@
-"""Text to token files: documents -> tokenizer -> train and validation files of every source -> manifest.
+"""Text to token files: documents -> tokenizer -> training and validation files of each source -> manifest.
 
-A folder is complete when its manifest exists, which is written last. Preparing again with the same text and
-options returns at once; after an interruption, a kill included, it continues in the source where it stopped.
-The manifest has no time stamp: equal input gives equal bytes, however often it was interrupted.
+The manifest is written last; a folder that has one is complete. Preparing the same text with the same options
+again returns at once; after an interruption or a kill it resumes inside the source where it stopped. The
+manifest has no timestamp: equal input gives equal bytes, however often preparing was interrupted.
 """
 
 import hashlib
@@ -27,20 +27,20 @@ from fourbits.data.stream.manifest import FORMAT, MANIFEST, VERSION, read_manife
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.data.whole_file import read_json, write_json
 
-# A tokenizer learns from this much text per token of its vocabulary; more text changes few merges.
+# A tokenizer is trained on this much text per token of its vocabulary; more text changes few merges.
 _TRAINING_BYTES_PER_TOKEN = 1500
-_TOKENIZER = ".tokenizer"  # no source is called so
+_TOKENIZER = ".tokenizer"  # no source can have this name
 _LOCK = ".preparing"
-_MOST_TRAINING_BYTES = 128 << 20  # the trainer holds every different word of it
+_MAX_TRAINING_BYTES = 128 << 20  # the trainer keeps every distinct word in memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareOptions:
-    """How text becomes token files.
+    """How text is turned into token files.
 
-    tokenizer: a tokenizer.json to use instead of training one of vocab_size; end_token: its end-of-document
-    token if it is not a usual one; validation_fraction: share of documents held out, by hash; seed: turns
-    the split; deduplicate: which repeated documents are left out, within and across sources.
+    tokenizer: one to use instead of training one with vocab_size tokens; end_token: its end-of-document token
+    if it is not a common one; validation_fraction: share of documents held out, by hash; seed: changes the
+    split; deduplicate: which duplicate documents are dropped, within and across sources.
     """
 
     tokenizer: str | None = None
@@ -51,7 +51,7 @@ class PrepareOptions:
     deduplicate: Rule = "none"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a fraction outside (0, 0.5]."""
+        """Raises ValueError for a validation_fraction outside (0, 0.5]."""
         if not 0 < self.validation_fraction <= 0.5:
             raise ValueError(
                 f"data: validation_fraction must be above 0 and at most 0.5, got {self.validation_fraction}."
@@ -63,23 +63,23 @@ def prepare(
 ) -> PreparedData:
     """Write the token files of `sources` into the folder `out` and open it.
 
-    Raises ValueError for bad text, options, or an `out` that holds other prepared data; OSError for a full
+    Raises ValueError for invalid text or options, or if `out` holds other prepared data; OSError for a full
     disk.
     """
     out, report = Path(out), progress or (lambda what, done, total: None)
     if not sources:
-        raise ValueError("data: no source was named.")
-    given = None if options.tokenizer is None else Tokenizer.load(options.tokenizer, options.end_token)
-    request = request_of(sources, options, given)
+        raise ValueError("data: needs at least one source, got none.")
+    tokenizer = _load_tokenizer(options)
+    request = request_of(sources, options, tokenizer)
     if not (out / MANIFEST).exists():
         out.mkdir(parents=True, exist_ok=True)
         with locked(out):
             if not (out / MANIFEST).exists():  # else another process wrote it while this one waited
-                _write_folder(sources, request, options, given, out, report)
+                _write_folder(sources, request, options, tokenizer, out, report)
             # The manifest exists, so a process that locks a new file of this name has nothing to write.
             (out / _LOCK).unlink(missing_ok=True)
     if read_manifest(out)["request"] != request:
-        raise ValueError(f"{out}: holds data prepared from other text or options; name another folder.")
+        raise ValueError(f"{out}: holds data prepared from other text or options; choose another folder.")
     return PreparedData.open(out)
 
 
@@ -105,15 +105,15 @@ def _write_folder(
     sources: Sequence[Source],
     request: dict[str, Any],
     options: PrepareOptions,
-    given: Tokenizer | None,
+    tokenizer: Tokenizer | None,
     out: Path,
     report: Progress,
 ) -> None:
-    tokenizer = given or _own_tokenizer(sources, request, options, out, report)
+    tokenizer = tokenizer or _train_or_reload(sources, request, options, out, report)
     tokenizer.save(out / "tokenizer.json")
-    repeated = Deduplicator(options.deduplicate)
-    to = Preparation(out, tokenizer, options.validation_fraction, options.seed, repeated, report)
-    records = {source.name: _record_of(source, request, to) for source in sources}
+    deduplicator = Deduplicator(options.deduplicate)
+    preparation = Preparation(out, tokenizer, options.validation_fraction, options.seed, deduplicator, report)
+    records = {source.name: _source_record(source, request, preparation) for source in sources}
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -134,79 +134,84 @@ def _write_folder(
         _record_path(out, name).unlink(missing_ok=True)
 
 
-def _record_of(source: Source, request: dict[str, Any], to: Preparation) -> dict[str, Any]:
-    """The record of a source that is prepared now, or was by an earlier call that did not come to its end."""
-    path = _record_path(to.out, source.name)
-    # What the outcome depends on: with deduplication, all that came before it, too.
-    if to.repeated.rule == "none":
+def _source_record(source: Source, request: dict[str, Any], preparation: Preparation) -> dict[str, Any]:
+    """Prepare a source, unless an interrupted call has finished it. Returns its record for the manifest."""
+    path = _record_path(preparation.out, source.name)
+    # The key covers what the result depends on; with deduplication that includes all earlier sources.
+    if preparation.deduplicator.rule == "none":
         request = {**request, "sources": request["sources"][source.name]}
-    key = hashlib.sha256(json.dumps([to.tokenizer.sha256, request, source.name]).encode()).hexdigest()
+    key = _sha256([preparation.tokenizer.sha256, request, source.name])
     finished = _finished_record(path, key)
     if finished is not None:
-        skip_source(source, to.repeated)
+        skip_source(source, preparation.deduplicator)
         return finished
-    record = prepare_source(source, key, to)
+    record = prepare_source(source, key, preparation)
     write_json(path, {"key": key, "record": record})
-    ProgressFile(to.out / source.name, key).remove()
+    ProgressFile(preparation.out / source.name, key).remove()
     return record
 
 
 def request_of(
-    sources: Sequence[Source], options: PrepareOptions, given: Tokenizer | None = None
+    sources: Sequence[Source], options: PrepareOptions, tokenizer: Tokenizer | None = None
 ) -> dict[str, Any]:
-    """What was asked, in a form that equals another request exactly if the outcome would be the same.
+    """What determines the result, as plain values: equal requests give equal files.
 
-    given: the tokenizer that the options name, if it was loaded already.
+    tokenizer: the one that the options name, if it is already loaded.
     """
-    if options.tokenizer is not None and given is None:
-        given = Tokenizer.load(options.tokenizer, options.end_token)
+    tokenizer = tokenizer or _load_tokenizer(options)
     return {
         "sources": {
             source.name: {"fingerprint": source.fingerprint(), "licence": source.licence}
             for source in sources
         },
-        "tokenizer": given.sha256 if given else {"vocab_size": options.vocab_size},
+        "tokenizer": tokenizer.sha256 if tokenizer else {"vocab_size": options.vocab_size},
         "validation_fraction": options.validation_fraction,
         "seed": options.seed,
         "deduplicate": options.deduplicate,
     }
 
 
-def _own_tokenizer(
+def _load_tokenizer(options: PrepareOptions) -> Tokenizer | None:
+    return None if options.tokenizer is None else Tokenizer.load(options.tokenizer, options.end_token)
+
+
+def _train_or_reload(
     sources: Sequence[Source], request: dict[str, Any], options: PrepareOptions, out: Path, report: Progress
 ) -> Tokenizer:
-    """A tokenizer trained on the sources, now or by an earlier call; saved in `out`."""
-    path, done = out / "tokenizer.json", _record_path(out, _TOKENIZER)
-    key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
-    if _finished_record(done, key) is not None and path.is_file():
+    """A tokenizer trained on the sources, by this call or by an interrupted one; saved in `out`."""
+    path, record_path = out / "tokenizer.json", _record_path(out, _TOKENIZER)
+    key = _sha256(request)
+    if _finished_record(record_path, key) is not None and path.is_file():
         return Tokenizer.load(path)
-    tokenizer = _trained(sources, options, report)
+    tokenizer = _train_tokenizer(sources, options, report)
     tokenizer.save(path)
-    write_json(done, {"key": key, "record": {}})
+    write_json(record_path, {"key": key, "record": {}})
     return tokenizer
 
 
-def _trained(sources: Sequence[Source], options: PrepareOptions, report: Progress) -> Tokenizer:
+def _train_tokenizer(sources: Sequence[Source], options: PrepareOptions, report: Progress) -> Tokenizer:
     for source in sources:
-        if source.has_ids:
-            raise ValueError(f"data: {source.name!r} is a token file; name its tokenizer with --tokenizer.")
+        if source.is_tokenized:
+            raise ValueError(f"data: {source.name!r} is a token file; pass its tokenizer with --tokenizer.")
     total = sum(source.num_bytes for source in sources)
     report("tokenizer", 0, total)
-    wanted = min(_TRAINING_BYTES_PER_TOKEN * options.vocab_size, _MOST_TRAINING_BYTES)
+    num_bytes = min(_TRAINING_BYTES_PER_TOKEN * options.vocab_size, _MAX_TRAINING_BYTES)
     documents = (document for source in sources for document in source.read())
-    sample = _training_sample(documents, options, min(1.0, wanted / max(total, 1)))
-    tokenizer = Tokenizer.train(_at_most(2 * wanted, sample), options.vocab_size)
+    sample = _training_sample(documents, options, min(1.0, num_bytes / max(total, 1)))
+    tokenizer = Tokenizer.train(_limited(2 * num_bytes, sample), options.vocab_size)
     report("tokenizer", total, total)
     return tokenizer
 
 
 def _training_sample(documents: Iterable[Document], options: PrepareOptions, share: float) -> Iterator[str]:
-    """Training documents, thinned by hash to about `share`; with the first one always, so never empty."""
+    """Sample about `share` of the training documents by hash. Includes the first, so it is never empty."""
     first = True
     for document in documents:
-        own_key = key_of(document.text) if document.more else document.split_key
-        kept = fraction_of(own_key, options.seed + 1) < share
-        if first or (kept and fraction_of(document.split_key, options.seed) >= options.validation_fraction):
+        sample_key = key_of(document.text) if document.more else document.split_key
+        is_sampled = fraction_of(sample_key, options.seed + 1) < share
+        if first or (
+            is_sampled and fraction_of(document.split_key, options.seed) >= options.validation_fraction
+        ):
             yield document.text
         first = False
 
@@ -218,13 +223,17 @@ def _finished_record(path: Path, key: str) -> dict[str, Any] | None:
     return saved["record"] if saved["key"] == key else None
 
 
-def _at_most(limit: int, texts: Iterable[str]) -> Iterator[str]:
-    """Texts up to about `limit` characters: compressed and streamed sources do not say how long they are."""
+def _limited(limit: int, texts: Iterable[str]) -> Iterator[str]:
+    """Stop after about `limit` characters: compressed and streamed sources do not know their length."""
     for text in texts:
         yield text
         limit -= len(text)
         if limit < 0:
             return
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def _record_path(out: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""One source to its token files: read, drop repetitions, encode, split, write; continued after a kill."""
+"""One source to its token files: read, drop duplicates, encode, split, write; resumes after a kill."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,34 +15,40 @@ from fourbits.data.stream.manifest import SPLITS, describe_files, split_prefix
 from fourbits.data.stream.token_file import id_type
 from fourbits.data.tokenizer import Tokenizer
 
-# A kill costs the work on this much text, at most.
+# After a kill, at most this much text is encoded again.
 SAVE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What is the same for all sources of one preparation."""
+    """What all sources of one preparation share."""
 
     out: Path
     tokenizer: Tokenizer
     validation_fraction: float
     seed: int
-    repeated: Deduplicator
+    deduplicator: Deduplicator
     report: Progress
 
 
-def prepare_source(source: Source, key: str, to: Preparation) -> dict[str, Any]:
+def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[str, Any]:
     """Write SOURCE.train and SOURCE.validation. Returns the source's record for the manifest.
 
-    key: what decides the outcome; an earlier call with the same key that was killed is continued.
-    Raises ValueError for bad text and for files that change while they are read; OSError for a full disk.
+    key: a hash of what determines the result; an interrupted call with the same key is resumed.
+    Raises ValueError for invalid text and for files that change while they are read; OSError for a full disk.
     """
-    stamps, progress = source.stamps(), ProgressFile(to.out / source.name, key)
-    dropped_before = to.repeated.documents, to.repeated.num_bytes
+    stamps, progress = source.stamps(), ProgressFile(preparation.out / source.name, key)
+    dropped_before = preparation.deduplicator.documents, preparation.deduplicator.num_bytes
     tally, state = progress.load() or (Tally(), None)
-    dtype = id_type(to.tokenizer.size)
-    with Split(to.out / source.name, dtype, to.validation_fraction, to.tokenizer.end_id, state) as split:
-        _copy(source, tally, split, progress, to)
+    dtype = id_type(preparation.tokenizer.size)
+    with Split(
+        preparation.out / source.name,
+        dtype,
+        preparation.validation_fraction,
+        preparation.tokenizer.end_id,
+        state,
+    ) as split:
+        _copy(source, tally, split, progress, preparation)
         _check_unchanged(source, stamps)
         if not split.state.documents:
             raise ValueError(
@@ -50,59 +56,63 @@ def prepare_source(source: Source, key: str, to: Preparation) -> dict[str, Any]:
             )
         held_out = split.finish()
     total = source.num_bytes or max(tally.text_bytes, 1)
-    to.report(source.name, total, total)
+    preparation.report(source.name, total, total)
     return {
         "licence": source.licence,
         "files": len(source.files),
         "documents": tally.documents,
-        "repeated_documents": to.repeated.documents - dropped_before[0],
-        "repeated_bytes": to.repeated.num_bytes - dropped_before[1],
+        "repeated_documents": preparation.deduplicator.documents - dropped_before[0],
+        "repeated_bytes": preparation.deduplicator.num_bytes - dropped_before[1],
         "text_bytes": tally.text_bytes,
         "text_sha256": tally.text_sha256,
         "held_out": held_out,
-        **{name: describe_files(split_prefix(to.out / source.name, name)) for name in SPLITS},
+        **{name: describe_files(split_prefix(preparation.out / source.name, name)) for name in SPLITS},
     }
 
 
-def skip_source(source: Source, repeated: Deduplicator) -> None:
-    """Let later sources know the documents of one that is finished already."""
-    if repeated.rule != "none":
+def skip_source(source: Source, deduplicator: Deduplicator) -> None:
+    """Show the deduplicator a finished source, so that its documents are dropped from later ones."""
+    if deduplicator.rule != "none":
         for document in source.read():
-            repeated.is_repeated(document)
+            deduplicator.is_duplicate(document)
 
 
-def _copy(source: Source, tally: Tally, split: Split, progress: ProgressFile, to: Preparation) -> None:
-    """Everything of a source that `tally` has not counted yet, to the split."""
+def _copy(
+    source: Source, tally: Tally, split: Split, progress: ProgressFile, preparation: Preparation
+) -> None:
+    """Encode what `tally` does not count yet and add it to the split."""
     saved_at, total = tally.text_bytes, source.num_bytes
     numbers: deque[int] = deque()
-    kept = _kept(source.read(), tally.read, to.repeated, numbers)
-    for batch in encode_ahead(kept, to.tokenizer, split.dtype):
-        for document, ids in batch:
-            split.add(fraction_of(document.split_key, to.seed), ids, document.more)
+    documents = _unique(source.read(), tally.read, preparation.deduplicator, numbers)
+    for batch in encode_ahead(documents, preparation.tokenizer, split.dtype):
+        for document, tokens in batch:
+            split.add(fraction_of(document.split_key, preparation.seed), tokens, document.more)
             tally.count(document, numbers.popleft())
         position = batch[-1][0].position
         done = tally.text_bytes if position is None else position
-        to.report(source.name, min(done, total - 1) if total else done, total)
+        preparation.report(source.name, min(done, total - 1) if total else done, total)
         if tally.text_bytes - saved_at >= SAVE_BYTES:
             progress.save(tally, split.flush())
             saved_at = tally.text_bytes
 
 
-def _kept(
-    documents: Iterator[Document], skip: int, repeated: Deduplicator, numbers: deque[int]
+def _unique(
+    documents: Iterator[Document], skip: int, deduplicator: Deduplicator, numbers: deque[int]
 ) -> Iterator[Document]:
-    """Documents that are not repeated, without the first `skip`; their numbers, from 1, go to `numbers`."""
+    """Yield documents after the first `skip`, except duplicates; append their numbers to `numbers`."""
     for number, document in enumerate(documents, start=1):
-        if not repeated.is_repeated(document) and number > skip:
+        if not deduplicator.is_duplicate(document) and number > skip:
             numbers.append(number)
             yield document
 
 
 def _check_unchanged(source: Source, stamps: dict[Path, str]) -> None:
     try:
-        now = source.stamps()
+        current = source.stamps()
     except OSError as error:
         raise ValueError(f"{error.filename}: removed while {source.name!r} was read.") from error
     for path, stamp in stamps.items():
-        if now[path] != stamp:
-            raise ValueError(f"{path}: changed while it was read; prepare again when it is complete.")
+        if current[path] != stamp:
+            raise ValueError(
+                f"{path}: changed while it was read; rerun the command when the file is complete."
+            )

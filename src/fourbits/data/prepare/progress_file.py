@@ -1,6 +1,6 @@
-"""What survives a kill in the middle of a source: how much was read, and how far each file had come.
+"""The progress within a source, on disk: how much was read, and how long each token file was.
 
-Written after the token files were brought to disk, so that they are at least as long as it says.
+It is written after the token files are flushed to disk, so they are at least as long as it records.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ from fourbits.data.whole_file import read_json, write_json
 
 @dataclass(slots=True)
 class Tally:
-    """What was read of a source, and written. read: documents (or pieces), repeated ones included.
+    """What was read of a source and written. read: documents (or pieces), duplicates included.
 
-    text_sha256: a chain, each link the SHA-256 of the one before and the SHA-256 of the next text: a hash of
-    all texts that can be continued from 32 bytes.
+    text_sha256: a hash chain over all texts: the SHA-256 of the previous link and the next text's SHA-256. It
+    can be resumed from its 32 bytes.
     """
 
     read: int = 0
@@ -27,25 +27,25 @@ class Tally:
     text_sha256: str = "0" * 64
 
     def count(self, document: Document, read: int) -> None:
-        """A document, or a piece of one, was written; `read` of the source have been read up to it."""
-        raw = document.text.encode() if document.ids is None else document.ids.tobytes()
+        """Count a written document, or a piece of one; `read` is its number in the source, from 1."""
+        raw = document.text.encode() if document.tokens is None else document.tokens.tobytes()
         link = bytes.fromhex(self.text_sha256) + hashlib.sha256(raw).digest()
         self.text_sha256 = hashlib.sha256(link).hexdigest()
         self.read = read
         self.documents += not document.more
-        self.text_bytes += len(raw) if document.ids is None else 0
+        self.text_bytes += len(raw) if document.tokens is None else 0
 
 
 class ProgressFile:
-    """SOURCE.progress.json beside the token files of a source that is not finished."""
+    """SOURCE.progress.json, next to the token files of an unfinished source."""
 
     def __init__(self, prefix: Path, key: str) -> None:
-        """key: what decides the outcome; progress under another key does not count."""
+        """key: a hash of what determines the result; progress saved under another key is ignored."""
         self.prefix, self.key = prefix, key
         self.path = prefix.with_name(f"{prefix.name}.progress.json")
 
     def load(self) -> tuple[Tally, SplitState] | None:
-        """Where to continue; None to begin anew, also if the files have been published or removed since."""
+        """Where to resume; None to start over, for example after the files were published or removed."""
         if not self.path.is_file():
             return None
         saved = read_json(self.path)
@@ -55,9 +55,9 @@ class ProgressFile:
         return Tally(**saved["tally"]), SplitState.of(saved["split"])
 
     def save(self, tally: Tally, split: SplitState) -> None:
-        """Remember a place; the token files must be on disk up to there."""
+        """Save the progress; the token files must be on disk up to it."""
         write_json(self.path, {"key": self.key, "tally": asdict(tally), "split": split.to_dict()})
 
     def remove(self) -> None:
-        """The source is finished."""
+        """Delete the file once the source is finished."""
         self.path.unlink(missing_ok=True)

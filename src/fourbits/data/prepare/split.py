@@ -1,7 +1,7 @@
-"""Training and validation text of a source: each document on one side, by hash, and neither side empty.
+"""Splits a source into training and validation text: each document on one side, by hash; neither is empty.
 
-Documents go to their side as they come. If one side is empty at the end, the other file is read again, and
-the documents of lowest hash become the validation text; a source of one document gives its tail.
+Each document is written to its side as it arrives. If one side is empty at the end, the other file is read
+again, and its documents with the lowest hash become the validation text; a single document gives its tail.
 """
 
 import hashlib
@@ -17,18 +17,18 @@ from fourbits.data.prepare.token_writer import Place, TokenFileWriter
 from fourbits.data.stream.manifest import SPLITS, split_prefix
 from fourbits.data.stream.token_file import TokenFile, bin_and_idx
 
-_COPY_IDS = 1 << 22
+_COPY_TOKENS = 1 << 22
 
 
 def fraction_of(split_key: str, seed: int) -> float:
-    """A number in [0, 1) that is a hash of the seed and a document's split key."""
+    """A hash of the seed and a document's split key, as a number in [0, 1)."""
     digest = hashlib.sha256(f"{seed}:{split_key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
 @dataclass(slots=True)
 class SplitState:
-    """What a split remembers, besides the files: while a side is empty, the lowest hash and whose it is."""
+    """A split's state besides its files: while a side is empty, the lowest hash and the documents with it."""
 
     lowest: float = 1.0
     lowest_documents: list[int] = field(default_factory=list)
@@ -36,12 +36,12 @@ class SplitState:
     places: dict[str, Place] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The state as plain values, for JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "SplitState":
-        """What `to_dict` gave."""
+        """The state from `to_dict` values."""
         places = {name: Place(**place) for name, place in record["places"].items()}
         return cls(record["lowest"], record["lowest_documents"], record["documents"], places)
 
@@ -49,14 +49,14 @@ class SplitState:
 class Split:
     """Writes a source's documents into PREFIX.train and PREFIX.validation. Use as a context manager.
 
-    Call `finish` at the end of the block. A block that fails keeps what it wrote, to be continued from a
-    state that `flush` gave.
+    Call `finish` at the end of the block. If the block fails, its files stay, to be resumed from a state that
+    `flush` returned.
     """
 
     def __init__(
         self, prefix: Path, dtype: np.dtype, fraction: float, end_id: int, state: SplitState | None = None
     ) -> None:
-        """fraction: share of documents for validation; state: where to continue."""
+        """fraction: share of documents for validation; state: where to resume."""
         self.prefix, self.dtype, self.fraction = prefix, dtype, fraction
         self._end = np.array([end_id], dtype=dtype)
         self.state = state or SplitState()
@@ -65,16 +65,16 @@ class Split:
     def _writer(self, name: str, start: Place | None = None) -> TokenFileWriter:
         return TokenFileWriter(split_prefix(self.prefix, name), self.dtype, start=start, keep=True)
 
-    def add(self, position: float, ids: npt.NDArray[np.integer], more: bool) -> None:
-        """One document, or a piece of one. position: its hash in [0, 1); ids [n]: without the end token."""
+    def add(self, position: float, tokens: npt.NDArray[np.integer], more: bool) -> None:
+        """Add a document, or a piece of one. position: its hash in [0, 1); tokens: [n], without end token."""
         writer = self._writers["validation" if position < self.fraction else "train"]
-        if len(ids):
-            writer.extend(ids)
+        if len(tokens):
+            writer.extend(tokens)
         if more:
             return
         writer.add(self._end)
         if all(writer.num_documents for writer in self._writers.values()):
-            self.state.lowest_documents = []  # neither side is empty, so nobody will ask
+            self.state.lowest_documents = []  # neither side is empty, so they are not needed
         elif position < self.state.lowest:
             self.state.lowest, self.state.lowest_documents = position, [self.state.documents]
         elif position == self.state.lowest:
@@ -82,25 +82,25 @@ class Split:
         self.state.documents += 1
 
     def flush(self) -> SplitState:
-        """Bring everything to disk. Returns the state to continue from."""
+        """Flush everything to disk. Returns the state to resume from."""
         self.state.places = {name: writer.flush() for name, writer in self._writers.items()}
         return self.state
 
     def finish(self) -> str:
-        """Let neither side be empty, and say how the validation text was chosen."""
-        full = [name for name, writer in self._writers.items() if writer.num_documents]
-        if len(full) != 1:
+        """Make sure neither side is empty. Returns how the validation text was chosen."""
+        nonempty = [name for name, writer in self._writers.items() if writer.num_documents]
+        if len(nonempty) != 1:
             return "documents by hash"
         whole = split_prefix(self.prefix, "whole")
-        self._writers[full[0]].publish(whole)
+        self._writers[nonempty[0]].publish(whole)
         for writer in self._writers.values():
             writer.close()
         self._writers = {name: self._writer(name) for name in SPLITS}
         file = TokenFile(whole)
-        chosen = self._divide(file) if file.num_documents > 1 else self._cut_tail(file)
+        rule = self._divide(file) if file.num_documents > 1 else self._split_tail(file)
         for path in bin_and_idx(whole):
             path.unlink()
-        return chosen
+        return rule
 
     def _divide(self, file: TokenFile) -> str:
         lowest = set(self.state.lowest_documents)
@@ -112,26 +112,26 @@ class Split:
             writer.end_document()
         return "the documents of lowest hash, as the fraction left one side empty"
 
-    def _cut_tail(self, file: TokenFile) -> str:
-        ids = file.document(0)
-        end = min(max(1, round(len(ids) * (1 - self.fraction))), len(ids) - 1)
-        for name, part in zip(SPLITS, (ids[:end], ids[end:]), strict=True):
+    def _split_tail(self, file: TokenFile) -> str:
+        tokens = file.document(0)
+        end = min(max(1, round(len(tokens) * (1 - self.fraction))), len(tokens) - 1)
+        for name, part in zip(SPLITS, (tokens[:end], tokens[end:]), strict=True):
             _extend(self._writers[name], part)
             self._writers[name].end_document()
         return "the tail of the only document"
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Return the open split."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Publish both files, unless the block failed."""
+        """Publish both pairs of files, unless the block failed."""
         for writer in self._writers.values():
             writer.__exit__(kind, error, trace)
 
 
-def _extend(writer: TokenFileWriter, ids: npt.NDArray[np.integer]) -> None:
-    for first in range(0, len(ids), _COPY_IDS):
-        writer.extend(ids[first : first + _COPY_IDS])
+def _extend(writer: TokenFileWriter, tokens: npt.NDArray[np.integer]) -> None:
+    for first in range(0, len(tokens), _COPY_TOKENS):
+        writer.extend(tokens[first : first + _COPY_TOKENS])

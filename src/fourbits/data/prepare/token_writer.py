@@ -1,9 +1,8 @@
-"""Writing a pair of token files, document by document, so that they appear complete or not at all.
+"""Writes a pair of token files, document by document; the pair appears complete or not at all.
 
-While a pair is written its ids grow in PREFIX.bin.tmp and the lengths of finished documents in
-PREFIX.lengths.tmp, nothing of them in memory. Publishing flushes both to disk, makes the index of the lengths
-and renames .bin, then .idx. A writer may be told to keep what it has when it fails, to be continued from a
-place that was flushed (`flush`).
+Until then, tokens go to PREFIX.bin.tmp and the lengths of finished documents to PREFIX.lengths.tmp, so memory
+use does not grow. Publishing flushes both to disk, builds the index from the lengths, and renames .bin, then
+.idx. With keep=True a failed writer leaves its files, to be resumed from a place that `flush` returned.
 """
 
 import os
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fourbits.data.stream.token_file import HEADER, ID_TYPES, MAGIC, VERSION, bin_and_idx
-from fourbits.data.whole_file import close, sync, write, written
+from fourbits.data.whole_file import close, open_synced, sync, write
 
 LONGEST_DOCUMENT = 2**31 - 1  # lengths are int32
 _BUFFER = 1 << 20
@@ -26,7 +25,7 @@ _INDEX_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a writer has come: ids written, of an unfinished document too, and documents finished."""
+    """A writer's progress: tokens written, an unfinished document's included, and documents finished."""
 
     tokens: int
     documents: int
@@ -35,85 +34,89 @@ class Place:
 class TokenFileWriter:
     """Writes a pair of token files. Use as a context manager.
 
-    An exception inside the block, a full disk included, leaves an earlier pair as it was.
+    An exception inside the block, for example a full disk, leaves an earlier pair unchanged.
     """
 
     def __init__(
         self, prefix: Path | str, dtype: np.dtype, *, start: Place | None = None, keep: bool = False
     ) -> None:
-        """Write PREFIX.bin and PREFIX.idx with ids of type `dtype` (see `id_type`).
+        """Write PREFIX.bin and PREFIX.idx with tokens of type `dtype` (see `id_type`).
 
-        start: continue the unfinished files of an earlier writer from there; keep: leave them when the block
-        fails. Raises ValueError if there is nothing to continue from there.
+        start: resume the unfinished files of an earlier writer at this place; keep: leave them if the block
+        fails. Raises ValueError if the unfinished files are missing or shorter than `start`.
         """
         codes = [code for code, known in ID_TYPES.items() if known == dtype]
         if not codes:
-            raise ValueError(f"{prefix}: ids must be uint16 or int32, got {dtype}.")
+            raise ValueError(f"{prefix}: tokens must be uint16 or int32, got {dtype}.")
         self.prefix, self.dtype, self._code, self._keep = Path(prefix), ID_TYPES[codes[0]], codes[0], keep
         self._bin_path, self._idx_path = (p.with_name(p.name + ".tmp") for p in bin_and_idx(self.prefix))
         self._lengths_path = self.prefix.with_name(self.prefix.name + ".lengths.tmp")
         self._can_be_negative = self.dtype.kind == "i"
         self.num_tokens, self.num_documents, self._open_length = 0, 0, 0
         if start is not None:
-            self._cut_back(start)
+            self._truncate_to(start)
         mode = "wb" if start is None else "ab"
         self._bin: BinaryIO = self._bin_path.open(mode, buffering=_BUFFER)
         self._lengths: BinaryIO = self._lengths_path.open(mode, buffering=_BUFFER)
 
-    def _cut_back(self, start: Place) -> None:
+    def _truncate_to(self, start: Place) -> None:
         sizes = {self._bin_path: start.tokens * self.dtype.itemsize, self._lengths_path: start.documents * 4}
         for path, size in sizes.items():
             if not path.is_file() or path.stat().st_size < size:
-                raise ValueError(f"{path}: shorter than the {size} bytes recorded; remove it.")
+                raise ValueError(
+                    f"{path}: shorter than the {size} bytes recorded. Delete it and rerun the command."
+                )
             os.truncate(path, size)
         finished = sum(int(part.sum(dtype=np.int64)) for part in self._length_parts())
         self.num_tokens, self.num_documents = start.tokens, start.documents
         self._open_length = start.tokens - finished
 
-    def add(self, ids: npt.ArrayLike) -> None:
-        """Append one document, end token included. ids: integers [n], n >= 1, that fit the id type."""
-        self.extend(ids)
+    def add(self, tokens: npt.ArrayLike) -> None:
+        """Append one document, with its end token. tokens: integers [n], n >= 1, that fit the dtype."""
+        self.extend(tokens)
         self.end_document()
 
-    def extend(self, ids: npt.ArrayLike) -> None:
-        """Append ids [n], n >= 1, to the document that is not yet ended."""
-        part = np.asarray(ids)
+    def extend(self, tokens: npt.ArrayLike) -> None:
+        """Append tokens [n], n >= 1, to the unfinished document."""
+        part = np.asarray(tokens)
         if part.ndim != 1 or not len(part):
-            raise ValueError(f"{self.prefix}: a document is a non-empty list of ids, got shape {part.shape}.")
+            raise ValueError(
+                f"{self.prefix}: a document must be a non-empty list of tokens, got shape {part.shape}."
+            )
         if part.dtype != self.dtype or self._can_be_negative:
             self._check_fit(int(part.min()), int(part.max()))
         self._open_length += len(part)
         if self._open_length > LONGEST_DOCUMENT:
             raise ValueError(
-                f"{self.prefix}: document {self.num_documents} has more than {LONGEST_DOCUMENT} ids, what "
-                f"the index can say. Split the text into several documents."
+                f"{self.prefix}: document {self.num_documents} has more than {LONGEST_DOCUMENT} tokens, "
+                f"the limit of the index format. Split the text into several documents."
             )
         write(self._bin, part.astype(self.dtype, copy=False).tobytes())
         self.num_tokens += len(part)
 
     def _check_fit(self, low: int, high: int) -> None:
         if low < 0 or high > np.iinfo(self.dtype).max:
-            raise ValueError(f"{self.prefix}: ids {low} to {high} do not fit {self.dtype}.")
+            raise ValueError(f"{self.prefix}: tokens {low} to {high} do not fit {self.dtype}.")
 
     def end_document(self) -> None:
-        """What was appended since the last document is a document."""
+        """Finish the document: the tokens appended since the last one."""
         write(self._lengths, self._open_length.to_bytes(4, "little"))
         self.num_documents, self._open_length = self.num_documents + 1, 0
 
     def flush(self) -> Place:
-        """Bring everything to disk. Returns where a later writer may continue."""
+        """Flush everything to disk. Returns the place where a later writer can resume."""
         sync(self._bin)
         sync(self._lengths)
         return Place(self.num_tokens, self.num_documents)
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Return the open writer."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Publish the pair; or, if the block failed, remove it or keep what there is."""
+        """Publish the pair; if the block failed, remove the unfinished files unless keep is set."""
         try:
             if kind is None:
                 self.publish(self.prefix)
@@ -123,21 +126,21 @@ class TokenFileWriter:
                 self.remove()
 
     def close(self) -> None:
-        """Close the files; what they have stays as it is."""
+        """Close the unfinished files without removing them."""
         for file in (self._bin, self._lengths):
             close(file)
 
     def remove(self) -> None:
-        """Remove what is unfinished."""
+        """Remove the unfinished files."""
         for path in (self._bin_path, self._idx_path, self._lengths_path):
             path.unlink(missing_ok=True)
 
     def publish(self, prefix: Path) -> None:
-        """Finish, as the pair PREFIX.bin and PREFIX.idx. Raises ValueError if no document was added."""
+        """Finish the pair and rename it to PREFIX.bin and PREFIX.idx. Raises ValueError without documents."""
         if not self.num_documents:
             raise ValueError(f"{self.prefix}: a token file needs at least one document, got none.")
         self.flush()
-        with written(self._idx_path) as file:
+        with open_synced(self._idx_path) as file:
             header = HEADER.pack(MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1)
             write(file, header)
             for lengths in self._length_parts():

@@ -1,15 +1,14 @@
 """Which source a sample comes from, and which of that source's samples it is, in constant time.
 
-A run of N samples is cut into phases by fractions of N. Inside a phase the sources take turns in a fixed
-order of `period` slots that is repeated to the end of the phase: source s owns w_s of them (integer
-weights). The order is laid by earliest deadline: the m-th turn of s may come from slot floor((m-1) P / w_s)
-on and must come before slot ceil(m P / w_s). Such an order always exists and earliest-deadline-first finds
-it (Baruah et al., "Proportionate progress", Algorithmica 1996), so after ANY prefix of a phase every source
-is less than one sample away from its exact share.
+A run of N samples is divided into phases at fractions of N. Within a phase the sources take turns in a fixed
+order of P = `period` slots, repeated to the end of the phase; source s owns w_s of them (its integer weight).
+The order is scheduled earliest deadline first: the m-th turn of s is released at slot floor((m-1) P / w_s)
+and must come before slot ceil(m P / w_s). Such a schedule always exists and earliest-deadline-first finds it
+(Baruah et al., "Proportionate progress", Algorithmica 1996), so after ANY prefix of a phase every source is
+less than one sample away from its exact share.
 
-Each source has one cursor for the whole run: a phase starts counting where the one before it ended. Position
-i is therefore answered with a division, one table look-up and an addition; nothing of the size of the run
-exists.
+Each source has one cursor for the whole run: a phase continues where the one before it ended. So the source
+and cursor of sample i take a division, a table lookup and an addition, and no table grows with the run.
 """
 
 import heapq
@@ -31,7 +30,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A part of the run: ends at the fraction `until` of all samples; `weights` are shares, summing to 1."""
+    """A part of the run, up to the fraction `until` of all samples; `weights` are shares that sum to 1."""
 
     until: float
     weights: dict[str, float]
@@ -39,7 +38,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class IntegerWeights:
-    """Shares as slots of a period. error: the largest |slots / period - share| over the sources."""
+    """Shares as slots of a period. error: the largest |slots / period - share| of any source."""
 
     period: int
     slots: dict[str, int]
@@ -47,10 +46,10 @@ class IntegerWeights:
 
 
 def integer_weights(weights: Mapping[str, float]) -> IntegerWeights:
-    """Turn shares into whole slots: exactly if a period <= 65,536 allows it, else by largest remainder.
+    """Convert shares to whole slots: exactly if a period <= 65,536 allows it, else by largest remainder.
 
-    A source with a positive weight never loses all its slots: below half a slot it is an error, as silently
-    dropping a source (or silently feeding it far more than asked) would be.
+    A source with a positive weight keeps at least one slot; a weight below half a slot is an error, because
+    rounding it would drop the source, or read far more of it than requested.
     Raises ValueError for negative weights, a sum other than 1, or a weight too small for the period.
     """
     for name, weight in weights.items():
@@ -74,12 +73,14 @@ def _largest_remainder(weights: Mapping[str, float]) -> IntegerWeights:
         if 0 < slots < Fraction(1, 2):
             raise ValueError(
                 f"blend: the weight {weights[name]:g} of {name!r} is less than half of 1/{MAX_PERIOD}, the "
-                f"smallest share a phase can give. Raise it, or leave the source out of this phase."
+                f"smallest share in a phase. Raise it, or remove the source from this phase."
             )
     slots = {name: max(int(value), 1 if value > 0 else 0) for name, value in ideal.items()}
     while sum(slots.values()) < MAX_PERIOD:
         slots[max(slots, key=lambda name: ideal[name] - slots[name])] += 1
-    while sum(slots.values()) > MAX_PERIOD:  # sources that were raised to one slot are paid for by the others
+    while (
+        sum(slots.values()) > MAX_PERIOD
+    ):  # the slots of sources that were raised to one come from the others
         above_one = [name for name in slots if slots[name] > 1]
         slots[max(above_one, key=lambda name: slots[name] - ideal[name])] -= 1
     error = max(float(abs(slots[name] - ideal[name])) / MAX_PERIOD for name in slots)
@@ -87,9 +88,9 @@ def _largest_remainder(weights: Mapping[str, float]) -> IntegerWeights:
 
 
 def fair_order(slots: Sequence[int]) -> Int64:
-    """The order of turns in a period: int64 [sum(slots)], entry r the source that owns slot r.
+    """The order of turns in a period: int64 [sum(slots)]; entry r is the source that owns slot r.
 
-    After every prefix of r slots, source s has had a number of turns within one of r * slots[s] / sum(slots).
+    After any prefix of r slots, the number of turns of source s is within one of r * slots[s] / sum(slots).
     """
     period = sum(slots)
     turns: list[tuple[int, int, int]] = []
@@ -97,19 +98,19 @@ def fair_order(slots: Sequence[int]) -> Int64:
         turns += [(m * period // count, -(-(m + 1) * period // count), source) for m in range(count)]
     turns.sort()
     order = np.empty(period, dtype=np.int64)
-    waiting: list[tuple[int, int]] = []
+    released: list[tuple[int, int]] = []
     next_turn = 0
     for slot in range(period):
         while next_turn < period and turns[next_turn][0] <= slot:
-            heapq.heappush(waiting, turns[next_turn][1:])
+            heapq.heappush(released, turns[next_turn][1:])
             next_turn += 1
-        order[slot] = heapq.heappop(waiting)[1]
+        order[slot] = heapq.heappop(released)[1]
     return order
 
 
 @dataclass(frozen=True, slots=True)
 class _PlannedPhase:
-    """A phase with its tables. rank[r]: earlier slots of the same source; slots_of[s]: the slots s owns."""
+    """A phase with its tables. rank[r]: earlier slots of the same source; slots_of[s]: the slots of s."""
 
     first: int
     end: int
@@ -120,19 +121,19 @@ class _PlannedPhase:
     cursors: Int64
 
     def turns_before(self, position: int) -> Int64:
-        """How often each source has come in the first `position` samples of the phase. int64 [sources]."""
-        whole, rest = divmod(position, len(self.order))
+        """How many of the first `position` samples of the phase come from each source. int64 [sources]."""
+        periods, rest = divmod(position, len(self.order))
         partial = [int(np.searchsorted(slots, rest)) for slots in self.slots_of]
         return np.array(
-            [whole * len(s) + p for s, p in zip(self.slots_of, partial, strict=True)], dtype=np.int64
+            [periods * len(s) + p for s, p in zip(self.slots_of, partial, strict=True)], dtype=np.int64
         )
 
 
 class Blend:
-    """The plan of a run over `names`: phases, their boundaries in samples, and every source's cursor."""
+    """The blend of a run over the sources `names`: phases, their boundaries, and each source's cursor."""
 
     def __init__(self, names: Sequence[str], phases: Sequence[Phase], total_samples: int) -> None:
-        """Raises ValueError for phases that do not tile (0, 1], unknown sources, weights that do not sum."""
+        """Raises ValueError for phases that do not tile (0, 1], unknown sources, or invalid weights."""
         if total_samples < 1:
             raise ValueError(f"blend: a run needs at least 1 sample, got {total_samples}.")
         _check_phases(names, phases)
@@ -148,21 +149,21 @@ class Blend:
         self._ends = np.array([phase.end for phase in self.phases], dtype=np.int64)
 
     def locate(self, samples: Int64) -> tuple[Int64, Int64]:
-        """Source and cursor of each sample. samples: int64 [n] -> (source [n], place in that source [n])."""
+        """Source and cursor of each sample. samples: int64 [n] -> (source [n], index in that source [n])."""
         source = np.empty(len(samples), dtype=np.int64)
         cursor = np.empty(len(samples), dtype=np.int64)
         phase_of = np.searchsorted(self._ends, samples, side="right")
         for number in np.unique(phase_of):
-            phase, mine = self.phases[number], phase_of == number
-            whole, slot = np.divmod(samples[mine] - phase.first, len(phase.order))
+            phase, in_phase = self.phases[number], phase_of == number
+            periods, slot = np.divmod(samples[in_phase] - phase.first, len(phase.order))
             turn = phase.order[slot]
             per_period = np.array([len(slots) for slots in phase.slots_of], dtype=np.int64)
-            source[mine] = turn
-            cursor[mine] = phase.cursors[turn] + whole * per_period[turn] + phase.rank[slot]
+            source[in_phase] = turn
+            cursor[in_phase] = phase.cursors[turn] + periods * per_period[turn] + phase.rank[slot]
         return source, cursor
 
     def cursors(self, sample: int) -> dict[str, int]:
-        """How many samples of each source come before `sample`, which may equal total_samples."""
+        """How many samples before `sample`, which may equal total_samples, come from each source."""
         number = min(int(np.searchsorted(self._ends, sample, side="right")), len(self.phases) - 1)
         phase = self.phases[number]
         counts = phase.cursors + phase.turns_before(sample - phase.first)
@@ -170,7 +171,7 @@ class Blend:
 
 
 def _boundary(fraction: float, total: int) -> int:
-    # Through the shortest decimal: 0.7 of 10 is 7, although the double nearest to 0.7 lies below it.
+    # Via the shortest decimal: 0.7 of 10 is 7, although the double nearest to 0.7 is below it.
     return int(Fraction(repr(float(fraction))) * total + Fraction(1, 2))
 
 
@@ -187,7 +188,7 @@ def _check_phases(names: Sequence[str], phases: Sequence[Phase]) -> None:
         for name in phase.weights:
             if name not in names:
                 raise ValueError(
-                    f"blend: phase {number} names the source {name!r}; there are {', '.join(names)}."
+                    f"blend: phase {number} has a weight for {name!r}; the sources are {', '.join(names)}."
                     f"{nearest(name, list(names))}"
                 )
     if before != 1:

@@ -1,4 +1,4 @@
-"""A prepared folder, opened: token files of every source, the tokenizer, and the manifest that ties them.
+"""A prepared folder, opened: the token files of every source, the tokenizer, and the manifest.
 
 manifest.json   tokenizer.json   SOURCE.train.bin/.idx   SOURCE.validation.bin/.idx
 """
@@ -18,7 +18,7 @@ from fourbits.data.stream.token_file import TokenFile
 from fourbits.data.stream.windows import validation_samples
 from fourbits.data.tokenizer import Tokenizer
 
-#: more and better prose towards the end, for the sources of `fourbits data corpus debian`
+#: for the sources of `fourbits data corpus debian`: more and better prose towards the end
 DEBIAN_PHASES = (
     Phase(until=0.7, weights={"code": 0.7, "docs": 0.25, "books": 0.05}),
     Phase(until=0.9, weights={"code": 0.5, "docs": 0.4, "books": 0.1}),
@@ -33,7 +33,7 @@ DEMO_PHASES = (
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """Everything a run reads. train, validation: a token file per source, in the manifest's order."""
+    """Everything a run reads. train, validation: one token file per source, in the manifest's order."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -43,16 +43,17 @@ class PreparedData:
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = False) -> Self:
-        """Open a folder that `prepare` wrote. verify: hash files whole instead of a sample of their blocks.
+        """Open a folder that `prepare` wrote. verify: hash whole files instead of a sample of their blocks.
 
-        Raises ValueError if it is no such folder, or a file in it is missing, damaged or not the recorded
-        one.
+        Raises ValueError if it is not a prepared folder, or a file is missing or differs from its record.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
         tokenizer = Tokenizer.load(folder / "tokenizer.json", manifest["tokenizer"]["end_token"])
         if tokenizer.sha256 != manifest["tokenizer"]["sha256"]:
-            raise ValueError(f"{folder / 'tokenizer.json'}: not the tokenizer that {MANIFEST} records.")
+            raise ValueError(
+                f"{folder / 'tokenizer.json'}: differs from what {MANIFEST} records; prepare the data again."
+            )
         files: dict[str, dict[str, TokenFile]] = {split: {} for split in SPLITS}
         for name, record in manifest["sources"].items():
             for split in SPLITS:
@@ -64,7 +65,7 @@ class PreparedData:
     def validation_samples(self, seq_len: int, limit: int | None = None) -> dict[str, npt.NDArray[np.int64]]:
         """The fixed samples of each source's validation loss, int64 [n, seq_len + 1], by source.
 
-        They depend on seq_len and limit only: the same for every run, recipe and phase, and for any model.
+        They depend only on seq_len and limit, so they are the same for every run, recipe, phase and model.
         """
         files = self.validation.items()
         return {name: validation_samples(name, file, seq_len, limit) for name, file in files}
@@ -79,7 +80,7 @@ class PreparedData:
         batch_size: int = 1,
         max_epochs: float | None = None,
     ) -> PhasedStream:
-        """The training stream of a run; without phases, `default_phases`."""
+        """The training stream of a run; without phases it uses `default_phases`."""
         return PhasedStream(
             self.train,
             phases or default_phases(self.train),
@@ -94,10 +95,10 @@ class PreparedData:
 
 
 def default_phases(sources: Mapping[str, TokenFile]) -> tuple[Phase, ...]:
-    """Three phases for the sources of a corpus of ours; else one, in proportion to the sources' ids."""
+    """Three phases for the sources of a built-in corpus; else one, proportional to the sources' tokens."""
     for phases in (DEMO_PHASES, DEBIAN_PHASES):
         if set(sources) == set(phases[0].weights):
             return phases
     total = sum(file.num_tokens for file in sources.values())
-    ids = {name: max(file.num_tokens, total // MAX_PERIOD + 1) for name, file in sources.items()}
-    return (Phase(until=1.0, weights={name: count / sum(ids.values()) for name, count in ids.items()}),)
+    tokens = {name: max(file.num_tokens, total // MAX_PERIOD + 1) for name, file in sources.items()}
+    return (Phase(until=1.0, weights={name: count / sum(tokens.values()) for name, count in tokens.items()}),)

@@ -14,35 +14,35 @@ VERSION = 1
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
 
-# Opening must take no time whatever the size: it compares this many blocks, evenly spaced, of each file.
+# Opening must be fast for files of any size: it compares this many evenly spaced blocks of each file.
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16
 
 
 def split_prefix(prefix: Path, name: str) -> Path:
-    """Where a side of a source is: PREFIX.train or PREFIX.validation."""
+    """The prefix of one split of a source: PREFIX.train or PREFIX.validation."""
     return prefix.with_name(f"{prefix.name}.{name}")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared folder. Raises ValueError if there is none or it is not ours."""
+    """The manifest of a prepared folder. Raises ValueError if it is missing, damaged or of another format."""
     path = folder / MANIFEST
     if not path.is_file():
         raise ValueError(
-            f"{folder}: not a prepared folder (no {MANIFEST}); make one with fourbits data prepare."
+            f"{folder}: not a prepared folder (no {MANIFEST}). Create one with fourbits data prepare."
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: damaged: {error}.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{path}: not a manifest of prepared data (its format must be {FORMAT!r}).")
+        raise ValueError(f"{path}: not a manifest of prepared data: its format must be {FORMAT!r}.")
     if manifest.get("version") != VERSION:
         raise ValueError(
-            f"{path}: version must be {VERSION}, got {manifest.get('version')}; prepare it again."
+            f"{path}: version must be {VERSION}, got {manifest.get('version')}; prepare the data again."
         )
     missing = [key for key in ("request", "tokenizer", "sources") if not isinstance(manifest.get(key), dict)]
     if missing:
-        raise ValueError(f"{path}: damaged: no {missing[0]!r} in it; prepare the data again.")
+        raise ValueError(f"{path}: damaged: {missing[0]!r} is missing; prepare the data again.")
     return manifest
 
 
@@ -60,7 +60,7 @@ def describe_files(prefix: Path) -> dict[str, Any]:
 
 
 def check_files(prefix: Path, record: Mapping[str, Any], *, whole: bool) -> None:
-    """Compare a token file with its record: by size and sampled blocks, or whole. Raises ValueError."""
+    """Raises ValueError if a token file differs from its record. whole: compare every byte, not a sample."""
     for path in bin_and_idx(prefix):
         if not path.is_file():
             raise ValueError(f"{path}: missing; prepare the data again.")
@@ -71,15 +71,17 @@ def check_files(prefix: Path, record: Mapping[str, Any], *, whole: bool) -> None
                 f"{path}: {size} bytes, {MANIFEST} records {recorded['bytes']}: truncated or replaced."
             )
         if whole:
-            same = file_sha256(path) == recorded["sha256"]
+            is_same = file_sha256(path) == recorded["sha256"]
         else:
-            same = sampled_sha256(path) == recorded["sampled_sha256"]
-        if not same:
-            raise ValueError(f"{path}: its content is not what {MANIFEST} records; prepare the data again.")
+            is_same = sampled_sha256(path) == recorded["sampled_sha256"]
+        if not is_same:
+            raise ValueError(
+                f"{path}: its content differs from what {MANIFEST} records; prepare the data again."
+            )
 
 
 def sampled_sha256(path: Path) -> str:
-    """SHA-256 of a file's size and of up to 64 evenly spaced blocks of 64 KiB: all of a file up to 4 MiB."""
+    """SHA-256 of a file's size and up to 64 evenly spaced 64 KiB blocks: the whole file up to 4 MiB."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     stride = max(_BLOCK_BYTES, (size - _BLOCK_BYTES) // (_BLOCKS - 1)) if size else _BLOCK_BYTES

@@ -1,11 +1,11 @@
-"""A shuffle that stores nothing: a keyed bijection on [0, size).
+"""A shuffle without a table: a keyed bijection on [0, size).
 
 The integers below `size` are written as (left, right) on a grid of rows x cols >= size, and each round adds
 a hash of one half to the other half, modulo that half's range: a Feistel network, hence a bijection of the
-grid, for any two ranges. Points that fall outside [0, size) are sent through again until they fall inside
+grid, for any two ranges. Values outside [0, size) go through the network again until they fall inside
 (cycle walking), which keeps the map a bijection on [0, size). Because rows and cols are both close to
-sqrt(size), the grid exceeds `size` by less than cols, so walking is rare. Black and Rogaway, "Ciphers with
-arbitrary finite domains", CT-RSA 2002, describe both ideas.
+sqrt(size), the grid exceeds `size` by less than cols, so cycle walking is rare. Both ideas are in Black and
+Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
 
 All arithmetic is on unsigned 64-bit integers, so the result is the same on every machine.
 """
@@ -49,7 +49,7 @@ def derive_keys(base: int, index: Int64) -> UInt64:
 
 
 def permute(index: Int64, size: int, keys: UInt64) -> Int64:
-    """Where the shuffle of `size` items puts each index: a bijection on [0, size) for every key.
+    """The shuffled position of each index among `size` items: a bijection on [0, size) for every key.
 
     index: int64 [n], each in [0, size); keys: uint64 [n] or [1] (one key for all) -> int64 [n] in [0, size).
     """

@@ -1,18 +1,18 @@
-"""Token files in the layout of Megatron-LM: PREFIX.bin holds token ids, PREFIX.idx says where documents lie.
+"""Token files in Megatron-LM's layout: PREFIX.bin holds the tokens, PREFIX.idx locates the documents.
 
-    .bin   the ids of all documents, one after another, little endian
+    .bin   the tokens of all documents, concatenated, little endian
     .idx   "MMIDIDX\\0\\0"   9 bytes
            version         uint64, 1
-           id type         uint8: 8 = uint16, 4 = int32
+           token type      uint8: 8 = uint16, 4 = int32
            sequences       uint64, S
            documents       uint64, D + 1
-           lengths         int32  [S]      ids in each sequence
+           lengths         int32  [S]      tokens in each sequence
            pointers        int64  [S]      byte offset of each sequence in .bin
            document index  int64  [D + 1]  first sequence of each document; 0 first, S last
 
-We write one sequence per document. The layout has no code for uint32: ids that need more than 16 bits are
-stored as int32, whose bytes are the same for every id below 2**31. Opening a file reads its header and checks
-the sizes against each other; ids are mapped, never loaded.
+We write one sequence per document. The layout has no code for uint32: tokens that need more than 16 bits are
+stored as int32, which has the same bytes for every token below 2**31. Opening a file reads its header and
+checks that the sizes agree; tokens are memory-mapped, never loaded.
 """
 
 import mmap
@@ -28,43 +28,43 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 ID_TYPES: dict[int, np.dtype] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
-MAX_UINT16_VOCABULARY = 65_500  # Megatron's own threshold, so that both sides choose the same type
+MAX_UINT16_VOCABULARY = 65_500  # Megatron's threshold, so that both choose the same type
 
-_SCANNED_IDS = 1 << 24
+_SCANNED_TOKENS = 1 << 24
 
-Ids = npt.NDArray[np.unsignedinteger | np.signedinteger]
+Tokens = npt.NDArray[np.unsignedinteger | np.signedinteger]
 
 
 def id_type(vocabulary_size: int) -> np.dtype:
-    """The type that stores ids below `vocabulary_size`: uint16 below 65,500, else int32."""
+    """The dtype for tokens below `vocabulary_size`: uint16 below 65,500, else int32."""
     return ID_TYPES[8] if vocabulary_size < MAX_UINT16_VOCABULARY else ID_TYPES[4]
 
 
 class TokenFile:
-    """A token file opened for reading; PREFIX without .bin or .idx.
+    """A token file opened for reading, given its prefix without .bin or .idx.
 
-    tokens: ids of the whole file [num_tokens], mapped; lengths: ids per document, int32 [num_documents].
+    tokens: all tokens of the file, [num_tokens], memory-mapped.
     """
 
     def __init__(self, prefix: Path | str) -> None:
-        """Raises ValueError for a missing, foreign, truncated or empty pair of files."""
+        """Raises ValueError if a file of the pair is missing, truncated, empty or of another format."""
         self.prefix = Path(prefix)
         bin_path, idx_path = bin_and_idx(self.prefix)
         index = _map_bytes(idx_path)
         if len(index) < HEADER.size or bytes(index[: len(MAGIC)]) != MAGIC:
-            raise ValueError(f"{idx_path}: not a token index (it must begin with MMIDIDX and a header).")
+            raise ValueError(f"{idx_path}: not a token index: it must begin with MMIDIDX and a header.")
         _, version, code, num_sequences, num_boundaries = HEADER.unpack(bytes(index[: HEADER.size]))
         if version != VERSION:
             raise ValueError(f"{idx_path}: version must be {VERSION}, got {version}.")
         if code not in ID_TYPES:
-            raise ValueError(f"{idx_path}: ids must be uint16 (code 8) or int32 (code 4), got code {code}.")
-        expected = HEADER.size + 12 * num_sequences + 8 * num_boundaries
-        if len(index) not in (
-            expected,
-            expected + num_sequences,
-        ):  # the optional tail is one mode per sequence
             raise ValueError(
-                f"{idx_path}: truncated or foreign: {expected} bytes expected, {len(index)} found."
+                f"{idx_path}: tokens must be uint16 (code 8) or int32 (code 4), got code {code}."
+            )
+        expected = HEADER.size + 12 * num_sequences + 8 * num_boundaries
+        # The index may end with one mode byte per sequence.
+        if len(index) not in (expected, expected + num_sequences):
+            raise ValueError(
+                f"{idx_path}: truncated, or of another format: {expected} bytes expected, {len(index)} found."
             )
         self.dtype = ID_TYPES[code]
         at_pointers = HEADER.size + 4 * num_sequences
@@ -73,7 +73,7 @@ class TokenFile:
         self._pointers = index[at_pointers:at_documents].view("<i8")
         self._documents = index[at_documents : at_documents + 8 * num_boundaries].view("<i8")
         self._bin_path, self._stamp = bin_path, _stamp(bin_path)
-        self.tokens: Ids = _map_ids(bin_path, self.dtype)
+        self.tokens: Tokens = _map_tokens(bin_path, self.dtype)
         self._mapping = _mapping_of(self.tokens)
         self._check_sizes(bin_path, idx_path, self._lengths)
 
@@ -81,7 +81,7 @@ class TokenFile:
         total = int(lengths.sum(dtype=np.int64))
         if total != len(self.tokens):
             raise ValueError(
-                f"{bin_path}: {len(self.tokens)} ids found where {idx_path.name} lists {total}: "
+                f"{bin_path}: {len(self.tokens)} tokens found, {idx_path.name} lists {total}: "
                 f"one of the two is truncated or belongs to another file."
             )
         ends_match = int(self._pointers[-1]) + int(lengths[-1]) * self.dtype.itemsize == self.tokens.nbytes
@@ -94,36 +94,36 @@ class TokenFile:
 
     @property
     def num_tokens(self) -> int:
-        """Ids in the file, end tokens included."""
+        """Number of tokens, including end tokens."""
         return len(self.tokens)
 
     @property
     def num_documents(self) -> int:
-        """Documents in the file."""
+        """Number of documents."""
         return len(self._documents) - 1
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Ids in each document, end tokens included. int64 [num_documents]."""
+        """Tokens per document, including end tokens. int64 [num_documents]."""
         return np.diff(self._starts())
 
-    def document(self, number: int) -> Ids:
-        """The ids of one document, end token included."""
+    def document(self, number: int) -> Tokens:
+        """The tokens of one document, including its end token."""
         if not 0 <= number < self.num_documents:
-            raise ValueError(f"{self.prefix}: document {number} asked, there are {self.num_documents}.")
+            raise ValueError(f"{self.prefix}: document must be in [0, {self.num_documents}), got {number}.")
         first, last = self._documents[number], self._documents[number + 1]
         end = self._pointers[last] // self.dtype.itemsize if last < len(self._pointers) else self.num_tokens
         return self.tokens[self._pointers[first] // self.dtype.itemsize : end]
 
     def document_at(self, position: int) -> int:
-        """Which document the id at a position belongs to."""
+        """The number of the document that contains the token at a position."""
         if not 0 <= position < self.num_tokens:
-            raise ValueError(f"{self.prefix}: position {position} asked, there are {self.num_tokens} ids.")
+            raise ValueError(f"{self.prefix}: position must be in [0, {self.num_tokens}), got {position}.")
         sequence = int(np.searchsorted(self._pointers, position * self.dtype.itemsize, side="right")) - 1
         return int(np.searchsorted(self._documents, sequence, side="right")) - 1
 
     def will_need(self, first: int, count: int) -> None:
-        """Let the system fetch these ids from disk while others are read; no effect if they are in memory."""
+        """Ask the system to read these tokens ahead from disk; no effect if they are in memory."""
         begin = first * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
         self._mapping.madvise(mmap.MADV_WILLNEED, begin, (first + count) * self.dtype.itemsize - begin)
 
@@ -138,26 +138,26 @@ class TokenFile:
             if where.any():
                 raise ValueError(
                     f"{self.prefix}.idx: {what} is wrong at sequence {np.flatnonzero(where)[0]}: damaged, or "
-                    f"made by a program with another layout."
+                    f"written in another layout."
                 )
 
-    def check_ids(self, vocab_size: int) -> None:
-        """Read every id. Raises ValueError naming the first that is outside the vocabulary."""
-        for first in range(0, self.num_tokens, _SCANNED_IDS):
-            part = self.tokens[first : first + _SCANNED_IDS]
+    def check_tokens(self, vocab_size: int) -> None:
+        """Read every token. Raises ValueError with the first one outside the vocabulary."""
+        for first in range(0, self.num_tokens, _SCANNED_TOKENS):
+            part = self.tokens[first : first + _SCANNED_TOKENS]
             if int(part.max()) >= vocab_size or int(part.min()) < 0:
-                place = first + int(np.flatnonzero((part < 0) | (part >= vocab_size))[0])
+                position = first + int(np.flatnonzero((part < 0) | (part >= vocab_size))[0])
                 raise ValueError(
-                    f"{self.prefix}.bin: id {self.tokens[place]} at position {place} is outside the "
-                    f"vocabulary of {vocab_size}: the file was made with another tokenizer."
+                    f"{self.prefix}.bin: token {self.tokens[position]} at position {position} is outside the "
+                    f"vocabulary of {vocab_size}. The file was written with another tokenizer."
                 )
 
     def check_unchanged(self) -> None:
-        """Raises ValueError if the file of ids was replaced, cut or written to since it was opened."""
+        """Raises ValueError if the .bin file was replaced, truncated or written to since it was opened."""
         if _stamp(self._bin_path) != self._stamp:
             raise ValueError(
-                f"{self._bin_path}: changed while it was read. What was read before is as recorded; put the "
-                f"file back, or prepare the data again, and continue."
+                f"{self._bin_path}: changed while it was read; samples read earlier were correct. Restore "
+                f"the file, or prepare the data again, and resume the run."
             )
 
     def _starts(self) -> npt.NDArray[np.int64]:
@@ -171,7 +171,7 @@ def bin_and_idx(prefix: Path) -> tuple[Path, Path]:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Which file is at a path, and its size and time of change; None if there is none."""
+    """Inode, size and modification time of the file at a path; None if there is none."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -189,15 +189,15 @@ def _map_bytes(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _mapping_of(array: npt.NDArray[Any]) -> mmap.mmap:
-    """The mapping below a view of a mapped file."""
+    """The mmap object that a view of a mapped file is based on."""
     base: Any = array
     while not isinstance(base, mmap.mmap):
         base = base.base
     return base
 
 
-def _map_ids(path: Path, dtype: np.dtype) -> Ids:
+def _map_tokens(path: Path, dtype: np.dtype) -> Tokens:
     raw = _map_bytes(path)
     if len(raw) % dtype.itemsize:
-        raise ValueError(f"{path}: truncated: {len(raw)} bytes are not whole {dtype} ids.")
+        raise ValueError(f"{path}: truncated: {len(raw)} bytes is not a whole number of {dtype} tokens.")
     return raw.view(dtype)

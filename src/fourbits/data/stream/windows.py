@@ -1,10 +1,9 @@
-"""The samples of one source: windows of its token file, in another order in every epoch.
+"""The samples of one source: windows of its token file, in a different order in each epoch.
 
-A sample is seq_len + 1 ids. The samples of a source are consecutive windows of its token file, `size` of them
-in one epoch; its k-th sample is window shuffle(k mod size) of epoch k div size, with another shuffle in every
-epoch. A file is rarely a whole number of windows long; where the first window begins within what is left over
-(less than seq_len ids) is drawn anew for each epoch, so that no text is left out for good. Validation reads
-the windows in the order of the file.
+A sample is seq_len + 1 tokens. An epoch of a source is `size` consecutive windows of its token file; sample k
+is window shuffle(k mod size) of epoch k div size, and each epoch has a different shuffle. A file is rarely a
+whole number of windows long, so each epoch draws the offset of its first window from the remainder (fewer
+than seq_len tokens), and no text is skipped in every epoch. Validation reads the windows in file order.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ _OFFSET_KEY = 0x0FF5E7
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The samples of one source, without end: index k -> where its window starts in the token file."""
+    """The endless samples of one source: index k -> where its window starts in the token file."""
 
     file: TokenFile
     seq_len: int
@@ -31,16 +30,16 @@ class Windows:
 
     @property
     def size(self) -> int:
-        """Windows in one epoch."""
+        """Windows per epoch."""
         return (self.file.num_tokens - 1) // self.seq_len
 
     @property
     def slack(self) -> int:
-        """Ids that one epoch leaves unread, fewer than seq_len."""
+        """Tokens that an epoch does not read, fewer than seq_len."""
         return self.file.num_tokens - 1 - self.size * self.seq_len
 
     def starts(self, index: Int64) -> Int64:
-        """First id of each window. index: int64 [n] -> int64 [n]."""
+        """Offset of the first token of each window. index: int64 [n] -> int64 [n]."""
         epoch, position = np.divmod(index, np.int64(self.size))
         keys = derive_keys(self.key, epoch)
         offset = derive_keys(self.key ^ _OFFSET_KEY, epoch) % np.uint64(self.slack + 1)
@@ -48,15 +47,15 @@ class Windows:
 
 
 def validation_samples(source: str, file: TokenFile, seq_len: int, limit: int | None = None) -> Int64:
-    """Samples of a validation file in its order, evenly thinned to `limit`. -> int64 [n, seq_len + 1]."""
-    size = (long_enough(source, file, seq_len, "validation text").num_tokens - 1) // seq_len
-    kept = size if limit is None else min(limit, size)
-    windows = np.arange(kept, dtype=np.int64) * size // max(kept, 1)
-    return copied([file] * kept, windows * seq_len, seq_len + 1)
+    """Samples of a validation file in file order, at most `limit`, evenly spaced: int64 [n, seq_len + 1]."""
+    size = (require_one_sample(source, file, seq_len, "validation text").num_tokens - 1) // seq_len
+    count = size if limit is None else min(limit, size)
+    windows = np.arange(count, dtype=np.int64) * size // max(count, 1)
+    return read_windows([file] * count, windows * seq_len, seq_len + 1)
 
 
-def copied(files: Sequence[TokenFile], start: Int64, width: int) -> Int64:
-    """`width` ids of each file from its start on. -> int64 [files, width]."""
+def read_windows(files: Sequence[TokenFile], start: Int64, width: int) -> Int64:
+    """Read `width` tokens of each file from its start offset. Returns int64 [files, width]."""
     batch, firsts = np.empty((len(files), width), dtype=np.int64), start.tolist()
     for file, first in zip(files, firsts, strict=True):
         file.will_need(first, width)
@@ -65,11 +64,11 @@ def copied(files: Sequence[TokenFile], start: Int64, width: int) -> Int64:
     return batch
 
 
-def long_enough(name: str, file: TokenFile, seq_len: int, kind: str) -> TokenFile:
-    """The file, if it has a whole sample. Raises ValueError if not."""
+def require_one_sample(name: str, file: TokenFile, seq_len: int, kind: str) -> TokenFile:
+    """Return the file. Raises ValueError if it is shorter than one sample."""
     if file.num_tokens < seq_len + 1:
         raise ValueError(
-            f"data: the {kind} of {name!r} has {file.num_tokens} ids, fewer than one sample of seq_len + 1 = "
-            f"{seq_len + 1}. Add text or lower seq_len."
+            f"data: the {kind} of {name!r} has {file.num_tokens} tokens, fewer than one sample of "
+            f"seq_len + 1 = {seq_len + 1}. Add text or lower seq_len."
         )
     return file

@@ -1,4 +1,4 @@
-"""The stream: a pure function of (seed, sample number), whoever reads it and however it is cut."""
+"""The stream: a pure function of (seed, sample number), for any number of readers and batch size."""
 
 import hashlib
 import subprocess
@@ -22,7 +22,7 @@ TOKENS = {"code": 1000, "prose": 203}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> dict[str, TokenFile]:
-    """Two sources whose ids count up, code from 0, prose from 5000: a sample shows where it was read."""
+    """Two sources whose tokens count up, code from 0, prose from 5000: a sample shows where it was read."""
     folder: Path = tmp_path_factory.mktemp("tokens")
     for name, first in (("code", 0), ("prose", 5000)):
         with TokenFileWriter(folder / name, id_type(6000)) as writer:
@@ -42,7 +42,7 @@ def test_a_sample_is_a_window_of_its_source(files):
 
 
 def windows_read(files, total: int, source: str, seed: int = 1) -> list[int]:
-    """First ids of the samples of one source, in the order of the run, as offsets in its file."""
+    """Offsets of the samples of one source in its file, in the order of the run."""
     first = stream(files, total, seed).batch(0, total)[:, 0]
     return (first[first >= 5000] - 5000 if source == "prose" else first[first < 5000]).tolist()
 
@@ -63,8 +63,8 @@ def test_each_epoch_reads_every_window_once_across_phases(files, seed, total):
                 assert sorted(epoch) == [offset + number * SEQ_LEN for number in range(per_epoch)]
 
 
-def test_the_rest_of_a_file_is_read_in_some_epoch(files):
-    # prose: 25 windows of 8 cover 201 of 203 ids, so the window grid begins at id 0, 1 or 2 by epoch.
+def test_the_remainder_of_a_file_is_read_in_some_epoch(files):
+    # prose: 25 windows of 8 cover 201 of 203 tokens, so an epoch's first window begins at token 0, 1 or 2.
     starts = windows_read(files, 3000, "prose")
     assert {start % SEQ_LEN for start in starts} == {0, 1, 2}
 
@@ -76,7 +76,7 @@ def test_epochs_are_shuffled_differently(files):
 
 @settings(deadline=None)
 @given(data=st.data(), total=st.integers(1, 200))
-def test_any_cut_into_batches_reads_the_same_samples(files, data, total):
+def test_any_division_into_batches_reads_the_same_samples(files, data, total):
     whole = stream(files, total).batch(0, total)
     reader = stream(files, total)
     done = 0
@@ -103,7 +103,7 @@ def test_ranks_and_micro_batches_share_the_samples_without_loss_or_repetition(fi
 
 @st.composite
 def runs(draw):
-    """Phases with any boundaries and weights; parts of a run with other ranks and micro-batches each."""
+    """Phases with any boundaries and weights; parts of a run, each with its own ranks and micro-batches."""
     ends = sorted(draw(st.sets(st.integers(1, 19), max_size=3)))
     shares = [draw(st.integers(0, 20)) / 20 for _ in range(len(ends) + 1)]
     phases = [
@@ -122,7 +122,7 @@ def test_no_sample_is_lost_or_repeated_whatever_the_phases_ranks_and_restarts(fi
     phases, total, parts = run
     whole = stream(files, total, phases=phases).batch(0, total)
     seen, done = np.zeros(total, dtype=int), 0
-    # Each part: `ranks` processes that start where the last ones were killed, and make `steps` steps.
+    # Each part: `ranks` processes that start where the previous ones were killed, and run `steps` steps.
     for ranks, micro_batch, steps in [*parts, (3, 2, total)]:
         readers = [stream(files, total, phases=phases) for _ in range(ranks)]
         for _ in range(steps):
@@ -144,18 +144,18 @@ def test_no_sample_is_lost_or_repeated_whatever_the_phases_ranks_and_restarts(fi
 
 def test_a_restart_at_any_sample_continues_the_same_stream(files):
     whole = stream(files).batch(0, 300)
-    for restart in (0, 1, 209, 210, 211, 269, 270, 299):  # both switches of the blend and their neighbours
+    for restart in (0, 1, 209, 210, 211, 269, 270, 299):  # both phase boundaries and their neighbours
         assert np.array_equal(stream(files).batch(restart, 300 - restart), whole[restart:])
         assert np.array_equal(stream(files).sample(restart), whole[restart])
 
 
-def test_batches_cross_the_blocks_that_are_planned_at_once(files):
+def test_batches_can_cross_planned_blocks(files):
     reader = stream(files, 9000)
     assert np.array_equal(reader.batch(4090, 12), reader.gather(np.arange(4090, 4102)))
     assert np.array_equal(reader.batch(4000, 5000), reader.gather(np.arange(4000, 9000)))
 
 
-def test_another_seed_is_another_order_of_the_same_windows(files):
+def test_another_seed_reads_the_same_windows_in_another_order(files):
     one, two = windows_read(files, 300, "code", 1)[:124], windows_read(files, 300, "code", 2)[:124]
     assert one != two
     assert {s // SEQ_LEN for s in one} == {s // SEQ_LEN for s in two} == set(range(124))
@@ -206,15 +206,15 @@ def test_describe_counts_epochs_and_phases(files):
     assert plan["sources"]["prose"]["epochs"] == (63 + 30 + 21) / 25
 
 
-def test_sources_that_are_read_more_than_once_are_said(files):
-    # code: 124 windows, prose: 25; of the demo's blend 300 samples are 186 and 114, 66 are 41 and 25.
+def test_sources_that_are_read_more_than_once_are_reported(files):
+    # code: 124 windows, prose: 25; in the demo's blend 300 samples are 186 + 114, and 66 are 41 + 25.
     assert "reads code 1.50 times, prose 4.56 times (data.max_epochs" in stream(files, 300).repetition()
     assert stream(files, 66).describe()["sources"]["prose"]["samples_read"] == 25
     assert stream(files, 66).repetition() == ""
     assert "reads prose 1.04 times" in stream(files, 69).repetition()
 
 
-def test_a_source_alone_is_blended_in_proportion_to_size(files):
+def test_the_default_blend_is_proportional_to_size(files):
     [phase] = default_phases({"one": files["code"], "two": files["prose"]})
     assert phase.weights["one"] / phase.weights["two"] == pytest.approx(1000 / 203)
 
@@ -223,36 +223,38 @@ def test_a_source_alone_is_blended_in_proportion_to_size(files):
     ("options", "message"),
     [
         ({"total": 0}, "at least 1 sample"),
-        ({"batch_size": 150}, "smaller than one batch: 149 sequences of 8 ids, one batch takes 150"),
-        ({"max_epochs": 3}, "phase 2 asks more of 'prose' than there is: the run reads it 4.56 times"),
+        ({"batch_size": 150}, "smaller than one batch: 149 sequences of 8 tokens, one batch needs 150"),
+        ({"max_epochs": 3}, "phase 2 exceeds max_epochs for 'prose': the run reads it 4.56 times"),
     ],
 )
-def test_a_plan_the_text_cannot_serve_is_refused(files, options, message):
+def test_a_run_that_needs_more_text_is_rejected(files, options, message):
     with pytest.raises(ValueError, match=message):
         stream(files, **options)
 
 
-def test_a_source_shorter_than_a_sample_is_refused(files):
-    with pytest.raises(ValueError, match="'prose' has 203 ids, fewer than one sample of seq_len \\+ 1 = 204"):
+def test_a_source_shorter_than_a_sample_is_rejected(files):
+    with pytest.raises(
+        ValueError, match="'prose' has 203 tokens, fewer than one sample of seq_len \\+ 1 = 204"
+    ):
         PhasedStream(files, DEMO_PHASES, total_samples=10, seq_len=203, seed=0)
 
 
-def test_samples_outside_the_run_are_refused(files):
+def test_samples_outside_the_run_are_rejected(files):
     reader = stream(files)
     for first, count in ((-1, 1), (300, 1), (299, 2)):
-        with pytest.raises(ValueError, match="of a run of 300 samples"):
+        with pytest.raises(ValueError, match=r"samples must be in \[0, 300\)"):
             reader.batch(first, count)
 
 
-def test_an_id_outside_the_vocabulary_is_named_with_its_place(files):
+def test_the_error_names_a_token_outside_the_vocabulary_and_its_position(files):
     reader = stream(files, vocab_size=5100)
     with pytest.raises(
-        ValueError, match=r"prose\.bin: id \d+ at position (\d+) is outside the vocabulary of 5100"
+        ValueError, match=r"prose\.bin: token \d+ at position (\d+) is outside the vocabulary of 5100"
     ):
         reader.batch(0, 300)
     assert stream(files, vocab_size=5203).batch(0, 300).max() == 5202
 
 
-def test_validation_text_of_an_unknown_source_is_refused(files):
+def test_validation_text_of_an_unknown_source_is_rejected(files):
     with pytest.raises(ValueError, match="no validation text for 'poems'"):
         stream(files, validation=files).validation("poems")

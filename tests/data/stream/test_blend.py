@@ -38,8 +38,8 @@ def test_every_prefix_of_a_period_is_within_one_turn_of_the_weights(slots):
 
 
 def test_the_order_of_seven_to_three_by_hand():
-    # Turns of a may come from slots 0 1 2 4 5 7 8 on and before slots 2 3 5 6 8 9 10; of b from 0 3 6, before
-    # 4 7 10. The nearest deadline goes first; in slot 8 both are 10, and the source named first wins.
+    # The turns of a are released at slots 0 1 2 4 5 7 8, due before 2 3 5 6 8 9 10; those of b at 0 3 6, due
+    # before 4 7 10. The earliest deadline goes first; in slot 8 both are 10, and the first source wins.
     assert fair_order([7, 3]).tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0, 1]
 
 
@@ -55,7 +55,7 @@ def test_each_source_is_read_from_its_start_without_loss_or_repetition(run):
 
 @settings(deadline=None)
 @given(runs(), st.data())
-def test_cursors_count_what_locate_hands_out(run, data):
+def test_cursors_count_the_samples_that_locate_returns(run, data):
     phases, total = run
     blend = Blend(NAMES, phases, total)
     sample = data.draw(st.integers(0, total))
@@ -96,7 +96,7 @@ def test_fractions_of_a_small_period_are_exact(weights):
 
 
 @given(st.lists(st.floats(1e-3, 1), min_size=2, max_size=20))
-def test_other_weights_are_rounded_by_largest_remainder_and_say_by_how_much(values):
+def test_other_weights_are_rounded_by_largest_remainder_with_the_reported_error(values):
     weights = {f"s{i}": value / sum(values) for i, value in enumerate(values)}
     integer = integer_weights(weights)
     assert sum(integer.slots.values()) == integer.period <= MAX_PERIOD
@@ -112,7 +112,7 @@ def test_a_tiny_weight_keeps_a_slot_and_a_lost_one_is_an_error():
         integer_weights({"big": 1 - 1e-7, "small": 1e-7})
 
 
-def test_sources_raised_to_one_slot_are_paid_for_by_the_others():
+def test_the_slots_of_sources_raised_to_one_come_from_the_others():
     weights = {f"s{i}": 0.6 / MAX_PERIOD for i in range(100)}
     integer = integer_weights({**weights, "big": 1 - sum(weights.values())})
     assert all(integer.slots[name] == 1 for name in weights)
@@ -131,9 +131,12 @@ def test_sources_raised_to_one_slot_are_paid_for_by_the_others():
         ),
         ([Phase(until=1.0, weights={"a": 0.5, "b": 0.4})], "must sum to 1, got 0.9"),
         ([Phase(until=1.0, weights={"a": 1.5, "b": -0.5})], "'a' must be between 0 and 1, got 1.5"),
-        ([Phase(until=1.0, weights={"code1": 1.0})], "'code1'; there are a, b, code. Did you mean 'code'"),
+        (
+            [Phase(until=1.0, weights={"code1": 1.0})],
+            "'code1'; the sources are a, b, code. Did you mean 'code'",
+        ),
     ],
 )
-def test_an_impossible_plan_is_named(phases, message):
+def test_invalid_phases_are_rejected(phases, message):
     with pytest.raises(ValueError, match=message):
         Blend(["a", "b", "code"], phases, 100)

@@ -1,4 +1,4 @@
-"""A corpus folder gives back the documents that were written into it, or says what happened to it."""
+"""A corpus folder returns the documents that were written to it, or an error that names the damage."""
 
 import pytest
 
@@ -17,14 +17,14 @@ SOURCES = [
 ]
 
 
-def test_what_is_written_is_read_with_names_keys_and_licences(tmp_path):
+def test_a_corpus_is_read_as_written_with_names_keys_and_licences(tmp_path):
     write_corpus(SOURCES, tmp_path / "corpus")
     one, two = text_sources([str(tmp_path / "corpus")])
     assert (one.name, one.licence, list(one.read())) == ("one", "CC0-1.0", DOCUMENTS)
     assert (two.name, two.licence, list(two.read())) == ("two", "MIT", DOCUMENTS[1:])
 
 
-def test_a_corpus_is_complete_or_none(tmp_path):
+def test_an_incomplete_corpus_is_not_a_corpus(tmp_path):
     def broken():
         yield DOCUMENTS[0]
         raise ValueError("bad text")
@@ -33,7 +33,7 @@ def test_a_corpus_is_complete_or_none(tmp_path):
         write_corpus([Source("one", (), broken)], tmp_path)
     assert not is_corpus(tmp_path)
     write_corpus(SOURCES, tmp_path)
-    with pytest.raises(ValueError, match="holds a corpus already"):
+    with pytest.raises(ValueError, match="already holds a corpus"):
         write_corpus(SOURCES, tmp_path)
 
 
@@ -45,7 +45,7 @@ def test_a_corpus_is_complete_or_none(tmp_path):
         (CORPUS_FILE, b'{"format": "other"}', "its format must be 'fourbits-corpus', version 1"),
     ],
 )
-def test_damage_is_named(tmp_path, name, content, message):
+def test_the_error_names_the_damaged_file(tmp_path, name, content, message):
     write_corpus(SOURCES, tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Token files: the bytes of Megatron's layout, complete or absent, and every kind of damage named."""
+"""Token files: the bytes of Megatron's layout, complete or absent, and errors for every kind of damage."""
 
 import struct
 
@@ -48,7 +48,7 @@ def test_a_large_vocabulary_is_stored_as_int32(tmp_path):
     documents=st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=9), min_size=1, max_size=9),
     dtype=st.sampled_from([UINT16, INT32]),
 )
-def test_what_is_written_is_read(tmp_path_factory, documents, dtype):
+def test_files_are_read_as_written(tmp_path_factory, documents, dtype):
     file = write(tmp_path_factory.mktemp("files") / "a.b", documents, dtype)
     assert file.tokens.tolist() == [token for document in documents for token in document]
     assert file.lengths.tolist() == [len(document) for document in documents]
@@ -75,7 +75,7 @@ def test_a_failed_write_leaves_the_earlier_pair(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_raises_and_leaves_no_files(tmp_path, monkeypatch):
     def full(file):
         raise OSError(28, "No space left on device")
 
@@ -92,44 +92,44 @@ def change(path, edit):
 @pytest.mark.parametrize(
     ("suffix", "edit", "message"),
     [
-        ("bin", lambda b: b[:-2], "3 ids found where x.idx lists 4"),
-        ("bin", lambda b: b[:-1], "7 bytes are not whole uint16 ids"),
+        ("bin", lambda b: b[:-2], "3 tokens found, x.idx lists 4"),
+        ("bin", lambda b: b[:-1], "7 bytes is not a whole number of uint16 tokens"),
         ("bin", lambda b: b"", "empty"),
-        ("idx", lambda b: b[:-8], "truncated or foreign: 82 bytes expected, 74 found"),
+        ("idx", lambda b: b[:-8], "truncated, or of another format: 82 bytes expected, 74 found"),
         ("idx", lambda b: b[:20], "not a token index"),
         ("idx", lambda b: b"PARQUET" + b[7:], "not a token index"),
         ("idx", lambda b: b[:9] + b"\x02" + b[10:], "version must be 1, got 2"),
         ("idx", lambda b: b[:17] + b"\x07" + b[18:], r"uint16 \(code 8\) or int32 \(code 4\), got code 7"),
-        ("idx", lambda b: b[:17] + b"\x04" + b[18:], "2 ids found where x.idx lists 4"),
+        ("idx", lambda b: b[:17] + b"\x04" + b[18:], "2 tokens found, x.idx lists 4"),
         ("idx", lambda b: b[:42] + b"\x02" + b[43:], "pointers do not tile"),
         ("idx", lambda b: b[:-8] + b"\x09" + b[-7:], "does not cover its 2 sequences"),
     ],
 )
-def test_damage_is_named(tmp_path, suffix, edit, message):
+def test_the_error_names_the_damaged_file(tmp_path, suffix, edit, message):
     write(tmp_path / "x", [[7, 8, 9], [1]])
     change(tmp_path / f"x.{suffix}", edit)
     with pytest.raises(ValueError, match=message):
         TokenFile(tmp_path / "x")
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_the_error_names_a_missing_file(tmp_path):
     with pytest.raises(ValueError, match=r"y\.idx: no such token file"):
         TokenFile(tmp_path / "y")
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [65_536]])
-def test_what_does_not_fit_is_refused(tmp_path, ids):
+def test_tokens_that_do_not_fit_the_dtype_are_rejected(tmp_path, ids):
     with pytest.raises(ValueError, match=r"non-empty|do not fit"):
         write(tmp_path / "x", [ids])
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_a_negative_id_is_refused_in_any_type(tmp_path, dtype):
-    with pytest.raises(ValueError, match="ids -1 to 5 do not fit int32"):
+def test_a_negative_token_is_rejected_in_any_dtype(tmp_path, dtype):
+    with pytest.raises(ValueError, match="tokens -1 to 5 do not fit int32"):
         write(tmp_path / "x", [np.array([5, -1], dtype=dtype)], INT32)
 
 
-def test_a_file_without_documents_is_refused(tmp_path):
+def test_a_file_without_documents_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="at least one document"):
         write(tmp_path / "x", [])
     assert list(tmp_path.iterdir()) == []

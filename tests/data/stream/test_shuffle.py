@@ -1,4 +1,4 @@
-"""The shuffle: a bijection for every size and key, the same on every machine, and without visible order."""
+"""The shuffle: a bijection for every size and key, equal on every machine, and with no visible order."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def test_permute_is_a_bijection(size, key):
 
 
 @given(size=st.integers(2**40, 2**62), key=st.integers(0, 2**64 - 1), start=st.integers(0, 2**39))
-def test_permute_keeps_distinct_indices_distinct_where_no_table_could_be_stored(size, key, start):
+def test_permute_keeps_distinct_indices_distinct_at_sizes_beyond_any_table(size, key, start):
     index = np.arange(start, start + 200)
     value = permute(index, size, np.array([key], dtype=np.uint64))
     assert value.min() >= 0
@@ -35,12 +35,12 @@ def test_a_key_per_index_gives_what_each_key_gives_alone(size, keys):
 
 
 def test_permute_has_not_changed():
-    # Frozen outputs: runs of earlier versions can only be resumed if these stay.
+    # Frozen outputs: runs of earlier versions can be resumed only if these stay the same.
     assert shuffled(10, 1).tolist() == [2, 7, 8, 9, 0, 3, 6, 1, 4, 5]
     assert int(mix64(np.array([1], np.uint64))[0]) == 0x5692161D100B05E5
 
 
-def test_every_index_is_equally_likely_to_land_anywhere():
+def test_every_index_is_equally_likely_at_every_position():
     size, trials = 7, 7000
     keys = derive_keys(derive_key(3), np.arange(trials))
     counts = np.array(

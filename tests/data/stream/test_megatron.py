@@ -1,4 +1,4 @@
-"""Token files are those of megatron-core: it reads ours, and we read what it writes."""
+"""Token files are compatible with megatron-core: it reads ours, and we read what it writes."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from fourbits.data.stream.token_file import TokenFile, id_type
 
 DOCUMENTS = [[1, 2, 3], [4], [5, 6, 7, 8], [9, 65_000]]
 
-# In a process of its own: importing megatron-core warns about optional packages.
+# In a separate process: importing megatron-core warns about optional packages.
 PROGRAM = """
 import json, sys
 import numpy, torch

@@ -1,4 +1,4 @@
-"""The Debian corpus from packages made here: what is read, what is left out and why, and what is recorded."""
+"""The Debian corpus, from small packages: what is read, what is skipped and why, and what is recorded."""
 
 import gzip
 import hashlib
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from fourbits.data.config import text_sources
-from fourbits.data.corpora.clean_text import fault_of, parts_of, without_markup
+from fourbits.data.corpora.clean_text import skip_reason, split_dictionary, without_markup
 from fourbits.data.corpora.corpus_folder import is_corpus
 from fourbits.data.corpora.deb_file import files_of
 from fourbits.data.corpora.debian import build_debian
@@ -98,7 +98,7 @@ def quiet(what: str, done: int, total: int) -> None:
     assert 0 <= done <= total or total == 0, what
 
 
-def test_packages_become_three_sources_with_what_was_left_out_and_why(debs, tmp_path):
+def test_packages_become_three_sources_and_skipped_texts_are_counted_by_reason(debs, tmp_path):
     corpus = build_debian(tmp_path / "out", quiet, debs=debs)
     assert corpus["left_out"] == {"long": 1, "short": 2, "repeated": 1, "not English": 1, "generated": 1}
     books, docs, code = text_sources([str(tmp_path / "out")])
@@ -128,7 +128,7 @@ def test_the_manifest_names_version_licence_and_hash_of_every_package(debs, tmp_
     assert (tmp_path / "out/licences/debian-handbook.txt").read_text() == "License: CC-BY-SA-3.0\n"
 
 
-def test_the_same_packages_give_the_same_bytes_and_a_limit_the_first_of_them(debs, tmp_path):
+def test_equal_packages_give_equal_bytes_and_a_limit_gives_a_prefix(debs, tmp_path):
     one, two = (build_debian(tmp_path / name, quiet, debs=debs) for name in ("one", "two"))
     assert one == two
     short = build_debian(tmp_path / "short", quiet, debs=debs, max_bytes=200_000)
@@ -139,7 +139,7 @@ def test_the_same_packages_give_the_same_bytes_and_a_limit_the_first_of_them(deb
 
 
 def test_packages_are_fetched_by_apt_without_root(debs, tmp_path, monkeypatch):
-    """A stand-in for apt: lists names, and downloads by copying; it notes how it was called."""
+    """With a fake apt that lists names, downloads by copying, and logs its arguments."""
     bin_folder, log = tmp_path / "bin", tmp_path / "log"
     bin_folder.mkdir()
     names = "git-doc\ndebian-handbook\nlinux-source-5.10\nlinux-source-6.1\n"
@@ -162,13 +162,13 @@ def test_packages_are_fetched_by_apt_without_root(debs, tmp_path, monkeypatch):
     assert all(f"Dir::State::Lists={tmp_path / 'out' / 'apt' / 'lists'}" in call for call in calls)
 
 
-def test_without_apt_the_remedy_is_named(tmp_path, monkeypatch):
+def test_without_apt_the_error_names_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match=r"needs apt-get.*give their folder with --debs"):
+    with pytest.raises(ValueError, match=r"needs apt-get.*pass their folder with --debs"):
         build_debian(tmp_path / "out", quiet)
 
 
-def test_a_mirror_that_cannot_be_reached_is_an_error_with_its_words(tmp_path, monkeypatch):
+def test_an_unreachable_mirror_raises_with_the_message_of_apt(tmp_path, monkeypatch):
     (tmp_path / "apt-get").write_text("#!/bin/sh\necho 'E: Could not resolve host' >&2; exit 100\n")
     (tmp_path / "apt-get").chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -180,7 +180,7 @@ def test_a_mirror_that_cannot_be_reached_is_an_error_with_its_words(tmp_path, mo
     ("damage", "message"),
     [(lambda raw: raw[:-500], "damaged or truncated"), (lambda raw: b"x" + raw, "not a Debian package")],
 )
-def test_a_damaged_package_is_named_and_leaves_no_corpus(debs, tmp_path, damage, message):
+def test_a_damaged_package_raises_and_leaves_no_corpus(debs, tmp_path, damage, message):
     path = debs / "dict-gcide_0.48_all.deb"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=rf"gcide_0\.48_all\.deb: {message}"):
@@ -190,7 +190,7 @@ def test_a_damaged_package_is_named_and_leaves_no_corpus(debs, tmp_path, damage,
 
 def test_a_source_without_packages_is_an_error(debs, tmp_path):
     (debs / "git-doc_1%3a2.39-1_all.deb").unlink()
-    with pytest.raises(ValueError, match="no package of 'docs' can be had"):
+    with pytest.raises(ValueError, match="no package of 'docs' is available"):
         build_debian(tmp_path / "out", quiet, debs=debs)
 
 
@@ -201,31 +201,31 @@ def test_packages_are_read_in_every_compression(tmp_path, compression):
     assert read == [("a.txt", b"one"), ("b.txt", b"two" * 9999)]
 
 
-def test_only_wanted_files_are_read(debs):
+def test_only_files_that_the_filter_keeps_are_read(debs):
     seen: list[str] = []
 
-    def wanted(name: str, size: int) -> bool:
+    def keep(name: str, size: int) -> bool:
         seen.append(name)
         return size == 3
 
     path = debs / "debian-handbook_11.1_all.deb"
-    assert [raw for _, raw, _ in files_of(path, wanted)] == [b"png"]
+    assert [raw for _, raw, _ in files_of(path, keep)] == [b"png"]
     assert len(seen) == 9
 
 
-def test_markup_is_removed_and_blocks_stay_apart():
+def test_markup_is_removed_and_blocks_stay_separate():
     head = "<head><title>t</title></head><script>x < 1</script>"
     page = f"{head}<p>One &amp; <b>two</b></p><pre>a\n b</pre><!-- c -->"
     assert without_markup(page) == "One & two\n\na\n b"
 
 
-def test_parts_begin_with_an_entry():
+def test_parts_of_a_dictionary_begin_with_an_entry():
     text = "".join(f"w{n}\n   about {n}\n\n" for n in range(20_000))
-    parts = list(parts_of(text))
+    parts = list(split_dictionary(text))
     assert "".join(parts) == text
     assert len(parts) > 3
     assert all(part.startswith("w") for part in parts)
-    assert fault_of("x" * 199, is_code=False) == "short"
+    assert skip_reason("x" * 199, is_code=False) == "short"
 
 
 def test_the_corpus_has_three_phases_that_end_in_prose():

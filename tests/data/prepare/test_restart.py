@@ -1,4 +1,4 @@
-"""Killed, full, changed: what was finished stays, and the same bytes come out in the end."""
+"""After a kill, a full disk or a changed file, finished work stays and the final bytes are the same."""
 
 import errno
 import hashlib
@@ -22,8 +22,7 @@ from fourbits.data.stream.dataset import PreparedData
 OPTIONS = PrepareOptions(vocab_size=384, validation_fraction=0.1, deduplicate="lines")
 STEP = 1 << 18
 
-# Saves a place after every step of 256 KiB, and kills itself, without any warning, when `kill_at` bytes are
-# reported.
+# Saves its progress after every 256 KiB, and kills itself when `kill_at` bytes are reported.
 KILLED = """
 import os, signal, sys
 from fourbits.data.prepare import encode, prepare_source
@@ -40,7 +39,7 @@ prepare(file_sources([path]), out, {options!r}, report)
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory) -> Path:
-    """1.25 MiB of JSON lines in documents of about 1 kB, one in seven of them a repetition."""
+    """1.25 MiB of JSON lines in documents of about 1 kB, one in seven a duplicate."""
     path = tmp_path_factory.mktemp("text") / "lines.jsonl"
     with path.open("w") as file:
         for number in range(5 * 256):
@@ -71,9 +70,7 @@ def kill(lines: Path, out: Path, at: int) -> None:
     assert ended.returncode == -signal.SIGKILL
 
 
-def test_a_kill_in_the_middle_of_a_source_costs_little_and_changes_no_byte(
-    lines, whole, tmp_path, monkeypatch
-):
+def test_a_kill_inside_a_source_costs_little_work_and_changes_no_byte(lines, whole, tmp_path, monkeypatch):
     out = tmp_path / "out"
     for at in (1 * STEP, 3 * STEP, 4 * STEP):
         kill(lines, out, at)
@@ -102,14 +99,14 @@ def count_characters(module: str, seen: list[int]):
     return encode_batch
 
 
-def test_a_kill_at_any_moment_leaves_a_folder_that_can_be_finished(lines, whole, tmp_path):
-    """Killed from outside, wherever it is, five times, then finished."""
+def test_a_kill_at_any_time_leaves_a_folder_that_can_be_resumed(lines, whole, tmp_path):
+    """Killed by the parent at arbitrary points, five times, then finished."""
     out, program = tmp_path / "out", KILLED.format(options=OPTIONS)
     for delay in (0.1, 0.3, 0.2, 0.4, 0.25):
         argv = [sys.executable, "-c", program, str(lines), str(out), str(1 << 60)]
         with subprocess.Popen(argv) as process:
-            begun = time.monotonic()
-            while process.poll() is None and not list(out.glob("*.tmp")) and time.monotonic() - begun < 60:
+            start = time.monotonic()
+            while process.poll() is None and not list(out.glob("*.tmp")) and time.monotonic() - start < 60:
                 time.sleep(0.01)
             time.sleep(delay)
             process.kill()
@@ -117,7 +114,7 @@ def test_a_kill_at_any_moment_leaves_a_folder_that_can_be_finished(lines, whole,
     assert digest(out) == digest(whole)
 
 
-def test_a_full_disk_is_an_error_and_the_next_call_continues(lines, whole, tmp_path, monkeypatch):
+def test_a_full_disk_raises_and_the_next_call_resumes(lines, whole, tmp_path, monkeypatch):
     room = [3]
 
     def sync(file):
@@ -135,9 +132,7 @@ def test_a_full_disk_is_an_error_and_the_next_call_continues(lines, whole, tmp_p
     assert digest(tmp_path / "out") == digest(whole)
 
 
-def test_an_encoder_that_fails_ends_the_call_with_its_error_and_keeps_what_was_done(
-    lines, whole, tmp_path, monkeypatch
-):
+def test_an_encoder_error_ends_the_call_and_keeps_the_finished_work(lines, whole, tmp_path, monkeypatch):
     original, calls = sys.modules["fourbits.data.tokenizer"].Tokenizer.encode_batch, [0]
 
     def encode_batch(self, texts):
@@ -155,8 +150,8 @@ def test_an_encoder_that_fails_ends_the_call_with_its_error_and_keeps_what_was_d
     assert digest(tmp_path / "out") == digest(whole)
 
 
-def test_a_stop_inside_a_document_continues_inside_it(tmp_path, monkeypatch):
-    """One text in pieces of 16 KiB, saved in the middle, with its ids so far and no end."""
+def test_an_interrupted_document_is_resumed_inside_it(tmp_path, monkeypatch):
+    """One text in pieces of 16 KiB, saved in the middle, with its tokens so far and no end token."""
     monkeypatch.setattr(text_files, "LONG_FILE", STEP // 4)
     monkeypatch.setattr(text_files, "_CHUNK_BYTES", 4096)
     monkeypatch.setattr(text_files, "cut", lambda chunks: cut(chunks, STEP // 16))
@@ -187,7 +182,7 @@ def test_earlier_output_survives_a_later_failure(lines, whole, tmp_path):
     assert digest(whole) == before
 
 
-def test_a_file_that_changes_while_it_is_read_is_named(lines, tmp_path):
+def test_the_error_names_a_file_that_changes_while_it_is_read(lines, tmp_path):
     copy = tmp_path / "lines.jsonl"
     copy.write_bytes(lines.read_bytes())
 
@@ -199,12 +194,12 @@ def test_a_file_that_changes_while_it_is_read_is_named(lines, tmp_path):
     with pytest.raises(ValueError, match=r"lines\.jsonl: changed while it was read"):
         prepare(file_sources([str(copy)]), tmp_path / "out", OPTIONS, append)
     assert not (tmp_path / "out" / "manifest.json").exists()
-    # Prepared again when it no longer changes, from the start, as its text is another one now.
+    # Once it no longer changes it is prepared from the start, because its text is different now.
     data = prepare(file_sources([str(copy)]), tmp_path / "out", OPTIONS)
     assert data.manifest["sources"]["lines"]["text_sha256"] != ""
 
 
-def test_other_options_do_not_continue_what_was_begun(lines, tmp_path):
+def test_other_options_do_not_resume_unfinished_work(lines, tmp_path):
     kill(lines, tmp_path / "out", 3 * STEP)
     other = PrepareOptions(vocab_size=384, validation_fraction=0.2)
     prepare(file_sources([str(lines)]), tmp_path / "out", other)

@@ -1,4 +1,4 @@
-"""Preparing takes memory for what is under way, not for what there is to read."""
+"""Preparing uses memory for the batches in flight, not in proportion to the input."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-# Words of one vocabulary entry each: much faster than byte pairs, so that much text can be prepared.
+# A word-level tokenizer is much faster than BPE, so the test can prepare more text.
 PROGRAM = """
 import resource, sys
 from fourbits.data.corpora.document import Document, Source
@@ -51,11 +51,11 @@ def peak_kib(folder, mebibytes: int, rule: str) -> int:
     return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
 
 
-def test_the_peak_does_not_grow_with_the_input(folder):
-    """What may grow: 8 to 32 bytes a document in the table of those met, 4 in the lengths; here 0.2 MiB.
+def test_peak_memory_does_not_grow_with_the_input(folder):
+    """What may grow: 8 to 32 bytes per document in the hash set, 4 in the lengths; here 0.2 MiB.
 
-    What must not: text, 48 MiB more of it, or its ids, 20 MiB. A third of the text is far beyond the former
-    and allows for an allocator that keeps a batch of encodings.
+    What must not grow: text, 48 MiB more of it, or its tokens, 20 MiB. A third of the text is far above the
+    former, and leaves room for an allocator that keeps a batch of encodings.
     """
     small, large = peak_kib(folder, 16, "exact"), peak_kib(folder, 64, "exact")
     assert large - small < 16 << 10

@@ -1,4 +1,4 @@
-"""Preparing: complete or invisible, restartable, deterministic, and never without validation text."""
+"""Preparing: complete or invisible, resumable, deterministic, and never without validation text."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ def digest(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
-def test_every_document_is_on_one_side_whole_and_ended(tmp_path):
+def test_every_document_is_whole_on_one_side_and_has_an_end_token(tmp_path):
     sources = write_texts(tmp_path / "texts")
     data = prepare(sources, tmp_path / "out", OPTIONS)
     found = []
@@ -89,7 +89,7 @@ def test_another_process_writes_the_same_bytes(tmp_path):
     assert digest(tmp_path / "here") == digest(tmp_path / "there")
 
 
-def test_preparing_again_touches_nothing_and_other_options_are_refused(tmp_path):
+def test_preparing_again_changes_nothing_and_other_options_are_rejected(tmp_path):
     sources = write_texts(tmp_path / "texts")
     prepare(sources, tmp_path / "out", OPTIONS)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
@@ -128,7 +128,7 @@ def test_a_single_document_gives_its_tail_to_validation(tmp_path, seed):
     parts = [data.tokenizer.decode(files["one"].tokens.tolist()) for files in (data.train, data.validation)]
     assert "".join(parts) == text
     total = data.train["one"].num_tokens + data.validation["one"].num_tokens
-    assert total < len(text) / 2, "the tokenizer learnt from it, whichever side it is on"
+    assert total < len(text) / 2, "the tokenizer was trained on it, whichever side it is on"
     assert data.train["one"].num_tokens == round(total * 0.58)
     assert data.manifest["sources"]["one"]["held_out"] == "the tail of the only document"
 
@@ -144,21 +144,21 @@ def test_few_documents_leave_text_on_both_sides(tmp_path, fraction, seed):
     assert held_out == 1 if fraction < 0.5 else min(kept, held_out) >= 1
 
 
-def test_once_both_sides_have_text_nobody_is_remembered(tmp_path):
-    """Else the copies of one text, the one of lowest hash, would be listed in memory to the end."""
+def test_once_both_sides_have_text_no_document_is_remembered(tmp_path):
+    """Otherwise the list of copies of the text with the lowest hash would grow to the end."""
     with Split(tmp_path / "x", id_type(384), 0.5, 0) as split:
-        for position, remembered in ((0.7, [0]), (0.6, [1]), (0.6, [1, 2]), (0.1, []), (0.01, [])):
+        for position, lowest in ((0.7, [0]), (0.6, [1]), (0.6, [1, 2]), (0.1, []), (0.01, [])):
             split.add(position, np.array([1, 2]), more=False)
-            assert split.state.lowest_documents == remembered
+            assert split.state.lowest_documents == lowest
         assert split.finish() == "documents by hash"
     assert TokenFile(tmp_path / "x.validation").num_documents == 2
 
 
-def test_a_given_tokenizer_is_used_as_it_is(tmp_path):
+def test_a_given_tokenizer_is_used_unchanged(tmp_path):
     sources = write_texts(tmp_path / "texts")
     first = prepare(sources, tmp_path / "first", OPTIONS)
-    given = PrepareOptions(tokenizer=str(tmp_path / "first"), validation_fraction=0.1)
-    second = prepare(sources, tmp_path / "second", given)
+    options = PrepareOptions(tokenizer=str(tmp_path / "first"), validation_fraction=0.1)
+    second = prepare(sources, tmp_path / "second", options)
     assert second.tokenizer.sha256 == first.tokenizer.sha256
     assert second.train["letters"].tokens.tolist() == first.train["letters"].tokens.tolist()
 
@@ -167,7 +167,7 @@ def test_a_given_tokenizer_is_used_as_it_is(tmp_path):
     ("name", "edit", "message"),
     [
         ("letters.train.bin", lambda b: b[:-2], "letters.train.bin: .* bytes, manifest.json records"),
-        ("letters.train.bin", lambda b: b[:-2] + b"\1\1", "letters.train.bin: its content is not what"),
+        ("letters.train.bin", lambda b: b[:-2] + b"\1\1", "letters.train.bin: its content differs from what"),
         ("letters.validation.idx", None, "letters.validation.idx: missing"),
         ("tokenizer.json", lambda b: b.replace(b'"t"', b'"~"'), "tokenizer.json"),
         ("manifest.json", lambda b: b[:50], "manifest.json: damaged"),
@@ -175,7 +175,7 @@ def test_a_given_tokenizer_is_used_as_it_is(tmp_path):
         ("manifest.json", lambda b: b.replace(b'"version": 1', b'"version": 2'), "version must be 1, got 2"),
     ],
 )
-def test_a_folder_that_changed_is_refused(tmp_path, name, edit, message):
+def test_a_changed_folder_is_rejected(tmp_path, name, edit, message):
     prepare(write_texts(tmp_path / "texts"), tmp_path / "out", OPTIONS)
     path = tmp_path / "out" / name
     if edit is None:
@@ -186,19 +186,19 @@ def test_a_folder_that_changed_is_refused(tmp_path, name, edit, message):
         PreparedData.open(tmp_path / "out")
 
 
-def test_a_source_of_blank_texts_is_named(tmp_path):
+def test_a_source_of_blank_texts_is_rejected(tmp_path):
     (tmp_path / "blank.txt").write_text(" \n \n")
     with pytest.raises(ValueError, match="'blank' has no text in its 1 files"):
         prepare(file_sources([str(tmp_path / "blank.txt")]), tmp_path / "out", OPTIONS)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.6, -1.0])
-def test_a_foolish_validation_fraction_is_refused(fraction):
+def test_a_validation_fraction_outside_its_range_is_rejected(fraction):
     with pytest.raises(ValueError, match="validation_fraction must be above 0 and at most"):
         PrepareOptions(validation_fraction=fraction)
 
 
-def test_runs_that_ask_the_same_share_one_prepared_folder(tmp_path):
+def test_runs_with_equal_requests_share_one_prepared_folder(tmp_path):
     write_texts(tmp_path / "texts")
     config = DataConfig(paths=(str(tmp_path / "texts"),), vocab_size=384)
     first = open_data(config, tmp_path / "cache")

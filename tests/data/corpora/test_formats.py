@@ -1,4 +1,4 @@
-"""Every kind of file gives the same documents, and a damaged one is named."""
+"""Every file format gives the same documents, and errors name the damaged file."""
 
 import gzip
 import json
@@ -72,7 +72,7 @@ def test_a_hugging_face_dataset_is_streamed_by_name(tmp_path, monkeypatch):
         file_sources([f"hf:{tmp_path / 'data'}@test"])
 
 
-def test_a_dataset_with_damage_in_it_is_named_with_the_row(tmp_path, monkeypatch):
+def test_the_error_names_the_damaged_row_of_a_dataset(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     (tmp_path / "data").mkdir()
     raw = write_jsonl(tmp_path / "data" / "train.jsonl")
@@ -86,7 +86,7 @@ def test_a_saved_dataset_is_a_folder_of_one_split(tmp_path):
     library = load_datasets("test")
     rows = library.Dataset.from_dict({"text": TEXTS}, info=library.DatasetInfo(license="MIT"))
     library.DatasetDict({"train": rows}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(ValueError, match="saved: a dataset of several splits; name the folder of one"):
+    with pytest.raises(ValueError, match="saved: a dataset with several splits; pass the folder of one"):
         file_sources([str(tmp_path / "saved")])
     [source] = file_sources([str(tmp_path / "saved" / "train")])
     assert (source.licence, [document.text for document in source.read()]) == ("MIT", TEXTS)
@@ -95,17 +95,17 @@ def test_a_saved_dataset_is_a_folder_of_one_split(tmp_path):
         file_sources([str(tmp_path / "saved" / "train")])
 
 
-def test_a_dataset_that_becomes_another_is_not_read_on(tmp_path, monkeypatch):
+def test_a_dataset_that_changes_is_not_read_further(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     (tmp_path / "data").mkdir()
     raw = write_jsonl(tmp_path / "data" / "train.jsonl")
     [source] = file_sources([f"hf:{tmp_path / 'data'}"])
     (tmp_path / "data" / "train.jsonl").write_bytes(2 * raw)
-    with pytest.raises(ValueError, match="changed meanwhile"):
+    with pytest.raises(ValueError, match=r"changed from .* meanwhile"):
         list(source.read())
 
 
-def test_positions_rise_to_the_size_of_the_files(files):
+def test_positions_increase_to_the_size_of_the_files(files):
     for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"):
         [source] = file_sources([str(files[name])])
         positions = [document.position or 0 for document in source.read()]
@@ -113,12 +113,12 @@ def test_positions_rise_to_the_size_of_the_files(files):
         assert positions[-1] == source.num_bytes, name
 
 
-def test_names_drop_the_compression_too(files):
+def test_names_drop_the_compression_suffix_too(files):
     names = [file_sources([str(files[name])])[0].name for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet")]
     assert names == ["a", "a", "a"]
 
 
-def test_another_field_may_hold_the_text(tmp_path):
+def test_the_text_can_be_in_another_field(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", "content")
     write_parquet(tmp_path / "b.parquet", "content")
     for name in ("a.jsonl", "b.parquet"):
@@ -126,7 +126,7 @@ def test_another_field_may_hold_the_text(tmp_path):
         assert [document.text for document in source.read()] == TEXTS
 
 
-def test_a_source_tree_is_its_code_without_hidden_folders(tmp_path):
+def test_a_source_tree_is_read_without_hidden_folders(tmp_path):
     for name in ("src/a.c", "src/b.go", "c.rst", ".git/d.py", "e.o"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -148,15 +148,15 @@ def test_a_source_tree_is_its_code_without_hidden_folders(tmp_path):
         ),
     ],
 )
-def test_a_damaged_container_is_named(files, name, damage, message):
+def test_the_error_names_a_damaged_container(files, name, damage, message):
     files[name].write_bytes(damage(files[name].read_bytes()))
     with pytest.raises(ValueError, match=message):
         texts_of(files[name])
 
 
-def test_a_table_without_the_column_lists_those_it_has(tmp_path):
+def test_the_error_for_a_missing_column_lists_the_columns(tmp_path):
     write_parquet(tmp_path / "b.parquet", "content")
-    with pytest.raises(ValueError, match="column of strings called 'text'; it has id, content"):
+    with pytest.raises(ValueError, match="needs a string column 'text'; its columns are id, content"):
         texts_of(tmp_path / "b.parquet")
 
 
@@ -164,7 +164,7 @@ def test_a_table_without_the_column_lists_those_it_has(tmp_path):
 @given(
     text=st.text(alphabet="ab1 \n.\u00e9", max_size=300), size=st.integers(4, 40), chunk=st.integers(1, 50)
 )
-def test_pieces_are_the_text_whatever_the_chunks(text, size, chunk):
+def test_pieces_concatenate_to_the_text_whatever_the_chunks(text, size, chunk):
     pieces = list(cut([text], size))
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= size for piece in pieces)
@@ -172,8 +172,8 @@ def test_pieces_are_the_text_whatever_the_chunks(text, size, chunk):
 
 
 @pytest.mark.parametrize("end", ["\n", " \n", "\n\n", "\n    \n"])
-def test_pieces_are_encoded_like_the_whole(end):
-    """Whatever lines end in, although spaces at the end of a text are one word and before a word are two."""
+def test_pieces_encode_to_the_tokens_of_the_whole_text(end):
+    """Whatever the lines end in, although trailing spaces are one word and spaces before a word are two."""
     text = "".join(
         f"def f{n}(x):\n    return x * {n} # {'yes' * (n % 3)}{end}value = 1\n" for n in range(400)
     )
@@ -190,18 +190,18 @@ def test_a_long_file_is_read_in_pieces_and_is_one_document(tmp_path, monkeypatch
     sources = file_sources([f"both={tmp_path}"])
     options = PrepareOptions(vocab_size=384, validation_fraction=0.5, seed=1)
     whole = prepare(sources, tmp_path / "whole", options)
-    given = PrepareOptions(tokenizer=str(tmp_path / "whole"), validation_fraction=0.5, seed=1)
+    same_tokenizer = PrepareOptions(tokenizer=str(tmp_path / "whole"), validation_fraction=0.5, seed=1)
     monkeypatch.setattr(text_files, "LONG_FILE", 1000)
     monkeypatch.setattr(text_files, "_CHUNK_BYTES", 777)
     monkeypatch.setattr("fourbits.data.corpora.text_files.cut", lambda chunks: cut(chunks, 5000))
     assert sum(document.more for document in sources[0].read()) > 10
-    pieces = prepare(sources, tmp_path / "pieces", given)
-    for files, wanted in ((pieces.train, whole.train), (pieces.validation, whole.validation)):
-        assert files["both"].tokens.tolist() == wanted["both"].tokens.tolist()
-        assert files["both"].lengths.tolist() == wanted["both"].lengths.tolist()
+    pieces = prepare(sources, tmp_path / "pieces", same_tokenizer)
+    for files, expected in ((pieces.train, whole.train), (pieces.validation, whole.validation)):
+        assert files["both"].tokens.tolist() == expected["both"].tokens.tolist()
+        assert files["both"].lengths.tolist() == expected["both"].lengths.tolist()
 
 
-def test_a_long_text_is_encoded_in_pieces_to_the_ids_of_the_whole(tmp_path, monkeypatch):
+def test_a_long_text_encodes_in_pieces_to_the_tokens_of_the_whole(tmp_path, monkeypatch):
     text = "".join(f"A line of text, number {number}.\n" for number in range(3000))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{n}\n{text}"}) + "\n" for n in range(4)))
     whole = prepare(
@@ -219,16 +219,16 @@ def test_a_long_text_is_encoded_in_pieces_to_the_ids_of_the_whole(tmp_path, monk
         return encode_batch(self, texts)
 
     monkeypatch.setattr(Tokenizer, "encode_batch", counted)
-    given = PrepareOptions(tokenizer=str(tmp_path / "whole"))
-    pieces = prepare(file_sources([str(tmp_path / "a.jsonl")]), tmp_path / "pieces", given)
+    same_tokenizer = PrepareOptions(tokenizer=str(tmp_path / "whole"))
+    pieces = prepare(file_sources([str(tmp_path / "a.jsonl")]), tmp_path / "pieces", same_tokenizer)
     assert len(sizes) > 40
     assert max(sizes) <= 5000
     assert max(calls) < 20_000 + 5000
     assert pieces.train["a"].tokens.tolist() == whole.train["a"].tokens.tolist()
 
 
-def test_of_long_texts_no_more_than_two_are_held(monkeypatch):
-    monkeypatch.setattr(encode, "_MOST_WAITING", 1000)
+def test_at_most_two_long_texts_are_in_memory(monkeypatch):
+    monkeypatch.setattr(encode, "_MAX_WAITING", 1000)
     monkeypatch.setattr(encode, "BATCH_CHARACTERS", 100)
     begun, most, tokenizer = 0, 0, Tokenizer.train(TEXTS, 384)
 
@@ -246,14 +246,14 @@ def test_of_long_texts_no_more_than_two_are_held(monkeypatch):
         assert (most, done) == (expected, 12)
 
 
-def tokenizer_and_ids(folder: Path) -> tuple[Tokenizer, list[list[int]]]:
+def tokenizer_and_tokens(folder: Path) -> tuple[Tokenizer, list[list[int]]]:
     tokenizer = Tokenizer.train(TEXTS, 384)
     tokenizer.save(folder / "tokenizer.json")
     return tokenizer, [[*tokenizer.encode(text), tokenizer.end_id] for text in TEXTS]
 
 
 def test_a_megatron_token_file_is_split_but_not_encoded_again(tmp_path):
-    _, documents = tokenizer_and_ids(tmp_path)
+    _, documents = tokenizer_and_tokens(tmp_path)
     with TokenFileWriter(tmp_path / "theirs", id_type(384)) as writer:
         for document in documents:
             writer.add(document)
@@ -265,26 +265,26 @@ def test_a_megatron_token_file_is_split_but_not_encoded_again(tmp_path):
         for number in range(file.num_documents)
     ]
     assert sorted(found) == sorted(documents)
-    with pytest.raises(ValueError, match="'theirs' is a token file; name its tokenizer"):
+    with pytest.raises(ValueError, match="'theirs' is a token file; pass its tokenizer"):
         prepare(file_sources([str(tmp_path / "theirs.bin")]), tmp_path / "other", PrepareOptions())
 
 
-def test_a_token_outside_the_vocabulary_is_named_with_its_place(tmp_path):
-    _, documents = tokenizer_and_ids(tmp_path)
+def test_the_error_names_a_token_outside_the_vocabulary_and_its_position(tmp_path):
+    _, documents = tokenizer_and_tokens(tmp_path)
     with TokenFileWriter(tmp_path / "theirs", id_type(1000)) as writer:
         for document in [*documents, [1, 2, 999, 0]]:
             writer.add(document)
     options = PrepareOptions(tokenizer=str(tmp_path))
-    with pytest.raises(ValueError, match="theirs:40: id 999 at position 2 is outside the vocabulary of 312"):
+    with pytest.raises(ValueError, match="theirs:40: token 999 at position 2 is outside the vocabulary"):
         prepare(file_sources([str(tmp_path / "theirs.idx")]), tmp_path / "out", options)
     assert not list((tmp_path / "out").glob("*.bin"))
 
 
-def test_ids_of_the_wrong_type_are_named(tmp_path):
+def test_the_error_names_tokens_of_an_unsupported_type(tmp_path):
     np.arange(10, dtype=np.float64).tofile(tmp_path / "x.bin")
     header = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + bytes([6])  # 6: float64
     (tmp_path / "x.idx").write_bytes(header + bytes(16) + bytes(40))
     with pytest.raises(
-        ValueError, match=r"x\.idx: ids must be uint16 \(code 8\) or int32 \(code 4\), got code 6"
+        ValueError, match=r"x\.idx: tokens must be uint16 \(code 8\) or int32 \(code 4\), got code 6"
     ):
         file_sources([str(tmp_path / "x.idx")])

@@ -1,4 +1,4 @@
-"""Documents: a fixed order, and bad files named with the place where they are bad."""
+"""Documents: a fixed order, and errors that name the bad file and the position in it."""
 
 import ast
 
@@ -13,7 +13,7 @@ def texts(source):
     return [document.text for document in source.read()]
 
 
-def test_a_folder_is_one_source_read_in_order_of_paths(tmp_path):
+def test_a_folder_is_one_source_read_in_path_order(tmp_path):
     for name, text in [
         ("b.txt", "two"),
         ("a/z.md", "one"),
@@ -31,7 +31,7 @@ def test_a_folder_is_one_source_read_in_order_of_paths(tmp_path):
         ("c.jsonl:1", "three"),
         ("c.jsonl:3", "four"),
     ]
-    assert texts(source) == ["one", "two", "three", "four"]  # reading begins anew each time
+    assert texts(source) == ["one", "two", "three", "four"]  # each read() starts at the beginning
 
 
 def test_a_path_may_be_given_a_name(tmp_path):
@@ -71,18 +71,18 @@ def test_a_changed_file_changes_the_fingerprint(tmp_path):
         (
             "a.jsonl",
             b'{"text": "ab\\ud800"}\n',
-            "a.jsonl:1: character 2 of its text is half of a surrogate",
+            "a.jsonl:1: character 2 of the text is a lone surrogate",
         ),
     ],
 )
-def test_a_bad_file_is_named_with_the_place(tmp_path, name, raw, message):
+def test_the_error_names_a_bad_file_and_the_position(tmp_path, name, raw, message):
     (tmp_path / name).write_bytes(raw)
     [source] = file_sources([str(tmp_path / name)])
     with pytest.raises(ValueError, match=message):
         texts(source)
 
 
-def test_a_file_that_cannot_be_opened_is_named(tmp_path):
+def test_the_error_names_a_file_that_cannot_be_opened(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     [source] = file_sources([str(tmp_path / "a.txt")])
     (tmp_path / "a.txt").unlink()
@@ -93,14 +93,14 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("missing", "no such file or folder"),
+        ("missing", "cannot be opened: No such file or directory"),
         ("empty.txt", "the file is empty"),
-        ("picture.png", r"the type must be .txt, .md, source code, .jsonl, .* got '.png'"),
-        ("nothing", r"no text in this folder: no file is .txt, .md,"),
+        ("picture.png", r"the file type must be .txt, .md, source code, .jsonl, .* got '.png'"),
+        ("nothing", r"this folder has no text files. Supported: .txt, .md,"),
         ("hollow", "all 1 text files in this folder are empty"),
     ],
 )
-def test_a_path_without_text_is_refused_at_once(tmp_path, path, message):
+def test_a_path_without_text_is_rejected_at_once(tmp_path, path, message):
     for folder in ("nothing", "hollow"):
         (tmp_path / folder).mkdir()
     for file in ("empty.txt", "hollow/a.md"):
