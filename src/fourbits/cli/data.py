@@ -147,7 +147,7 @@ def licensed(sources: Sequence[Source], arguments: Sequence[str]) -> list[Source
 def build_corpus(args: Namespace) -> int:
     """Build the named corpus."""
     if args.name == STDLIB and (args.debs or args.max_mb is not None):
-        raise ValueError(f"data corpus {STDLIB}: --debs and --max-mb apply to {DEBIAN} only. Remove them.")
+        raise ValueError(f"--debs and --max-mb apply to {DEBIAN} only. Remove them.")
     if args.name == DEBIAN:
         limit = None if args.max_mb is None else round(args.max_mb * 1e6)
         with ProgressReport() as progress:
@@ -168,7 +168,7 @@ def build_corpus(args: Namespace) -> int:
 def show(data: PreparedData) -> None:
     """Print the sources and the tokenizer."""
     table = Table("source", title=str(data.folder), title_justify="left")
-    for column in ("documents", "text MB", "training tokens", "validation tokens", "bytes per token"):
+    for column in ("documents", "text MB", "train tokens", "val tokens", "bytes/token"):
         table.add_column(column, justify="right")
     records = data.manifest["sources"]
     for name, record in records.items():

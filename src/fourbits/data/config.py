@@ -48,7 +48,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         """Raises ValueError unless max_epochs is positive."""
         if self.max_epochs is not None and not self.max_epochs > 0:
-            raise ValueError(f"data: max_epochs must be above 0, got {self.max_epochs}.")
+            raise ValueError(f"data.max_epochs must be above 0, got {self.max_epochs}.")
 
 
 def open_data(config: DataConfig, cache: Path | str, progress: Progress | None = None) -> PreparedData:
@@ -84,11 +84,9 @@ def text_sources(paths: Sequence[str], text_field: str = TEXT_FIELD) -> list[Sou
     names = [source.name for source in sources]
     for name in names:
         if not name.isprintable() or not name.strip("."):
-            raise ValueError(
-                f"data: {name!r} cannot be the name of a source; choose another, as in other=PATH."
-            )
+            raise ValueError(f"{name!r} cannot be the name of a source; choose another, as in other=PATH.")
         if names.count(name) > 1:
-            raise ValueError(f"data: two sources are called {name!r}; rename one, as in other=PATH.")
+            raise ValueError(f"two sources are called {name!r}; rename one, as in other=PATH.")
     if not sources:
-        raise ValueError("data: needs at least one path: a file, a folder, or stdlib.")
+        raise ValueError("at least one path is needed: a file, a folder, or stdlib.")
     return sources

@@ -101,7 +101,7 @@ def test_a_dataset_that_changes_is_not_read_further(tmp_path, monkeypatch):
     raw = write_jsonl(tmp_path / "data" / "train.jsonl")
     [source] = file_sources([f"hf:{tmp_path / 'data'}"])
     (tmp_path / "data" / "train.jsonl").write_bytes(2 * raw)
-    with pytest.raises(ValueError, match=r"changed from .* meanwhile"):
+    with pytest.raises(ValueError, match="changed from"):
         list(source.read())
 
 

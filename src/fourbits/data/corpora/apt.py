@@ -18,9 +18,7 @@ class Apt:
     def __init__(self, folder: Path) -> None:
         """Create the folder. Raises ValueError if apt-get is not installed."""
         if not shutil.which("apt-get"):
-            raise ValueError(
-                f"data corpus debian: needs apt-get, which comes with Debian and Ubuntu. {REMEDY}"
-            )
+            raise ValueError(f"the Debian corpus needs apt-get, which comes with Debian and Ubuntu. {REMEDY}")
         self.folder = folder.resolve()
         for name in ("lists/partial", "cache/archives/partial"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)

@@ -91,9 +91,7 @@ def _describe(package: Package, path: Path) -> dict[str, Any]:
 def _source(name: str, found: dict[Package, Path], state: BuildState) -> Source:
     own = {package: path for package, path in found.items() if package.source == name}
     if not own:
-        raise ValueError(
-            f"data corpus debian: no package of {name!r} is available. Check the apt sources and the network."
-        )
+        raise ValueError(f"no package of {name!r} is available. Check the apt sources and the network.")
     return Source(
         name,
         tuple(own.values()),

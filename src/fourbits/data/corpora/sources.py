@@ -30,7 +30,7 @@ def _named(argument: str, text_field: str) -> Source:
     if rest.startswith(HUB):
         return hub_dataset(rest, text_field, name)
     if not rest:
-        raise ValueError("data: a path is empty; pass a file or a folder, or . for the current one.")
+        raise ValueError("a path is empty; pass a file or a folder, or . for the current one.")
     path = Path(os.path.realpath(rest))  # in a loop of symbolic links this is one of them
     if path.is_dir():
         name = name or path.name

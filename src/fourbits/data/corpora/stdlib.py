@@ -61,7 +61,7 @@ def _code(root: Path, modules: tuple[Path, ...]) -> Iterator[Document]:
 def _prose(
     root: Path, topics: tuple[Path, ...], texts: tuple[Path, ...], modules: tuple[Path, ...]
 ) -> tuple[Document, ...]:
-    """Cached: parsing the library takes seconds, holding its text 2 MB."""
+    """Cached: parsing the library takes seconds, and its text only 2 MB."""
     return tuple(_read_prose(root, topics, texts, modules))
 
 

@@ -96,9 +96,7 @@ def hub_dataset(spec: str, text_field: str, name: str = "") -> Source:
     def read() -> Iterator[Document]:
         rows, new_revision = open_rows()
         if new_revision != revision:
-            raise ValueError(
-                f"{spec}: changed from {revision} to {new_revision} meanwhile. Prepare it again."
-            )
+            raise ValueError(f"{spec}: changed from {revision} to {new_revision}. Prepare it again.")
         return _read_rows(rows, spec, text_field)
 
     identity = f"\n{path}\t{config}\t{split}\t{revision}"  # on the Hub the revision is a commit

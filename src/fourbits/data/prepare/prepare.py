@@ -54,7 +54,7 @@ class PrepareOptions:
         """Raises ValueError for a validation_fraction outside (0, 0.5]."""
         if not 0 < self.validation_fraction <= 0.5:
             raise ValueError(
-                f"data: validation_fraction must be above 0 and at most 0.5, got {self.validation_fraction}."
+                f"validation_fraction must be above 0 and at most 0.5, got {self.validation_fraction}."
             )
 
 
@@ -68,7 +68,7 @@ def prepare(
     """
     out, report = Path(out), progress or (lambda what, done, total: None)
     if not sources:
-        raise ValueError("data: needs at least one source, got none.")
+        raise ValueError("preparing needs at least one source, got none.")
     tokenizer = _load_tokenizer(options)
     request = request_of(sources, options, tokenizer)
     if not (out / MANIFEST).exists():
@@ -192,7 +192,7 @@ def _train_or_reload(
 def _train_tokenizer(sources: Sequence[Source], options: PrepareOptions, report: Progress) -> Tokenizer:
     for source in sources:
         if source.is_tokenized:
-            raise ValueError(f"data: {source.name!r} is a token file; pass its tokenizer with --tokenizer.")
+            raise ValueError(f"{source.name!r} is a token file; pass its tokenizer with --tokenizer.")
     total = sum(source.num_bytes for source in sources)
     report("tokenizer", 0, total)
     num_bytes = min(_TRAINING_BYTES_PER_TOKEN * options.vocab_size, _MAX_TRAINING_BYTES)

@@ -51,9 +51,7 @@ def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[s
         _copy(source, tally, split, progress, preparation)
         _check_unchanged(source, stamps)
         if not split.state.documents:
-            raise ValueError(
-                f"data: the source {source.name!r} has no text in its {len(source.files)} files."
-            )
+            raise ValueError(f"the source {source.name!r} has no text in its {len(source.files)} files.")
         held_out = split.finish()
     total = source.num_bytes or max(tally.text_bytes, 1)
     preparation.report(source.name, total, total)

@@ -51,7 +51,7 @@ class PhasedStream:
         phases that read a source more than max_epochs times.
         """
         if seq_len < 1:
-            raise ValueError(f"data: seq_len must be at least 1, got {seq_len}.")
+            raise ValueError(f"seq_len must be at least 1, got {seq_len}.")
         self.seq_len, self.seed, self.vocab_size = seq_len, seed, vocab_size
         self.validation_files = dict(validation or {})
         # Keyed by name, not by index: adding a source does not reshuffle the others.
@@ -119,7 +119,7 @@ class PhasedStream:
         """
         if source not in self.validation_files:
             raise ValueError(
-                f"data: no validation text for {source!r}; the sources are {sorted(self.validation_files)}."
+                f"no validation text for {source!r}; the sources are {sorted(self.validation_files)}."
             )
         return validation_samples(source, self.validation_files[source], self.seq_len, limit)
 
@@ -201,13 +201,13 @@ class PhasedStream:
 
     def _check_range(self, low: int, high: int) -> None:
         if low < 0 or high >= self.total_samples:
-            raise ValueError(f"data: samples must be in [0, {self.total_samples}), got {low} to {high}.")
+            raise ValueError(f"samples must be in [0, {self.total_samples}), got {low} to {high}.")
 
     def _check_size(self, batch_size: int, max_epochs: float | None) -> None:
         available = sum(windows.size for windows in self.windows)
         if available < batch_size:
             raise ValueError(
-                f"data: the text is smaller than one batch: {available} sequences of {self.seq_len} tokens, "
+                f"the text is smaller than one batch: {available} sequences of {self.seq_len} tokens, "
                 f"one batch needs {batch_size}. Add text, or lower the batch size or seq_len."
             )
         ends = self.blend.cursors(self.total_samples)
@@ -215,7 +215,7 @@ class PhasedStream:
             if max_epochs is not None and ends[name] > max_epochs * windows.size:
                 number = self._first_phase_beyond(name, max_epochs * windows.size)
                 raise ValueError(
-                    f"data: phase {number} exceeds max_epochs for {name!r}: the run reads it "
+                    f"phase {number} exceeds max_epochs for {name!r}: the run reads it "
                     f"{ends[name] / windows.size:.2f} times, the limit is {max_epochs:g}. Add text to it, "
                     f"lower its weights, or raise max_epochs."
                 )

@@ -3,7 +3,7 @@
 A sample is seq_len + 1 tokens. An epoch of a source is `size` consecutive windows of its token file; sample k
 is window shuffle(k mod size) of epoch k div size, and each epoch has a different shuffle. A file is rarely a
 whole number of windows long, so each epoch draws the offset of its first window from the remainder (fewer
-than seq_len tokens), and no text is skipped in every epoch. Validation reads the windows in file order.
+than seq_len tokens), so no text is skipped forever. Validation reads the windows in file order.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def require_one_sample(name: str, file: TokenFile, seq_len: int, kind: str) -> T
     """Return the file. Raises ValueError if it is shorter than one sample."""
     if file.num_tokens < seq_len + 1:
         raise ValueError(
-            f"data: the {kind} of {name!r} has {file.num_tokens} tokens, fewer than one sample of "
+            f"the {kind} of {name!r} has {file.num_tokens} tokens, fewer than one sample of "
             f"seq_len + 1 = {seq_len + 1}. Add text or lower seq_len."
         )
     return file
