@@ -3,7 +3,7 @@
 import pytest
 
 from fourbits.bench import data, data_files
-from fourbits.data.token_file import TokenFile
+from fourbits.data.stream.token_file import TokenFile
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""`fourbits data`: text in, a prepared folder out, and the same answer for people and for programs."""
+"""`fourbits data`: text in, a prepared folder out, and equal content in tables and in JSON."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from fourbits.cli.commands import load
 from fourbits.cli.parser import parse
-from fourbits.data.dataset import PreparedData
+from fourbits.data.stream.dataset import PreparedData
 
 
 def run(*argv) -> int:
@@ -23,7 +23,7 @@ def texts(tmp_path):
     return folder
 
 
-def test_prepare_writes_a_folder_and_says_what_is_in_it(texts, tmp_path, capsys):
+def test_prepare_writes_a_folder_and_prints_its_contents(texts, tmp_path, capsys):
     assert run("prepare", f"letters={texts}", "--out", tmp_path / "out", "--vocab-size", 384) == 0
     prepared = PreparedData.open(tmp_path / "out", verify=True)
     printed = capsys.readouterr()
@@ -33,7 +33,7 @@ def test_prepare_writes_a_folder_and_says_what_is_in_it(texts, tmp_path, capsys)
     assert "letters: 0.0 MB" in printed.err
 
 
-def test_inspect_prints_the_manifest_for_programs(texts, tmp_path, capsys):
+def test_inspect_json_contains_the_manifest(texts, tmp_path, capsys):
     run("prepare", texts, "--out", tmp_path / "out", "--vocab-size", 384, "--json")
     first = json.loads(capsys.readouterr().out)
     run("inspect", tmp_path / "out", "--verify", "--json")
@@ -46,7 +46,7 @@ def test_inspect_prints_the_manifest_for_programs(texts, tmp_path, capsys):
 def test_the_standard_library_becomes_a_corpus_that_can_be_prepared(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "lib"))
     (tmp_path / "lib" / "tests").mkdir(parents=True)
-    (tmp_path / "lib" / "tests" / "left_out.py").write_text("x = 1\n" * 100)
+    (tmp_path / "lib" / "tests" / "excluded.py").write_text("x = 1\n" * 100)
     for number in range(30):
         module = f'"""{f"Module number {number} of a small library. " * 5}"""\n\nVALUE = {number}\n'
         (tmp_path / "lib" / f"module{number}.py").write_text(module)
@@ -61,18 +61,18 @@ def test_the_standard_library_becomes_a_corpus_that_can_be_prepared(tmp_path, ca
         assert one.validation[name].tokens.tolist() == two.validation[name].tokens.tolist()
 
 
-def test_options_of_the_other_corpus_are_refused(tmp_path):
+def test_options_of_the_other_corpus_are_rejected(tmp_path):
     for options in (("--max-mb", 3), ("--debs", tmp_path)):
-        with pytest.raises(ValueError, match="--debs and --max-mb are options of debian only"):
+        with pytest.raises(ValueError, match="--debs and --max-mb apply to debian only"):
             run("corpus", "stdlib", "--out", tmp_path / "corpus", *options)
     assert not (tmp_path / "corpus").exists()
 
 
-def test_packages_that_could_not_be_had_are_said(tmp_path, capsys, monkeypatch):
+def test_packages_that_could_not_be_downloaded_are_reported(tmp_path, capsys, monkeypatch):
     corpus = {"sources": {"code": {"documents": 1, "bytes": 2}}, "missing_packages": ["one", "two"]}
     monkeypatch.setattr("fourbits.cli.data.build_debian", lambda *args, **options: corpus)
     assert run("corpus", "debian", "--out", tmp_path) == 0
-    assert capsys.readouterr().err == "without packages that could not be had: one, two\n"
+    assert capsys.readouterr().err == "packages that could not be downloaded, skipped: one, two\n"
 
 
 def test_an_action_is_required(capsys):
@@ -82,7 +82,7 @@ def test_an_action_is_required(capsys):
     assert "prepare|inspect|corpus" in capsys.readouterr().err
 
 
-def test_inspect_shows_the_plan_of_a_run_and_what_a_step_reads(texts, tmp_path, capsys):
+def test_inspect_shows_the_plan_of_a_run_and_where_a_step_reads(texts, tmp_path, capsys):
     run("prepare", texts, "--out", tmp_path / "out", "--vocab-size", 384)
     config = tmp_path / "run.yaml"
     config.write_text("model: tiny\ntrain: {steps: 10, micro_batch_size: 2, seq_len: 16}\n")
@@ -99,8 +99,8 @@ def test_inspect_shows_the_plan_of_a_run_and_what_a_step_reads(texts, tmp_path, 
     assert found["duplicates"]["train"]["texts"]["documents"] == 0
     run("inspect", tmp_path / "out", "--run", config, "--step", 3, "--document", "texts:0")
     printed = capsys.readouterr().out
-    assert "what is read" in printed
-    assert "sample 6: texts ids" in printed
+    assert "what the run reads" in printed
+    assert "sample 6: texts tokens" in printed
     assert data.tokenizer.decode(data.train["texts"].document(0).tolist()).splitlines()[0] in printed
 
 
@@ -118,18 +118,18 @@ def test_inspect_of_a_run_folder_shows_its_losses_by_source(texts, tmp_path, cap
     run("inspect", folder)
     printed = capsys.readouterr().out
     assert "3.2500" in printed
-    assert "what is read" in printed
+    assert "what the run reads" in printed
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--step", "1"], "name one with --run"),
-        (["--document", "other:1"], "a source of texts"),
-        (["--run", "tiny", "--step", "245"], "the run has steps 0 to 244"),
+        (["--step", "1"], "pass one with --run"),
+        (["--document", "other:1"], "with a source of texts"),
+        (["--run", "tiny", "--step", "245"], "must be in 0 to 244, the steps of the run"),
     ],
 )
-def test_inspect_refuses_what_is_not_there(texts, tmp_path, options, message):
+def test_inspect_rejects_steps_and_documents_that_do_not_exist(texts, tmp_path, options, message):
     run("prepare", texts, "--out", tmp_path / "out", "--vocab-size", 384)
     config = tmp_path / "run.yaml"
     config.write_text("model: tiny\ntrain: {steps: 245, micro_batch_size: 2, seq_len: 16}\n")

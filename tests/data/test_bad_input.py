@@ -1,4 +1,4 @@
-"""What people have lying about and computers run into: named with its file, or read all the same."""
+"""Unusual and invalid input: either it is read, or the error names the file."""
 
 import json
 import os
@@ -8,23 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from fourbits.data import text_files
 from fourbits.data.config import DataConfig, text_sources
-from fourbits.data.dataset import PreparedData
-from fourbits.data.folder_lock import locked
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
-from fourbits.data.token_file import TokenFile, id_type
-from fourbits.data.token_writer import TokenFileWriter
+from fourbits.data.corpora import text_files
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.prepare.prepare import PrepareOptions, locked, prepare
+from fourbits.data.prepare.token_writer import TokenFileWriter
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.token_file import TokenFile, id_type
 
 OPTIONS = PrepareOptions(vocab_size=384)
 
 
-def test_a_loop_of_links_is_named_and_one_inside_a_folder_is_passed_by(tmp_path):
+def test_a_loop_of_links_is_an_error_and_inside_a_folder_it_is_skipped(tmp_path):
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
     for path in (tmp_path / "one", tmp_path / "one" / "further.txt"):
-        with pytest.raises(ValueError, match="no such file or folder: Too many levels of symbolic links"):
+        with pytest.raises(ValueError, match="cannot be opened: Too many levels of symbolic links"):
             file_sources([str(path)])
     (tmp_path / "text.txt").write_text("Text.\n")
     (tmp_path / "up").symlink_to(".")
@@ -32,29 +31,29 @@ def test_a_loop_of_links_is_named_and_one_inside_a_folder_is_passed_by(tmp_path)
     assert [document.name for document in source.read()] == ["text.txt"]
 
 
-def test_a_name_that_is_not_utf8_is_a_name(tmp_path):
+def test_a_file_name_need_not_be_utf8(tmp_path):
     odd = os.fsdecode(bytes(tmp_path) + b"/caf\xe9.txt")
     Path(odd).write_text("Text in a file of another age.\n" * 20)
     prepare(text_sources([str(tmp_path)]), tmp_path / "folder", OPTIONS)
     data = prepare(text_sources([f"cafe={odd}"]), tmp_path / "named", OPTIONS)
     assert data.manifest["sources"]["cafe"]["documents"] == 1
-    with pytest.raises(ValueError, match="cannot be the name of a source; name it, as in other=PATH"):
+    with pytest.raises(ValueError, match="cannot be the name of a source; choose another, as in other=PATH"):
         text_sources([odd])
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[" * 100_000, "a.jsonl:2: JSON that cannot be read: maximum recursion"),
-        ('{"text": "a", "n": ' + 5000 * "9" + "}", "a.jsonl:2: JSON that cannot be read: Exceeds the"),
+        ("[" * 100_000, "a.jsonl:2: unreadable JSON: maximum recursion"),
+        ('{"text": "a", "n": ' + 5000 * "9" + "}", "a.jsonl:2: unreadable JSON: Exceeds the"),
         (
             '{"text": "a", "split_key": "\\ud800"}',
-            "a.jsonl:2: character 4 of its name and split_key is half of a surrogate",
+            "a.jsonl:2: character 4 of name and split_key is a lone surrogate",
         ),
-        ('{"text": "' + "a" * 5000 + '"}', "a.jsonl:2: a line has at most 5000 bytes, this one has more"),
+        ('{"text": "' + "a" * 5000 + '"}', "a.jsonl:2: the line is longer than 5000 bytes"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(tmp_path, monkeypatch, line, message):
+def test_the_error_names_a_line_that_cannot_be_read(tmp_path, monkeypatch, line, message):
     if "5000 bytes" in message:
         monkeypatch.setattr(text_files, "LONGEST_LINE", 5000)
     (tmp_path / "a.jsonl").write_text(f'{{"text": "good"}}\n{line}\n')
@@ -63,7 +62,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, monkeypatch, line, messag
         list(source.read())
 
 
-def test_a_line_of_just_the_longest_length_is_read(tmp_path, monkeypatch):
+def test_a_line_of_exactly_the_longest_length_is_read(tmp_path, monkeypatch):
     line = json.dumps({"text": "a" * 100}) + "\n"
     monkeypatch.setattr(text_files, "LONGEST_LINE", len(line))
     (tmp_path / "a.jsonl").write_text(2 * line)
@@ -71,15 +70,15 @@ def test_a_line_of_just_the_longest_length_is_read(tmp_path, monkeypatch):
     assert [document.text for document in source.read()] == ["a" * 100] * 2
 
 
-def test_what_is_no_path_is_refused(tmp_path):
+def test_empty_paths_and_pipes_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="a path is empty"):
         file_sources([""])
     os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(ValueError, match=r"pipe\.txt: neither a file nor a folder"):
+    with pytest.raises(ValueError, match=r"pipe\.txt: must be a file or a folder"):
         file_sources([str(tmp_path / "pipe.txt")])
 
 
-def test_a_number_of_epochs_that_is_none_is_refused():
+def test_max_epochs_must_be_positive():
     for epochs in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="max_epochs must be above 0"):
             DataConfig(max_epochs=epochs)
@@ -88,12 +87,12 @@ def test_a_number_of_epochs_that_is_none_is_refused():
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (34 + 8, 2**32 - 1, "a length is wrong at sequence 2"),  # -1, made up for by the one before
+        (34 + 8, 2**32 - 1, "a length is wrong at sequence 2"),  # -1, offset by the one before
         (34 + 4 * 4 + 8, 4, "a pointer is wrong at sequence 0"),
         (34 + 12 * 4 + 16, 0, "the document index is wrong at sequence 1"),
     ],
 )
-def test_an_index_with_damage_in_its_middle_is_no_source(tmp_path, place, value, message):
+def test_an_index_damaged_in_the_middle_is_rejected_as_a_source(tmp_path, place, value, message):
     with TokenFileWriter(tmp_path / "x", id_type(1000)) as writer:
         for document in ([7, 8, 9], [1], [2], [3, 4]):
             writer.add(document)
@@ -102,7 +101,7 @@ def test_an_index_with_damage_in_its_middle_is_no_source(tmp_path, place, value,
     if value == 2**32 - 1:
         raw[34 + 4] = 3
     (tmp_path / "x.idx").write_bytes(raw)
-    TokenFile(tmp_path / "x")  # opening takes no time, so it does not look there
+    TokenFile(tmp_path / "x")  # opening does not check this, to be fast
     with pytest.raises(ValueError, match=message):
         file_sources([str(tmp_path / "x.idx")])
 
@@ -114,7 +113,7 @@ def test_a_manifest_without_its_parts_is_damaged(tmp_path, key):
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest[key]
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=f"manifest.json: damaged: no '{key}'"):
+    with pytest.raises(ValueError, match=f"manifest.json: damaged: '{key}' is missing"):
         PreparedData.open(folder)
 
 
@@ -136,8 +135,8 @@ def fourbits_data(limit: int, *words: str) -> subprocess.Popen:
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_file_that_takes_no_more_is_named_and_the_next_call_continues(tmp_path):
-    """With the system's own limit on a file's size, which fails a write as a full disk does."""
+def test_a_failed_write_names_the_file_and_the_next_call_resumes(tmp_path):
+    """With the system's limit on file size, which makes a write fail like a full disk."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"Line {number} of a text.\n" for number in range(40_000)))
     failed = command(text, tmp_path / "out", limit=100_000)
@@ -151,13 +150,13 @@ def test_a_file_that_takes_no_more_is_named_and_the_next_call_continues(tmp_path
     PreparedData.open(tmp_path / "out", verify=True)
 
 
-def test_a_corpus_that_does_not_fit_names_its_file(tmp_path):
+def test_a_failed_write_of_a_corpus_names_the_file(tmp_path):
     failed = fourbits_data(100_000, "corpus", "stdlib", "--out", str(tmp_path))
     _, errors = failed.communicate()
     assert (failed.returncode, errors) == (1, f"fourbits data: {tmp_path}/code.jsonl.tmp: File too large\n")
 
 
-def test_a_process_waits_for_another_in_the_same_folder_and_says_so(tmp_path):
+def test_a_process_warns_while_it_waits_for_another_in_the_same_folder(tmp_path):
     (tmp_path / "text.txt").write_text("Some text.\n" * 50)
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
@@ -169,7 +168,7 @@ def test_a_process_waits_for_another_in_the_same_folder_and_says_so(tmp_path):
     assert process.returncode == 0
 
 
-def test_two_processes_that_prepare_the_same_take_turns(tmp_path):
+def test_two_processes_that_prepare_one_folder_are_serialized(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"Line {number} of a text.\n" for number in range(100_000)))
     both = [command(text, tmp_path / "out") for _ in range(2)]

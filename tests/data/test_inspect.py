@@ -1,18 +1,18 @@
-"""What inspection says is what the run reads, and files that change or lie are named."""
+"""Inspection reports what a run reads, and errors name files that change or hold wrong tokens."""
 
 import os
 
 import numpy as np
 import pytest
 
-from fourbits.data.blend import Phase
-from fourbits.data.dataset import DEMO_PHASES
-from fourbits.data.inspect import length_quantiles, phase_plan, places, repeated_documents
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
-from fourbits.data.stream import PhasedStream
-from fourbits.data.token_file import TokenFile, id_type
-from fourbits.data.token_writer import TokenFileWriter
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.inspect import duplicate_documents, length_quantiles, phase_plan, sample_locations
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.prepare.token_writer import TokenFileWriter
+from fourbits.data.stream.blend import Phase
+from fourbits.data.stream.dataset import DEMO_PHASES
+from fourbits.data.stream.stream import PhasedStream
+from fourbits.data.stream.token_file import TokenFile, id_type
 
 SEQ_LEN, STEP = 8, 4
 
@@ -35,7 +35,7 @@ def stream(files, total=300, **options) -> PhasedStream:
     return PhasedStream(files, DEMO_PHASES, total_samples=total, seq_len=SEQ_LEN, seed=1, **options)
 
 
-def test_the_plan_counts_what_the_stream_hands_out(files):
+def test_the_plan_counts_the_samples_that_the_stream_returns(files):
     reader = stream(files)
     plan = phase_plan(reader, STEP)
     assert [(p.first_step, p.end_step) for p in plan] == [(0, 53), (52, 68), (67, 75)]  # 210 = 52.5 steps
@@ -46,7 +46,7 @@ def test_the_plan_counts_what_the_stream_hands_out(files):
     assert plan[-1].sources["prose"].epochs == sum(p.sources["prose"].samples for p in plan) / 25
 
 
-def test_the_rounding_of_weights_is_said_and_only_then(files):
+def test_the_rounding_of_weights_is_reported_only_if_there_is_any(files):
     assert stream(files).rounding() == ""
     third = [Phase(until=1.0, weights={"code": 0.123456789, "prose": 1 - 0.123456789})]
     reader = PhasedStream(files, third, total_samples=50, seq_len=SEQ_LEN, seed=1)
@@ -54,9 +54,9 @@ def test_the_rounding_of_weights_is_said_and_only_then(files):
     assert f"by at most {error:.1e} in phase 1 (period 65,536)" in reader.rounding()
 
 
-def test_places_say_where_each_sample_is_read(files):
+def test_sample_locations_are_where_the_stream_reads(files):
     reader = stream(files)
-    for row, sample in zip(places(reader, 200, 30), reader.batch(200, 30), strict=True):
+    for row, sample in zip(sample_locations(reader, 200, 30), reader.batch(200, 30), strict=True):
         file = files[row["source"]]
         assert file.tokens[row["begin"] : row["end"]].tolist() == sample.tolist()
         first, last = row["documents"]
@@ -65,11 +65,11 @@ def test_places_say_where_each_sample_is_read(files):
         assert last - first <= 1
 
 
-def test_every_id_is_found_in_its_document(files):
+def test_every_token_is_found_in_its_document(files):
     file = files["prose"]
     found = [file.document_at(position) for position in range(file.num_tokens)]
     assert found == [number for number, length in enumerate(file.lengths) for _ in range(length)]
-    with pytest.raises(ValueError, match="position 203 asked, there are 203 ids"):
+    with pytest.raises(ValueError, match="position must be in \\[0, 203\\), got 203"):
         file.document_at(203)
 
 
@@ -78,19 +78,19 @@ def test_quantiles_of_lengths(tmp_path):
     assert length_quantiles(file) == {"0": 1, "0.5": 51, "0.9": 91, "0.99": 100, "1": 101}
 
 
-def test_repetitions_are_counted_within_training_and_from_training_to_validation(tmp_path):
+def test_duplicates_are_counted_within_training_and_between_training_and_validation(tmp_path):
     (tmp_path / "a").mkdir()
     for number in range(60):
         (tmp_path / "a" / f"{number:02}.txt").write_text(f"Text number {number % 50}.\n")
     data = prepare(file_sources([str(tmp_path / "a")]), tmp_path / "out", PrepareOptions(vocab_size=384))
-    found = repeated_documents(data)
+    found = duplicate_documents(data)
     held_out = data.validation["a"].num_documents
-    own = len({tuple(data.validation["a"].document(n).tolist()) for n in range(held_out)})
-    # Ten texts come twice; copies fall on the same side of the split.
-    assert found["train"]["a"].documents == 10 - (held_out - own)
+    distinct = len({tuple(data.validation["a"].document(n).tolist()) for n in range(held_out)})
+    # Ten texts appear twice; copies fall on the same side of the split.
+    assert found["train"]["a"].documents == 10 - (held_out - distinct)
     assert found["validation"]["a"].documents == 0
     leaky = type(data)(data.folder, data.manifest, data.tokenizer, data.train, data.train)
-    assert repeated_documents(leaky)["validation"]["a"].documents == data.train["a"].num_documents
+    assert duplicate_documents(leaky)["validation"]["a"].documents == data.train["a"].num_documents
 
 
 def test_validation_samples_depend_on_the_file_and_length_only(tmp_path):
@@ -102,21 +102,21 @@ def test_validation_samples_depend_on_the_file_and_length_only(tmp_path):
         assert data.validation_samples(16, limit)["a"].tolist() == run.validation("a", limit).tolist()
 
 
-def test_an_id_outside_the_vocabulary_is_found_by_looking_at_all(tmp_path):
+def test_checking_all_tokens_finds_one_outside_the_vocabulary(tmp_path):
     file = write(tmp_path / "x", [[1, 2, 3], [4, 500, 6]])
-    file.check_ids(501)
-    with pytest.raises(ValueError, match=r"x\.bin: id 500 at position 4 is outside the vocabulary of 500"):
-        file.check_ids(500)
+    file.check_tokens(501)
+    with pytest.raises(ValueError, match=r"x\.bin: token 500 at position 4 is outside the vocabulary of 500"):
+        file.check_tokens(500)
     signed = write(tmp_path / "y", [[1, 70_000]], 131_072)
     raw = np.fromfile(tmp_path / "y.bin", dtype="<i4")
     raw[0] = -7
     raw.tofile(tmp_path / "y.bin")
-    with pytest.raises(ValueError, match=r"y\.bin: id -7 at position 0"):
-        TokenFile(signed.prefix).check_ids(131_072)
+    with pytest.raises(ValueError, match=r"y\.bin: token -7 at position 0"):
+        TokenFile(signed.prefix).check_tokens(131_072)
 
 
 @pytest.mark.parametrize("change", ["cut", "overwritten", "replaced", "removed"])
-def test_a_file_that_changes_under_the_run_is_named(files, tmp_path, change):
+def test_the_error_names_a_file_that_changes_during_the_run(files, tmp_path, change):
     reader, path = stream(files), tmp_path / "prose.bin"
     before = reader.batch(0, 8)
     raw = path.read_bytes()
@@ -138,11 +138,11 @@ def test_a_file_that_changes_under_the_run_is_named(files, tmp_path, change):
     assert stream(fresh).batch(0, 8).tolist() == before.tolist()
 
 
-def test_a_phase_that_asks_more_than_there_is_is_named(files):
+def test_the_error_names_the_phase_that_exceeds_max_epochs(files):
     stream(files, 130, max_epochs=2.0)
     with pytest.raises(
-        ValueError, match=r"phase 3 asks more of 'prose' than there is: the run reads it 2.28 times"
+        ValueError, match=r"phase 3 exceeds max_epochs for 'prose': the run reads it 2.28 times"
     ):
         stream(files, 150, max_epochs=2.2)
-    with pytest.raises(ValueError, match="phase 1 asks more of 'prose'"):
+    with pytest.raises(ValueError, match="phase 1 exceeds max_epochs for 'prose'"):
         stream(files, 300, max_epochs=2.0)

@@ -1,4 +1,4 @@
-"""The tokenizer: any text there and back, an end token that text cannot forge, and foreign files refused."""
+"""The tokenizer: any text round-trips, no text encodes to the end token, and other files are rejected."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ TOKENIZER = Tokenizer.train(TEXTS, 384)
 
 
 @given(st.text())
-def test_any_text_survives_encoding(text):
+def test_any_text_decodes_to_itself(text):
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
@@ -31,16 +31,16 @@ def test_a_text_that_spells_the_end_token_does_not_end_a_document():
     assert list(TOKENIZER.encode_batch([f"a{END_TOKEN}b"])) == [ids]
 
 
-def test_the_vocabulary_suits_the_model():
+def test_the_vocabulary_is_padded_to_a_multiple_of_128():
     assert [padded_size(size) for size in (1, 128, 129, 50_257)] == [128, 128, 256, 50_304]
     assert TOKENIZER.vocab_size == 384
     assert TOKENIZER.size <= 384
-    few = Tokenizer.train(["ab"], 1000)  # too little text for 1,000 tokens: ids in use and rows differ
+    few = Tokenizer.train(["ab"], 1000)  # too little text for 1,000 tokens: size and vocab_size differ
     assert few.size == 258
     assert few.vocab_size == 384
 
 
-def test_a_saved_tokenizer_is_the_same_tokenizer(tmp_path):
+def test_a_saved_tokenizer_loads_as_the_same_tokenizer(tmp_path):
     TOKENIZER.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path)
     assert loaded.sha256 == TOKENIZER.sha256
@@ -56,7 +56,7 @@ def test_training_gives_the_same_tokenizer_in_another_process():
     assert other.stdout.strip() == Tokenizer.train(TEXTS[:50], 384).sha256
 
 
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
+def test_a_file_that_is_not_a_tokenizer_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="no such tokenizer file"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"a": 1}')
@@ -64,7 +64,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
         Tokenizer.load(tmp_path)
 
 
-def test_a_vocabulary_without_an_end_token_asks_for_its_name(tmp_path):
+def test_a_vocabulary_without_a_known_end_token_needs_its_name(tmp_path):
     file = str(tmp_path / "t.json")
     tokenizers.Tokenizer(models.WordLevel({"a": 0, "STOP": 1}, unk_token="a")).save(file)
     with pytest.raises(ValueError, match="no end-of-document token"):
@@ -73,7 +73,7 @@ def test_a_vocabulary_without_an_end_token_asks_for_its_name(tmp_path):
 
 
 def tekken_of(tokenizer: tokenizers.Tokenizer, path) -> None:
-    """The file that says by ranks what a byte-level BPE says by merges."""
+    """Write the tekken.json that is equivalent to a byte-level BPE with merges."""
     alphabet = {letter: byte for byte, letter in enumerate(tekken._letters())}
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     words = [word for word in sorted(vocabulary, key=vocabulary.__getitem__) if word != END_TOKEN]
@@ -90,7 +90,7 @@ def tekken_of(tokenizer: tokenizers.Tokenizer, path) -> None:
     path.write_text(json.dumps({"config": config, "vocab": entries}))
 
 
-def test_ranks_encode_like_the_merges_they_stand_for(tmp_path):
+def test_ranks_encode_like_the_merges_they_represent(tmp_path):
     tekken_of(TOKENIZER._inner, tmp_path / "tekken.json")
     loaded = Tokenizer.load(tmp_path / "tekken.json")
     first = TOKENIZER.encode("a")[0] - loaded.encode("a")[0]
@@ -102,7 +102,7 @@ def test_ranks_encode_like_the_merges_they_stand_for(tmp_path):
     assert Tokenizer.load(tmp_path).sha256 == loaded.sha256
 
 
-def test_a_damaged_rank_file_is_named(tmp_path):
+def test_the_error_names_a_damaged_rank_file(tmp_path):
     tekken_of(TOKENIZER._inner, tmp_path / "tekken.json")
     content = json.loads((tmp_path / "tekken.json").read_text())
     content["vocab"][300]["token_bytes"] = base64.b64encode(b"unreachable").decode()
@@ -117,7 +117,7 @@ def test_tekken_by_name_needs_the_package_that_ships_it(monkeypatch):
         Tokenizer.load("tekken")
 
 
-def test_a_tokenizer_of_transformers_is_used_with_its_end_token(tmp_path):
+def test_a_transformers_tokenizer_is_used_with_its_end_token(tmp_path):
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=TOKENIZER._inner, eos_token=END_TOKEN)
     fast.save_pretrained(tmp_path)
     assert Tokenizer.load(tmp_path).encode(TEXTS[0]) == TOKENIZER.encode(TEXTS[0])
@@ -130,17 +130,17 @@ def test_a_tokenizer_of_transformers_is_used_with_its_end_token(tmp_path):
     assert (slow.encode("the fox"), slow.end_id) == ([5, 6], 3)
 
 
-def test_a_name_that_nobody_knows_is_refused(monkeypatch):
+def test_an_unknown_tokenizer_name_is_rejected(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="nobody/nothing: no such tokenizer file, and transformers says"):
+    with pytest.raises(ValueError, match="nobody/nothing: no such tokenizer file, and transformers reports"):
         Tokenizer.load("nobody/nothing")
 
 
-def test_ids_that_do_not_exist_are_an_error():
-    with pytest.raises(ValueError, match=r"ids must be in \[0, 384\), got 3 to 384"):
+def test_decoding_a_token_outside_the_vocabulary_raises():
+    with pytest.raises(ValueError, match=r"tokens must be in \[0, 384\), got 3 to 384"):
         TOKENIZER.decode([3, 384])
 
 
-def test_a_vocabulary_smaller_than_the_bytes_is_refused():
+def test_a_vocabulary_smaller_than_the_bytes_is_rejected():
     with pytest.raises(ValueError, match="at least 384"):
         Tokenizer.train(TEXTS, 256)

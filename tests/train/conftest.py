@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fourbits.data.config import DataConfig, open_data
-from fourbits.data.dataset import PreparedData
+from fourbits.data.stream.dataset import PreparedData
 from fourbits.model.config import ModelConfig
 from fourbits.train.config import OptimConfig, RunConfig, TrainConfig
 

@@ -18,12 +18,12 @@ import torch
 from fourbits.bench.data_files import SEQ_LEN, evict, sparse_index, text_files, token_file
 from fourbits.bench.data_peers import datasets_map, megatron_samples
 from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, product_rate
-from fourbits.data.blend import Phase
-from fourbits.data.encode import batches
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.sources import file_sources
-from fourbits.data.stream import PhasedStream
-from fourbits.data.token_file import TokenFile
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.prepare.encode import batches
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.stream.blend import Phase
+from fourbits.data.stream.stream import PhasedStream
+from fourbits.data.stream.token_file import TokenFile
 from fourbits.data.tokenizer import Tokenizer
 
 _REPEATS = 3

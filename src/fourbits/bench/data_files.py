@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from fourbits.data.corpora.stdlib import stdlib_sources
 from fourbits.data.optional import load_pyarrow
-from fourbits.data.stdlib import stdlib_sources
-from fourbits.data.token_file import HEADER, MAGIC, VERSION, id_type
-from fourbits.data.token_writer import TokenFileWriter
+from fourbits.data.prepare.token_writer import TokenFileWriter
+from fourbits.data.stream.token_file import HEADER, MAGIC, VERSION, id_type
 
 SEQ_LEN = 2048
 _MODULES = 400

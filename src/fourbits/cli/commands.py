@@ -15,7 +15,7 @@ COMMANDS = {
     "train": "train a model by a recipe, or continue a run",
     "compare": "train several recipes and seeds on one configuration, and report",
     "recipes": "list the recipes, or show the precision of every operand in one",
-    "data": "turn text into token files, look into them, make a corpus",
+    "data": "prepare text as token files, inspect them, build a corpus",
     "bench": "measure the speed of quantizers, linears or steps, beside BF16",
     "doctor": "say what this machine can run, and why",
 }

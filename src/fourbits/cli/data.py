@@ -1,8 +1,8 @@
-"""Turn text into token files, and look into them.
+"""Prepare text as token files, and inspect them.
 
-PATH is a file of text or source code, .jsonl or .parquet, each text also .gz or .zst; a folder of such files;
-the .idx of a Megatron token file; hf:NAME[:CONFIG][@SPLIT], a dataset of the Hub or a folder that datasets
-reads; a folder that corpus wrote; or the word stdlib, the standard library of this Python. NAME=PATH names a
+PATH is a text or source-code file, .jsonl or .parquet (text also as .gz or .zst); a folder of such files; the
+.idx of a Megatron token file; hf:NAME[:CONFIG][@SPLIT], a Hub dataset or a folder that `datasets` can load; a
+folder written by `fourbits data corpus`; or stdlib, the standard library of this Python. NAME=PATH names a
 source.
 """
 
@@ -19,13 +19,13 @@ from rich.table import Table
 
 from fourbits.cli.data_inspect import add_inspect, inspect, show_inspection
 from fourbits.data.config import STDLIB, text_sources
-from fourbits.data.corpus import Source
-from fourbits.data.corpus_folder import write_corpus
-from fourbits.data.dataset import PreparedData
-from fourbits.data.debian import build_debian
-from fourbits.data.deduplicate import Rule
-from fourbits.data.prepare import PrepareOptions, prepare
-from fourbits.data.text_files import TEXT_FIELD
+from fourbits.data.corpora.corpus_folder import write_corpus
+from fourbits.data.corpora.debian import build_debian
+from fourbits.data.corpora.deduplicate import Rule
+from fourbits.data.corpora.document import Source
+from fourbits.data.corpora.text_files import TEXT_FIELD
+from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.stream.dataset import PreparedData
 from fourbits.settings import nearest
 
 DEBIAN = "debian"
@@ -35,50 +35,73 @@ EXAMPLE = "fourbits data prepare stdlib --out stdlib-tokens"
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|inspect|corpus")
-    making = actions.add_parser("prepare", help="text to token files", allow_abbrev=False)
-    _add_prepare(making)
-    looking = actions.add_parser("inspect", help="say what a prepared folder holds", allow_abbrev=False)
-    add_inspect(looking)
-    building = actions.add_parser(
-        "corpus", help="write a corpus as text, to read or copy", allow_abbrev=False
+    preparing = actions.add_parser("prepare", help="convert text to token files", allow_abbrev=False)
+    _add_prepare(preparing)
+    inspecting = actions.add_parser(
+        "inspect", help="show what a prepared folder contains", allow_abbrev=False
     )
+    add_inspect(inspecting)
+    building = actions.add_parser("corpus", help="build a corpus and write it as text", allow_abbrev=False)
     building.add_argument("name", choices=[STDLIB, DEBIAN], help="which corpus")
     building.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    building.add_argument("--debs", metavar="DIR", help="debian: packages fetched before, instead of apt-get")
-    building.add_argument("--max-mb", type=float, metavar="N", help="debian: text of each source, at most")
-    for action in (making, looking, building):
+    building.add_argument(
+        "--debs", metavar="DIR", help="debian: folder of downloaded packages, instead of apt-get"
+    )
+    building.add_argument(
+        "--max-mb", type=float, metavar="N", help="debian: limit on the text of each source, in MB"
+    )
+    for action in (preparing, inspecting, building):
         action.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _add_prepare(making: ArgumentParser) -> None:
-    add = making.add_argument
+def _add_prepare(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="text to read")
     add("--out", required=True, metavar="DIR", help="folder to write")
     add(
         "--tokenizer",
         metavar="NAME",
-        help="instead of training one: a tokenizer.json, a folder or a name of transformers, or tekken",
+        help="use this tokenizer instead of training one: a tokenizer.json, a transformers folder or Hub "
+        "name, or tekken",
     )
-    add("--end-token", metavar="TOKEN", help="its end-of-document token, if not a usual one")
-    add("--vocab-size", type=int, default=2048, metavar="N", help="size to train (default 2048)")
-    add("--validation-fraction", type=float, default=0.05, metavar="F", help="share held out (default 0.05)")
+    add("--end-token", metavar="TOKEN", help="end-of-document token of --tokenizer, if not a common one")
+    add("--vocab-size", type=int, default=2048, metavar="N", help="vocabulary size to train (default 2048)")
+    add(
+        "--validation-fraction",
+        type=float,
+        default=0.05,
+        metavar="F",
+        help="share of documents held out (default 0.05)",
+    )
     add("--seed", type=int, default=0, help="seed of the validation split (default 0)")
     add(
         "--deduplicate",
         choices=get_args(Rule),
         default="none",
-        help="leave out documents met before: equal texts, or equal lines but for case and spacing",
+        help="drop duplicate documents: identical text (exact), or identical lines ignoring case and spacing "
+        "(lines)",
     )
-    add("--text-field", default=TEXT_FIELD, metavar="NAME", help="field or column of the text (default text)")
-    add("--licence", action="append", default=[], metavar="[SOURCE=]SPDX", help="to record; repeatable")
+    add(
+        "--text-field",
+        default=TEXT_FIELD,
+        metavar="NAME",
+        help="field or column that holds the text (default text)",
+    )
+    add(
+        "--licence",
+        action="append",
+        default=[],
+        metavar="[SOURCE=]SPDX",
+        help="licence to record; repeatable",
+    )
 
 
 def run(args: Namespace) -> int:
-    """Do what was asked and print what came of it."""
+    """Run the action and print its result."""
     if args.action == "corpus":
         return build_corpus(args)
     if args.action == "inspect":
-        return look_into(args)
+        return show_folder(args)
     options = PrepareOptions(
         tokenizer=args.tokenizer,
         end_token=args.end_token,
@@ -97,8 +120,8 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def look_into(args: Namespace) -> int:
-    """Print what is in a prepared folder, and what a run reads of it."""
+def show_folder(args: Namespace) -> int:
+    """Print what a prepared folder contains, and what a run reads from it."""
     found = inspect(args)
     if args.json:
         print(json.dumps(found, indent=2))
@@ -108,10 +131,10 @@ def look_into(args: Namespace) -> int:
     return 0
 
 
-def licensed(sources: Sequence[Source], given: Sequence[str]) -> list[Source]:
-    """Sources with the licences that were given, for one or for all. Raises ValueError for an unknown one."""
+def licensed(sources: Sequence[Source], arguments: Sequence[str]) -> list[Source]:
+    """Set the licences given for one source or for all. Raises ValueError for an unknown source."""
     licences = dict.fromkeys((source.name for source in sources), "")
-    for text in given:
+    for text in arguments:
         name, equals, licence = text.rpartition("=")
         if equals and name not in licences:
             raise ValueError(
@@ -122,9 +145,9 @@ def licensed(sources: Sequence[Source], given: Sequence[str]) -> list[Source]:
 
 
 def build_corpus(args: Namespace) -> int:
-    """Write the corpus that was named."""
+    """Build the named corpus."""
     if args.name == STDLIB and (args.debs or args.max_mb is not None):
-        raise ValueError(f"data corpus {STDLIB}: --debs and --max-mb are options of {DEBIAN} only.")
+        raise ValueError(f"--debs and --max-mb apply to {DEBIAN} only. Remove them.")
     if args.name == DEBIAN:
         limit = None if args.max_mb is None else round(args.max_mb * 1e6)
         with ProgressReport() as progress:
@@ -137,7 +160,7 @@ def build_corpus(args: Namespace) -> int:
         for name, record in corpus["sources"].items():
             print(f"{name}: {record['documents']:,} documents, {record['bytes'] / 1e6:.2f} MB")
         if missing := corpus.get("missing_packages"):
-            print(f"without packages that could not be had: {', '.join(missing)}", file=sys.stderr)
+            print(f"packages that could not be downloaded, skipped: {', '.join(missing)}", file=sys.stderr)
         print(f"next: fourbits data prepare {args.out} --out TOKENS")
     return 0
 
@@ -145,7 +168,7 @@ def build_corpus(args: Namespace) -> int:
 def show(data: PreparedData) -> None:
     """Print the sources and the tokenizer."""
     table = Table("source", title=str(data.folder), title_justify="left")
-    for column in ("documents", "text MB", "train ids", "validation ids", "bytes per id"):
+    for column in ("documents", "text MB", "train tokens", "val tokens", "bytes/token"):
         table.add_column(column, justify="right")
     records = data.manifest["sources"]
     for name, record in records.items():
@@ -155,30 +178,30 @@ def show(data: PreparedData) -> None:
     lines = [f"{name}: licence {record['licence'] or 'unknown'}" for name, record in records.items()]
     for name, record in records.items():
         if record.get("repeated_documents"):
-            lines.append(f"{name}: {record['repeated_documents']:,} repeated documents left out")
+            lines.append(f"{name}: {record['repeated_documents']:,} duplicate documents dropped")
     tokenizer = data.tokenizer
     lines.append(
-        f"tokenizer: {tokenizer.size} ids (model: {tokenizer.vocab_size}), sha256 {tokenizer.sha256[:16]}, "
-        f"{tokenizer.end_token!r} ends a document"
+        f"tokenizer: {tokenizer.size} tokens (model: {tokenizer.vocab_size}), "
+        f"sha256 {tokenizer.sha256[:16]}, {tokenizer.end_token!r} ends a document"
     )
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def _numbers(record: dict[str, Any]) -> list[str]:
-    ids = record["train"]["tokens"], record["validation"]["tokens"]
+    tokens = record["train"]["tokens"], record["validation"]["tokens"]
     return [
         f"{record['documents']:,}",
         f"{record['text_bytes'] / 1e6:,.2f}",
-        *(f"{count:,}" for count in ids),
-        f"{record['text_bytes'] / sum(ids):.2f}" if record["text_bytes"] else "",
+        *(f"{count:,}" for count in tokens),
+        f"{record['text_bytes'] / sum(tokens):.2f}" if record["text_bytes"] else "",
     ]
 
 
 class ProgressReport:
-    """A progress bar on a terminal; one line per finished part where output is piped. Goes to stderr."""
+    """Progress on stderr: a bar on a terminal, or one line per finished part if stderr is redirected."""
 
     def __init__(self) -> None:
-        """Draw nothing yet."""
+        """Set up the bar without drawing it."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -199,7 +222,7 @@ class ProgressReport:
         self._bar.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Bytes done and in all (0 for unknown) of one part: the tokenizer, or a source."""
+        """Report the bytes done and in total (0 if unknown) of one part: the tokenizer, or a source."""
         if what not in self._tasks:
             self._tasks[what] = self._bar.add_task(what, total=total or None)
         self._bar.update(self._tasks[what], completed=done)

@@ -1,4 +1,4 @@
-"""What `fourbits data inspect` finds and how it prints it."""
+"""`fourbits data inspect`: collects what a folder contains and prints it."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fourbits.data.config import open_data
-from fourbits.data.dataset import MANIFEST, PreparedData
-from fourbits.data.inspect import length_quantiles, phase_plan, places, repeated_documents
-from fourbits.data.stream import PhasedStream
+from fourbits.data.inspect import duplicate_documents, length_quantiles, phase_plan, sample_locations
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.manifest import MANIFEST
+from fourbits.data.stream.stream import PhasedStream
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.samples import run_stream
@@ -21,17 +22,21 @@ from fourbits.train.samples import run_stream
 def add_inspect(parser: ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("folder", metavar="DIR", help="a folder that prepare wrote, or a run folder for what it reads")
-    add("--verify", action="store_true", help="hash every file whole and look at every id")
-    add("--duplicates", action="store_true", help="count repeated documents")
-    add("--run", metavar="CONFIG", help="plan of a run on these data: a preset, a YAML file, RUN/config.yaml")
-    add("--step", type=int, metavar="N", help="with a run: where the samples of step N are read")
-    add("--sample", type=int, metavar="N", help="with a run: the text of sample N")
-    add("--document", metavar="SOURCE:N", help="the text of one training document")
+    add("folder", metavar="DIR", help="a prepared folder, or a run folder, to show what that run reads")
+    add("--verify", action="store_true", help="re-hash every file and validate every token")
+    add("--duplicates", action="store_true", help="count duplicate documents")
+    add(
+        "--run",
+        metavar="CONFIG",
+        help="show the plan of a run on this data: a preset, a YAML file, RUN/config.yaml",
+    )
+    add("--step", type=int, metavar="N", help="with a run: show where the samples of step N are read")
+    add("--sample", type=int, metavar="N", help="with a run: show the text of sample N")
+    add("--document", metavar="SOURCE:N", help="show the text of one training document")
 
 
 def inspect(args: Namespace) -> dict[str, Any]:
-    """Everything that was asked, in plain values."""
+    """Everything requested, as plain values."""
     folder = Path(args.folder)
     run = args.run or (str(folder / "config.yaml") if (folder / "config.yaml").is_file() else None)
     config = None if run is None else load_config(run, RUN_PRESETS)
@@ -43,17 +48,17 @@ def inspect(args: Namespace) -> dict[str, Any]:
     }
     if args.verify:
         for file in (*data.train.values(), *data.validation.values()):
-            file.check_ids(data.tokenizer.size)
+            file.check_tokens(data.tokenizer.size)
     if args.duplicates:
-        repeated = repeated_documents(data)
-        found["duplicates"] = {k: {n: asdict(r) for n, r in v.items()} for k, v in repeated.items()}
+        duplicates = duplicate_documents(data)
+        found["duplicates"] = {k: {n: asdict(d) for n, d in v.items()} for k, v in duplicates.items()}
     if args.document:
         found["document"] = _document(data, args.document)
     if config is not None:
         _add_run(found, data, config, args)
         found["validation_losses"] = _losses(folder / "metrics.jsonl", list(data.validation))
     elif args.step is not None or args.sample is not None:
-        raise ValueError("--step and --sample belong to a run; name one with --run CONFIG.")
+        raise ValueError("--step and --sample need a run; pass one with --run CONFIG.")
     return found
 
 
@@ -76,17 +81,21 @@ def _add_run(found: dict[str, Any], data: PreparedData, config: RunConfig, args:
     found["rounding"] = stream.rounding()
     if args.step is not None:
         if not 0 <= args.step < train.num_steps:
-            raise ValueError(f"--step {args.step}: the run has steps 0 to {train.num_steps - 1}.")
-        found["step"] = places(stream, args.step * train.samples_per_step, train.samples_per_step)
+            raise ValueError(
+                f"--step {args.step}: must be in 0 to {train.num_steps - 1}, the steps of the run."
+            )
+        found["step"] = sample_locations(stream, args.step * train.samples_per_step, train.samples_per_step)
     if args.sample is not None:
-        found["sample"] = {**places(stream, args.sample, 1)[0], "text": _text(data, stream, args.sample)}
+        found["sample"] = {
+            **sample_locations(stream, args.sample, 1)[0],
+            "text": _text(data, stream, args.sample),
+        }
 
 
 def _text(data: PreparedData, stream: PhasedStream, number: int) -> str:
-    """A sample as text, with a mark where a document ends."""
-    ids = stream.sample(number).tolist()
+    """A sample as text, with the end token on a separate line after each document."""
     parts: list[list[int]] = [[]]
-    for token in ids:
+    for token in stream.sample(number).tolist():
         if token == data.tokenizer.end_id:
             parts.append([])
         else:
@@ -94,12 +103,13 @@ def _text(data: PreparedData, stream: PhasedStream, number: int) -> str:
     return f"\n{data.tokenizer.end_token}\n".join(data.tokenizer.decode(part) for part in parts)
 
 
-def _document(data: PreparedData, given: str) -> dict[str, Any]:
-    name, _, number = given.rpartition(":")
+def _document(data: PreparedData, argument: str) -> dict[str, Any]:
+    name, _, number = argument.rpartition(":")
     if name not in data.train or not number.isdigit():
-        raise ValueError(f"--document {given}: give SOURCE:NUMBER, a source of {', '.join(data.train)}.")
-    ids = data.train[name].document(int(number)).tolist()
-    return {"source": name, "number": int(number), "tokens": len(ids), "text": data.tokenizer.decode(ids)}
+        raise ValueError(f"--document {argument}: must be SOURCE:N with a source of {', '.join(data.train)}.")
+    tokens = data.train[name].document(int(number)).tolist()
+    text = data.tokenizer.decode(tokens)
+    return {"source": name, "number": int(number), "tokens": len(tokens), "text": text}
 
 
 def _losses(path: Path, sources: list[str]) -> list[dict[str, Any]]:
@@ -114,14 +124,14 @@ def _losses(path: Path, sources: list[str]) -> list[dict[str, Any]]:
 
 
 def show_inspection(found: dict[str, Any]) -> None:
-    """Print what `inspect` found, beyond the table of sources."""
+    """Print what `inspect` found, except for the table of sources."""
     console = Console()
     console.print(_lengths_table(found["lengths"]["train"]))
     if "duplicates" in found:
         console.print(_duplicates_table(found["duplicates"]))
     if "plan" in found:
         console.print(_plan_table(found["plan"]))
-        console.print(found["rounding"] or "shares are the weights exactly", markup=False, highlight=False)
+        console.print(found["rounding"] or "shares match the weights exactly", markup=False, highlight=False)
     if found.get("validation_losses"):
         rows = found["validation_losses"]
         table = Table(*rows[0], title="validation loss by source", title_justify="left")
@@ -132,7 +142,7 @@ def show_inspection(found: dict[str, Any]) -> None:
         console.print(table)
     for row in found.get("step", ()):
         first, last = row["documents"]
-        where = f"{row['source']} ids {row['begin']:,} to {row['end']:,}, documents {first:,} to {last:,}"
+        where = f"{row['source']} tokens {row['begin']:,} to {row['end']:,}, documents {first:,} to {last:,}"
         console.print(
             f"sample {row['sample']:,}: {where}, epoch {row['epoch']}", markup=False, highlight=False
         )
@@ -144,7 +154,7 @@ def show_inspection(found: dict[str, Any]) -> None:
 
 
 def _lengths_table(lengths: dict[str, dict[str, int]]) -> Table:
-    table = Table("ids in a document", title="lengths, by quantile", title_justify="left")
+    table = Table("tokens per document", title="length quantiles", title_justify="left")
     for quantile in next(iter(lengths.values())):
         table.add_column(quantile, justify="right")
     for name, quantiles in lengths.items():
@@ -153,16 +163,16 @@ def _lengths_table(lengths: dict[str, dict[str, int]]) -> Table:
 
 
 def _duplicates_table(duplicates: dict[str, dict[str, dict[str, int]]]) -> Table:
-    table = Table("source", "training documents met before", "validation documents also trained on")
+    table = Table("source", "duplicate training documents", "validation documents also in training")
     for name, train in duplicates["train"].items():
-        held_out = duplicates["validation"][name]
-        cells = (f"{part['documents']:,} ({part['tokens']:,} ids)" for part in (train, held_out))
+        validation = duplicates["validation"][name]
+        cells = (f"{part['documents']:,} ({part['tokens']:,} tokens)" for part in (train, validation))
         table.add_row(name, *cells)
     return table
 
 
 def _plan_table(plan: list[dict[str, Any]]) -> Table:
-    table = Table("phase", "steps", "source", title="what is read", title_justify="left")
+    table = Table("phase", "steps", "source", title="what the run reads", title_justify="left")
     for column in ("share", "samples", "tokens", "epochs so far"):
         table.add_column(column, justify="right")
     for number, phase in enumerate(plan, start=1):

@@ -13,7 +13,7 @@ from fourbits.compare.progress import CompareReport
 from fourbits.compare.report import Context, write_report
 from fourbits.compare.sample import write_sample
 from fourbits.compare.table import Row, final_table, table_record
-from fourbits.data.dataset import PreparedData
+from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.whole_file import write_json
 
 # The recipe whose model writes the sample, where it takes part.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fourbits.data.dataset import PreparedData
+from fourbits.data.stream.dataset import PreparedData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Token streams: from text files to exact, phased, resumable samples; knows nothing of models."""
+"""Data: corpora reads text, prepare writes token files, stream reads samples; knows nothing of models."""

@@ -1,4 +1,4 @@
-"""The `data` section of a run: what to read, and how it is blended."""
+"""The `data` section of a run: what to read, and how to blend it."""
 
 import hashlib
 import json
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fourbits.data.blend import Phase
-from fourbits.data.corpus import Source
-from fourbits.data.corpus_folder import corpus_sources, is_corpus
-from fourbits.data.dataset import MANIFEST, PreparedData
-from fourbits.data.deduplicate import Rule
-from fourbits.data.prepare import PrepareOptions, prepare, request_of
-from fourbits.data.prepare_source import Progress
-from fourbits.data.sources import file_sources
-from fourbits.data.stdlib import stdlib_sources
-from fourbits.data.text_files import TEXT_FIELD
+from fourbits.data.corpora.corpus_folder import corpus_sources, is_corpus
+from fourbits.data.corpora.deduplicate import Rule
+from fourbits.data.corpora.document import Progress, Source
+from fourbits.data.corpora.sources import file_sources
+from fourbits.data.corpora.stdlib import stdlib_sources
+from fourbits.data.corpora.text_files import TEXT_FIELD
+from fourbits.data.prepare.prepare import PrepareOptions, prepare, request_of
+from fourbits.data.stream.blend import Phase
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.manifest import MANIFEST
 
 STDLIB = "stdlib"
 
@@ -24,11 +24,12 @@ STDLIB = "stdlib"
 class DataConfig:
     """What a run reads.
 
-    paths: one prepared folder, or text: files, folders, NAME=PATH, corpus folders, or "stdlib". phases: the
-    blend; none means the demo's for code and prose, else proportional to size. max_epochs: refuse to read a
-    source more often. mask_documents: packed documents do not see each other (attention, convolution, state).
-    model_vocab_size: the model's vocabulary where the tokenizer's is smaller; further ids stand for no token.
-    The other fields say how text is prepared, see PrepareOptions; a prepared folder has decided them already.
+    paths: one prepared folder, or text: files, folders, NAME=PATH, corpus folders, or "stdlib".
+    phases: the blend; by default that of a built-in corpus, else proportional to size.
+    max_epochs: an error if the run reads a source more often.
+    mask_documents: packed documents do not see each other (attention, convolution, state).
+    model_vocab_size: the model's vocabulary if larger than the tokenizer's; the extra entries are unused.
+    The other fields control how text is prepared, see PrepareOptions; a prepared folder ignores them.
     """
 
     paths: tuple[str, ...] = (STDLIB,)
@@ -45,15 +46,15 @@ class DataConfig:
     text_field: str = TEXT_FIELD
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a max_epochs that is no positive number."""
+        """Raises ValueError unless max_epochs is positive."""
         if self.max_epochs is not None and not self.max_epochs > 0:
-            raise ValueError(f"data: max_epochs must be above 0, got {self.max_epochs}.")
+            raise ValueError(f"data.max_epochs must be above 0, got {self.max_epochs}.")
 
 
 def open_data(config: DataConfig, cache: Path | str, progress: Progress | None = None) -> PreparedData:
-    """Open the prepared folder that `paths` names, or prepare the text it names in a folder below `cache`.
+    """Open the prepared folder in `paths`, or prepare the text in `paths` in a folder below `cache`.
 
-    That folder is named by what is asked, so runs that ask the same share it, and nothing is prepared twice.
+    The folder's name is a hash of the request, so runs with equal requests share one prepared folder.
     """
     if len(config.paths) == 1 and (Path(config.paths[0]) / MANIFEST).is_file():
         return PreparedData.open(config.paths[0])
@@ -73,7 +74,7 @@ def open_data(config: DataConfig, cache: Path | str, progress: Progress | None =
 
 
 def text_sources(paths: Sequence[str], text_field: str = TEXT_FIELD) -> list[Source]:
-    """Sources of text paths, in order; a corpus folder has several, "stdlib" has code and prose."""
+    """The sources of all paths, in order; a corpus folder has several, "stdlib" has code and prose."""
     sources: list[Source] = []
     for path in paths:
         if path == STDLIB:
@@ -83,9 +84,9 @@ def text_sources(paths: Sequence[str], text_field: str = TEXT_FIELD) -> list[Sou
     names = [source.name for source in sources]
     for name in names:
         if not name.isprintable() or not name.strip("."):
-            raise ValueError(f"data: {name!r} cannot be the name of a source; name it, as in other=PATH.")
+            raise ValueError(f"{name!r} cannot be the name of a source; choose another, as in other=PATH.")
         if names.count(name) > 1:
-            raise ValueError(f"data: two sources are called {name!r}; name one of them, as in other=PATH.")
+            raise ValueError(f"two sources are called {name!r}; rename one, as in other=PATH.")
     if not sources:
-        raise ValueError("data: no text was named; give files, folders or stdlib.")
+        raise ValueError("at least one path is needed: a file, a folder, or stdlib.")
     return sources

@@ -1,4 +1,4 @@
-"""Looking into prepared data: lengths, repetitions, and what a run reads from where at which step."""
+"""Inspects prepared data: document lengths, duplicates, and which samples a run reads at each step."""
 
 import hashlib
 from collections.abc import Callable
@@ -7,54 +7,54 @@ from typing import Any
 
 import numpy as np
 
-from fourbits.data.dataset import PreparedData
-from fourbits.data.deduplicate import HashSet
-from fourbits.data.stream import PhasedStream
-from fourbits.data.token_file import TokenFile
+from fourbits.data.corpora.deduplicate import HashSet
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.stream import PhasedStream
+from fourbits.data.stream.token_file import TokenFile
 
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 
 
 def length_quantiles(file: TokenFile) -> dict[str, int]:
-    """Ids in the shortest, the middle, ..., the longest document, by quantile; end tokens included."""
+    """Quantiles of document length in tokens, end tokens included."""
     lengths = np.sort(file.lengths)
-    places = [round(quantile * (len(lengths) - 1)) for quantile in QUANTILES]
-    return {f"{quantile:g}": int(lengths[place]) for quantile, place in zip(QUANTILES, places, strict=True)}
+    indices = [round(quantile * (len(lengths) - 1)) for quantile in QUANTILES]
+    return {f"{quantile:g}": int(lengths[index]) for quantile, index in zip(QUANTILES, indices, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
-    """Documents of a source whose ids were met before, and how many ids they have."""
+class Duplicates:
+    """The number of duplicate documents of a source, and their tokens."""
 
     documents: int
     tokens: int
 
 
-def repeated_documents(data: PreparedData) -> dict[str, dict[str, Repeated]]:
-    """Per split and source, documents equal to an earlier one.
+def duplicate_documents(data: PreparedData) -> dict[str, dict[str, Duplicates]]:
+    """Count duplicates by split and source.
 
-    "train": of a training file, this source's or one's before it; "validation": of any training file, so text
-    that the model is trained on and judged by.
+    "train": documents equal to an earlier training document, of this source or one before it; "validation":
+    documents that are also in a training file, so the model is evaluated on text it was trained on.
     """
-    met = HashSet()
-    train = {name: _count(file, lambda value: not met.add(value)) for name, file in data.train.items()}
-    held_out = {name: _count(file, met.__contains__) for name, file in data.validation.items()}
-    return {"train": train, "validation": held_out}
+    seen = HashSet()
+    train = {name: _count(file, lambda value: not seen.add(value)) for name, file in data.train.items()}
+    validation = {name: _count(file, seen.__contains__) for name, file in data.validation.items()}
+    return {"train": train, "validation": validation}
 
 
-def _count(file: TokenFile, is_met: Callable[[int], bool]) -> Repeated:
+def _count(file: TokenFile, is_duplicate: Callable[[int], bool]) -> Duplicates:
     documents, tokens = 0, 0
     for number in range(file.num_documents):
-        ids = file.document(number)
-        digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
-        if is_met(int.from_bytes(digest, "little")):
-            documents, tokens = documents + 1, tokens + len(ids)
-    return Repeated(documents, tokens)
+        document = file.document(number)
+        digest = hashlib.blake2b(document.tobytes(), digest_size=8).digest()
+        if is_duplicate(int.from_bytes(digest, "little")):
+            documents, tokens = documents + 1, tokens + len(document)
+    return Duplicates(documents, tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """What one phase reads of one source. epochs: how often the source was read at the phase's end."""
+    """What a phase reads of a source. epochs: how often the source has been read by the end of the phase."""
 
     share: float
     samples: int
@@ -64,10 +64,10 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """One phase of a run: its steps [first, end), samples, and every source's part.
+    """One phase of a run: its steps [first, end), its samples, and what it reads of each source.
 
-    A phase ends between two samples, so a step may belong to two. error: how far a share is from the weight
-    that was asked, at most.
+    A phase ends between two samples, so a step can belong to two phases.
+    error: the largest difference between a source's share and its configured weight.
     """
 
     first_step: int
@@ -80,7 +80,7 @@ class PhasePlan:
 
 
 def phase_plan(stream: PhasedStream, samples_per_step: int) -> list[PhasePlan]:
-    """Every phase of a run, in order."""
+    """All phases of a run, in order."""
     plans: list[PhasePlan] = []
     sizes = {name: windows.size for name, windows in zip(stream.names, stream.windows, strict=True)}
     for phase in stream.blend.phases:
@@ -100,16 +100,18 @@ def phase_plan(stream: PhasedStream, samples_per_step: int) -> list[PhasePlan]:
     return plans
 
 
-def places(stream: PhasedStream, first: int, count: int) -> list[dict[str, Any]]:
-    """Where samples first .. first + count - 1 are read: source, epoch, ids [begin, end), documents met."""
+def sample_locations(stream: PhasedStream, first: int, count: int) -> list[dict[str, Any]]:
+    """Where samples first .. first + count - 1 are read: source, epoch, tokens [begin, end), documents."""
     numbers = np.arange(first, first + count, dtype=np.int64)
     source, start = stream.locate(numbers)
     _, cursor = stream.blend.locate(numbers)
     rows: list[dict[str, Any]] = []
-    for number, one, begin, turn in zip(numbers.tolist(), source, start.tolist(), cursor, strict=True):
-        windows = stream.windows[one]
+    for number, source_index, begin, turn in zip(
+        numbers.tolist(), source, start.tolist(), cursor, strict=True
+    ):
+        windows = stream.windows[source_index]
         end = begin + stream.seq_len + 1
         documents = windows.file.document_at(begin), windows.file.document_at(end - 1)
-        row = {"sample": number, "source": stream.names[one], "epoch": int(turn // windows.size)}
+        row = {"sample": number, "source": stream.names[source_index], "epoch": int(turn // windows.size)}
         rows.append({**row, "begin": begin, "end": end, "documents": documents})
     return rows

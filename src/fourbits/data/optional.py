@@ -1,11 +1,11 @@
-"""Packages that only some readers need: imported late, with an error that names the extra."""
+"""Packages that only some readers need, imported late; the error names the extra to install."""
 
 from types import ModuleType
 from typing import Any
 
 
 def load_pyarrow(what: Any) -> ModuleType:
-    """pyarrow with its Parquet reader. Raises ValueError saying what `what` needs."""
+    """pyarrow with its Parquet reader. Raises ValueError, about `what`, if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet  # pyright: ignore[reportUnusedImport]
@@ -15,7 +15,7 @@ def load_pyarrow(what: Any) -> ModuleType:
 
 
 def load_datasets(what: Any) -> ModuleType:
-    """Hugging Face datasets. Raises ValueError saying what `what` needs."""
+    """Hugging Face datasets. Raises ValueError, about `what`, if it is not installed."""
     try:
         import datasets
     except ImportError as error:
@@ -24,7 +24,7 @@ def load_datasets(what: Any) -> ModuleType:
 
 
 def load_transformers(what: Any) -> ModuleType:
-    """transformers. Raises ValueError saying what `what` needs."""
+    """transformers. Raises ValueError, about `what`, if it is not installed."""
     try:
         import transformers
     except ImportError as error:

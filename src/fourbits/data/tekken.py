@@ -1,8 +1,8 @@
-"""A tekken.json as a `tokenizers` tokenizer: byte pairs by rank, as the package mistral-common ships them.
+"""Converts a tekken.json, the rank-based BPE that mistral-common ships, to a `tokenizers` tokenizer.
 
-The file lists byte strings in the order in which they were learned, and a pattern that cuts text into words.
-Ids below `default_num_special_tokens` are special, the string of rank r has the id r behind them. Merges say
-the same: a string of rank r comes from the two parts that the strings of lower rank leave of it.
+The file lists byte strings in the order of training, and a pattern that splits text into words. Tokens below
+`default_num_special_tokens` are special; the string of rank r is token r after them. Ranks determine merges:
+the merge for a string joins the two parts that remain when it is encoded with the lower ranks only.
 """
 
 import base64
@@ -16,39 +16,39 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-#: the special ids whose names the format fixes; </s> ends a document
+#: the special tokens whose names the format fixes; </s> ends a document
 _SPECIAL = ("<unk>", "<s>", "</s>")
 TEKKEN = "tekken"
 _FILE = "data/tekken_240911.json"
 
 
 def shipped_tekken() -> Path:
-    """The file in the installed mistral-common, which is not imported. Raises ValueError if there is none."""
+    """The file in the installed mistral-common, which is not imported. Raises ValueError without it."""
     spec = find_spec("mistral_common")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (path := Path(folder) / _FILE).is_file():
             return path
     raise ValueError(
-        "tokenizer: tekken is a file of the package mistral-common, which is not installed: "
+        "tokenizer: tekken is part of the package mistral-common, which is not installed: "
         "pip install --no-deps mistral-common."
     )
 
 
 def is_tekken(path: Path) -> bool:
-    """Whether a file begins as a tekken.json does; other tokenizers have a version first."""
+    """Whether a file starts like a tekken.json; a tokenizer.json starts with its version."""
     with path.open("rb") as file:
         return b'"default_num_special_tokens"' in file.read(4096)
 
 
 def load_tekken(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a tekken.json. Raises ValueError for a file that is damaged."""
+    """The tokenizer of a tekken.json. Raises ValueError for a damaged file."""
     stat = path.stat()
     return tokenizers.Tokenizer.from_str(_converted(path, stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=2)
 def _converted(path: Path, size: int, modified: int) -> str:
-    """As text, since finding the merges takes seconds; size and modified: another file is another result."""
+    """The converted JSON, cached because finding the merges takes seconds; a changed file is a new key."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         config = content["config"]
@@ -81,21 +81,21 @@ def _tokenizer(ranks: dict[bytes, int], num_special: int, pattern: str) -> token
 
 
 def _parts(string: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The two parts that merging by strings of lower rank leaves. Raises ValueError if they are not two."""
+    """The two parts that remain after all merges of lower rank. Raises ValueError if more remain."""
     parts = [string[i : i + 1] for i in range(len(string))]
-    own = ranks[string]
+    rank = ranks[string]
     while len(parts) > 2:
-        pairs = [ranks.get(left + right, own) for left, right in pairwise(parts)]
+        pairs = [ranks.get(left + right, rank) for left, right in pairwise(parts)]
         best = min(pairs)
-        if best == own:
-            raise ValueError(f"no two strings of lower rank make {string!r}")
-        at = pairs.index(best)
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        if best == rank:
+            raise ValueError(f"no two strings of lower rank form {string!r}")
+        i = pairs.index(best)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
     return parts[0], parts[1]
 
 
 def _letters() -> list[str]:
-    """The visible character that stands for each byte: itself if it is visible, else one from 256 on."""
+    """The visible character that represents each byte: itself if visible, else one from 256 on."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in visible else chr(next(hidden)) for byte in range(256)]

@@ -1,7 +1,7 @@
-"""Text to token ids and back: byte-level BPE, trained here or read from a tokenizer.json.
+"""Text to tokens and back: byte-level BPE, trained here or read from a tokenizer.json.
 
-Every text has ids, since the alphabet is the 256 bytes. One special token ends a document; it is never
-produced by text, even by text that spells it. A tokenizer is data: reading one executes nothing.
+Every text can be encoded, because the alphabet is the 256 bytes. One special token ends a document; no text
+encodes to it, not even text that spells it. A tokenizer is data: reading one executes no code.
 """
 
 import hashlib
@@ -19,21 +19,21 @@ from fourbits.data.whole_file import write_whole
 
 END_TOKEN = "<|endoftext|>"
 KNOWN_END_TOKENS = (END_TOKEN, "</s>", "<|end_of_text|>", "<eos>", "<|eot|>", "[EOS]")
-VOCABULARY_MULTIPLE = 128  # embedding rows are a multiple of this: whole blocks, tiles and tensor-core shapes
+VOCABULARY_MULTIPLE = 128  # whole blocks, tiles and tensor-core shapes in the embedding
 SMALLEST_VOCABULARY = 384
 _HUB_NAME = re.compile(r"[\w-]+/[\w.-]+(?<!\.json)")  # OWNER/NAME
 
 
 def padded_size(size: int) -> int:
-    """The model's vocabulary for `size` tokens: the next multiple of 128."""
+    """The model's vocabulary size for `size` tokens: the next multiple of 128."""
     return -(-size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 class Tokenizer:
     """A tokenizer with its end-of-document token.
 
-    size: ids in use; vocab_size: `size` rounded up to a multiple of 128, for the model; end_id: ends a
-    document; sha256: of the file that `save` writes.
+    size: number of tokens; vocab_size: `size` rounded up to a multiple of 128, for the model; end_id: the end
+    token's id; sha256: of the file that `save` writes.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, end_token: str | None = None, origin: str = "tokenizer"):
@@ -47,7 +47,7 @@ class Tokenizer:
         if not found:
             raise ValueError(
                 f"{origin}: no end-of-document token: none of {', '.join(candidates)} is in its vocabulary. "
-                f"Name the one it has."
+                f"Set the one it has with --end-token or data.end_token."
             )
         self._inner = inner
         self.end_token, self.end_id = found[0]
@@ -77,10 +77,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str, end_token: str | None = None) -> Self:
-        """Read a tokenizer: a tokenizer.json or a folder with one, a tekken.json, "tekken", or one of
-        transformers by its folder or its name on the Hub.
+        """Read a tokenizer.json or a folder with one, a tekken.json, "tekken", or a transformers tokenizer by
+        its folder or Hub name.
 
-        Raises ValueError if it is missing or not one.
+        Raises ValueError if the file is missing or is not a tokenizer.
         """
         name, path = str(path), Path(path)
         if name == TEKKEN and not path.exists():
@@ -89,32 +89,32 @@ class Tokenizer:
         if file.is_file():
             return cls(_read(file), end_token, origin=str(file))
         if (path / "tokenizer_config.json").is_file() or _HUB_NAME.fullmatch(name):
-            inner, own_end = _from_transformers(name)
-            return cls(inner, end_token or own_end, origin=name)
+            inner, default_end = _from_transformers(name)
+            return cls(inner, end_token or default_end, origin=name)
         raise ValueError(f"{file}: no such tokenizer file.")
 
     def save(self, path: Path | str) -> None:
-        """Write a tokenizer.json that appears complete or not at all."""
+        """Write a tokenizer.json; it appears complete or not at all."""
         write_whole(Path(path), self._serialized())
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without an end token."""
+        """The tokens of a text, without an end token."""
         return self._inner.encode(text, add_special_tokens=False).ids
 
     def encode_bare(self, texts: Sequence[str]) -> None:
-        """What `encode_batch` spends in the `tokenizers` library, for comparison."""
+        """Only the part of `encode_batch` inside the `tokenizers` library, for benchmarks."""
         self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
 
     def encode_batch(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Ids of many texts, encoded in parallel."""
+        """The tokens of many texts, encoded in parallel."""
         for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False):
             yield encoding.ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; end tokens are left out. Ids that the tokenizer does not have are an error."""
+        """The text of tokens, without end tokens. Raises ValueError for a token outside the vocabulary."""
         ids = [int(token) for token in ids]
         if ids and not 0 <= min(ids) <= max(ids) < self.size:
-            raise ValueError(f"tokenizer: ids must be in [0, {self.size}), got {min(ids)} to {max(ids)}.")
+            raise ValueError(f"tokenizer: tokens must be in [0, {self.size}), got {min(ids)} to {max(ids)}.")
         return self._inner.decode(ids, skip_special_tokens=True)
 
     def _serialized(self) -> bytes:
@@ -131,15 +131,15 @@ def _read(file: Path) -> tokenizers.Tokenizer:
 
 
 def _from_transformers(name: str) -> tuple[tokenizers.Tokenizer, str | None]:
-    """The `tokenizers` tokenizer inside one of transformers, and its end token if it has one."""
+    """The `tokenizers` object inside a transformers tokenizer, and its end token if it has one."""
     try:
         outer = load_transformers(f"the tokenizer {name}").AutoTokenizer.from_pretrained(name)
     except (OSError, KeyError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{name}: no such tokenizer file, and transformers says: {reason}") from error
+        raise ValueError(f"{name}: no such tokenizer file, and transformers reports: {reason}") from error
     inner = getattr(outer, "backend_tokenizer", None)
     if not isinstance(inner, tokenizers.Tokenizer):
         raise ValueError(
-            f"{name}: {type(outer).__name__} has no tokenizer of the `tokenizers` library inside."
+            f"{name}: {type(outer).__name__} is not based on the `tokenizers` library. Pass a fast tokenizer."
         )
     return inner, outer.eos_token

@@ -1,6 +1,7 @@
-"""Small files that appear whole or not at all, and errors of writing that say which file they are about."""
+"""Writes files that appear complete or not at all, and names the file in every error."""
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Generator
@@ -14,18 +15,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to disk, and rename it. OSError for a full disk."""
     temporary = path.with_name(path.name + ".tmp")
-    with written(temporary) as file:
+    with open_synced(temporary) as file:
         write(file, content)
     temporary.replace(path)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write plain values as indented JSON, whole or not at all."""
+    """Write plain values as indented JSON; the file appears complete or not at all."""
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def read_json(path: Path, remedy: str = "Remove it and give the command again.") -> dict[str, Any]:
-    """What `write_json` wrote. Raises ValueError naming a file that is damaged, and what to do about it."""
+def read_json(path: Path, remedy: str = "Delete it and rerun the command.") -> dict[str, Any]:
+    """Read a JSON object. Raises ValueError with the file and the remedy if it is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -35,9 +36,15 @@ def read_json(path: Path, remedy: str = "Remove it and give the command again.")
     return value
 
 
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @contextmanager
-def written(path: Path) -> Generator[BinaryIO]:
-    """A file to `write` to, which is on disk when the block ends. OSError naming it, for a full disk say."""
+def open_synced(path: Path) -> Generator[BinaryIO]:
+    """Open a file to `write` to; it is flushed to disk at the end of the block. OSError has its name."""
     file = path.open("wb")
     try:
         yield file
@@ -47,30 +54,30 @@ def written(path: Path) -> Generator[BinaryIO]:
 
 
 def close(file: BinaryIO) -> None:
-    """Close a file that is on disk, or that could not be written."""
-    # A full disk fails once more when close() flushes; the first error is the one to be seen.
+    """Close a file that was flushed to disk or has failed; errors are ignored."""
+    # On a full disk close() fails again when it flushes; the user should see the first error.
     with suppress(OSError):
         file.close()
 
 
 def write(file: BinaryIO, content: bytes) -> None:
-    """Write to an open file. OSError naming it, for a full disk say."""
+    """Write to an open file. Raises OSError with the file's name, for example for a full disk."""
     try:
         file.write(content)
     except OSError as error:
-        raise _naming(error, file) from error
+        raise _with_name(error, file) from error
 
 
 def sync(file: BinaryIO) -> None:
-    """Bring a file's content to disk. OSError naming it, for a full disk say."""
+    """Flush a file to disk. Raises OSError with the file's name, for example for a full disk."""
     try:
         file.flush()
         os.fsync(file.fileno())
     except OSError as error:
-        raise _naming(error, file) from error
+        raise _with_name(error, file) from error
 
 
-def _naming(error: OSError, file: BinaryIO) -> OSError:
-    """The system's error with its file and, of a full disk, with what to do."""
-    remedy = ". Make room and give the command again" if error.errno in _FULL else ""
+def _with_name(error: OSError, file: BinaryIO) -> OSError:
+    """The system's error with the file's name and, for a full disk, the remedy."""
+    remedy = ". Free some space and rerun the command" if error.errno in _FULL else ""
     return OSError(error.errno, f"{error.strerror}{remedy}", file.name)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fourbits.data.config import STDLIB, DataConfig
-from fourbits.data.tables import HUB
+from fourbits.data.corpora.tables import HUB
 from fourbits.model.config import ModelConfig
 from fourbits.model.presets import MODEL_PRESETS
 from fourbits.recipe.overrides import with_both_sides

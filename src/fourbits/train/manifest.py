@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fourbits.data.dataset import PreparedData
+from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import Device
 from fourbits.evaluate import unigram_counts, unigram_entropy
 from fourbits.model.counts import count_parameters, training_flops

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fourbits.data.config import open_data
-from fourbits.data.dataset import PreparedData
+from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import probe
 from fourbits.train.config import RunConfig
 from fourbits.train.profile import StepProfile, require_kernels

@@ -8,11 +8,12 @@ checkpoints/   step_N, each complete
 summary.json   how the run ended; not there while it runs
 """
 
-import fcntl
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from fourbits.data import whole_file
 from fourbits.data.tokenizer import Tokenizer
@@ -54,15 +55,18 @@ class RunFolder:
     def locked(self) -> Generator[None]:
         """Own the folder until this process ends, however it ends. ValueError if another process does."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"{self.path}: another process is training in this folder. Wait for it, or name another "
-                    "--out."
-                ) from None
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(
+                f"{self.path}: another process is training in this folder. Wait for it, or name another "
+                "--out."
+            ) from None
+        try:
             yield
+        finally:
+            lock.release()
 
     def check_settings(self, config: RunConfig) -> None:
         """Raises ValueError if the folder holds steps of a run with other settings."""

@@ -1,7 +1,7 @@
 """The samples of a run: the one place where its settings become a stream."""
 
-from fourbits.data.dataset import PreparedData
-from fourbits.data.stream import PhasedStream
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.stream import PhasedStream
 from fourbits.train.config import RunConfig
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fourbits.data.dataset import PreparedData
+from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.checkpoint import remove_old, save_checkpoint

@@ -1,0 +1,1 @@
+"""From documents to token files: encode, split, write, and resume after an interruption."""
