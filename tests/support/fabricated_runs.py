@@ -1,19 +1,19 @@
-"""Made-up run folders for tests: the files of a run, with curves from a formula. Results of nothing."""
+"""Fabricated run folders for tests: the files of a run, with curves from a formula. Nothing was trained."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 
-from fourbits.compare.comparison import Comparison
-from fourbits.compare.made import Made
-from fourbits.compare.runs import Run
+from fourbits.compare.report.comparison import Comparison
+from fourbits.compare.report.runs import Run
+from fourbits.compare.run.provenance import Provenance
 from fourbits.settings import dump_yaml
 
 STEPS, TOKENS_PER_STEP, EVALUATE_EVERY = 256, 2048, 16
-# How every fabricated run was made, unless a test says otherwise.
-ALIKE = Made(session="one", jobs=2, threads=1, together=STEPS)
-# recipe -> (final gap to bf16 in nats, tokens/s, MiB, what it quantizes)
+# How every fabricated run executed, unless a test says otherwise.
+SAME_LOAD = Provenance(session="one", jobs=2, threads=1, together=STEPS)
+# recipe -> (final gap to bf16 in nats, tokens/s, MiB, format of quantized layers)
 RECIPES = {
     "bf16": (0.0, 12000, 900, "bf16"),
     "fp8": (0.004, 9000, 940, "fp8"),
@@ -28,7 +28,7 @@ PATTERN = "M-M-M*-M-"
 def fabricate_run(
     path: Path, recipe: str, seed: int = 0, steps: int = STEPS, lost_at: int | None = None
 ) -> Run:
-    """Write a complete run folder and read it back. lost_at: the step that ended it, as not finite."""
+    """Write a complete run folder and read it back. lost_at: the step whose loss was not finite."""
     path.mkdir(parents=True)
     records = fabricated_records(recipe, seed, steps)
     if lost_at is not None:
@@ -130,10 +130,10 @@ LINEARS = {
 
 
 def fabricate_comparison(root: Path, recipes: list[str], seeds: list[int], steps: int = STEPS) -> Comparison:
-    """Every recipe with every seed, all in one session."""
+    """Every recipe with every seed, all executed in one session."""
     runs = {
         recipe: {seed: fabricate_run(root / recipe / f"seed{seed}", recipe, seed, steps) for seed in seeds}
         for recipe in recipes
     }
-    made = {(recipe, seed): ALIKE for recipe in recipes for seed in seeds}
-    return Comparison("fabricated", recipes[0], runs, made)
+    provenance = {(recipe, seed): SAME_LOAD for recipe in recipes for seed in seeds}
+    return Comparison("fabricated", recipes[0], runs, provenance)
