@@ -26,21 +26,21 @@ PATTERN = "M-M-M*-M-"
 
 
 def fabricate_run(
-    path: Path, recipe: str, seed: int = 0, steps: int = STEPS, lost_at: int | None = None
+    path: Path, recipe: str, seed: int = 0, steps: int = STEPS, non_finite_at: int | None = None
 ) -> Run:
-    """Write a complete run folder and read it back. lost_at: the step whose loss was not finite."""
+    """Write a complete run folder and read it back. non_finite_at: the step whose loss was not finite."""
     path.mkdir(parents=True)
     records = fabricated_records(recipe, seed, steps)
-    if lost_at is not None:
-        records = [record for record in records if record["step"] < lost_at]
+    if non_finite_at is not None:
+        records = [record for record in records if record["step"] < non_finite_at]
     (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (path / "config.yaml").write_text(dump_yaml({"model": {"pattern": PATTERN, "d_model": 128}}))
     (path / "manifest.json").write_text(json.dumps(fabricated_manifest(recipe, seed, steps)))
     summary = {
-        "ended": "finished" if lost_at is None else "non-finite",
+        "ended": "finished" if non_finite_at is None else "non-finite",
         "reason": None
-        if lost_at is None
-        else f"step {lost_at}: the loss is nan. No update was made from it.",
+        if non_finite_at is None
+        else f"step {non_finite_at}: the loss is nan. No update was made from it.",
         "train_loss": records[-1].get("loss", 3.5),
         "seconds": steps * TOKENS_PER_STEP / RECIPES[recipe][1],
         "peak_memory_bytes": RECIPES[recipe][2] * 2**20,

@@ -43,20 +43,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--recipe", metavar="NAME", help="with quantize: the cost of this recipe's options, per operand"
     )
     parser.add_argument("--no-compiled", action="store_true", help="with ssd: skip compiled torch")
-    what = "with model: a run preset or YAML file, e.g. transformer-1.2b; with ssd: measure only its shape"
-    parser.add_argument("--preset", metavar="CONFIG", help=what)
+    text = "with model: a run preset or YAML file, e.g. transformer-1.2b; with ssd: measure only its shape"
+    parser.add_argument("--preset", metavar="CONFIG", help=text)
     model = parser.add_argument_group("with model")
     names = f"default: {' '.join(RECIPES)} (packed: inputs saved for backward as packed codes)"
     model.add_argument("--recipes", nargs="*", metavar="R", help=names)
-    for option, what in (
+    for option, text in (
         ("--seq-len", "tokens per sequence; default: the preset's"),
         ("--micro-batch", "sequences per micro-batch; default: the preset's"),
         ("--accumulation", "micro-batches per step; default: the preset's, at most 2"),
         ("--repeats", "timed steps; default: 5"),
     ):
-        model.add_argument(option, type=int, metavar="N", help=what)
-    what = "like train.compile; default: the preset's"
-    model.add_argument("--compile", choices=("none", "regions", "model"), help=what)
+        model.add_argument(option, type=int, metavar="N", help=text)
+    text = "like train.compile; default: the preset's"
+    model.add_argument("--compile", choices=("none", "regions", "model"), help=text)
     model.add_argument(
         "--peers",
         nargs="+",

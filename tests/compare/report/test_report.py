@@ -160,7 +160,8 @@ def test_the_headline_is_the_gap_of_nvfp4(one_seed: Comparison):
 
 
 def test_a_run_that_fails_in_its_first_steps_is_reported_with_the_others(tmp_path: Path):
-    base, lost = fabricate_run(tmp_path / "a", "bf16"), fabricate_run(tmp_path / "b", "nvfp4", lost_at=3)
+    base = fabricate_run(tmp_path / "a", "bf16")
+    lost = fabricate_run(tmp_path / "b", "nvfp4", non_finite_at=3)
     runs = {"bf16": {0: base}, "nvfp4": {0: lost}}
     comparison = Comparison("fabricated", "bf16", runs, {("bf16", 0): SAME_LOAD, ("nvfp4", 0): SAME_LOAD})
     page = render(comparison, Context(commands=("fourbits compare",)))

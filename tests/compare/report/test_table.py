@@ -92,7 +92,7 @@ def test_speed_is_that_of_the_median_step_so_that_compilation_does_not_count(thr
 
 def test_a_run_that_did_not_finish_has_a_verdict_and_no_losses(tmp_path: Path):
     base = fabricate_run(tmp_path / "a", "bf16")
-    lost = fabricate_run(tmp_path / "b", "nvfp4-naive", lost_at=100)
+    lost = fabricate_run(tmp_path / "b", "nvfp4-naive", non_finite_at=100)
     runs = {"bf16": {0: base}, "nvfp4-naive": {0: lost}}
     rows = final_table(
         Comparison("fabricated", "bf16", runs, {("bf16", 0): SAME_LOAD, ("nvfp4-naive", 0): SAME_LOAD})

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fourbits.compare.run.execute import Interrupted, execute_runs
 from fourbits.compare.run.jobs import Jobs, choose_jobs
-from fourbits.compare.run.pool import RunLostError
+from fourbits.compare.run.pool import WorkerDiedError
 from fourbits.compare.run.progress import MatrixProgress, RunProgress
 from fourbits.compare.run.run_matrix import RunMatrix, build_matrix
 from fourbits.compare.run.worker import portable
@@ -126,7 +126,7 @@ def test_parallel_runs_have_the_losses_of_sequential_runs(
 def test_a_killed_worker_is_named_and_the_other_run_is_saved(small_run: RunConfig, tmp_path: Path):
     matrix = matrix_for(small_run, tmp_path, steps=LONG)
     watcher = Watcher(matrix, lambda workers: os.kill(workers[1], signal.SIGKILL))
-    with pytest.raises(RunLostError, match="its process was killed by SIGKILL") as caught:
+    with pytest.raises(WorkerDiedError, match="its process was killed by SIGKILL") as caught:
         execute_runs(matrix, watcher, COMMAND, TWO)
     first, second = str(caught.value).splitlines()
     assert first.startswith("nvfp4, seed 0 (2/2): ")

@@ -32,7 +32,7 @@ def smooth(values: npt.ArrayLike, window: int | None = None) -> Curve:
     """Centred running mean; windows at the ends are shorter. values: [n] -> [n].
 
     window: number of steps; default 4 % of the curve, at least 3. From the first window with a non-finite
-    value onwards the mean is NaN, so that a lost run does not appear to recover.
+    value onwards the mean is NaN, so that a diverged run does not appear to recover.
     """
     curve = np.asarray(values, dtype=np.float64)
     half = (window or max(3, round(WINDOW_SHARE * len(curve)))) // 2

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from fourbits.compare.report.curves import Curve, smooth
 
-# Far outside the gap of a working 4-bit recipe (about 1 to 4 %), far below that of a lost run.
+# Far outside the gap of a working 4-bit recipe (about 1 to 4 %), far below that of a diverged run.
 MARGIN_TO_BASELINE = 0.10
-# A new data phase shifts the training loss by itself; a lost run returns to nearly its initial loss.
+# A new data phase shifts the training loss by itself; a diverged run returns to nearly its initial loss.
 MARGIN_TO_OWN_MINIMUM = 0.25
 # In the first steps the loss falls fast, and at different rates in different precisions.
 IGNORED_SHARE = 0.1

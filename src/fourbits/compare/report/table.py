@@ -74,9 +74,9 @@ def table_record(comparison: Comparison, rows: Sequence[Row]) -> dict[str, Any]:
 def _row(comparison: Comparison, recipe: str) -> Row:
     runs, base = comparison.runs[recipe], comparison.runs[comparison.baseline]
     finished = {seed: run for seed, run in runs.items() if run.finished and base[seed].finished}
-    whole = len(finished) == len(runs)
-    losses = [_final_loss(run) for run in finished.values()] if whole else []
-    gaps = [_final_loss(run) - _final_loss(base[seed]) for seed, run in finished.items()] if whole else []
+    complete = len(finished) == len(runs)
+    losses = [_final_loss(run) for run in finished.values()] if complete else []
+    gaps = [_final_loss(run) - _final_loss(base[seed]) for seed, run in finished.items()] if complete else []
     percents = [100 * gap / _final_loss(base[seed]) for seed, gap in zip(finished, gaps, strict=False)]
     worst = _worst(comparison, recipe)
     return Row(
@@ -88,7 +88,7 @@ def _row(comparison: Comparison, recipe: str) -> Row:
         gap_nats=_mean(gaps),
         gap_nats_spread=_deviation(gaps),
         gap_percent=_mean(percents),
-        train_loss=_mean([run.summary["train_loss"] for run in finished.values()]) if whole else None,
+        train_loss=_mean([run.summary["train_loss"] for run in finished.values()]) if complete else None,
         tokens_per_second=statistics.fmean(comparison.speed(recipe, seed) for seed in runs),
         speed_ratio=_speed_ratio(comparison, recipe),
         peak_memory_bytes=max(int(run.summary["peak_memory_bytes"]) for run in runs.values()),

@@ -29,7 +29,7 @@ def execute_runs(
 
     command: the command line, stored in compare.json. A run whose loss becomes non-finite is a result, not a
     failure: the others continue. Raises Interrupted after a signal, ValueError for folders that hold other
-    runs, RunLostError for a process that was killed.
+    runs, WorkerDiedError for a process that was killed.
     """
     matrix.out.mkdir(parents=True, exist_ok=True)
     with progress, stop_on_signals(progress.note) as stop:

@@ -29,7 +29,7 @@ POLL_SECONDS = 0.2
 EXIT_SECONDS = 5.0
 
 
-class RunLostError(ChildProcessError):
+class WorkerDiedError(ChildProcessError):
     """The process of a run ended before the run did."""
 
 
@@ -100,7 +100,7 @@ class Pool:
         """Execute runs of the matrix in this order, and call `record` after each that ended.
 
         After a request to stop, or after an error, runs under way finish their step and save. Re-raises the
-        error of a run, and raises RunLostError for a process that died.
+        error of a run, and raises WorkerDiedError for a process that died.
         """
         pending = deque(numbers)
         failure: Exception | None = None
@@ -158,7 +158,7 @@ class Pool:
         run.close()
         self.progress.end_run(worker.number)
 
-    def _remove_dead(self, worker: Worker, run: RunProgress, stop: StopRequest) -> RunLostError | None:
+    def _remove_dead(self, worker: Worker, run: RunProgress, stop: StopRequest) -> WorkerDiedError | None:
         """Remove a worker that died. Returns an error with the cause and the remedy, unless stopping."""
         self.workers.remove(worker)
         self._end_run(worker, run)
@@ -167,7 +167,7 @@ class Pool:
         if stop.requested:
             self.progress.note(text)
             return None
-        return RunLostError(
+        return WorkerDiedError(
             f"{text}\nTo resume from the last checkpoint: {self.command} (--jobs 1 needs the least memory)"
         )
 

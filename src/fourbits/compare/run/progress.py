@@ -33,13 +33,13 @@ class MatrixProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def preparing(self, what: str, done: int, total: int) -> None:
+    def preparing(self, part: str, done: int, total: int) -> None:
         """Bytes done of one part of the data."""
-        if what not in self._parts:
-            self._parts[what] = self._bar.add_task(what, total=total, numbers="")
-        self._bar.update(self._parts[what], completed=done)
+        if part not in self._parts:
+            self._parts[part] = self._bar.add_task(part, total=total, numbers="")
+        self._bar.update(self._parts[part], completed=done)
         if done >= total:
-            self.plain(f"prepared {what}: {total / 1e6:.1f} MB of text")
+            self.plain(f"prepared {part}: {total / 1e6:.1f} MB of text")
 
     def prepared(self) -> None:
         """The data are complete; remove their bars."""
@@ -74,8 +74,8 @@ class MatrixProgress:
         mean = statistics.fmean(rates)
         active = [run.steps_left * (run.seconds or mean) for run in self._active.values()]
         pending = len(self.matrix.runs) - self._num_ended - len(active)
-        whole = mean * self.matrix.runs[0].config.train.num_steps
-        return f"{duration(max(*active, (sum(active) + pending * whole) / len(active)))} left"
+        seconds_per_run = mean * self.matrix.runs[0].config.train.num_steps
+        return f"{duration(max(*active, (sum(active) + pending * seconds_per_run) / len(active)))} left"
 
     def note(self, text: str) -> None:
         """Print a line, on a terminal and in a pipe."""
@@ -90,9 +90,9 @@ class MatrixProgress:
 class RunProgress(Report):
     """Listens to one run of a comparison and shows its progress."""
 
-    def __init__(self, whole: MatrixProgress, bar: Progress, number: int) -> None:
-        run, self._whole, self._bar = whole.matrix.runs[number], whole, bar
-        self.label = f"{run.recipe}, seed {run.seed} ({number + 1}/{len(whole.matrix.runs)})"
+    def __init__(self, progress: MatrixProgress, bar: Progress, number: int) -> None:
+        run, self._progress, self._bar = progress.matrix.runs[number], progress, bar
+        self.label = f"{run.recipe}, seed {run.seed} ({number + 1}/{len(progress.matrix.runs)})"
         self.first_step: int | None = None
         self.last_step, self.num_steps, self.seconds = 0, run.config.train.num_steps, 0.0
         self._task = bar.add_task(self.label, total=None, numbers="starting")
@@ -112,7 +112,7 @@ class RunProgress(Report):
         self.first_step = self.last_step = start.step
         self._bar.update(self._task, total=start.num_steps, completed=start.step, numbers="first step")
         share = start.conversion.share_of_flops
-        self._whole.plain(f"{self.label}: {share:.0%} of linear-layer FLOPs quantized; {start.backend}")
+        self._progress.plain(f"{self.label}: {share:.0%} of linear-layer FLOPs quantized; {start.backend}")
 
     def step(self, record: Record) -> None:
         """Update the bars."""
@@ -123,19 +123,19 @@ class RunProgress(Report):
             self.seconds = latest
         numbers = f"loss {_loss(record['loss'])}  {count(record['tokens_per_second'])} tokens/s"
         self._bar.update(self._task, completed=self.last_step, numbers=numbers)
-        self._whole.refresh()
+        self._progress.refresh()
 
     def validation(self, record: Record) -> None:
         """Print the validation loss in a pipe."""
-        left = self._whole.time_left()
-        self._whole.plain(
+        left = self._progress.time_left()
+        self._progress.plain(
             f"{self.label}: step {record['step']}/{self.num_steps}, validation loss "
             f"{_loss(record['val_loss'])}{left and f', {left} in total'}"
         )
 
     def note(self, text: str) -> None:
         """Print a line about this run."""
-        self._whole.note(f"{self.label}: {text}")
+        self._progress.note(f"{self.label}: {text}")
 
     def end(self, summary: Record) -> None:
         """Print the outcome of the run in one line."""
