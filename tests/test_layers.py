@@ -36,6 +36,9 @@ BANNED = {(high, low) for high in ("model", "data", "exchange") for low in PRECI
     ("device", "settings"),
 }
 
+# Rooms of one layer, in one direction: compare/report reads what compare/run executed.
+ROOM_BANNED = {("compare.run", "compare.report")}
+
 # A file that computes in one particular way is reached through its entry file only, e.g. quantize.py.
 IMPLEMENTATIONS = ("_reference", "_compiled", "_triton", "_emulated", "_native")
 # Heavy packages that only some users need: imported late, with an error that names the extra.
@@ -95,6 +98,16 @@ def test_imports_point_downwards(path):
         assert there in LAYERS, f"{path} imports {name} from the root package, which only re-exports"
         assert LAYERS.index(there) <= LAYERS.index(here(path)), f"{path} imports upwards: {name}"
         assert (here(path), there) not in BANNED, f"{path}: {here(path)} must not know {there}"
+
+
+@pytest.mark.parametrize(("low", "high"), sorted(ROOM_BANNED))
+def test_a_room_does_not_import_the_room_above_it(low, high):
+    folder = Path(*low.split("."))
+    files = [path for path in MODULES if path.parent == folder]
+    assert files, f"{folder} has no files"
+    for path in files:
+        for name in own_imports(path):
+            assert not name.startswith(f"fourbits.{high}."), f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

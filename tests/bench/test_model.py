@@ -248,7 +248,7 @@ def test_every_layer_of_a_step_has_a_range():
         (["model"], "needs --preset"),
         (["model", "--preset", "hybrid-12"], "no preset is called 'hybrid-12'"),
         (["model", "--preset", "tiny", "--recipes", "nvfp5"], "nvfp5"),
-        (["step", "--seq-len", "64"], "--seq-len: is an option of model, got step"),
+        (["step", "--seq-len", "64"], "--seq-len: only valid with model, got step"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(arguments, message, capsys):

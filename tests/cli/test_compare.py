@@ -1,4 +1,4 @@
-"""`fourbits compare` and `fourbits demo` as a user meets them."""
+"""`fourbits compare` and `fourbits demo` on the command line."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "small.yaml"
 
 
-def test_a_comparison_ends_with_its_table_and_where_the_report_is(
+def test_a_comparison_prints_its_table_and_the_location_of_the_report(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     argv = ["compare", str(config), "--recipes", "bf16", "nvfp4", "--out", str(tmp_path / "out")]
@@ -42,7 +42,7 @@ def test_a_comparison_ends_with_its_table_and_where_the_report_is(
     assert lines[4] == f"report: {(tmp_path / 'out' / 'report.html').as_uri()}"
 
 
-def test_json_is_all_that_goes_to_stdout_when_asked(
+def test_with_json_stdout_is_table_json_and_nothing_else(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     argv = ["compare", str(config), "--recipes", "bf16", "--out", str(tmp_path / "out"), "--json"]
@@ -56,6 +56,7 @@ def test_json_is_all_that_goes_to_stdout_when_asked(
     ("options", "message"),
     [
         (["--recipes", "nvfp5"], "nvfp4"),
+        (["--recipes", "bf16", "bf16"], "fourbits compare: --recipes: the recipe bf16 is repeated."),
         (["--recipe", "bf16"], "--recipes"),
         (["--recipe.wgrad.lhs.rht", "0"], "--recipes"),
         (["--train.seed", "3"], "--seeds"),
@@ -64,12 +65,12 @@ def test_json_is_all_that_goes_to_stdout_when_asked(
         (["--jobs", "0"], "--jobs must be at least 1"),
     ],
 )
-def test_a_mistake_is_answered_with_what_to_use_instead(
+def test_an_error_names_what_to_use_instead(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ):
     try:
         code = main(["compare", str(config), "--out", str(tmp_path / "out"), *options])
-    except SystemExit as stop:  # argparse ends the process by itself
+    except SystemExit as stop:  # argparse exits by itself
         code = stop.code
     error = capsys.readouterr().err
     assert code == 2
@@ -78,7 +79,7 @@ def test_a_mistake_is_answered_with_what_to_use_instead(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_stored_command_repeats_the_comparison(tmp_path: Path):
+def test_the_stored_command_reproduces_the_comparison(tmp_path: Path):
     argv = ["tiny", "--recipes", "bf16", "my recipe.yaml", "--seeds", "0", "2", "--train.tokens", "1e6"]
     args = parse("compare", load("compare"), argv)
     line = command_line(args, tmp_path / "out")

@@ -24,7 +24,7 @@ def one_option(parser):
 
 
 def fake(run, overrides=True, add_arguments=one_option):
-    """A command module."""
+    """A fake command module."""
     body = {"EXAMPLE": "fourbits fake x", "OVERRIDES": overrides, "add_arguments": add_arguments, "run": run}
     return cast(Command, types.SimpleNamespace(__doc__="A fake.", **body))
 
@@ -63,8 +63,12 @@ def failing(error):
         ),
         (PermissionError(13, "Permission denied", "/x"), 2, "fourbits fake: /x: Permission denied\n"),
         (OSError(errno.ENOSPC, "No space left on device", "w.bin"), 1, "w.bin: No space left on device\n"),
-        (RuntimeError("loss is NaN"), 1, "fourbits fake: RuntimeError: loss is NaN (--debug shows where)\n"),
-        (KeyError("layer"), 1, "fourbits fake: KeyError: 'layer' (--debug shows where)\n"),
+        (
+            RuntimeError("loss is NaN"),
+            1,
+            "fourbits fake: RuntimeError: loss is NaN (rerun with --debug for the traceback)\n",
+        ),
+        (KeyError("layer"), 1, "fourbits fake: KeyError: 'layer' (rerun with --debug for the traceback)\n"),
         (KeyboardInterrupt(), 130, "fourbits fake: stopped by Ctrl-C.\n"),
     ],
 )
@@ -75,7 +79,23 @@ def test_an_error_is_one_line_with_its_exit_code(fourbits, error, code, text):
     assert err.count("\n") == 1
 
 
-def test_a_long_error_is_cut_to_two_lines(fourbits):
+@pytest.mark.parametrize(
+    ("name", "message", "shown"),
+    [
+        ("fake", "fake: no text. Name a file.", "fourbits fake: no text. Name a file.\n"),
+        ("fakes", "fake: no text. Name a file.", "fourbits fakes: no text. Name a file.\n"),
+        ("fake", "faker: no text. Name a file.", "fourbits fake: faker: no text. Name a file.\n"),
+        ("fake", "fake: ", "fourbits fake: fake: \n"),
+    ],
+)
+def test_an_error_does_not_repeat_the_name_of_the_command(name, message, shown, monkeypatch, capsys):
+    monkeypatch.setitem(COMMANDS, name, "a fake")
+    monkeypatch.setattr(main_module, "load", lambda name: fake(failing(ValueError(message))))
+    assert main([name]) == 2
+    assert capsys.readouterr().err == shown
+
+
+def test_a_long_error_is_shortened_to_two_lines(fourbits):
     _, _, err = fourbits(failing(ValueError("one\n\ntwo\nthree")))
     assert err == "fourbits fake: one\ntwo\n"
 
@@ -105,7 +125,7 @@ def test_a_warning_is_one_line_without_a_source_position(fourbits):
         (["--optim.lr", "-1", "--out=d"], (None, "d", {"optim.lr": "-1"})),
     ],
 )
-def test_unknown_options_are_settings_wherever_they_stand(argv, expected):
+def test_unknown_options_are_settings_in_any_position(argv, expected):
     args = parse("fake", fake(None), argv)
     assert (args.config, args.out, args.overrides) == expected
 
@@ -126,7 +146,7 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(fourbits, argv, text):
     assert text in err
 
 
-def test_options_of_an_action_are_offered_and_debug_stands_anywhere(fourbits):
+def test_options_of_a_subcommand_are_suggested_and_debug_works_in_any_position(fourbits):
     def add_arguments(parser):
         action = parser.add_subparsers(required=True).add_parser("prepare", allow_abbrev=False)
         action.add_argument("--out")
@@ -180,11 +200,11 @@ def test_doctor_gives_a_reason_for_its_backend(capsys):
     assert findings["backend"] == "emulated"
     assert "CPU" in findings["backend_reason"]
     assert "sm_100" in findings["native_blocker"]
-    assert "NVIDIA cards" in findings["scan_blocker"]
+    assert "NVIDIA" in findings["scan_blocker"]
     assert findings["compile_error"] is None
 
 
-def test_a_card_out_of_memory_is_told_with_what_to_do(monkeypatch, capsys):
+def test_a_gpu_out_of_memory_is_reported_with_a_remedy(monkeypatch, capsys):
     def full(*args):
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
@@ -197,11 +217,13 @@ def test_a_card_out_of_memory_is_told_with_what_to_do(monkeypatch, capsys):
     assert "train.micro_batch_size" in lines[1]
 
 
-def test_doctor_without_a_card_gives_no_verdict_on_one(capsys):
+def test_doctor_without_a_gpu_gives_no_verdict_on_one(capsys):
     assert main(["doctor", "--device", "cpu", "--native"]) == 1
-    assert "FP4 tensor cores: not checked: the fused kernels are for NVIDIA cards" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "FP4 tensor cores: not checked: the fused kernels " in out
+    assert "NVIDIA" in out
 
 
-def test_doctor_says_that_native_fp4_is_unverified(capsys):
+def test_doctor_states_that_native_fp4_is_unverified(capsys):
     assert main(["doctor", "--device", "cpu"]) == 0
-    assert "has not yet run on a Blackwell chip" in " ".join(capsys.readouterr().out.split())
+    assert "not yet run on Blackwell hardware" in " ".join(capsys.readouterr().out.split())

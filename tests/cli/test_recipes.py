@@ -1,11 +1,11 @@
-"""`fourbits recipes`: every shipped recipe can be listed, shown, stored and read back."""
+"""`fourbits recipes`: every shipped recipe can be listed, shown, written and read back."""
 
 import json
 
 import pytest
 
 from fourbits.cli.main import main
-from fourbits.cli.recipes import operand_words
+from fourbits.cli.recipes import operand_text
 from fourbits.recipe.presets import get_recipe, list_recipes
 from fourbits.settings import override
 
@@ -33,28 +33,33 @@ def test_a_recipe_printed_as_yaml_is_a_file_that_gives_the_same_recipe(name, cap
 def test_the_table_shows_both_operands_of_every_gemm(capsys):
     text = " ".join(shown(capsys, "show", "nvfp4").split())
     assert "Fprop Y = X W^T" in text
-    for words in ("X: nvfp4 1x16 rne", "W: nvfp4 16x16 rne", "dY: nvfp4 1x16 sr", "W: the codes of Fprop"):
+    for words in (
+        "X: nvfp4 1x16 rne",
+        "W: nvfp4 16x16 rne",
+        "dY: nvfp4 1x16 sr",
+        "W: reused from Fprop",
+    ):
         assert words in text
     assert "first 2/62 of the blocks; last 8/62 of the blocks" in text
 
 
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name != "bf16"])
-def test_a_recipe_says_where_it_is_from_and_where_it_deviates(name, capsys):
+def test_a_shown_recipe_states_its_source_what_it_follows_and_how_it_differs(name, capsys):
     text = " ".join(shown(capsys, "show", name).split())
     recipe = get_recipe(name)
-    for label, words in (("source", recipe.source), ("taken", recipe.taken), ("deviates", recipe.deviates)):
+    for label, words in (("source", recipe.source), ("follows", recipe.taken), ("differs", recipe.deviates)):
         assert f"{label}: {words}" in text
 
 
-def test_an_operands_words_hold_every_option_that_is_not_the_usual_one():
+def test_the_text_of_an_operand_has_every_option_that_is_not_at_its_default():
     settings = {"fprop.lhs.amax_policy": "delayed", "fprop.lhs.scale_bound": 256}
     recipe = override(get_recipe("quartet2-46"), settings)
-    words = operand_words(recipe.fprop.lhs)
-    assert words == "nvfp4 1x16 rne, 4over6-mse, scale_bound 256, amax_policy delayed"
-    assert operand_words(recipe.wgrad.rhs) == "nvfp4 1x16 ms-eden, rht 128 (per-call), of Fprop's copy"
+    text = operand_text(recipe.fprop.lhs)
+    assert text == "nvfp4 1x16 rne, 4over6-mse, scale_bound 256, amax_policy delayed"
+    assert operand_text(recipe.wgrad.rhs) == "nvfp4 1x16 ms-eden, rht 128 (per-call), re-quantized from Fprop"
 
 
-def test_a_setting_shows_what_it_would_change(capsys):
+def test_a_setting_previews_its_effect(capsys):
     changed = json.loads(shown(capsys, "show", "nvfp4", "--json", "--dgrad.lhs.rounding", "rne"))
     assert changed["dgrad"]["lhs"]["rounding"] == "rne"
     assert changed["digest"] != get_recipe("nvfp4").digest
@@ -69,14 +74,14 @@ def test_a_setting_that_changes_no_bit_leaves_the_credits(capsys):
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["show", "nvfp5"], "no recipe is called 'nvfp5'. Did you mean 'nvfp4'?"),
-        (["show"], "recipes show: needs a recipe. Shipped: bf16"),
-        (["list", "nvfp4"], "recipes list: takes no recipe"),
+        (["show", "nvfp5"], "fourbits recipes: no recipe is called 'nvfp5'. Did you mean 'nvfp4'?"),
+        (["show"], "fourbits recipes: show needs a recipe. Use one of bf16"),
+        (["list", "nvfp4"], "fourbits recipes: list takes no recipe"),
         (["show", "nvfp4", "--fprop.lhs.rouding", "sr"], "unknown key 'rouding'. Did you mean 'rounding'?"),
         (["show", "none.yaml"], "none.yaml: No such file or directory"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(argv, text, capsys):
+def test_incorrect_usage_is_one_line_and_exit_code_2(argv, text, capsys):
     assert main(["recipes", *argv]) == 2
     err = capsys.readouterr().err
     assert text in err

@@ -1,4 +1,4 @@
-"""fourbits train: what it prints, where it writes, and how it exits."""
+"""`fourbits train`: its output, its run folder, and its exit codes."""
 
 import json
 import os
@@ -58,14 +58,14 @@ def test_json_is_the_summary_and_nothing_else(config, tmp_path, capsys):
     assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
-def test_a_finished_run_says_so_again(config, tmp_path, capsys):
+def test_a_finished_run_is_reported_as_finished_again(config, tmp_path, capsys):
     for _ in range(2):
         assert train(config, "--out", tmp_path / "run") == 0
     assert "is finished (4 steps); nothing to do" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_exits_by_its_signal_and_its_own_config_continues_it(
+def test_a_stopped_run_exits_by_its_signal_and_its_config_resumes_it(
     config, tmp_path, capsys, monkeypatch, number, code
 ):
     step = ProgressReport.step
@@ -78,7 +78,7 @@ def test_a_stopped_run_exits_by_its_signal_and_its_own_config_continues_it(
     monkeypatch.setattr(command.TrainReport, "step", step_and_signal)
     assert train(config, "--out", tmp_path / "run") == code
     out, err = capsys.readouterr()
-    assert f"continue with: fourbits train {tmp_path / 'run' / 'config.yaml'}" in out
+    assert f"resume with: fourbits train {tmp_path / 'run' / 'config.yaml'}" in out
     assert "stopping after this step" in err
     monkeypatch.undo()
     assert train(tmp_path / "run" / "config.yaml") == 0
@@ -94,7 +94,7 @@ def test_without_out_a_run_gets_a_new_folder_in_runs(config, tmp_path, monkeypat
     assert (folder / "summary.json").is_file()
 
 
-def test_the_config_of_a_run_repeats_it_elsewhere(config, tmp_path):
+def test_the_config_of_a_run_reproduces_it_in_another_folder(config, tmp_path):
     assert train(config, "--out", tmp_path / "one") == 0
     assert train(tmp_path / "one" / "config.yaml", "--out", tmp_path / "two") == 0
     weights = [
@@ -113,14 +113,14 @@ def test_the_config_of_a_run_repeats_it_elsewhere(config, tmp_path):
         (["tiny", "--train.device", "gpu"], "device must be one of"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(argv, text, tmp_path, capsys):
+def test_incorrect_usage_is_one_line_and_exit_code_2(argv, text, tmp_path, capsys):
     assert train(*argv, "--out", tmp_path / "run") == 2
     err = capsys.readouterr().err
     assert text in err
     assert err.count("\n") == 1
 
 
-def test_text_smaller_than_one_batch_is_a_mistake(config, tmp_path, capsys):
+def test_text_smaller_than_one_batch_is_refused(config, tmp_path, capsys):
     assert train(config, "--out", tmp_path / "run", "--train.micro_batch_size", "100000") == 2
     assert "smaller than one batch" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""A comparison that takes seconds: a small text, the smallest tokenizer, one FFN block between attention."""
+"""A comparison that takes seconds: a small text, a minimal tokenizer, one attention and one FFN block."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ TEXT = "the amax of a block over six is its scale and every code a step on that 
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread():
-    """These models are so small that a second thread only waits."""
+    """These models are too small for a second thread to help."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

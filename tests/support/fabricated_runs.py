@@ -1,19 +1,19 @@
-"""Made-up run folders for tests: the files of a run, with curves from a formula. Results of nothing."""
+"""Fabricated run folders for tests: the files of a run, with curves from a formula. Nothing was trained."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 
-from fourbits.compare.comparison import Comparison
-from fourbits.compare.made import Made
-from fourbits.compare.runs import Run
+from fourbits.compare.report.comparison import Comparison
+from fourbits.compare.report.runs import Run
+from fourbits.compare.run.provenance import Provenance
 from fourbits.settings import dump_yaml
 
 STEPS, TOKENS_PER_STEP, EVALUATE_EVERY = 256, 2048, 16
-# How every fabricated run was made, unless a test says otherwise.
-ALIKE = Made(session="one", jobs=2, threads=1, together=STEPS)
-# recipe -> (final gap to bf16 in nats, tokens/s, MiB, what it quantizes)
+# How every fabricated run executed, unless a test says otherwise.
+SAME_LOAD = Provenance(session="one", jobs=2, threads=1, together=STEPS)
+# recipe -> (final gap to bf16 in nats, tokens/s, MiB, format of quantized layers)
 RECIPES = {
     "bf16": (0.0, 12000, 900, "bf16"),
     "fp8": (0.004, 9000, 940, "fp8"),
@@ -26,21 +26,21 @@ PATTERN = "M-M-M*-M-"
 
 
 def fabricate_run(
-    path: Path, recipe: str, seed: int = 0, steps: int = STEPS, lost_at: int | None = None
+    path: Path, recipe: str, seed: int = 0, steps: int = STEPS, non_finite_at: int | None = None
 ) -> Run:
-    """Write a complete run folder and read it back. lost_at: the step that ended it, as not finite."""
+    """Write a complete run folder and read it back. non_finite_at: the step whose loss was not finite."""
     path.mkdir(parents=True)
     records = fabricated_records(recipe, seed, steps)
-    if lost_at is not None:
-        records = [record for record in records if record["step"] < lost_at]
+    if non_finite_at is not None:
+        records = [record for record in records if record["step"] < non_finite_at]
     (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (path / "config.yaml").write_text(dump_yaml({"model": {"pattern": PATTERN, "d_model": 128}}))
     (path / "manifest.json").write_text(json.dumps(fabricated_manifest(recipe, seed, steps)))
     summary = {
-        "ended": "finished" if lost_at is None else "non-finite",
+        "ended": "finished" if non_finite_at is None else "non-finite",
         "reason": None
-        if lost_at is None
-        else f"step {lost_at}: the loss is nan. No update was made from it.",
+        if non_finite_at is None
+        else f"step {non_finite_at}: the loss is nan. No update was made from it.",
         "train_loss": records[-1].get("loss", 3.5),
         "seconds": steps * TOKENS_PER_STEP / RECIPES[recipe][1],
         "peak_memory_bytes": RECIPES[recipe][2] * 2**20,
@@ -130,10 +130,10 @@ LINEARS = {
 
 
 def fabricate_comparison(root: Path, recipes: list[str], seeds: list[int], steps: int = STEPS) -> Comparison:
-    """Every recipe with every seed, all in one session."""
+    """Every recipe with every seed, all executed in one session."""
     runs = {
         recipe: {seed: fabricate_run(root / recipe / f"seed{seed}", recipe, seed, steps) for seed in seeds}
         for recipe in recipes
     }
-    made = {(recipe, seed): ALIKE for recipe in recipes for seed in seeds}
-    return Comparison("fabricated", recipes[0], runs, made)
+    provenance = {(recipe, seed): SAME_LOAD for recipe in recipes for seed in seeds}
+    return Comparison("fabricated", recipes[0], runs, provenance)

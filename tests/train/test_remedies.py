@@ -14,8 +14,8 @@ FILES = (
     "train/session.py",
     "train/trained.py",
     "train/trainer.py",
-    "compare/plan.py",
-    "compare/runs.py",
+    "compare/run/run_matrix.py",
+    "compare/report/runs.py",
 )
 
 

@@ -1,7 +1,8 @@
-"""Measure the speed of quantizers, a linear, the scan, a training step, a model at its size or the data.
+"""Measure the speed of quantizers, a linear layer, the SSD scan, a training step, a whole model, or the data.
 
-Ratios are from the same run. `model` measures whole steps of a preset by recipe: tokens/s, utilization (MFU)
-in all and by type of layer, memory, and what transformers' own class makes of the same shapes (--peers).
+Both sides of a ratio are measured in the same run. `model` measures training steps of a preset per recipe:
+tokens/s, MFU in total and by type of layer, memory, and the throughput of the Hugging Face implementation at
+the same shapes (--peers).
 """
 
 import json
@@ -20,7 +21,7 @@ from fourbits.bench.quantize import bench_quantize
 from fourbits.bench.quantize_recipe import bench_recipe
 from fourbits.bench.ssd import bench_ssd
 from fourbits.bench.step import bench_step
-from fourbits.cli.bench_tables import bar_table, model_tables
+from fourbits.cli.bench_tables import model_tables, result_table
 
 EXAMPLE = "fourbits bench linear --json"
 BENCHMARKS = {
@@ -31,83 +32,92 @@ BENCHMARKS = {
 }
 
 _SIZES = ("seq_len", "micro_batch", "accumulation")
-_OF_MODEL = ("preset", "recipes", *_SIZES, "compile", "repeats", "peers", "no_profile")
+# Options that only `model` has, but for --preset, which ssd has too.
+_MODEL_OPTIONS = ("preset", "recipes", *_SIZES, "compile", "repeats", "peers", "no_profile")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("what", choices=(*BENCHMARKS, "ssd", "model"), help="what to measure")
     parser.add_argument(
-        "--recipe", metavar="NAME", help="with quantize: what the options of this recipe cost, by operand"
+        "--recipe", metavar="NAME", help="with quantize: the cost of this recipe's options, per operand"
     )
-    parser.add_argument("--no-compiled", action="store_true", help="with ssd: leave out compiled torch")
-    what = "with model: a run preset or YAML file, e.g. transformer-1.2b; with ssd: only this shape"
-    parser.add_argument("--preset", metavar="CONFIG", help=what)
+    parser.add_argument("--no-compiled", action="store_true", help="with ssd: skip compiled torch")
+    text = "with model: a run preset or YAML file, e.g. transformer-1.2b; with ssd: measure only its shape"
+    parser.add_argument("--preset", metavar="CONFIG", help=text)
     model = parser.add_argument_group("with model")
-    names = f"default: {' '.join(RECIPES)} (packed: saved inputs in codes)"
+    names = f"default: {' '.join(RECIPES)} (packed: inputs saved for backward as packed codes)"
     model.add_argument("--recipes", nargs="*", metavar="R", help=names)
-    for option, what in (
-        ("--seq-len", "tokens of a sequence; default: the preset's"),
-        ("--micro-batch", "sequences of a micro-batch; default: the preset's"),
-        ("--accumulation", "micro-batches of a step; default: the preset's, at most 2"),
-        ("--repeats", "steps that are timed; default: 5"),
+    for option, text in (
+        ("--seq-len", "tokens per sequence; default: the preset's"),
+        ("--micro-batch", "sequences per micro-batch; default: the preset's"),
+        ("--accumulation", "micro-batches per step; default: the preset's, at most 2"),
+        ("--repeats", "timed steps; default: 5"),
     ):
-        model.add_argument(option, type=int, metavar="N", help=what)
-    what = "as train.compile; default: the preset's"
-    model.add_argument("--compile", choices=("none", "regions", "model"), help=what)
-    model.add_argument("--peers", nargs="+", choices=PEERS, metavar="P", help=f"of {', '.join(PEERS)}")
-    model.add_argument("--no-profile", action="store_true", default=None, help="leave the profile out")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+        model.add_argument(option, type=int, metavar="N", help=text)
+    text = "like train.compile; default: the preset's"
+    model.add_argument("--compile", choices=("none", "regions", "model"), help=text)
+    model.add_argument(
+        "--peers",
+        nargs="+",
+        choices=PEERS,
+        metavar="P",
+        help=f"other implementations to measure: {', '.join(PEERS)}",
+    )
+    model.add_argument("--no-profile", action="store_true", default=None, help="skip the profile")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: Namespace) -> int:
-    """Measure and print. Raises ValueError for a device that is not here and for unknown names or sizes."""
-    _refuse_options_of_others(args)
+    """Measure and print. Raises ValueError for a missing device and for unknown names or sizes."""
+    _check_options(args)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            "--device cuda: torch sees no CUDA device. Use --device cpu, or see fourbits doctor."
+            "--device cuda: torch finds no CUDA device. Use --device cpu, or run `fourbits doctor`."
         )
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.what == "model":
-        report = bench_model(device, _request(args), _say)
+        report = bench_model(device, _request(args), _print_progress)
     elif args.what == "ssd":
-        report = bench_ssd(device, _say, args.preset, compiled=not args.no_compiled)
+        report = bench_ssd(device, _print_progress, args.preset, compiled=not args.no_compiled)
     else:
         report = bench_recipe(device, args.recipe) if args.recipe else BENCHMARKS[args.what](device)
     if args.json:
         print(json.dumps(report.to_dict(), indent=2))
         return 0
     console = Console()
-    console.print(bar_table(report))
+    console.print(result_table(report))
     for table in model_tables(report) if isinstance(report, ModelReport) else ():
         console.print(table)
     return 0
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _refuse_options_of_others(args: Namespace) -> None:
-    """Raises ValueError for an option that another benchmark has, and for a model without --preset."""
+def _check_options(args: Namespace) -> None:
+    """Raises ValueError for an option of another benchmark, and for `model` without --preset."""
     if args.recipe and args.what != "quantize":
-        raise ValueError(f"--recipe {args.recipe}: is an option of quantize, got {args.what}. Leave it out.")
+        raise ValueError(f"--recipe: only valid with quantize, got {args.what}. Remove the option.")
     if args.no_compiled and args.what != "ssd":
-        raise ValueError(f"--no-compiled: is an option of ssd, got {args.what}. Leave it out.")
+        raise ValueError(f"--no-compiled: only valid with ssd, got {args.what}. Remove the option.")
     if args.what == "model":
         if not args.preset:
-            raise ValueError("bench model: needs --preset, as in --preset transformer-1.2b.")
+            raise ValueError("model needs --preset. Add one, such as --preset transformer-1.2b.")
         return
-    for name in _OF_MODEL:
+    for name in _MODEL_OPTIONS:
         if getattr(args, name) is not None and (args.what, name) != ("ssd", "preset"):
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option}: is an option of model, got {args.what}. Leave it out.")
+            raise ValueError(f"{option}: only valid with model, got {args.what}. Remove the option.")
 
 
 def _request(args: Namespace) -> ModelRequest:
-    """What the options ask; those that are not given are the request's own defaults."""
-    asked: dict[str, Any] = {name: value for name in _OF_MODEL if (value := getattr(args, name)) is not None}
-    asked["profile"] = not asked.pop("no_profile", False)
-    asked |= {name: tuple(asked[name]) for name in ("recipes", "peers") if name in asked}
-    return ModelRequest(**asked)
+    """The request that the options describe; options that were not given keep the request's defaults."""
+    given: dict[str, Any] = {
+        name: value for name in _MODEL_OPTIONS if (value := getattr(args, name)) is not None
+    }
+    given["profile"] = not given.pop("no_profile", False)
+    given |= {name: tuple(given[name]) for name in ("recipes", "peers") if name in given}
+    return ModelRequest(**given)

@@ -1,4 +1,4 @@
-"""What `fourbits bench` prints: bars, and for a model its runs, memory, time by layer, and peers."""
+"""The tables of `fourbits bench`: results, and for a model its runs, memory, time by layer, and peers."""
 
 from collections.abc import Iterator
 
@@ -13,11 +13,13 @@ _GIB = 1 << 30
 _KERNELS_SHOWN = 25
 
 
-def bar_table(report: Report) -> Table:
-    """Every bar beside its goal and ceiling."""
-    facts = f"{report.device}, torch {report.torch}; copy {report.copy_bandwidth / 1e9:,.1f} GB/s, "
-    title = f"{report.benchmark}: {facts}BF16 product {report.product_rate / 1e12:,.2f} TFLOP/s"
-    table = Table("what", "median ms", "value", "goal", "ceiling", title=title, title_justify="left")
+def result_table(report: Report) -> Table:
+    """Every result, with its goal and ceiling."""
+    rates = (
+        f"copy {report.copy_bandwidth / 1e9:,.1f} GB/s, BF16 GEMM {report.product_rate / 1e12:,.2f} TFLOP/s"
+    )
+    title = f"{report.benchmark}: {report.device}, torch {report.torch}; {rates}"
+    table = Table("result", "median ms", "value", "goal", "ceiling", title=title, title_justify="left")
     for bar in report.bars:
         goal, ceiling = (f"{x:.2f}" if x is not None else "" for x in (bar.goal, bar.ceiling))
         table.add_row(bar.name, f"{bar.seconds * 1e3:,.3f}", f"{bar.value:.2f} {bar.unit}", goal, ceiling)
@@ -25,7 +27,7 @@ def bar_table(report: Report) -> Table:
 
 
 def model_tables(report: ModelReport) -> Iterator[Table]:
-    """What else is known of a model's steps."""
+    """Further tables of the model benchmark."""
     yield _runs(report)
     yield _memory(report)
     for run in report.runs:
@@ -39,8 +41,8 @@ def model_tables(report: ModelReport) -> Iterator[Table]:
 def _runs(report: ModelReport) -> Table:
     batch, length = report.tokens_per_micro_batch
     size = f"{report.parameters / 1e6:,.1f}M parameters, {report.micro_batches} x {batch} x {length} tokens"
-    columns = ("recipe", "tokens/s", "step ms", "kernel by kernel", "MFU", "product TFLOP/s", "micro-batches")
-    table = Table(*columns, title=f"{report.preset}: {size} a step")
+    columns = ("recipe", "tokens/s", "step ms", "eager step ms", "MFU", "GEMM TFLOP/s", "micro-batches")
+    table = Table(*columns, title=f"{report.preset}: {size} per step")
     for run in report.runs:
         table.add_row(
             run.recipe,
@@ -55,7 +57,7 @@ def _runs(report: ModelReport) -> Table:
 
 
 def _memory(report: ModelReport) -> Table:
-    table = Table("GiB", *(run.recipe for run in report.runs), title="memory of a step")
+    table = Table("GiB", *(run.recipe for run in report.runs), title="memory per step")
     for name in MemoryBreakdown.__dataclass_fields__:
         table.add_row(name.replace("_", " "), *(_gib(getattr(run.memory, name)) for run in report.runs))
     return table
@@ -67,8 +69,10 @@ def _gib(size: int | None) -> str:
 
 def _layers(run: ModelRun) -> Table:
     assert run.layers is not None
-    title = f"{run.recipe}: kernels of a micro-batch and an optimizer step, {run.layers.total * 1e3:,.1f} ms"
-    table = Table("type of layer", "ms", "share", "MFU while it runs", title=title)
+    title = (
+        f"{run.recipe}: kernels of one micro-batch and one optimizer step, {run.layers.total * 1e3:,.1f} ms"
+    )
+    table = Table("layer type", "ms", "share", "MFU while running", title=title)
     for kind, seconds in run.layers.seconds.items():
         mfu = f"{run.layer_mfu[kind]:.1%}" if kind in run.layer_mfu else ""
         table.add_row(kind, f"{seconds * 1e3:,.2f}", f"{seconds / run.layers.total:.1%}", mfu)
@@ -84,7 +88,7 @@ def _kernels(run: ModelRun) -> Table:
 
 
 def _peers(report: ModelReport) -> Table:
-    table = Table("peer", "what", "tokens/s", "step ms", "peak GiB", "kernel calls", title="peers")
+    table = Table("peer", "measured", "tokens/s", "step ms", "peak GiB", "kernel calls", title="peers")
     for peer in report.peers:
         if peer.seconds is None or peer.tokens_per_second is None:
             table.add_row(peer.name, peer.what, peer.absent)

@@ -1,16 +1,17 @@
-"""The commands of `fourbits`: one module each, loaded only when its command runs.
+"""The commands of `fourbits`: one module each, imported only when its command runs.
 
-A command module has a docstring and EXAMPLE (a line that works), both shown by --help, and two functions:
-`add_arguments(parser)` and `run(args) -> exit code`. With OVERRIDES = True an option that its parser does not
-know is a setting: `--optim.lr 3e-4` arrives in `args.overrides` as {"optim.lr": "3e-4"}.
+A command module has a docstring and EXAMPLE (a command line that works), both shown by --help, and two
+functions: `add_arguments(parser)` and `run(args) -> exit code`. With OVERRIDES = True, an option that the
+parser does not declare is a setting: `--optim.lr 3e-4` becomes {"optim.lr": "3e-4"} in `args.overrides`.
 """
 
 from argparse import ArgumentParser, Namespace
 from importlib import import_module
 from typing import Protocol, cast
 
-# name -> what `fourbits --help` says about it; the module is fourbits.cli.<name>
+# name -> its line in `fourbits --help`; the module is fourbits.cli.<name>
 COMMANDS = {
+<<<<<<< HEAD
     "demo": "train the tiny model in five precisions and report how they compare",
     "train": "train a model by a recipe, or continue a run",
     "compare": "train several recipes and seeds on one configuration, and report",
@@ -18,11 +19,20 @@ COMMANDS = {
     "data": "prepare text as token files, inspect them, build a corpus",
     "bench": "measure the speed of quantizers, linears or steps, beside BF16",
     "doctor": "say what this machine can run, and why",
+=======
+    "demo": "train the tiny model with five recipes and report how they compare",
+    "train": "train a model with a recipe, or resume a run",
+    "compare": "train with several recipes and seeds, and report how they differ",
+    "recipes": "list the recipes, or show the precision of every GEMM operand in one",
+    "data": "turn text into token files, inspect them, or build a corpus",
+    "bench": "measure the speed of quantizers, linear layers, or training steps",
+    "doctor": "show what this machine can run, and why",
+>>>>>>> compare-rooms
 }
 
 
 class Command(Protocol):
-    """What a command module offers."""
+    """The interface of a command module."""
 
     EXAMPLE: str
 
@@ -31,10 +41,10 @@ class Command(Protocol):
         ...
 
     def run(self, args: Namespace) -> int:
-        """Do the work; the exit code."""
+        """Run the command and return its exit code."""
         ...
 
 
 def load(name: str) -> Command:
-    """The module of a command in the table."""
+    """Import the module of a command."""
     return cast(Command, import_module(f"fourbits.cli.{name}"))

@@ -1,4 +1,4 @@
-"""Say what this machine can run, which backend fourbits would choose, and why."""
+"""Show what this machine can run, which backend fourbits would choose, and why."""
 
 import json
 import platform
@@ -19,11 +19,11 @@ from fourbits.model.ssd_op import why_no_kernel
 
 EXAMPLE = "fourbits doctor --json"
 EXTRAS = {"transformers": "hf", "tensorboard": "tb"}
-_NATIVE = "this card has it; training uses it if its self-check passes (doctor --native)"
-#: head dim and state of the paper's hybrids
-_PAPERS_SCAN = (64, 128)
-_SCAN = "Triton kernels, in BF16, once they pass a self-check at their first use"
-UNVERIFIED = "this project has not yet run on a Blackwell chip; a self-check must pass before the first step"
+_NATIVE = "supported; training uses it if the self-check passes (doctor --native)"
+#: head dim and state size of the paper's hybrids
+_PAPER_SCAN = (64, 128)
+_SCAN = "Triton kernels, in BF16, after a self-check at first use"
+UNVERIFIED = "not yet run on Blackwell hardware; a self-check must pass before the first step"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,25 +32,25 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--native",
         action="store_true",
-        help="check this card's arithmetic against the reference: FP4 tensor cores, or what emulates them",
+        help="check the GPU's arithmetic against the reference: FP4 tensor cores, or the emulation",
     )
     parser.add_argument(
-        "--device", metavar="KIND", help="cpu, cuda, rocm, xpu or mps (default: the best present)"
+        "--device", metavar="KIND", help="cpu, cuda, rocm, xpu or mps (default: the best one present)"
     )
 
 
 def run(args: Namespace) -> int:
-    """Print the findings. 1 if the card was to be checked and did not pass."""
+    """Print the findings. 1 if --native was given and the FP4 tensor cores did not pass."""
     findings = examine(args.device)
     if args.native:
-        findings["native_check"] = check_card(probe(args.device))
+        findings["native_check"] = check_gpu(probe(args.device))
     passed = not args.native or findings["native_check"]["passed"]
     if args.json:
         print(json.dumps(findings, indent=2))
         return 0 if passed else 1
-    table = Table("what", "finding", title="fourbits doctor", title_justify="left")
-    for what, finding in rows(findings):
-        table.add_row(what, Text(finding))
+    table = Table("item", "finding", title="fourbits doctor", title_justify="left")
+    for item, finding in rows(findings):
+        table.add_row(item, Text(finding))
     console = Console()
     console.print(table)
     if args.native:
@@ -59,7 +59,7 @@ def run(args: Namespace) -> int:
 
 
 def examine(kind: str | None) -> dict[str, Any]:
-    """Everything doctor finds out, as plain data. Raises ValueError for a device that is not here."""
+    """All findings, as plain data. Raises ValueError for a device that is not present."""
     device = probe(kind)
     backend, reason = choose_backend("auto", device)
     return {
@@ -72,7 +72,7 @@ def examine(kind: str | None) -> dict[str, Any]:
         "backend_reason": reason,
         "triton_blocker": triton_blocker(device),
         "native_blocker": native_blocker(device),
-        "scan_blocker": why_no_kernel(torch.device(device.torch_device), torch.bfloat16, *_PAPERS_SCAN),
+        "scan_blocker": why_no_kernel(torch.device(device.torch_device), torch.bfloat16, *_PAPER_SCAN),
         "native_note": UNVERIFIED,
         "compile_error": compile_error(device.torch_device),
         "peak_bf16_flops": peak_flops(device, torch.bfloat16),
@@ -80,13 +80,13 @@ def examine(kind: str | None) -> dict[str, Any]:
     }
 
 
-def check_card(device: Device) -> dict[str, Any]:
-    """The self-check on a device: of its FP4 tensor cores, or without those of what emulates them."""
+def check_gpu(device: Device) -> dict[str, Any]:
+    """Run the self-check on a device: of its FP4 tensor cores, or without them of the emulation."""
     blocker, kernels = native_blocker(device), triton_blocker(device)
     if kernels is not None:
         return {"passed": False, "product": None, "reason": kernels, "findings": []}
-    place = torch.device(device.torch_device)
-    found = check_native(place, matmul) if blocker else check_native(place)
+    target = torch.device(device.torch_device)
+    found = check_native(target, matmul) if blocker else check_native(target)
     return {
         "passed": blocker is None and all(finding.passed for finding in found),
         "product": "emulated" if blocker else "native",
@@ -96,30 +96,32 @@ def check_card(device: Device) -> dict[str, Any]:
 
 
 def verdict(check: dict[str, Any]) -> list[str]:
-    """A self-check for people."""
+    """The result of a self-check as lines of text."""
     lines = [f"{'ok' if f['passed'] else 'WRONG'}  {f['what']}: {f['detail']}" for f in check["findings"]]
     right = all(finding["passed"] for finding in check["findings"])
     if check["product"] == "native":
-        outcome = "passed: native may train" if right else "failed: native must not train on this card"
+        outcome = (
+            "passed; training can use them" if right else "failed; training must not use them on this GPU"
+        )
         return [*lines, f"FP4 tensor cores: {outcome}."]
     if check["product"] == "emulated":
-        outcome = "as the reference" if right else "not as the reference, do not train with them"
-        lines.append(f"Fused kernels and emulated products: {outcome}.")
+        outcome = "match the reference" if right else "do not match the reference; do not train with them"
+        lines.append(f"Fused kernels and emulated GEMMs: {outcome}.")
     return [*lines, f"FP4 tensor cores: not checked: {check['reason']}."]
 
 
 def compile_error(torch_device: str) -> str | None:
-    """Why torch.compile does not work here, found by compiling a small function; None if it works."""
+    """Why torch.compile fails here, found by compiling a small function; None if it works."""
     try:
         result = torch.compile(_probe_function)(torch.ones(64, device=torch_device))
-    except Exception as error:  # noqa: BLE001 - whatever stops the compiler is the finding
+    except Exception as error:  # noqa: BLE001 - any failure to compile is a finding
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     return None if bool((result == 3).all()) else "a compiled function returned a wrong result"
 
 
 def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
-    """The findings for people."""
+    """The findings as rows of a table."""
     device, broken = findings["device"], findings["compile_error"]
     memory, peak = device["memory_bytes"], findings["peak_bf16_flops"]
     no_scan, threads = findings["scan_blocker"], findings["cpu_threads"]
@@ -130,14 +132,17 @@ def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
         ("torch", device["torch_version"]),
         ("device", f"{device['kind']}: {device['name']}"),
         ("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
-        ("BF16 peak", f"{peak / 1e12:.0f} TFLOP/s (datasheet)" if peak else "unknown: MFU is not reported"),
+        (
+            "BF16 peak",
+            f"{peak / 1e12:.0f} TFLOP/s (datasheet)" if peak else "unknown, so MFU is not reported",
+        ),
         ("backend", f"{findings['backend']}: {findings['backend_reason']}"),
         (
             "torch.compile",
-            f"does not work, everything runs eagerly and slowly: {broken}" if broken else "works",
+            f"fails, so everything runs eagerly and slowly: {broken}" if broken else "works",
         ),
         ("Triton kernels", f"no: {findings['triton_blocker']}" if findings["triton_blocker"] else "yes"),
-        ("scan of Mamba-2", f"plain torch, in FP32: {no_scan}" if no_scan else _SCAN),
+        ("Mamba-2 scan", f"plain torch, in FP32: {no_scan}" if no_scan else _SCAN),
         ("native FP4", f"no: {findings['native_blocker']}" if findings["native_blocker"] else _NATIVE),
         ("", UNVERIFIED),
     ]

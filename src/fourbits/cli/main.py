@@ -1,6 +1,6 @@
-"""Entry point of the `fourbits` command: picks a command, runs it, and turns errors into exit codes.
+"""Entry point of `fourbits`: selects a command, runs it, and turns errors into exit codes.
 
-0: done; 1: the run failed; 2: the user's mistake; 130: stopped by Ctrl-C. Errors are one or two stderr lines.
+0: done; 1: failed; 2: incorrect usage; 130: stopped by Ctrl-C. An error is one or two lines on stderr.
 """
 
 import os
@@ -13,7 +13,7 @@ from fourbits.cli.commands import COMMANDS, load
 from fourbits.cli.parser import main_parser, parse
 from fourbits.settings import nearest
 
-MISTAKES = (
+USAGE_ERRORS = (
     ValueError,
     FileNotFoundError,
     PermissionError,
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 OUT_OF_MEMORY = (
-    "Lower train.micro_batch_size and raise train.gradient_accumulation by as much, or set "
+    "Lower train.micro_batch_size and raise train.gradient_accumulation by the same factor, or set "
     "train.activation_checkpointing to full, or recipe.saved_inputs to packed."
 )
 
@@ -56,12 +56,12 @@ def _run(name: str, argv: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"fourbits {name}: stopped by Ctrl-C.", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+    except BrokenPipeError:  # the reader of a pipe, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except MISTAKES as error:
+    except USAGE_ERRORS as error:
         return _report(name, error, debug, 2)
-    except Exception as error:  # noqa: BLE001 - the last line of defence between a user and a traceback
+    except Exception as error:  # noqa: BLE001 - no error may reach the user as a traceback
         return _report(name, error, debug, 1)
 
 
@@ -70,14 +70,17 @@ def _report(name: str, error: Exception, debug: bool, code: int) -> int:
         traceback.print_exception(error)
         return code
     text = _describe(error)
+    subject, _, rest = text.partition(": ")
+    if rest and subject in (name, name.removesuffix("s")):  # no "fourbits data: data: ..."
+        text = rest
     if code == 1 and not isinstance(error, OSError):
-        text += " (--debug shows where)"
+        text += " (rerun with --debug for the traceback)"
     print(f"fourbits {name}: {text}", file=sys.stderr)
     return code
 
 
 def _describe(error: Exception) -> str:
-    """At most two lines. An OSError names its file; an error that is not about the input names its type."""
+    """At most two lines. An OSError names its file; an error that is not about usage names its type."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     lines = [line for line in str(error).splitlines() if line.strip()][:2]

@@ -1,4 +1,4 @@
-"""Command lines: short errors that name the nearest option, and settings as options with dotted names."""
+"""Command-line parsing: one-line errors that suggest the nearest option, and settings as dotted options."""
 
 import argparse
 import inspect
@@ -10,27 +10,27 @@ from fourbits.settings import nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line and end with exit code 2."""
+    """An ArgumentParser that reports an error in one line and exits with code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what was wrong and where help is."""
+        """Print the error and how to get help."""
         end = "" if message.endswith((".", "?")) else "."
         print(f"{self.prog}: {message}{end} See {self.prog} --help.", file=sys.stderr)
         raise SystemExit(2)
 
     def options(self) -> list[str]:
-        """Every option declared, such as --out, in this parser or in one of its actions."""
+        """Every declared option, such as --out, of this parser and its subcommands."""
         choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
         parsers = [parser for choice in choices for parser in choice.values() if isinstance(parser, Parser)]
         return [*self._option_string_actions, *(option for parser in parsers for option in parser.options())]
 
     def refuse_option(self, option: str) -> NoReturn:
-        """Report an option that does not exist, with the nearest one that does."""
+        """Report an unknown option, and suggest the nearest one."""
         self.error(f"unknown option {option}.{nearest(option, self.options())}")
 
 
 def command_parser(name: str, command: Command) -> Parser:
-    """The parser of one command, with its docstring as description and its example below."""
+    """The parser of one command; its help shows the module's docstring and example."""
     parser = Parser(
         prog=f"fourbits {name}",
         description=inspect.getdoc(command),
@@ -39,12 +39,12 @@ def command_parser(name: str, command: Command) -> Parser:
         allow_abbrev=False,
     )
     command.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     return parser
 
 
 def parse(name: str, command: Command, argv: list[str]) -> argparse.Namespace:
-    """The arguments of one command; unknown options go to `overrides` where the command takes settings."""
+    """Parse the arguments of one command; settings are collected in `overrides` if the command takes them."""
     parser = command_parser(name, command)
     overrides: dict[str, str] = {}
     if getattr(command, "OVERRIDES", False):
@@ -59,7 +59,7 @@ def parse(name: str, command: Command, argv: list[str]) -> argparse.Namespace:
 
 
 def split_overrides(parser: Parser, argv: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Take `--key value` and `--key=value` out of argv where the parser does not declare the key."""
+    """Split argv into arguments that the parser declares and settings, `--key value` or `--key=value`."""
     kept: list[str] = []
     overrides: dict[str, str] = {}
     rest = iter(argv)
@@ -80,9 +80,9 @@ def split_overrides(parser: Parser, argv: list[str]) -> tuple[list[str], dict[st
 
 
 def main_parser() -> Parser:
-    """The parser of `fourbits` itself, which only picks the command."""
+    """The parser of `fourbits` itself, which only selects the command."""
     width = max(map(len, COMMANDS))
-    table = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    table = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
     parser = Parser(
         prog="fourbits",
         usage="fourbits COMMAND ... | fourbits COMMAND --help",

@@ -1,7 +1,7 @@
-"""List the shipped recipes, or show the precision of every operand of every GEMM in one.
+"""List the shipped recipes, or show the precision of every GEMM operand in one.
 
-NAME is a shipped recipe or a YAML file. Settings such as --wgrad.lhs.rht 0 show what they would change; a
-transform is set on both operands of its GEMM. `show NAME --yaml > mine.yaml` begins a recipe of your own.
+NAME is a shipped recipe or a YAML file. Add settings, such as --wgrad.lhs.rht 0, to preview their effect; a
+transform is set on both operands of its GEMM. `show NAME --yaml > mine.yaml` starts a custom recipe.
 """
 
 import json
@@ -21,11 +21,11 @@ from fourbits.settings import dump_yaml, override, to_dict
 EXAMPLE = "fourbits recipes show nvfp4"
 OVERRIDES = True
 
-# fields of an operand that its words begin with
-IN_WORDS = ("format", "block", "rounding", "rht", "rht_signs", "source", "scale_rule")
-# what `list --json` tells of a recipe
+# fields of an operand that `operand_text` writes in its own way
+_FORMATTED = ("format", "block", "rounding", "rht", "rht_signs", "source", "scale_rule")
+# fields of a recipe in `list --json`
 _LISTED = ("name", "source", "taken", "deviates", "digest")
-# GEMM -> what it computes, and what its two operands are called
+# GEMM -> its formula and the names of its two operands
 GEMMS = {
     "fprop": ("Y = X W^T", "X", "W"),
     "dgrad": ("dX = dY W", "dY", "W"),
@@ -43,14 +43,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print what was asked for."""
+    """List the recipes or show one."""
     if args.action == "list":
         if args.name or args.overrides or args.yaml:
-            raise ValueError("recipes list: takes no recipe, setting or --yaml. Use recipes show NAME.")
+            raise ValueError("list takes no recipe, setting or --yaml. Use `fourbits recipes show NAME`.")
         _list(args.json)
         return 0
     if args.name is None:
-        raise ValueError(f"recipes show: needs a recipe. Shipped: {', '.join(list_recipes())}.")
+        raise ValueError(f"show needs a recipe. Use one of {', '.join(list_recipes())}, or a YAML file.")
     recipe = credited(override(get_recipe(args.name), with_both_sides(args.overrides)))
     if args.json:
         print(json.dumps({**to_dict(recipe), "digest": recipe.digest}, indent=2))
@@ -61,24 +61,24 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def operand_words(spec: OperandSpec) -> str:
-    """One operand in a few words, e.g. 'nvfp4 1x16 sr, rht 16 (te16)'; every option but the usual ones."""
+def operand_text(spec: OperandSpec) -> str:
+    """An operand in short, e.g. 'nvfp4 1x16 sr, rht 16 (te16)'; options at their defaults are omitted."""
     if not spec.block_format.quantized:
         return spec.format
     size = spec.block_size
-    words = f"{spec.format} {f'{size[0]}x{size[1]}' if size else 'whole tensor'} {spec.rounding}"
-    words += f", rht {spec.rht} ({spec.signs})" if spec.rht else ""
-    words += ", of Fprop's copy" if spec.source == "forward" else ""
-    words += f", {spec.scale_rule}" if spec.scale_rule != "max" else ""
+    text = f"{spec.format} {f'{size[0]}x{size[1]}' if size else 'whole tensor'} {spec.rounding}"
+    text += f", rht {spec.rht} ({spec.signs})" if spec.rht else ""
+    text += ", re-quantized from Fprop" if spec.source == "forward" else ""
+    text += f", {spec.scale_rule}" if spec.scale_rule != "max" else ""
     for field in fields(spec):
         value = getattr(spec, field.name)
-        if field.name not in IN_WORDS and value != field.default:
-            words += f", {field.name} {value}"
-    return words
+        if field.name not in _FORMATTED and value != field.default:
+            text += f", {field.name} {value}"
+    return text
 
 
-def kept_words(keep: KeepBF16) -> str:
-    """Which linears stay in BF16, in a few words."""
+def kept_text(keep: KeepBF16) -> str:
+    """Which linear layers stay in BF16, in short."""
     blocks = [
         f"{which} {value}{' of the blocks' if isinstance(value, str) else ' blocks'}"
         for which, value in (("first", keep.first_blocks), ("last", keep.last_blocks))
@@ -92,7 +92,7 @@ def _list(as_json: bool) -> None:
     if as_json:
         print(json.dumps([{field: getattr(r, field) for field in _LISTED} for r in recipes], indent=2))
         return
-    table = Table("recipe", "what it is, and where it comes from")
+    table = Table("recipe", "source and description")
     for recipe in recipes:
         table.add_row(recipe.name, Text(": ".join(filter(None, (recipe.source, recipe.taken)))))
     Console().print(table)
@@ -104,14 +104,14 @@ def _show(recipe: Recipe) -> None:
     for names, gemms in tables:
         for gemm, (formula, lhs, rhs) in GEMMS.items():
             spec = getattr(gemms, gemm)
-            right = operand_words(spec.rhs)
+            right = operand_text(spec.rhs)
             if gemm == "dgrad" and gemms.shares_weight and spec.rhs.block_format.quantized:
-                right = "the codes of Fprop"
+                right = "reused from Fprop"
             title = f"{gemm.capitalize()}  {formula}" + (f"  [{names}]" if names else "")
-            table.add_row(Text(title), f"{lhs}: {operand_words(spec.lhs)}", f"{rhs}: {right}")
+            table.add_row(Text(title), f"{lhs}: {operand_text(spec.lhs)}", f"{rhs}: {right}")
     console = Console()
     console.print(table)
-    console.print(Text(f"in BF16: {kept_words(recipe.keep_bf16)}"))
-    for label, text in (("source", recipe.source), ("taken", recipe.taken), ("deviates", recipe.deviates)):
+    console.print(Text(f"kept in BF16: {kept_text(recipe.keep_bf16)}"))
+    for label, text in (("source", recipe.source), ("follows", recipe.taken), ("differs", recipe.deviates)):
         if text:
             console.print(Text(f"{label}: {text}"))

@@ -1,10 +1,10 @@
-"""Train a model by a recipe into a run folder, or continue one.
+"""Train a model with a recipe into a run folder, or resume a run.
 
 CONFIG is a shipped preset (tiny, 30m, hybrid-12b ...), a YAML file, or RUN/config.yaml of an earlier run.
 Every setting is an option: --recipe mxfp4, --optim.lr 3e-3, --train.steps 50, --data.paths TEXT (a file or
-folder; '[A, B]' for several), --recipe.keep_bf16.last_blocks 2, --recipe.wgrad.lhs.rht 32 (a transform is set
-on both operands). The same command again, or fourbits train RUN/config.yaml, continues an interrupted run
-with the same bits.
+folder; '[A, B]' for several), --recipe.keep_bf16.last_blocks 2, --recipe.wgrad.lhs.rht 32 (sets the transform
+on both operands). To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the
+result is bit-identical to that of an uninterrupted run.
 """
 
 import json
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fourbits.compare.run_report import write_run_report
+from fourbits.compare.report.run_report import write_run_report
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import load_config
 from fourbits.train.non_finite import NonFiniteError
@@ -36,15 +36,17 @@ OVERRIDES = True
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("config", metavar="CONFIG", help="a preset, a YAML file, or RUN/config.yaml")
-    parser.add_argument("--out", metavar="DIR", help="run folder (default: a new one in runs/, or RUN)")
     parser.add_argument(
-        "--profile", action="store_true", help="print where the time of an early step goes (CUDA devices)"
+        "--out", metavar="DIR", help="run folder (default: RUN when resuming, else a new folder in runs/)"
     )
-    parser.add_argument("--json", action="store_true", help="print summary.json at the end, and no tables")
+    parser.add_argument(
+        "--profile", action="store_true", help="print a profile of an early step (CUDA devices)"
+    )
+    parser.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
 
 
 def run(args: Namespace) -> int:
-    """Train. 0: finished; 130 or 143: stopped by SIGINT or SIGTERM, saved, to be continued."""
+    """Train. 0: finished; 130 or 143: stopped by SIGINT or SIGTERM, saved, and can be resumed."""
     config = load_config(args.config, RUN_PRESETS, args.overrides)
     out = _folder(args.config, args.out)
     try:
@@ -66,14 +68,14 @@ def run(args: Namespace) -> int:
 
 
 class TrainReport(ProgressReport):
-    """Progress on stderr; before the first step, the run and its precision table on stdout."""
+    """Prints progress on stderr, and before the first step the precision table on stdout."""
 
     def __init__(self, log_interval: int, tables: bool) -> None:
         super().__init__(Console(stderr=True), log_interval)
         self.tables = tables
 
     def begin(self, start: RunStart) -> None:
-        """Print what is about to run."""
+        """Print the precision table, the device, and the length of the run."""
         if self.tables:
             console = Console()
             console.print(precision_table(start.conversion))
@@ -81,7 +83,8 @@ class TrainReport(ProgressReport):
             lines = [
                 str(start.conversion),
                 f"device: {start.device}; {start.backend}",
-                f"{start.num_steps:,} steps of {start.tokens_per_step:,} tokens = {total:,}, to {start.out}",
+                f"{start.num_steps:,} steps of {start.tokens_per_step:,} tokens, {total:,} in total",
+                f"output: {start.out}",
             ]
             if start.compiles:
                 lines.append("the first step compiles the model, which takes a minute or two")
@@ -91,8 +94,8 @@ class TrainReport(ProgressReport):
 
 
 def precision_table(conversion: ConversionSummary) -> Table:
-    """Every linear, its precision, and why."""
-    table = Table("linear", "out x in", "precision", "why", title="precision", title_justify="left")
+    """Every linear layer, its precision, and the reason."""
+    table = Table("layer", "out x in", "precision", "reason", title="precision", title_justify="left")
     for row in conversion.rows:
         shape = f"{row.shape[0]} x {row.shape[1]}"
         table.add_row(Text(row.name), shape, row.precision, Text(row.reason))
@@ -100,9 +103,9 @@ def precision_table(conversion: ConversionSummary) -> Table:
 
 
 def profile_table(found: StepProfile) -> Table:
-    """Device time of a step by kind."""
+    """Device time of a step by kind of kernel."""
     title = f"step: {found.total * 1e3:,.2f} ms of device time"
-    table = Table("what", "ms", "share", title=title, title_justify="left")
+    table = Table("kind", "ms", "share", title=title, title_justify="left")
     for kind, seconds in found.seconds.items():
         table.add_row(kind, f"{seconds * 1e3:,.2f}", f"{found.share(kind):.1%}")
     return table
@@ -122,7 +125,7 @@ def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
 
 
 def _folder(config: str, out: str | None) -> Path:
-    """Where to train: as asked, else the run that the config belongs to, else a new folder."""
+    """The run folder: --out if given, else the run that the config belongs to, else a new folder."""
     path = Path(config)
     if out is not None:
         return Path(out)
@@ -138,11 +141,11 @@ def _write_report(out: Path) -> None:
 
 def _print_summary(summary: Summary, out: Path) -> None:
     loss, bits = summary.get("val_loss"), summary.get("val_bits_per_byte")
-    words = f"{summary['ended']} after {summary['steps']:,} steps, {summary['tokens']:,} tokens"
+    text = f"{summary['ended']} after {summary['steps']:,} steps, {summary['tokens']:,} tokens"
     if loss is not None:
-        words += f": validation loss {loss:.4f} nats per token, {bits:.3f} bits per byte"
-    print(words)
+        text += f": validation loss {loss:.4f} nats per token, {bits:.3f} bits per byte"
+    print(text)
     if summary["steps"]:
         print(f"report: {out / 'report.html'}")
     if summary["ended"] != "finished":
-        print(f"continue with: fourbits train {out / 'config.yaml'}")
+        print(f"resume with: fourbits train {out / 'config.yaml'}")

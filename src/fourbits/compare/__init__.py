@@ -1,1 +1,1 @@
-"""Several recipes and seeds on one configuration: the runs, the table, the report."""
+"""Several recipes and seeds on one configuration: `run` executes them, `report` presents the results."""

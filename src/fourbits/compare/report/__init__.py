@@ -1,0 +1,1 @@
+"""Reads finished runs and presents them: tables, charts, and report.html."""

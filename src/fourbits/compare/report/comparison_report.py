@@ -1,0 +1,120 @@
+"""Writes report.html of a comparison: one page that opens anywhere, offline, on any screen."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fourbits.compare.number_format import count, listed, loss, mebibytes, ratio, short_count, signed
+from fourbits.compare.report.caveats import caveats
+from fourbits.compare.report.colours import palette, variables
+from fourbits.compare.report.comparison import Comparison
+from fourbits.compare.report.context import Context
+from fourbits.compare.report.figures import GapCurves, LossCurves, gap_chart, loss_chart
+from fourbits.compare.report.page import render_page
+from fourbits.compare.report.precision_map import legend, precision_map
+from fourbits.compare.report.run_details import comparison_details, phase_starts, ran_native
+from fourbits.compare.report.svg import Chart
+from fourbits.compare.report.table import Row, final_table
+from fourbits.data.whole_file import write_whole
+
+
+def write_report(comparison: Comparison, context: Context, path: Path) -> Path:
+    """Write the page atomically."""
+    write_whole(path, render(comparison, context).encode())
+    return path
+
+
+def render(comparison: Comparison, context: Context) -> str:
+    """The page as HTML."""
+    rows = final_table(comparison)
+    hashes = {row.recipe: row.digest for row in rows}
+    return render_page(
+        "comparison.html",
+        title=listed(comparison.recipes),
+        palette=palette(comparison.recipes),
+        name=comparison.name,
+        headline=headline(comparison, rows),
+        baseline=comparison.baseline,
+        num_seeds=len(comparison.seeds),
+        tokens=comparison.any_run.tokens[-1],
+        rows=rows,
+        colours=variables(comparison.recipes),
+        loss=_loss_chart(comparison, context),
+        gap=_gap_chart(comparison),
+        **_costs(comparison, rows),
+        **_precision(comparison),
+        sample=context.sample,
+        corpus=context.corpus,
+        caveats=caveats(comparison, rows),
+        details=comparison_details(comparison),
+        recipes=hashes,
+        commands=context.commands,
+    )
+
+
+def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
+    """The outcome in a sentence: that of nvfp4 if it took part, else of the last recipe."""
+    by_name = {row.recipe: row for row in rows}
+    row, base = by_name.get("nvfp4", rows[-1]), by_name[comparison.baseline]
+    after = f"after {short_count(comparison.any_run.tokens[-1])} tokens"
+    if row.val_loss is None or row.gap_nats is None or row.gap_percent is None:
+        return f"{row.recipe} did not reach its last step: {row.verdict_reason.removesuffix('.')}."
+    if row is base:
+        return f"{row.recipe} reaches a validation loss of {loss(row.val_loss)} nats per token {after}."
+    side = "above" if row.gap_nats >= 0 else "below"
+    gap = f"{abs(row.gap_percent):.2f} % {side} {base.recipe} ({signed(row.gap_nats, 4)} nats)"
+    if row.within_noise:
+        return f"{row.recipe} ends {gap} {after}: within the noise of its {row.seeds} seeds."
+    return f"{row.recipe} ends {gap} {after}."
+
+
+def _loss_chart(comparison: Comparison, context: Context) -> Chart:
+    return loss_chart(
+        LossCurves(
+            validation=[comparison.validation_line(recipe) for recipe in comparison.recipes],
+            train=[comparison.train_line(recipe) for recipe in comparison.recipes],
+            unigram_entropy=context.corpus.unigram_entropy if context.corpus else None,
+            phase_starts=phase_starts(comparison.any_run),
+        )
+    )
+
+
+def _gap_chart(comparison: Comparison) -> Chart | None:
+    others = [recipe for recipe in comparison.recipes if recipe != comparison.baseline]
+    if not others:
+        return None
+    return gap_chart(
+        GapCurves(
+            baseline=comparison.baseline,
+            validation=[comparison.gap_line(recipe) for recipe in others],
+            train=[comparison.train_gap_line(recipe) for recipe in others],
+            phase_starts=phase_starts(comparison.any_run),
+        )
+    )
+
+
+def _costs(comparison: Comparison, rows: Sequence[Row]) -> dict[str, Any]:
+    """Bars of speed and memory: name, value, text, note."""
+    return {
+        "speeds": [
+            (row.recipe, row.tokens_per_second, count(row.tokens_per_second), ratio(row.speed_ratio))
+            for row in rows
+        ],
+        "memory": [
+            (row.recipe, row.peak_memory_bytes, mebibytes(row.peak_memory_bytes), None) for row in rows
+        ],
+        "native": ran_native(comparison.any_run),
+        "shared_machine": any(each and each.jobs > 1 for each in comparison.provenance.values()),
+    }
+
+
+def _precision(comparison: Comparison) -> dict[str, Any]:
+    """A map of every recipe that quantizes any layer, and the legend of all maps."""
+    colours, seed = variables(comparison.recipes), comparison.seeds[0]
+    pattern = comparison.any_run.config["model"]["pattern"]
+    found = {name: runs[seed].manifest["precision"] for name, runs in comparison.runs.items()}
+    found = {name: each for name, each in found.items() if each["share_of_linears"] > 0}
+    return {
+        "maps": [precision_map(name, each, pattern, colours) for name, each in found.items()],
+        "legend": legend(list(found.values()), colours),
+    }

@@ -1,0 +1,101 @@
+"""What a comparison's report shows besides the runs: the training text, sample output, and commands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.evaluate import generate
+from fourbits.train.trained import load_trained
+
+PROMPT_TOKENS, GENERATED_TOKENS = 32, 96
+# Low enough for real words, high enough to avoid the loops that a small model falls into at 0.
+TEMPERATURE = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One source of text. tokens: training and validation; unigram_entropy: training text, nats per token."""
+
+    name: str
+    documents: int
+    text_bytes: int
+    tokens: int
+    license: str
+    unigram_entropy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """All sources of text, and the tokenizer. unigram_entropy: over all sources, nats per token."""
+
+    sources: tuple[Source, ...]
+    unigram_entropy: float
+    vocabulary: int
+    tokenizer_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Text that a trained model generated from a prompt."""
+
+    recipe: str
+    seed: int
+    temperature: float
+    source: str
+    prompt: str
+    continuation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """commands: command lines that reproduce the comparison."""
+
+    commands: tuple[str, ...]
+    corpus: Corpus | None = None
+    sample: Sample | None = None
+
+
+def describe_corpus(data: PreparedData, entropy: Mapping[str, float]) -> Corpus:
+    """Describe a prepared folder. entropy: by source and of the whole "corpus", from a run's manifest."""
+    sources = [_source(name, record, entropy[name]) for name, record in data.manifest["sources"].items()]
+    return Corpus(
+        sources=tuple(sources),
+        unigram_entropy=entropy["corpus"],
+        vocabulary=data.tokenizer.vocab_size,
+        tokenizer_sha256=data.tokenizer.sha256,
+    )
+
+
+def generate_sample(run: Path, data: PreparedData) -> Sample:
+    """Let the model of a run continue the first validation document of the first source. Deterministic."""
+    trained = load_trained(run)
+    tokenizer = trained.tokenizer
+    source, file = next(iter(data.validation.items()))
+    prompt = file.document(0)[:PROMPT_TOKENS].tolist()
+    tokens = generate(
+        trained.model, prompt, GENERATED_TOKENS, temperature=TEMPERATURE, num_ids=tokenizer.size
+    )
+    end = tokenizer.end_id
+    if end in tokens:
+        tokens = tokens[: tokens.index(end)]
+    return Sample(
+        recipe=trained.config.recipe.name,
+        seed=trained.config.train.seed,
+        temperature=TEMPERATURE,
+        source=source,
+        prompt=tokenizer.decode(prompt),
+        continuation=tokenizer.decode(tokens),
+    )
+
+
+def _source(name: str, record: Mapping[str, Any], entropy: float) -> Source:
+    return Source(
+        name=name,
+        documents=record["documents"],
+        text_bytes=record["text_bytes"],
+        tokens=record["train"]["tokens"] + record["validation"]["tokens"],
+        license=record["licence"],
+        unigram_entropy=entropy,
+    )

@@ -1,0 +1,60 @@
+"""What a report lists under "Run details": machine, versions, model, training, and how runs executed."""
+
+from fourbits.compare.number_format import count, plural, short_count
+from fourbits.compare.report.comparison import Comparison
+from fourbits.compare.report.runs import Run
+
+
+def comparison_details(comparison: Comparison) -> dict[str, str]:
+    """Names and values for a comparison."""
+    return {
+        **run_details(comparison.any_run),
+        "parallelism": parallelism(comparison),
+        "seeds": ", ".join(map(str, comparison.seeds)),
+        "shared by all recipes": "per seed, checked by hash: initial weights, data order, validation samples",
+    }
+
+
+def run_details(run: Run) -> dict[str, str]:
+    """Names and values for one run."""
+    manifest, model = run.manifest, run.config["model"]
+    backend, linear = manifest["backend"], short_count(manifest["model"]["parameters"]["linear"])
+    return {
+        "machine": f"{manifest['device']['name']}, {plural(manifest['threads'], 'thread')}",
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest["versions"].items()),
+        "backend": f"{backend['name']}: {backend['reason']}",
+        "model": (
+            f"{num_parameters(run)} parameters, {linear} of them in the blocks' linear layers; "
+            f"width {model['d_model']}, pattern {model['pattern']}"
+        ),
+        "training": f"{count(run.train['step'][-1])} steps, {count(run.tokens[-1])} tokens",
+    }
+
+
+def parallelism(comparison: Comparison) -> str:
+    """How many runs executed in parallel, and on how many threads; every combination that occurred."""
+    found = {
+        f"{plural(each.jobs, 'run')} {'in parallel' if each.jobs > 1 else 'at a time'}, "
+        f"{plural(each.threads, 'thread')} each"
+        if each
+        else "resumed across sessions"
+        for each in comparison.provenance.values()
+    }
+    return "; ".join(sorted(found))
+
+
+def num_parameters(run: Run) -> str:
+    """Number of parameters of the model, as a short count."""
+    return short_count(sum(run.manifest["model"]["parameters"].values()))
+
+
+def phase_starts(run: Run) -> list[float]:
+    """Training tokens at which a new phase of the data begins."""
+    plan = run.manifest["data"]["plan"]
+    firsts = [phase["first_sample"] for phase in plan["phases"]]
+    return [first * plan["seq_len"] for first in firsts if first > 0]
+
+
+def ran_native(run: Run) -> bool:
+    """Whether GEMMs ran on FP4 tensor cores."""
+    return run.manifest["backend"]["name"] == "native"

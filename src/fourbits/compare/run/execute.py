@@ -1,0 +1,105 @@
+"""Executes the runs of a matrix, each once: finished runs are reused, interrupted runs resume."""
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fourbits.compare.number_format import plural
+from fourbits.compare.run.jobs import Jobs
+from fourbits.compare.run.pool import Pool, Worker
+from fourbits.compare.run.progress import MatrixProgress
+from fourbits.compare.run.provenance import Provenance, ProvenanceFile
+from fourbits.compare.run.run_matrix import RunMatrix
+from fourbits.compare.run.worker import execute_run
+from fourbits.data.config import open_data
+from fourbits.train.run import num_threads
+from fourbits.train.run_folder import RunFolder, read_json
+from fourbits.train.stop import StopRequest, stop_on_signals
+
+
+class Interrupted(Exception):  # noqa: N818 - a request that was met, not an error
+    """The comparison stopped after a signal; every run under way is saved."""
+
+
+def execute_runs(
+    matrix: RunMatrix, progress: MatrixProgress, command: str, jobs: Jobs
+) -> dict[str, Provenance | None]:
+    """Execute all runs that are not finished, and return how each executed, by its key.
+
+    command: the command line, stored in compare.json. A run whose loss becomes non-finite is a result, not a
+    failure: the others continue. Raises Interrupted after a signal, ValueError for folders that hold other
+    runs, WorkerDiedError for a process that was killed.
+    """
+    matrix.out.mkdir(parents=True, exist_ok=True)
+    with progress, stop_on_signals(progress.note) as stop:
+        # Prepare the data here, before several processes need it.
+        open_data(matrix.runs[0].config.data, matrix.data_cache, progress.preparing)
+        progress.prepared()
+        pending = [
+            number for number in range(len(matrix.runs)) if not _is_done(matrix, number, progress, stop)
+        ]
+        jobs = replace(jobs, parallel=max(1, min(jobs.parallel, len(pending))))
+        provenance = ProvenanceFile(matrix, jobs, uuid.uuid4().hex, command)
+        if not stop.requested:
+            _execute(provenance, pending, progress, stop)
+        if stop.requested:
+            raise Interrupted
+    provenance.write()
+    return provenance.by_key
+
+
+def _execute(
+    provenance: ProvenanceFile, pending: list[int], progress: MatrixProgress, stop: StopRequest
+) -> None:
+    """Execute runs in the order of `pending`."""
+    matrix, jobs = provenance.matrix, provenance.jobs
+    for number in pending:
+        _note_other_thread_count(matrix.runs[number].folder, jobs.threads, progress)
+    if jobs.parallel > 1:
+
+        def record(worker: Worker) -> None:
+            first_step = worker.run.first_step if worker.run else None
+            provenance.add(matrix.runs[worker.number], first_step, worker.together)
+
+        with Pool(matrix, jobs, progress, provenance.command) as pool:
+            pool.execute(pending, stop, record)
+        return
+    for number in pending:
+        run = progress.start_run(number)
+        with num_threads(jobs.threads):
+            execute_run(matrix.runs[number], matrix.data_cache, run, stop)
+        provenance.add(matrix.runs[number], run.first_step, run.last_step)
+        progress.end_run(number)
+        if stop.requested:
+            return
+
+
+def _is_done(matrix: RunMatrix, number: int, progress: MatrixProgress, stop: StopRequest) -> bool:
+    """Whether a run has ended in an earlier session; a finished one is checked and reported."""
+    spec = matrix.runs[number]
+    ended = _summary(spec.folder).get("ended")
+    if ended == "finished":
+        execute_run(spec, matrix.data_cache, progress.start_run(number), stop)
+    if ended in ("finished", "non-finite"):
+        progress.end_run(number)
+        return True
+    return False
+
+
+def _note_other_thread_count(folder: Path, threads: int, progress: MatrixProgress) -> None:
+    """Threads split sums over tokens, so a run that resumes with another thread count may differ bitwise."""
+    run = RunFolder(folder)
+    if not run.has_steps() or not run.manifest.is_file():
+        return
+    manifest = read_json(run.manifest)
+    if manifest["device"]["kind"] == "cpu" and manifest["threads"] != threads:
+        progress.note(
+            f"{folder}: resumes on {plural(threads, 'CPU thread')} instead of {manifest['threads']}, so the "
+            "result may differ in the last bits from an uninterrupted run"
+        )
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,48 @@
+"""How many runs of a comparison execute in parallel, and on how many CPU threads each."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fourbits.compare.run.run_matrix import RunMatrix
+from fourbits.device import probe
+from fourbits.model.counts import count_parameters
+
+# Steps of a smaller model are bound by serial Python, which a second thread does not speed up but a second
+# process does. A larger model fills all threads by itself, and each parallel run needs its own memory.
+SMALL_MODEL = 10_000_000
+# Default limit: each process holds torch, a model and its compiled code, about 0.6 GB for the demo model.
+MAX_DEFAULT_JOBS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """How a comparison uses the machine. parallel: runs in parallel; threads: CPU threads per run."""
+
+    parallel: int
+    threads: int
+
+
+def choose_jobs(matrix: RunMatrix, requested: int | None = None) -> Jobs:
+    """The value of --jobs, or for None the default that `fourbits compare --help` states.
+
+    The result depends on the matrix and the machine, not on which runs are finished, so a comparison resumes
+    with the thread count it began with. Raises ValueError below one run in parallel.
+    """
+    config = matrix.runs[0].config
+    cores = torch.get_num_threads()
+    if requested is not None and requested < 1:
+        raise ValueError(f"--jobs must be at least 1, got {requested}.")
+    parallel = requested or 1
+    if requested is None and _is_small(matrix) and _on_cpu(config.train.device):
+        parallel = max(1, min(MAX_DEFAULT_JOBS, cores // (config.train.threads or 1)))
+    parallel = min(parallel, len(matrix.runs))
+    return Jobs(parallel, config.train.threads or max(1, cores // parallel))
+
+
+def _is_small(matrix: RunMatrix) -> bool:
+    return count_parameters(matrix.runs[0].config.model)["linear"] <= SMALL_MODEL
+
+
+def _on_cpu(device: str) -> bool:
+    return probe(None if device == "auto" else device).kind == "cpu"

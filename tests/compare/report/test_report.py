@@ -1,0 +1,215 @@
+"""The report: one self-contained page that shows the results of the runs and claims nothing more."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+
+from fourbits.compare.number_format import loss, signed
+from fourbits.compare.report.comparison import Comparison
+from fourbits.compare.report.comparison_report import headline, render
+from fourbits.compare.report.context import Context, Corpus, Sample, Source
+from fourbits.compare.report.page import environment
+from fourbits.compare.report.run_report import write_run_report
+from fourbits.compare.report.table import final_table
+from support.fabricated_runs import RECIPES, SAME_LOAD, fabricate_comparison, fabricate_run
+
+CORPUS = Corpus(
+    sources=(
+        Source(
+            name="code",
+            documents=612,
+            text_bytes=9_100_000,
+            tokens=2_800_000,
+            license="PSF-2.0",
+            unigram_entropy=5.9,
+        ),
+    ),
+    unigram_entropy=6.02,
+    vocabulary=2048,
+    tokenizer_sha256="ab" * 32,
+)
+SAMPLE = Sample(
+    recipe="nvfp4",
+    seed=0,
+    temperature=0.7,
+    source="code",
+    prompt="if a <",
+    continuation=' b & c: print("</pre>")',
+)
+CONTEXT = Context(commands=("fourbits demo --out runs/demo",), corpus=CORPUS, sample=SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def one_seed(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return fabricate_comparison(tmp_path_factory.mktemp("runs"), list(RECIPES), [0])
+
+
+@pytest.fixture(scope="module")
+def page(one_seed: Comparison) -> str:
+    return render(one_seed, CONTEXT)
+
+
+class Reader(HTMLParser):
+    """Checks nesting, and collects attributes and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in ("meta", "br", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    assert not reader.open
+    return reader
+
+
+def test_the_page_loads_nothing_and_has_no_scripts(page: str):
+    reader = read(page)
+    loading = [
+        value for _, name, value in reader.attributes if name in ("src", "href", "srcset", "xlink:href")
+    ]
+    assert all(value is not None and value.startswith("#") for value in loading)
+    assert "@import" not in page
+    assert "<script" not in page
+    assert not re.search(r"url\((?!#)", page)
+    assert not [name for _, name, _ in reader.attributes if name.startswith("on")]
+
+
+def test_ids_are_unique_over_all_charts(page: str):
+    ids = [value for _, name, value in read(page).attributes if name == "id"]
+    assert len(ids) == len(set(ids)) > 0
+
+
+def test_the_page_shows_the_numbers_of_the_table(one_seed: Comparison, page: str):
+    text = read(page).text
+    for row in final_table(one_seed):
+        assert row.recipe in text
+        assert loss(row.val_loss) in text
+        if row.recipe != "bf16":
+            assert signed(row.gap_percent, 2) in text
+
+
+def test_each_chart_has_a_wide_and_a_narrow_form(page: str):
+    assert page.count('class="wide"') == page.count('class="narrow"') == 2
+
+
+def test_wide_tables_scroll_in_their_own_box(page: str):
+    assert page.count("<table") == page.count('<div class="scroll"')
+
+
+def test_text_from_the_corpus_and_the_model_is_escaped(page: str):
+    assert SAMPLE.continuation in read(page).text
+    assert "</pre>&quot;" not in page
+    assert "&lt;/pre&gt;" in page
+
+
+def test_every_colour_that_is_used_is_set(page: str):
+    used, given = set(re.findall(r"var\((--[\w-]+)\)", page)), set(re.findall(r"(--[\w-]+):", page))
+    assert used <= given
+
+
+def test_the_page_shows_how_many_runs_shared_the_machine(page: str, one_seed: Comparison):
+    assert "2 runs in parallel, 1 thread each" in page
+    assert "their memory adds up" in page
+    alone = dict.fromkeys(one_seed.provenance, replace(SAME_LOAD, jobs=1, threads=2))
+    other = render(replace(one_seed, provenance={**alone, ("nvfp4", 0): None}), CONTEXT)
+    assert "1 run at a time, 2 threads each; resumed across sessions" in other
+    assert "their memory adds up" not in other
+
+
+def test_with_one_seed_no_finding_is_claimed(page: str):
+    assert "Only one seed" in page
+    assert "is not a finding" in page
+
+
+def test_the_seed_noise_is_named_where_a_gap_is_within_it(tmp_path: Path):
+    comparison = fabricate_comparison(tmp_path, ["bf16", "fp8", "nvfp4"], [0, 1, 2], steps=64)
+    rows = final_table(comparison)
+    page = render(comparison, CONTEXT)
+    unclear = [row.recipe for row in rows if row.within_noise and row.recipe != "bf16"]
+    assert ("not a finding" in page) == bool(unclear)
+    small = [replace(row, gap_nats=0.001, gap_nats_spread=0.002) for row in rows]
+    assert "within the noise of its 3 seeds" in headline(comparison, small)
+
+
+def test_the_headline_is_the_gap_of_nvfp4(one_seed: Comparison):
+    rows = [replace(row, gap_nats=0.0412, gap_percent=1.234) for row in final_table(one_seed)]
+    assert headline(one_seed, rows) == "nvfp4 ends 1.23 % above bf16 (+0.0412 nats) after 524k tokens."
+
+
+def test_a_run_that_fails_in_its_first_steps_is_reported_with_the_others(tmp_path: Path):
+    base = fabricate_run(tmp_path / "a", "bf16")
+    lost = fabricate_run(tmp_path / "b", "nvfp4", non_finite_at=3)
+    runs = {"bf16": {0: base}, "nvfp4": {0: lost}}
+    comparison = Comparison("fabricated", "bf16", runs, {("bf16", 0): SAME_LOAD, ("nvfp4", 0): SAME_LOAD})
+    page = render(comparison, Context(commands=("fourbits compare",)))
+    assert "nvfp4 did not reach its last step: step 3: the loss is nan. No update was made from it." in page
+
+
+def test_a_single_recipe_has_a_report_without_gaps(tmp_path: Path):
+    page = render(fabricate_comparison(tmp_path, ["mxfp4"], [0], steps=64), CONTEXT)
+    assert "mxfp4 reaches a validation loss of" in page
+    assert "Gap to" not in page
+
+
+def test_a_single_run_has_its_own_page(tmp_path: Path):
+    fabricate_run(tmp_path / "run", "nvfp4")
+    page = write_run_report(tmp_path / "run").read_text()
+    reader = read(page)
+    assert "nvfp4: validation loss" in reader.text
+    assert "Learning rate" in reader.text
+    assert page.count('class="wide"') == 4
+
+
+def test_a_run_without_validation_or_end_has_a_page_too(tmp_path: Path):
+    run = fabricate_run(tmp_path / "run", "nvfp4", steps=12)
+    (run.path / "summary.json").unlink()
+    page = write_run_report(run.path).read_text()
+    assert "nvfp4: training loss" in page
+    assert "still running, or killed" in page
+
+
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="not a run folder"):
+        write_run_report(tmp_path)
+
+
+def test_attributes_and_text_are_escaped_and_charts_are_not(tmp_path: Path):
+    run = fabricate_run(tmp_path / "run", "nvfp4", steps=12)
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    reason = """a < b & c, "quoted" and 'quoted'"""
+    manifest["precision"]["linears"][0]["reason"] = reason
+    (run.path / "manifest.json").write_text(json.dumps(manifest))
+    page = write_run_report(run.path).read_text()
+    reader = read(page)
+    assert reason in reader.text
+    assert [value for _, name, value in reader.attributes if name == "title" and reason in (value or "")]
+    assert page.count("a &lt; b &amp; c, &#34;quoted&#34; and &#39;quoted&#39;") == 3
+    assert "<svg" in page
+
+
+def test_a_value_that_a_template_lacks_is_an_error():
+    with pytest.raises(UndefinedError, match="nothing"):
+        environment().from_string("{{ nothing }}").render()
