@@ -11,15 +11,6 @@ from typing import Protocol, cast
 
 # name -> its line in `fourbits --help`; the module is fourbits.cli.<name>
 COMMANDS = {
-<<<<<<< HEAD
-    "demo": "train the tiny model in five precisions and report how they compare",
-    "train": "train a model by a recipe, or continue a run",
-    "compare": "train several recipes and seeds on one configuration, and report",
-    "recipes": "list the recipes, or show the precision of every operand in one",
-    "data": "prepare text as token files, inspect them, build a corpus",
-    "bench": "measure the speed of quantizers, linears or steps, beside BF16",
-    "doctor": "say what this machine can run, and why",
-=======
     "demo": "train the tiny model with five recipes and report how they compare",
     "train": "train a model with a recipe, or resume a run",
     "compare": "train with several recipes and seeds, and report how they differ",
@@ -27,7 +18,6 @@ COMMANDS = {
     "data": "turn text into token files, inspect them, or build a corpus",
     "bench": "measure the speed of quantizers, linear layers, or training steps",
     "doctor": "show what this machine can run, and why",
->>>>>>> compare-rooms
 }
 
 
