@@ -70,7 +70,7 @@ def forward(
     else:
         (w,) = reuse_weight(weight, lambda: _operands(plan.weight, call, weight))
     if plan.fprop is None:
-        plan.fprop = gemm(inputs[0], w, plan.out_dtype, bias is not None)
+        plan.fprop = gemm(inputs[0], w, plan.out_dtype, plan.bias)
     y = plan.fprop(inputs[0], w, bias)
     kept = w if plan.keeps_weight and isinstance(w, ExactOperand) else None
     return y, SavedOperands(kept, inputs[1] if plan.keeps_input else None)

@@ -1,15 +1,18 @@
 """What a converted layer holds beyond nn.Linear's parameters."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.operand_cache import KeptWeight
+from fourbits.linear.plan import LinearPlan
 from fourbits.linear.sr_counter import SrCounter, moved_on, new_counter
 from fourbits.quant.request import OPERAND_ROLES, draws
 from fourbits.recipe.recipe import GemmTable
+
+PlanKey = tuple[Any, ...]
 
 
 class CallConfig(NamedTuple):
@@ -46,6 +49,8 @@ class LayerState:
         self.book: OperandBook | None = None
         self.slot = 0
         self.weight = KeptWeight()
+        #: eager plans, and whether a cast comes before them, by what decides them
+        self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
         self._generation = -1
         #: tokens that training calls of this micro-batch have met before each of them, and in all
         self._offsets: list[int] = []
@@ -111,6 +116,10 @@ class LayerState:
         self._offsets.append(offset)
         self._tokens += -(-tokens // 16) * 16
         return offset
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without plans, which copies and saved files of a model make anew."""
+        return {**vars(self), "plans": {}}
 
     def recipe_tensors(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The recipe state's amaxes, counters and policy where the layer computes; None without one."""

@@ -10,7 +10,7 @@ from torch.library import custom_op
 
 from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
-from fourbits.linear.layer_state import CallConfig, LayerState
+from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput
 from fourbits.linear.ops import flattened, is_part, linear_backward, linear_forward, unflattened
@@ -20,6 +20,8 @@ from fourbits.quant.request import signature_of
 
 #: dtypes that autocast casts
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
+#: plans that a layer keeps; inputs of ever new shapes must not pile up
+_PLANS_KEPT = 256
 _warned: list[bool] = []
 _last_input = SharedInput()
 
@@ -251,18 +253,28 @@ def eager_matmul(
     dtype = autocast_dtype(input)
     x, trains = rows_of(input), torch.is_grad_enabled()
     needs = trains and input.requires_grad, trains and weight.requires_grad
-    signature = signature_of(x)
-    if dtype != x.dtype and not (
-        dtype == torch.bfloat16 and x.dtype == torch.float32 and state.book is None
-        and reads_through_bf16(config.table, signature, needs[1])
-    ):  # fmt: skip
-        x = x.to(dtype)
-        signature = signature._replace(dtype=dtype)
-    plan = linear_plan(config.table, signature, signature_of(weight), dtype, needs, state.book is not None)
-    shared = needs[1] and input.grad_fn is not None
-    eager = EagerCall(plan, state, input if shared else None)
+    key = (x.dtype, x.shape, x.stride(), x.device, weight.dtype, weight.stride(), dtype, needs, config.table)
+    plan, casts = state.plans.get(key) or _planned(state, key, x, weight, bias is not None)
+    eager = EagerCall(plan, state, input if needs[1] and input.grad_fn is not None else None)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
+    x = x.to(dtype) if casts else x
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)
+
+
+def _planned(
+    state: LayerState, key: PlanKey, x: Tensor, weight: Tensor, bias: bool
+) -> tuple[LinearPlan, bool]:
+    """The plan of calls with this key, and whether autocast's cast comes before it; kept by the layer."""
+    *_, dtype, needs, table = key
+    signature, past = signature_of(x), state.book is not None
+    fused = (dtype, x.dtype) == (torch.bfloat16, torch.float32) and not past
+    casts = dtype != x.dtype and not (fused and reads_through_bf16(table, signature, needs[1]))
+    signature = signature._replace(dtype=dtype if casts else x.dtype)
+    planned = linear_plan(table, signature, signature_of(weight), dtype, needs, bias, past), casts
+    if len(state.plans) >= _PLANS_KEPT:
+        state.plans.clear()
+    state.plans[key] = planned
+    return planned
 
 
 def autocast_dtype(input: Tensor) -> torch.dtype:

@@ -41,7 +41,7 @@ def linear_forward(
     and dW will be needed. Own amaxes, fp32 [6], and counts, int64 [6, 4], are as `amax_policy.observe` takes
     them.
     """
-    plan = _plan(signature_of(x), weight, x.dtype, table, needs, amax)
+    plan = _plan(signature_of(x), weight, x.dtype, table, needs, bias is not None, amax)
     observer = _observer(plan, measured, amax, counter, layer)
     y, saved = forward(plan, LinearCall(x, weight, counter, layer, observer), bias)
     recorded = () if observer is None else observer.recorded(FORWARD)
@@ -85,7 +85,7 @@ def linear_backward(
     """
     M, K = shape
     signature = Signature(dy.device, dy.dtype, (M, K), (K, 1)) if x is None else signature_of(x)
-    plan = _plan(signature, weight, dy.dtype, table, needs, amax)
+    plan = _plan(signature, weight, dy.dtype, table, needs, needs[2], amax)
     observer = _observer(plan, measured, amax, counter, layer)
     operands = unflattened(plan.table, saved, (M, K))
     call = LinearCall(x, weight, counter, layer, observer)
@@ -163,9 +163,15 @@ def _owned(part: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _plan(
-    x: Signature, weight: Tensor, dtype: torch.dtype, table: str, needs: Sequence[bool], amax: Tensor | None
+    x: Signature,
+    weight: Tensor,
+    dtype: torch.dtype,
+    table: str,
+    needs: Sequence[bool],
+    bias: bool,
+    amax: Tensor | None,
 ) -> LinearPlan:
-    return linear_plan(table, x, signature_of(weight), dtype, (needs[0], needs[1]), amax is not None)
+    return linear_plan(table, x, signature_of(weight), dtype, (needs[0], needs[1]), bias, amax is not None)
 
 
 def _observer(

@@ -56,6 +56,7 @@ class LinearPlan:
     #: dtype of the output
     out_dtype: torch.dtype
     observed: bool
+    bias: bool
     #: X for Fprop, and for Wgrad too where it is kept so
     input: Side
     weight: Side
@@ -100,10 +101,11 @@ def linear_plan(
     weight: Signature,
     out_dtype: torch.dtype,
     needs: tuple[bool, bool],
+    bias: bool,
     observed: bool,
 ) -> LinearPlan:
     """The plan of a layer. table: as text; x: of [M, K]; weight: of [N, K]; needs: whether dX and dW will be
-    needed; observed: whether operands with an amax policy are given what they use.
+    needed; bias: whether the layer has one; observed: whether operands with an amax policy are given what they use.
     """
     parsed = table_from_text(table)
     if x.dtype != out_dtype:
@@ -116,6 +118,7 @@ def linear_plan(
         weight_signature=weight,
         out_dtype=out_dtype,
         observed=observed,
+        bias=bias,
         input=side(parsed, x, roles, observed),
         weight=side(parsed, weight, [("fprop.rhs", 1)], observed),
         keeps_weight=needs[0] and parsed.keeps_weight and not native,

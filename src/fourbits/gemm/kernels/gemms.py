@@ -34,19 +34,21 @@ def kernel_gemm(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: 
     if a.values.dtype in _FP8:
         by_library = fp8_library.takes(a, b)
         return functools.partial(_fp8, out_dtype=out_dtype, by_library=by_library)
-    left, right = _kept(a)[1], _kept(b)[1]
-    return _Bf16(bf16_gemm(left, right, out_dtype, bias, a.values.device))
+    left, right = _layout(a), _layout(b)
+    return _Bf16(bf16_gemm(left, right, out_dtype, bias, a.values.device), a, b)
 
 
 class _Bf16:
-    """A GEMM of BF16 operands, which finds their tensors."""
+    """A GEMM of BF16 operands that lie as those that it was planned for."""
 
-    __slots__ = ("_multiply",)
+    __slots__ = ("_multiply", "_strides")
 
-    def __init__(self, multiply: Callable[..., Tensor]) -> None:
+    def __init__(self, multiply: Callable[..., Tensor], a: ExactOperand, b: ExactOperand) -> None:
         self._multiply = multiply
+        self._strides = a.values.stride(), b.values.stride()
 
     def __call__(self, a: ExactOperand, b: ExactOperand, bias: Tensor | None) -> Tensor:
+        assert (a.values.stride(), b.values.stride()) == self._strides, "operands lie as planned"
         return self._multiply(_rows(a.values), _rows(b.values), a.scale, b.scale, bias)
 
 
@@ -57,14 +59,13 @@ def _rows(values: Tensor) -> Tensor:
     return values.t() if values.stride(0) == 1 else values.contiguous()
 
 
-def _kept(operand: ExactOperand) -> tuple[Tensor, Layout]:
-    """Values with unit stride along their rows, and how they lie."""
+def _layout(operand: ExactOperand) -> Layout:
+    """How the operand's values lie, with unit stride along their rows."""
     values, axis = operand.values, operand.axis
     rows = _rows(values)
     if values.stride(1) != 1 and values.stride(0) == 1:
         axis = 1 - axis
-    shape = (rows.shape[0], rows.shape[1])
-    return rows, Layout(shape, rows.stride(0), axis, rows.data_ptr() % 16 == 0)
+    return Layout((rows.shape[0], rows.shape[1]), rows.stride(0), axis, rows.data_ptr() % 16 == 0)
 
 
 def _fp8(

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.kernels.pointer_triton import pointer_kernel
-from fourbits.gemm.kernels.tiles import GpuModel, best_work, ceil_div, gpu_model
+from fourbits.gemm.kernels.tiles import GpuModel, Tile, best_work, ceil_div, gpu_model
 from fourbits.gemm.kernels.tma_triton import sum_kernel, tma_kernel
+from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.launcher import Box, Launcher
 
 _SUM_COLUMNS = 512
@@ -49,59 +50,63 @@ class TmaGemm:
     def __init__(
         self, a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device, gpu: GpuModel
     ) -> None:
-        self.M, self.N, self.out_dtype, self.device = a.rows, b.rows, out_dtype, device
+        self.M, self.N, self.out_dtype, self.empty = a.rows, b.rows, out_dtype, allocator(device)
         self.K = min(a.shape[a.axis], b.shape[b.axis])  # what one has beyond is the other's zero padding
-        self.tile, self.split_k = tile, split_k = best_work(gpu, self.M, self.N, self.K)
-        down = ceil_div(self.M, tile.m)
-        self.slab = down * tile.m
-        self.parts_shape = (split_k * self.slab, ceil_div(self.N, 4) * 4)
-        size = torch.empty(0, dtype=out_dtype).element_size() if split_k == 1 else 4
-        pieces = max(1, tile.m * tile.n * size // _LEAVING)
-        rows, columns = (self.M, self.N) if split_k == 1 else self.parts_shape
-        boxes = (
-            _box(a, self.K, tile.m, tile.k),
-            _box(b, self.K, tile.n, tile.k),
-            Box((rows, columns), (columns, 1), (tile.m, tile.n // pieces)),
-        )
-        programs = min(gpu.sms, down * ceil_div(self.N, tile.n) * split_k)
-        on_gpu = device.type == "cuda"
-        self.launch = Launcher(
-            tma_kernel,
-            (programs,),
-            device,
-            boxes,
-            A_TRANSPOSED=a.axis == 0,
-            B_TRANSPOSED=b.axis == 1,
-            HAS_BIAS=bias and split_k == 1,
-            BM=tile.m,
-            BN=tile.n,
-            BK=tile.k,
-            SPLIT_K=split_k,
-            PARTS=pieces,
-            PROGRAMS=programs,
-            HARDWARE=on_gpu,
-            num_warps=tile.warps,
-            num_stages=tile.stages - (split_k > 1),  # split-K sums are staged at full width
-            enable_fp_fusion=False,
-        )
+        tile, self.split_k = best_work(gpu, self.M, self.N, self.K)
+        self.slab = ceil_div(self.M, tile.m) * tile.m
+        self.parts_shape = (self.split_k * self.slab, ceil_div(self.N, 4) * 4)
+        self.launch = self._product(tile, (a, b), bias and self.split_k == 1, device, gpu.sms)
         self.add = Launcher(
             sum_kernel,
             (self.M, ceil_div(self.N, _SUM_COLUMNS)),
             device,
             HAS_BIAS=bias,
-            SPLIT_K=split_k,
+            SPLIT_K=self.split_k,
             COLUMNS=_SUM_COLUMNS,
-            HARDWARE=on_gpu,
+            HARDWARE=device.type == "cuda",
             num_warps=4,
+            enable_fp_fusion=False,
+        )
+
+    def _product(
+        self, tile: Tile, operands: tuple[Layout, Layout], bias: bool, device: torch.device, sms: int
+    ) -> Launcher:
+        """The launch that multiplies, into the output or into split-K sums."""
+        split = self.split_k > 1
+        a, b = operands
+        rows, columns = self.parts_shape if split else (self.M, self.N)
+        size = 4 if split else torch.empty(0, dtype=self.out_dtype).element_size()
+        pieces = max(1, tile.m * tile.n * size // _LEAVING)
+        programs = min(sms, ceil_div(self.M, tile.m) * ceil_div(self.N, tile.n) * self.split_k)
+        return Launcher(
+            tma_kernel,
+            (programs,),
+            device,
+            (
+                _box(a, self.K, tile.m, tile.k),
+                _box(b, self.K, tile.n, tile.k),
+                Box((rows, columns), (columns, 1), (tile.m, tile.n // pieces)),
+            ),
+            A_TRANSPOSED=a.axis == 0,
+            B_TRANSPOSED=b.axis == 1,
+            HAS_BIAS=bias,
+            BM=tile.m,
+            BN=tile.n,
+            BK=tile.k,
+            SPLIT_K=self.split_k,
+            PARTS=pieces,
+            PROGRAMS=programs,
+            HARDWARE=device.type == "cuda",
+            num_warps=tile.warps,
+            num_stages=tile.stages - split,  # split-K sums are staged at full width
             enable_fp_fusion=False,
         )
 
     def __call__(self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
         """The scaled product, in the plan's dtype. a, b: bf16; scales: fp32 scalars."""
-        out = torch.empty((self.M, self.N), dtype=self.out_dtype, device=self.device)
-        target = out
+        target = out = self.empty((self.M, self.N), (self.N, 1), self.out_dtype)
         if self.split_k > 1:
-            target = torch.empty(self.parts_shape, dtype=torch.float32, device=self.device)
+            target = self.empty(self.parts_shape, (self.parts_shape[1], 1), torch.float32)
         last = scale_a if bias is None else bias
         self.launch(a, b, target, scale_a, scale_b, last, self.M, self.N, self.K)
         if self.split_k > 1:
@@ -115,7 +120,7 @@ class PointerGemm:
     def __init__(
         self, a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device, gpu: GpuModel
     ) -> None:
-        self.M, self.N, self.out_dtype, self.device = a.rows, b.rows, out_dtype, device
+        self.M, self.N, self.out_dtype, self.empty = a.rows, b.rows, out_dtype, allocator(device)
         self.K = min(a.shape[a.axis], b.shape[b.axis])
         tile = best_work(gpu, self.M, self.N, self.K, splits=(1,)).tile
         self.a, self.b = _strides(a), _strides(b)
@@ -136,7 +141,7 @@ class PointerGemm:
 
     def __call__(self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
         """As `TmaGemm`."""
-        out = torch.empty((self.M, self.N), dtype=self.out_dtype, device=self.device)
+        out = self.empty((self.M, self.N), (self.N, 1), self.out_dtype)
         if self.launch is not None:
             last = scale_a if bias is None else bias
             self.launch(

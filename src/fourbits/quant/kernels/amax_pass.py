@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.amax_triton import amax_kernel
 from fourbits.quant.kernels.kernel_config import KernelConfig
 from fourbits.quant.kernels.launcher import Launcher
@@ -13,13 +14,12 @@ from fourbits.quant.request import OperandInputs, OperandRequest
 
 #: warps of an amax pass; each of its programs leaves a partial maximum
 _WARPS = 1024
-_NO_INPUTS = OperandInputs()
 
 
 class AmaxPass:
     """Partial maxima of the row and the column operand, where their amaxes are not given."""
 
-    __slots__ = ("_column", "_count", "_device", "_launch", "_row", "_shape", "_size", "_stored", "_stride")
+    __slots__ = ("_column", "_count", "_empty", "_launch", "_row", "_shape", "_size", "_stored", "_stride")
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class AmaxPass:
         tile = amax_tile(shape, configs[1] if self._column else None)
         self._count = _WARPS // tile.warps if shape.on_gpu else 2
         self._size = self._count * (self._row + self._column)
-        self._shape, self._stride, self._device = shape, stride, device
+        self._shape, self._stride, self._empty = shape, stride, allocator(device)
         self._launch = Launcher(
             amax_kernel,
             (self._count,),
@@ -56,29 +56,25 @@ class AmaxPass:
         )
 
     def __call__(
-        self, x: Tensor, row: OperandInputs | None, column: OperandInputs | None
+        self, x: Tensor, row: OperandInputs, column: OperandInputs
     ) -> "tuple[Amax | None, Amax | None]":
         """The amaxes of both operands in parts; given ones as they are."""
-        given = [_vector(row), _vector(column)]
+        given_row = None if row.amax is None else Amax(row.amax, 0, row.amax.numel())
+        given_column = None if column.amax is None else Amax(column.amax, 0, column.amax.numel())
         if not (self._row or self._column):
-            return given[0], given[1]
-        parts = torch.empty(self._size, dtype=torch.float32, device=self._device)
-        of_row = Amax(parts, 0, self._count)
-        of_column = Amax(parts, self._size - self._count, self._count)
-        key = (column or _NO_INPUTS).counter
+            return given_row, given_column
+        parts = self._empty((self._size,), (1,), torch.float32)
+        first = self._size - self._count
         self._launch(
             *(x, self._stride, self._shape.M, self._shape.K),
-            *(parts, parts if given[0] is None else given[0].parts),
-            *(of_column.pointer, parts if given[1] is None else given[1].parts),
-            *(parts if key is None else key, 0 if column is None else column.stream),
+            *(parts, parts if row.amax is None else row.amax),
+            *((parts, first), parts if column.amax is None else column.amax),
+            *(parts if column.counter is None else column.counter, column.stream),
         )
-        return of_row if self._row else given[0], of_column if self._column else given[1]
-
-
-def _vector(side: OperandInputs | None) -> "Amax | None":
-    if side is None or side.amax is None:
-        return None
-    return Amax(side.amax, 0, side.amax.numel())
+        return (
+            Amax(parts, 0, self._count) if self._row else given_row,
+            Amax(parts, first, self._count) if self._column else given_column,
+        )
 
 
 class Amax(NamedTuple):
@@ -87,8 +83,3 @@ class Amax(NamedTuple):
     parts: Tensor
     first: int
     count: int
-
-    @property
-    def pointer(self) -> tuple[Tensor, int]:
-        """Where a kernel finds the parts."""
-        return self.parts, self.first

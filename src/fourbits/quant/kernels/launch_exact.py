@@ -1,16 +1,17 @@
 """The launches that turn a tensor into exact operands: row, column or both from one pass."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.amax_pass import Amax, AmaxPass
 from fourbits.quant.kernels.exact_triton import operands_kernel
 from fourbits.quant.kernels.kernel_config import KernelConfig, kernel_config
 from fourbits.quant.kernels.launch_stats import Stats
 from fourbits.quant.kernels.launcher import Launcher
-from fourbits.quant.kernels.tiles import Shape, exact_tile, group, matrix, programs, rounded_up
+from fourbits.quant.kernels.tiles import Shape, exact_tile, group, programs, rounded_up
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
 from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -19,6 +20,7 @@ from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 _SIX_PROGRAMS = 168
 _DEFAULT_FIELDS = (0, 1, 2, 3, 4)
 _NO_INPUTS = OperandInputs()
+_SCALAR = (), (), torch.float32
 
 
 class _Side(NamedTuple):
@@ -35,22 +37,25 @@ class ExactQuantizer:
 
     def __init__(self, signature: Signature, requests: tuple[OperandRequest, ...]) -> None:
         M, K = signature.shape
-        self.device = signature.device
+        self.device, self.empty = signature.device, allocator(signature.device)
         self.copies = signature.strides[1] != 1
         self.stride = K if self.copies else signature.strides[0]
         self.shape = Shape(M, K, signature.device.type == "cuda")
         self.row, self.column = _sides(requests)
         self.configs = self.row.config, self.column.config
         self.packed = self.column.request is not None and self.column.request.packed
+        width = rounded_up(K, 16)
+        #: (shape, strides, dtype) of what a call allocates
+        self.values = None if self.row.config is None else ((M, width), (width, 1), torch.bfloat16)
+        self.column_outputs = self._column_outputs(width)
+        #: what follows the pointer of each output among the kernel's arguments
+        self.of_row = 1 if self.values is None else width, width
+        self.column_stride = self.column_outputs[0][1][0] if self.column_outputs else 1
         self.column_rows = 0 if self.column.config is None else rounded_up(M, group(self.column.config))
-        self.row_width = rounded_up(K, 16)
-        self.row_stride = 1 if self.row.config is None else rounded_up(K, 16)
-        self.column_stride = K if self.packed else 1 if self.column.config is None else rounded_up(K, 16)
-        self.amaxes = AmaxPass(
-            self.shape, self.stride, self.device, (self.row.request, self.column.request), self.configs
-        )
+        sides = self.row.request, self.column.request
+        self.amaxes = AmaxPass(self.shape, self.stride, self.device, sides, self.configs)
         self.tile = exact_tile(self.shape, *self.configs)
-        self.stats = Stats(signature, (self.row.request, self.column.request), self.configs, self.tile)
+        self.stats = Stats(signature, sides, self.configs, self.tile)
         #: launchers by how many partial maxima each amax has, and whether stats are recorded
         self.launchers: dict[tuple[int, int, bool], Launcher] = {}
 
@@ -60,70 +65,66 @@ class ExactQuantizer:
         """The operands, in the order of the requests. inputs: one per request; stats: where to record."""
         if self.copies:
             x = x.contiguous()
-        row = inputs[self.row.place] if self.row.config is not None else None
-        column = inputs[self.column.place] if self.column.config is not None else None
-        amaxes = self.amaxes(x, row, column)
-        scales = self._scales()
-        values, of_column = self._launched(x, (row, column), amaxes, scales, stats)
-        row_scale, column_scale = scales
-        found: list[ExactOperand | QuantizedTensor] = []
-        for place in range(len(inputs)):
-            if self.row.request is not None and place == self.row.place:
-                found.append(ExactOperand(values, row_scale, 1, self.row.request.spec))
-            else:
-                found.append(self._column_operand(of_column, column_scale))
-        return tuple(found)
+        row = _NO_INPUTS if self.row.config is None else inputs[self.row.place]
+        column = _NO_INPUTS if self.column.config is None else inputs[self.column.place]
+        amaxes, empty = self.amaxes(x, row, column), self.empty
+        scale = column_scale = empty(*_SCALAR)
+        if self.values is not None and self.column_outputs:
+            column_scale = empty(*_SCALAR)
+        values = scale if self.values is None else empty(*self.values)
+        of_column = [empty(*output) for output in self.column_outputs] or [scale]
+        self._launch(x, (row, column), amaxes, (scale, column_scale), values, of_column, stats)
+        made: list[ExactOperand | QuantizedTensor] = []
+        if self.row.request is not None:
+            made.append(ExactOperand(values, scale, 1, self.row.request.spec))
+        if self.column.request is not None:
+            made.append(self._column_operand(of_column, column_scale, self.column.request))
+        return tuple(made) if self.row.place <= self.column.place or len(made) == 1 else (made[1], made[0])
 
-    def _launched(
+    def _launch(
         self,
         x: Tensor,
-        inputs: tuple[OperandInputs | None, OperandInputs | None],
+        inputs: tuple[OperandInputs, OperandInputs],
         amaxes: tuple[Amax | None, Amax | None],
         scales: tuple[Tensor, Tensor],
+        values: Tensor,
+        of_column: list[Tensor],
         stats: StatsTarget | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Values of the row operand, and of the column operand its values or its codes and scales."""
-        M, K = self.shape.M, self.shape.K
-        row, column = (side or _NO_INPUTS for side in inputs)
-        nothing = scales[0]
-        values = nothing if self.row.config is None else matrix(M, self.row_width, self.device)
-        of_column = self._column_outputs(nothing)
-        row_amax, column_amax = (Amax(nothing, 0, 1) if amax is None else amax for amax in amaxes)
+    ) -> None:
+        """Write both operands and their global scales, and record stats."""
+        nothing, (row, column) = scales[0], inputs
+        row_amax, column_amax = amaxes[0] or Amax(nothing, 0, 1), amaxes[1] or Amax(nothing, 0, 1)
         maxima = (nothing, nothing) if stats is None else self.stats.maxima()
-        parts = row_amax.count, column_amax.count
-        launcher = self.launchers.get((*parts, stats is not None)) or self._launcher(parts, stats is not None)
+        key = row_amax.count, column_amax.count, stats is not None
+        launcher = self.launchers.get(key) or self._launcher(key[:2], key[2])
         launcher(
-            *(x, self.stride, M, K),
-            *(values, self.row_stride, self.row_width, row_amax.pointer),
+            *(x, self.stride, self.shape.M, self.shape.K),
+            *(values, *self.of_row, (row_amax.parts, row_amax.first)),
             *(nothing if row.counter is None else row.counter, row.stream),
-            *(of_column[0], self.column_stride, of_column[-1], self.column_rows, column_amax.pointer),
+            *(of_column[0], self.column_stride, of_column[-1], self.column_rows),
+            (column_amax.parts, column_amax.first),
             *(nothing if column.counter is None else column.counter, column.stream),
             *(*scales, *maxima),
         )
         if stats is not None:
             self.stats.record(maxima, (row_amax, column_amax), stats, (self.row.place, self.column.place))
-        return values, of_column
 
-    def _scales(self) -> tuple[Tensor, Tensor]:
-        """Room for both global scales; one stands for both where there is one operand."""
-        row = torch.empty((), dtype=torch.float32, device=self.device)
-        if self.row.config is None or self.column.config is None:
-            return row, row
-        return row, torch.empty((), dtype=torch.float32, device=self.device)
-
-    def _column_outputs(self, nothing: Tensor) -> tuple[Tensor, ...]:
-        """Room for the column operand: its values; its codes and block scales, in the layout of x."""
+    def _column_outputs(self, width: int) -> list[tuple[tuple[int, int], tuple[int, int], torch.dtype]]:
+        """The column operand's values, whose rows begin on 32 bytes; or its codes and block scales, in the
+        layout of x.
+        """
         config, K = self.column.config, self.shape.K
         if config is None:
-            return (nothing,)
+            return []
+        rows = rounded_up(self.shape.M, group(config))
         if not self.packed:
-            return (matrix(self.column_rows, K, self.device),)
-        heights = self.column_rows // 2, -(-self.column_rows // config.block_rows)
-        return tuple(torch.empty((rows, K), dtype=torch.uint8, device=self.device) for rows in heights)
+            return [((rows, K), (width, 1), torch.bfloat16)]
+        return [((height, K), (K, 1), torch.uint8) for height in (rows // 2, -(-rows // config.block_rows))]
 
-    def _column_operand(self, outputs: tuple[Tensor, ...], scale: Tensor) -> ExactOperand | QuantizedTensor:
-        assert self.column.request is not None
-        spec = self.column.request.spec
+    def _column_operand(
+        self, outputs: list[Tensor], scale: Tensor, request: OperandRequest
+    ) -> ExactOperand | QuantizedTensor:
+        spec = request.spec
         if not self.packed:
             return ExactOperand(outputs[0], scale, 0, spec)
         codes, block_scale = outputs[0].t(), outputs[1].t().view(SCALE_DTYPES[spec.block_format.scale or ""])
@@ -131,7 +132,7 @@ class ExactQuantizer:
 
     def _launcher(self, parts: tuple[int, int], recorded: bool) -> Launcher:
         row, column = self.row, self.column
-        options: dict[str, int] = {"num_warps": self.tile.warps}
+        options: dict[str, Any] = {"num_warps": self.tile.warps}
         if recorded and self.tile.warps == 2 and None not in self.configs:
             options["maxnreg"] = _SIX_PROGRAMS
         launcher = self.launchers[*parts, recorded] = Launcher(

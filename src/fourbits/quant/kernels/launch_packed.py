@@ -14,6 +14,8 @@ from fourbits.quant.request import OperandInputs, OperandRequest, Signature, Sta
 from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import QuantizedTensor
 
+_NO_INPUTS = OperandInputs()
+
 
 class PackedQuantizer:
     """One packed operand of tensors of one signature."""
@@ -51,7 +53,7 @@ class PackedQuantizer:
         codes = torch.empty((self.rows, self.width), dtype=self.dtype, device=self.device)
         block_scale = torch.empty(self.grid, dtype=torch.uint8, device=self.device)
         global_scale = torch.empty((), dtype=torch.float32, device=self.device)
-        sides = (inputs[0], None) if self.axis == 1 else (None, inputs[0])
+        sides = (inputs[0], _NO_INPUTS) if self.axis == 1 else (_NO_INPUTS, inputs[0])
         amax = self.amaxes(x, *sides)[1 - self.axis]
         amax = amax or Amax(global_scale, 0, 1)
         parts = amax.count
@@ -59,7 +61,7 @@ class PackedQuantizer:
         counter = global_scale if inputs[0].counter is None else inputs[0].counter
         launcher(
             *(x, self.stride, self.shape.M, self.shape.K, codes, self.rows, self.width),
-            *(block_scale, *self.grid, amax.pointer, global_scale, counter, inputs[0].stream),
+            *(block_scale, *self.grid, (amax.parts, amax.first), global_scale, counter, inputs[0].stream),
         )
         scale = block_scale.view(SCALE_DTYPES[self.spec.block_format.scale or ""])
         shape = (self.shape.M, self.shape.K)

@@ -6,6 +6,7 @@ through Triton, which compiles, and later calls hand addresses to the compiled k
 """
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportPrivateUsage=false
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -69,7 +70,13 @@ class Launcher:
         self._kernel, self._grid, self._constants = kernel, (*grid, 1, 1)[:3], constants
         self._device = device.index if device.type == "cuda" else None
         self._boxes = boxes
-        self._tail = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        defaults = inspect.signature(kernel.fn).parameters
+        #: the kernel's constants, which its C function skips
+        self._tail = tuple(
+            constants.get(name, defaults[name].default)
+            for name in kernel.arg_names
+            if name in constants or defaults[name].default is not inspect.Parameter.empty
+        )
         #: compiled kernels by which addresses lie on 16 bytes, from which the compiler takes vector widths
         self._compiled: dict[int, _Compiled | None] = {}
         self._maps: tuple[dict[int, Any], ...] = tuple({} for _ in boxes)
