@@ -53,7 +53,7 @@ def test_a_compiled_step_is_one_graph_with_eager_bits_and_new_steps_compile_noth
 
 
 def test_a_compiled_layer_that_counts_itself_draws_the_bits_of_an_eager_one(monkeypatch):
-    monkeypatch.setattr(linear_module, "_told", [True])
+    monkeypatch.setattr(linear_module, "_warned", [True])
     eager, other, x = model_of("nvfp4"), model_of("nvfp4"), torch.randn(48, 32)
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
     for _ in range(3):

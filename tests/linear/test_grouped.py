@@ -112,7 +112,7 @@ def test_a_group_is_what_the_summary_says_and_bf16_gives_it_back():
 
 
 def test_without_set_step_noise_is_fresh_and_the_clock_advances_once_a_backward_pass(monkeypatch):
-    monkeypatch.setattr(linear_module, "_told", [True])
+    monkeypatch.setattr(linear_module, "_warned", [True])
     group, _, *_ = pair("nvfp4")
     x, dy = torch.randn(sum(COUNTS), WIDTH), torch.randn(sum(COUNTS), WIDTH)
     first = step(group, x, dy)

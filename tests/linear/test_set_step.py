@@ -21,7 +21,7 @@ from support.straight_through import Clock, grad_of, linears, wgrad
 
 @pytest.fixture(autouse=True)
 def not_told_yet(monkeypatch):
-    monkeypatch.setattr(linear_module, "_told", [])
+    monkeypatch.setattr(linear_module, "_warned", [])
 
 
 def converted(layers: int = 1, seed: int = 0, recipe: str = "nvfp4") -> nn.Sequential:
@@ -156,7 +156,7 @@ def test_without_set_step_the_noise_of_a_run_repeats():
 
 def test_without_set_step_a_backward_pass_keeps_the_noise_of_its_forward(monkeypatch):
     """Two forwards before two backwards: both belong to the step in which they began."""
-    monkeypatch.setattr(linear_module, "_told", [True])
+    monkeypatch.setattr(linear_module, "_warned", [True])
     x, dy = batch()
     (linear,) = linears(converted())
     leaves = [x.clone().requires_grad_() for _ in range(2)]

@@ -29,6 +29,31 @@ class CallConfig(NamedTuple):
     slot: int
 
 
+class Calls:
+    """The training calls of a layer in one micro-batch.
+
+    A layer that is called several times, such as on chunks of a sequence, meets other tokens each time, so
+    later calls draw bits from where the earlier ones ended. Recomputation repeats the calls in their order.
+    """
+
+    __slots__ = ("_offsets", "_recomputed", "_tokens")
+
+    def __init__(self) -> None:
+        #: tokens that were met before each call
+        self._offsets: list[int] = []
+        self._tokens = self._recomputed = 0
+
+    def offset(self, tokens: int) -> int:
+        """How many tokens of the micro-batch come before a call, a multiple of 16."""
+        if self._offsets and torch._C._current_graph_task_id() != -1:  # pyright: ignore  # in a backward pass
+            self._recomputed += 1
+            return self._offsets[(self._recomputed - 1) % len(self._offsets)]
+        offset = self._tokens
+        self._offsets.append(offset)
+        self._tokens += -(-tokens // 16) * 16
+        return offset
+
+
 class LayerState:
     """Table, number, random counter and recipe state of one converted layer."""
 
@@ -52,9 +77,8 @@ class LayerState:
         #: eager plans, and whether a cast comes before them, by what decides them
         self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
         self._generation = -1
-        #: tokens that training calls of this micro-batch have met before each of them, and in all
-        self._offsets: list[int] = []
-        self._tokens = self._recomputed = 0
+        #: by number, of which a group of linears has several
+        self._calls: dict[int, Calls] = {}
 
     @property
     def counts_itself(self) -> bool:
@@ -84,38 +108,22 @@ class LayerState:
             self.own_counter = self.own_counter.to(device)
         return self.own_counter
 
-    def call_counter(self, device: torch.device, tokens: int, training: bool) -> Tensor:
-        """The counter of one eager call, which nothing writes later.
-
-        A layer that training calls several times in a micro-batch meets other tokens each time, so later
-        calls draw bits from where the earlier ones ended. Recomputation repeats the calls in their order.
-        """
+    def call_counter(self, device: torch.device, layer: int, tokens: int, training: bool) -> Tensor:
+        """The counter of one eager call, which nothing writes later. layer: the number that it computes as."""
         counter = self.counter_on(device)
         if self.counter is None:
             counter = counter.clone()
-        if not (training and self.draws):
-            return counter
-        if self.counter is not None and self._generation != self.counter.generation:
+        elif self._generation != self.counter.generation:
             self._generation = self.counter.generation
             self.forget_calls()
-        offset = self._offset(tokens)
+        if not (training and self.draws):
+            return counter
+        offset = self._calls.setdefault(layer, Calls()).offset(tokens)
         return moved_on(counter, offset) if offset else counter
 
     def forget_calls(self) -> None:
         """Begin a micro-batch: the next call meets its first token."""
-        self._offsets.clear()
-        self._tokens = self._recomputed = 0
-
-    def _offset(self, tokens: int) -> int:
-        if torch._C._current_graph_task_id() != -1:  # pyright: ignore  # inside a backward pass: recomputation
-            if not self._offsets:
-                return 0
-            self._recomputed += 1
-            return self._offsets[(self._recomputed - 1) % len(self._offsets)]
-        offset = self._tokens
-        self._offsets.append(offset)
-        self._tokens += -(-tokens // 16) * 16
-        return offset
+        self._calls.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         """Without plans, which copies and saved files of a model make anew."""

@@ -67,7 +67,7 @@ class _QuantizedMatmul(torch.autograd.Function):
     ) -> Tensor:
         amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
         if eager is not None:
-            counter_used = eager.state.call_counter(x.device, x.shape[0], config.observes)
+            counter_used = eager.state.call_counter(x.device, config.layer, x.shape[0], config.observes)
             outputs = _eager_forward(eager, x, weight, bias, counter_used, amax, config)
         else:
             counter_used = counter.clone() if config.counts_itself else counter

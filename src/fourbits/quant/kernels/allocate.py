@@ -9,7 +9,8 @@ from torch import Tensor
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 
 #: the allocation that compiled graphs make, on the current device; a third of torch.empty's time
-_ON_CURRENT_DEVICE: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)  # pyright: ignore
+_GUARDS: Any = torch._C._dynamo.guards  # pyright: ignore[reportPrivateUsage]
+_ON_CURRENT_DEVICE: Any = getattr(_GUARDS, "_empty_strided_cuda", None)
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
