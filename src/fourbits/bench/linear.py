@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, normal, product_rate
-from fourbits.device import facts_of
+from fourbits.device import probe
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.model.linear import Linear
@@ -38,7 +38,7 @@ _UNIT = "of BF16"
 def bench_linear(device: torch.device) -> Report:
     """Every bar of a linear on a device: nvfp4 with its own amaxes and with delayed ones, and fp8."""
     rates = copy_bandwidth(device), product_rate(device)
-    shapes = _shapes(device.type, facts_of(device).name)
+    shapes = _shapes(device.type, probe(device).name)
     bars: list[Bar] = []
     for shape, goals in shapes.items():
         bars += _bars(device, shape, goals, rates[0])

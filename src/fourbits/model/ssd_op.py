@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fourbits.model.layout import by_rows
-from fourbits.triton_version import HAS_TRITON, installed_triton, why_no_triton
+from fourbits.triton_version import HAS_TRITON, installed_triton, version_unsupported
 
 if TYPE_CHECKING or HAS_TRITON:
     from fourbits.model import ssd_triton as kernels
@@ -72,7 +72,7 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, state
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"the scan's kernels need sm_80 or newer, this is sm_{capability[0]}{capability[1]}"
-    if reason := why_no_triton(installed_triton()):
+    if reason := version_unsupported(installed_triton()):
         return reason
     if dtype != torch.bfloat16:
         return f"the scan's kernels multiply BF16 numbers, activations are {dtype}"

@@ -2,7 +2,7 @@
 
 import torch
 
-from fourbits.device import Backend, Device, choose_backend, native_blocker
+from fourbits.device import Backend, Device, choose_backend, native_unsupported
 from fourbits.gemm.native.self_check import why_not_trusted
 from fourbits.linear.convert import require_native
 
@@ -13,7 +13,7 @@ def settled_backend(requested: str, device: Device) -> tuple[Backend, str]:
     The self-check of FP4 tensor cores runs where they could be used. Raises ValueError if native was
     requested and they are absent or fail it; auto then emulates, and the sentence says so.
     """
-    if requested == "emulated" or native_blocker(device) is not None:
+    if requested == "emulated" or native_unsupported(device) is not None:
         return choose_backend(requested, device)
     if requested == "native":
         require_native(device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fourbits.data.stream.dataset import PreparedData
-from fourbits.device import Backend, facts_of
+from fourbits.device import Backend, probe
 from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state, saturated_and_all
 from fourbits.linear.convert import convert
@@ -110,7 +110,7 @@ class Trainer:
         self.model.recompute_blocks = train.activation_checkpointing == "full"
         if config.optim.masters != "fp32":
             bf16_masters(self.model)
-        self.backend, self.backend_reason = settled_backend(train.backend, facts_of(device))
+        self.backend, self.backend_reason = settled_backend(train.backend, probe(device))
         self.conversion = convert(
             self.model,
             config.recipe,
