@@ -35,7 +35,7 @@ importlib.util.find_spec = lambda name, package=None: None if name == HIDDEN els
 from dataclasses import replace
 import torch
 import fourbits
-import fourbits.model.ssd_op
+import fourbits.model.ops.self_check
 from fourbits.device import choose_backend, probe
 
 model = torch.nn.Linear(16, 16)

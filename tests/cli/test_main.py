@@ -200,7 +200,7 @@ def test_doctor_gives_a_reason_for_its_backend(capsys):
     assert findings["backend"] == "emulated"
     assert "CPU" in findings["backend_reason"]
     assert "sm_100" in findings["native_blocker"]
-    assert "NVIDIA" in findings["scan_blocker"]
+    assert "NVIDIA GPU" in findings["scan_blocker"]
     assert findings["compile_error"] is None
 
 

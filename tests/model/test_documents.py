@@ -7,8 +7,9 @@ import torch
 
 from fourbits.model.config import ModelConfig
 from fourbits.model.documents import begins_document, document_numbers, same_as_before
-from fourbits.model.ssd import RESET, ssd
-from fourbits.model.ssd_reference import ssd as recurrence
+from fourbits.model.ops.ssd.chunked import RESET
+from fourbits.model.ops.ssd.op import ssd
+from fourbits.model.ops.ssd.reference import ssd as recurrence
 from model.shapes import random_tokens, small_config, small_model
 
 END = 0

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fourbits.model.conv import causal_conv
 from fourbits.model.mamba2 import Mamba2
-from fourbits.model.ssd_reference import ssd as recurrence
+from fourbits.model.ops.conv.reference import causal_conv
+from fourbits.model.ops.ssd.reference import ssd as recurrence
 
 SIZES = {"num_heads": 6, "head_dim": 8, "state_size": 5, "num_groups": 2, "conv_width": 4}
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from fourbits.bench.ssd_peers import refuse_wrong, ssd_peers
 from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
 from fourbits.model.config import ModelConfig
+from fourbits.model.ops.self_check import use_kernels
+from fourbits.model.ops.ssd.op import ssd
 from fourbits.model.presets import MODEL_PRESETS
-from fourbits.model.ssd import ssd
-from fourbits.model.ssd_check import is_fused
 
 _TOKENS = {"hybrid-12b": (1, 8192), "nemotron-nano-12b-v2": (1, 8192), "hybrid-1.2b": (2, 8192)}
 _CPU_TOKENS = {"tiny": (1, 2048)}
@@ -52,7 +52,7 @@ def _bars(
 ) -> Iterator[Bar]:
     config = MODEL_PRESETS[preset]
     args, dy = _arguments(config, shape, device)
-    fused = is_fused(device, args[0].dtype, config.mamba_head_dim, config.state_size)
+    fused = use_kernels(device, args[0].dtype, config.mamba_head_dim, config.state_size)
 
     def own(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
         return ssd(x, dt, a, b, c, d, config.chunk_size, fused=fused)

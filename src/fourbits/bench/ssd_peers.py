@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fourbits.model.ssd import ssd
+from fourbits.model.ops.ssd.op import ssd
 
 Scan = Callable[..., Tensor]
 _NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")

@@ -22,7 +22,7 @@ from fourbits.device import (
 )
 from fourbits.gemm.matmul import matmul
 from fourbits.gemm.native.self_check import check_native
-from fourbits.model.ssd_op import why_no_kernel
+from fourbits.model.ops.ssd import op as ssd_op
 
 EXAMPLE = "fourbits doctor --json"
 EXTRAS = {"transformers": "hf", "tensorboard": "tb"}
@@ -79,7 +79,7 @@ def examine(kind: str | None) -> dict[str, Any]:
         "backend_reason": reason,
         "triton_blocker": triton_unsupported(device),
         "native_blocker": native_unsupported(device),
-        "scan_blocker": why_no_kernel(torch.device(device.torch_device), torch.bfloat16, *_PAPER_SCAN),
+        "scan_blocker": ssd_op.unsupported(torch.device(device.torch_device), torch.bfloat16, *_PAPER_SCAN),
         "native_note": UNVERIFIED,
         "compile_error": compile_error(device.torch_device),
         "peak_bf16_flops": peak_flops(device, torch.bfloat16),

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fourbits.model.conv import conv_silu
 from fourbits.model.documents import begins_document
-from fourbits.model.fp32 import at_least_fp32
-from fourbits.model.gated_norm import gated_group_norm
 from fourbits.model.linear import Linear
+from fourbits.model.ops.conv.op import conv_silu
+from fourbits.model.ops.gated_norm.op import gated_group_norm
+from fourbits.model.ops.inputs import at_least_fp32
+from fourbits.model.ops.self_check import use_kernels
+from fourbits.model.ops.ssd.op import ssd
 from fourbits.model.regions import RegionModule
-from fourbits.model.ssd import ssd
-from fourbits.model.ssd_check import is_fused
 
 
 def mamba_core(
@@ -90,7 +90,7 @@ class Mamba2(RegionModule):
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document if given."""
         projected = self.in_proj(x)
-        fused = is_fused(projected.device, projected.dtype, *self._sizes)
+        fused = use_kernels(projected.device, projected.dtype, *self._sizes)
         core = self.run(
             mamba_core,
             projected,

@@ -1,25 +1,25 @@
-"""The state-space scan of Mamba-2 in chunks: matrix products instead of a loop over tokens.
+"""The SSD scan in chunks, in PyTorch: matrix products instead of a loop over tokens.
 
-With L_t the running sum of the log-decays dt_t a, the recurrence of ssd_reference.py is the masked product
+With L_t the running sum of the log-decays dt_t a, the recurrence of reference.py is the masked product
 
     y_t = sum_{s <= t} exp(L_t - L_s) (c_t . b_s) dt_s x_s            (arXiv:2405.21060 section 6),
 
-to which the skip d x_t is added. Cut into chunks of Q tokens it falls into three parts: within a chunk, that
-product (Q x Q); from a chunk to the state S at its end, x^T b; and from the state at its start, c S^T. Only
-the hand-over of states from chunk to chunk is a recurrence, over T/Q steps, written as a masked product
-again. Any Q gives the same result up to rounding. Every exponent is a sum of log-decays over a span, so it is
-<= 0 and nothing overflows; spans that run backwards are -inf before exp, because masking after exp would make
+plus the skip connection d x_t. In chunks of Q tokens it has three parts: that product within a chunk (Q x Q);
+the state S at the chunk's end, from x^T b; and the contribution of the state at its start, c S^T. Only the
+state passing from chunk to chunk is a recurrence, over T/Q steps, which is computed as a masked product too.
+Any Q gives the same result up to rounding. Every exponent is a sum of log-decays over a span, so it is <= 0
+and nothing overflows. Spans that run backwards are set to -inf before exp: masking after exp would compute
 0 * inf.
 
-Where a document starts, RESET is added to the log-decay: no state of the document before survives, in this
-product and in all others, and everything stays finite (-inf would make inf - inf).
+Where a document starts, RESET is added to the log-decay. So no state of an earlier document survives in any
+of these products, and everything stays finite (-inf would lead to inf - inf).
 
-The backward pass is written out, because the gradients of the decays need no decay matrix: exp(L_t) scales
-y_t, exp(-L_t) scales what token t writes, and exp(total) scales the state at a chunk's end, hence
+The backward pass is explicit, because the gradients of the decays need no decay matrix: exp(L_t) scales y_t,
+exp(-L_t) scales what token t writes into the state, and exp(total) scales the state at a chunk's end, hence
 
     dL_t = <dy_t, y_t> - <d(dt_t x_t), dt_t x_t>        d total = <dS_end, S_end>,
 
-with y and dx as they are without the skip, which no decay scales.
+with y and dx taken without the skip connection, which no decay scales.
 
 Letters: B sequences, Z chunks, Q tokens of a chunk, G groups, R heads per group, P head dim, N states.
 """
@@ -31,14 +31,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fourbits.model.ssd_op import ssd_forward
-
-# exp(-10,000) is 0 in FP64, too. The sum of 10,000 of them still leaves exponents right to 2^-26: FP64 has
-# 53 bits, 10^8 takes 27.
+# exp(-10,000) is 0 even in FP64. A sum of 10,000 of them still leaves exponents accurate to 2^-26: FP64 has
+# 53 bits, and 10^8 takes 27.
 RESET = -1e4
 
 
-def ssd(
+def chunked_ssd(
     x: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -46,17 +44,9 @@ def ssd(
     c: Tensor,
     d: Tensor,
     chunk_size: int,
-    starts: Tensor | None = None,
-    fused: bool = False,
+    starts: Tensor | None,
 ) -> Tensor:
-    """Scan in chunks, in FP32 (FP64 arguments stay FP64); fused: by kernels, see `ssd_op.ssd_forward`.
-
-    x: [B, T, H, P]; dt: [B, T, H] >= 0; a: [H] < 0; b, c: [B, T, G, N] with H a multiple of G; d: [H], the
-    skip; any T; starts: bool [B, T], the tokens before which the state is emptied, or None. Returns
-    [B, T, H, P] in FP32, from kernels in x's dtype; they choose their own chunks.
-    """
-    if fused:
-        return ssd_forward(x, dt, a, b, c, d, starts)
+    """Scan in chunks of chunk_size tokens, in FP32 or FP64. Arguments: see `op.ssd`."""
     length, groups = x.shape[1], b.shape[2]
     dtype = torch.promote_types(x.dtype, torch.float32)
     skip = d.to(dtype)[:, None] * x
@@ -69,7 +59,7 @@ def ssd(
 
 
 def _in_chunks(x: Tensor, chunk: int) -> Tensor:
-    """[B, T, ...] -> [B, Z, Q, ...], padded with zeros: a token with dt = 0 decays and adds nothing."""
+    """[B, T, ...] -> [B, Z, Q, ...], padded with zeros: a token with dt = 0 neither decays nor writes."""
     padding = -x.shape[1] % chunk
     if padding:
         x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, padding))
@@ -88,10 +78,10 @@ class _Scan(torch.autograd.Function):
     ) -> Tensor:
         decays, heads = _decays(dt, a, resets), x.shape[-2:]
         written = x * dt[..., None]
-        scores = _by_group(c) @ _by_group(b).mT  # [B, Z, G, Q, Q], once for the heads of a group
+        scores = _by_group(c) @ _by_group(b).mT  # [B, Z, G, Q, Q], shared by the heads of a group
         within = (scores[:, :, :, None] * decays.within) @ _by_head(written)
         added = _by_group((written * decays.to_end).flatten(-2)).mT @ _by_group(b)  # [B, Z, G, R*P, N]
-        start = _hand_over(added, decays.between)
+        start = _pass_on(added, decays.between)
         carried = _by_group(_by_group(c) @ start.mT).unflatten(-1, heads)
         y = _by_head_inverse(within) + carried * decays.from_start
         ctx.save_for_backward(x, dt, a, b, c, start, y, resets)
@@ -108,14 +98,14 @@ class _Scan(torch.autograd.Function):
         dscores = ((_by_head(dy) @ _by_head(written).mT) * decays.within).sum(3)
         dwithin = ((c @ b.mT)[:, :, :, None] * decays.within).mT @ _by_head(dy)
         dcarried = _by_group((dy * decays.from_start).flatten(-2))  # [B, Z, G, Q, R*P]
-        dend = _hand_over(dcarried.mT @ c, decays.between.mT)
+        dend = _pass_on(dcarried.mT @ c, decays.between.mT)
         dwritten = _by_head_inverse(dwithin) + _by_group(b @ dend.mT).unflatten(-1, heads) * decays.to_end
 
         db = dscores.mT @ c + _by_group((written * decays.to_end).flatten(-2)) @ dend
         dc = dscores @ b + dcarried @ start
         dtotal = (dend[:, :-1] * start[:, 1:]).unflatten(3, heads).sum((-1, -2))
         along_x = (dwritten * x).sum(-1)
-        dlog = _from_here_on((dy * y).sum(-1) - along_x * dt) + F.pad(dtotal, (0, 0, 0, 0, 0, 1))[:, :, None]
+        dlog = _suffix_sum((dy * y).sum(-1) - along_x * dt) + F.pad(dtotal, (0, 0, 0, 0, 0, 1))[:, :, None]
         dx, ddt, da = dwritten * dt[..., None], dlog * a + along_x, (dlog * dt).sum((0, 1, 2))
         return dx, ddt, da, _by_group(db), _by_group(dc), None
 
@@ -124,14 +114,12 @@ class _Decays(NamedTuple):
     within: Tensor  # [B, Z, G, R, Q (t), Q (s)]: from token s to token t, 0 where s > t
     from_start: Tensor  # [B, Z, Q, G, R, 1]: from the chunk's start to a token
     to_end: Tensor  # [B, Z, Q, G, R, 1]: from a token to the chunk's end
-    between: (
-        Tensor  # [B, G, R, Z (z), Z (s)]: from the end of chunk s to the start of chunk z, 0 where s >= z
-    )
+    between: Tensor  # [B, G, R, Z (z), Z (s)]: from the end of chunk s to the start of chunk z, 0 if s >= z
 
 
 def _decays(dt: Tensor, a: Tensor, resets: Tensor | None) -> _Decays:
-    # In FP64 up to the exponents: a strong decay makes L large, and a difference of two large FP32 numbers
-    # would be off by the rounding of L, for all later tokens of the chunk.
+    # FP64 up to the exponents: a strong decay makes L large, and a difference of two large FP32 numbers would
+    # carry the rounding error of L into all later tokens of the chunk.
     log = dt.double() * a.double()
     log = (log if resets is None else log + resets[..., None, None]).cumsum(2)
     total = log[:, :, -1:]
@@ -153,15 +141,15 @@ def _exp(spans: Tensor, backwards: Tensor, dtype: torch.dtype) -> Tensor:
     return spans.to(dtype).masked_fill(backwards, float("-inf")).exp()
 
 
-def _hand_over(states: Tensor, decay: Tensor) -> Tensor:
-    """decay[z, s] states[s], summed over s. [B, Z, G, R*P, N], [B, G, R, Z, Z] -> [B, Z, G, R*P, N]."""
+def _pass_on(states: Tensor, decay: Tensor) -> Tensor:
+    """The sum over s of decay[z, s] states[s]. [B, Z, G, R*P, N], [B, G, R, Z, Z] -> [B, Z, G, R*P, N]."""
     by_head = states.unflatten(3, (decay.shape[2], -1)).permute(0, 2, 3, 1, 4, 5)  # [B, G, R, Z, P, N]
     summed = (decay @ by_head.flatten(4)).view_as(by_head)
     return summed.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)
 
 
-def _from_here_on(x: Tensor) -> Tensor:
-    """Sum of x over this and the later tokens of a chunk. [B, Z, Q, ...] -> the same."""
+def _suffix_sum(x: Tensor) -> Tensor:
+    """Sum of x over this token and the later ones of its chunk. [B, Z, Q, ...] -> the same shape."""
     return x.sum(2, keepdim=True) - x.cumsum(2) + x
 
 

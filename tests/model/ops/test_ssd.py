@@ -1,10 +1,10 @@
-"""The chunked scan against the recurrence it stands for, one token at a time in FP64."""
+"""The chunked SSD scan against the recurrence that defines it, one token at a time in FP64."""
 
 import pytest
 import torch
 
-from fourbits.model.ssd import ssd
-from fourbits.model.ssd_reference import ssd as recurrence
+from fourbits.model.ops.ssd.op import ssd
+from fourbits.model.ops.ssd.reference import ssd as recurrence
 
 EPS = torch.finfo(torch.float32).eps
 NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
@@ -45,7 +45,7 @@ def rms(x):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_chunks_are_the_recurrence_exactly(shape):
+def test_chunks_equal_the_recurrence(shape):
     args, dy = arguments(shape), torch.randn(shape[:4])
     found = value_and_gradients(scan(shape[-1]), args, torch.float64, dy)
     wanted = value_and_gradients(recurrence, args, torch.float64, dy)
@@ -55,15 +55,15 @@ def test_chunks_are_the_recurrence_exactly(shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("strongest", [1.0, 16.0])
-def test_fp32_chunks_are_as_exact_as_fp32_sums(shape, strongest):
+def test_fp32_chunks_are_as_accurate_as_fp32_sums(shape, strongest):
     args, dy = arguments(shape, strongest), torch.randn(shape[:4])
     found = value_and_gradients(scan(shape[-1]), args, torch.float32, dy)
     wanted = value_and_gradients(recurrence, args, torch.float64, dy)
     x, dt, a, d = args[0], args[1], args[2], args[5]
     # Each entry of y, dx, db, dc is a sum of products with random signs: a few roundings of its own size.
     allowed = {name: 8 * EPS * rms(true) for name, true in zip(NAMES, wanted, strict=True)}
-    # The gradient of a log-decay is what remains of <dy, y> of up to Q tokens minus as much, y without the
-    # skip. Multiplied by a it is part of ddt, and summed over all tokens with weight dt it is da.
+    # The gradient of a log-decay is a small difference of two sums of <dy, y> over up to Q tokens, with y
+    # without the skip. Times a it is part of ddt, and summed over all tokens with weight dt it is da.
     scanned = wanted[0] - d[:, None] * x
     remainder = 4 * EPS * min(shape[-1], shape[1]) * rms((dy * scanned).sum(-1))
     allowed["ddt"] += a.abs().max() * remainder
@@ -73,16 +73,16 @@ def test_fp32_chunks_are_as_exact_as_fp32_sums(shape, strongest):
         assert rms(got - true) <= allowed[name], name
 
 
-def test_the_chunk_size_is_no_part_of_the_result():
+def test_the_chunk_size_does_not_affect_the_result():
     args = [arg.double() for arg in arguments((2, 50, 4, 16, 2, 8, 0))]
     whole = scan(50)(*args)
     for chunk in (1, 7, 16, 64):
         torch.testing.assert_close(scan(chunk)(*args), whole, rtol=1e-12, atol=1e-12)
 
 
-def test_tokens_after_a_reset_are_as_exact_as_others():
+def test_tokens_after_a_reset_are_as_accurate_as_others():
     x, dt, a, b, c, d = arguments((1, 40, 2, 16, 1, 8, 16))
-    dt[:, ::4] = 1e4  # exp(-dt |a|) is 0: the state is forgotten; a running FP32 sum would be off by 0.01
+    dt[:, ::4] = 1e4  # exp(-dt |a|) is 0: the state is reset; a running FP32 sum would be off by 0.01
     dt[:, 1::4] = 1e-30  # and a token that writes nothing
     x[:, ::4] *= 1e-4
     dy = torch.randn(1, 40, 2, 16)

@@ -1,11 +1,11 @@
-"""The scan's output within chunks: a masked product, what the state at a chunk's start adds, and the skip."""
+"""The scan's output: the masked product within a chunk, the contribution of its first state, and the skip."""
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-# (the types of kernels are their compiler's)
+# (Triton types the kernels)
 
 import triton
 import triton.language as tl
 
-from fourbits.model.ssd_decays_triton import FROM_START, HIGH, LOW, ROWS, SIZES, STEP, span_decay
+from fourbits.model.ops.ssd.kernels.decays_triton import FROM_START, HIGH, LOW, ROWS, SIZES, STEP, span_decay
 
 
 @triton.jit(do_not_specialize=[*SIZES, "HEADS"])
@@ -13,9 +13,10 @@ def output_kernel(x_ptr, x_batch, x_token, x_head, b_ptr, b_batch, b_token, b_gr
                   c_group, d_ptr, table_ptr, segment_ptr, states_ptr, y_ptr, T, H, Z, R, HEADS,
                   P: tl.constexpr, N: tl.constexpr, HAS_STARTS: tl.constexpr, Q: tl.constexpr,
                   BP: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Write y [B, T, H, P], contiguous; states [B, Z, H, P, N] at the start of each chunk; d: fp32 [H]; R:
-    heads of a group. BP columns of a head and BT more are multiplied, which together hold P.
+    """Write y [B, T, H, P], contiguous.
 
+    states: [B, Z, H, P, N] at the start of each chunk; d: fp32 [H]; R: heads per group. The P columns of a
+    head are processed as tiles of BP and BT columns.
     Grid: blocks of HEADS heads of one group, which share c b^T; chunks; sequences.
     """
     z, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)

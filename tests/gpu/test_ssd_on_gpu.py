@@ -1,23 +1,23 @@
-"""The scan's kernels on a card: against FP64 at real shapes, compiled, and replayed from a CUDA graph."""
+"""The SSD scan's kernels on a GPU: against FP64 at real shapes, compiled, and replayed from a CUDA graph."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from fourbits.model import ssd_check, ssd_op
 from fourbits.model.mamba2 import Mamba2
+from fourbits.model.ops import self_check
+from fourbits.model.ops.ssd import op as ssd_op
+from fourbits.model.ops.ssd.op import ssd, ssd_forward
 from fourbits.model.regions import compile_regions
-from fourbits.model.ssd import ssd
-from fourbits.model.ssd_op import ssd_forward
 from support.ssd_cases import NAMES, rms
 
 pytestmark = pytest.mark.gpu
-CARD = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 #: between the inputs and a result, each at most 2^-9 of a term; terms have random signs
 ROUNDINGS = 4
-# B, T, H, P, G, N, whether documents start, the strongest decay: heads of a group as in the 12B's and the
-# 1.2B's group, odd lengths, both head dims. What compiles anew takes seconds: the head dim, the state and
-# documents.
+# (B, T, H, P, G, N), whether documents start, the strongest decay. As many heads per group as in the 12B and
+# the 1.2B, odd lengths, both head dims. A new head dim, state size or use of documents costs seconds of
+# compilation.
 CASES = [
     ((1, 1093, 40, 64, 2, 128), False, 1.0),
     ((2, 333, 40, 64, 2, 128), True, 16.0),
@@ -30,14 +30,14 @@ SHAPE = CASES[0][0]
 
 
 def arguments(shape, strongest=1.0) -> tuple[list[Tensor], Tensor]:
-    """x, dt, a, b, c, d and dy on the card, with the model's strides and steps."""
+    """x, dt, a, b, c, d and dy on the GPU, with the model's strides and time steps."""
     batch, length, heads, head_dim, groups, states = shape
     sizes = (heads * head_dim, groups * states, groups * states)
-    x, b, c = torch.randn(batch, length, sum(sizes), device=CARD).bfloat16().split(sizes, -1)
-    dt = torch.rand(batch, length, heads, device=CARD) * 0.1
-    a, d = -torch.rand(heads, device=CARD) * strongest - 0.1, torch.randn(heads, device=CARD)
+    x, b, c = torch.randn(batch, length, sum(sizes), device=GPU).bfloat16().split(sizes, -1)
+    dt = torch.rand(batch, length, heads, device=GPU) * 0.1
+    a, d = -torch.rand(heads, device=GPU) * strongest - 0.1, torch.randn(heads, device=GPU)
     x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (groups, -1)), c.unflatten(-1, (groups, -1))
-    return [x, dt, a, b, c, d], torch.randn(x.shape, device=CARD).bfloat16()
+    return [x, dt, a, b, c, d], torch.randn(x.shape, device=GPU).bfloat16()
 
 
 def value_and_gradients(function, args, dy):
@@ -47,16 +47,16 @@ def value_and_gradients(function, args, dy):
 
 
 @pytest.mark.parametrize(("shape", "documents", "strongest"), CASES, ids=str)
-def test_kernels_are_off_by_roundings_of_what_they_multiply(shape, documents, strongest):
+def test_kernels_differ_from_fp64_by_the_roundings_of_their_factors(shape, documents, strongest):
     args, dy = arguments(shape, strongest)
-    starts = torch.rand(shape[:2], device=CARD) < 0.01 if documents else None
-    made = value_and_gradients(lambda *a: ssd_forward(*a, starts), args, dy)
+    starts = torch.rand(shape[:2], device=GPU) < 0.01 if documents else None
+    found = value_and_gradients(lambda *a: ssd_forward(*a, starts), args, dy)
     exact = [arg.double() for arg in args]
     true = value_and_gradients(
         lambda x, dt, a, b, c, d: ssd(x, dt, a, b, c, d, 64, starts), exact, dy.double()
     )
-    for name, got, wanted in zip(NAMES, made, true, strict=True):
-        assert rms(got - wanted) <= ROUNDINGS * 2.0**-9 * rms(wanted), name
+    for name, got, expected in zip(NAMES, found, true, strict=True):
+        assert rms(got - expected) <= ROUNDINGS * 2.0**-9 * rms(expected), name
 
 
 def test_equal_arguments_give_equal_bits():
@@ -65,10 +65,10 @@ def test_equal_arguments_give_equal_bits():
     assert all(map(torch.equal, first, second))
 
 
-def test_every_class_of_the_presets_passes_its_self_check_quickly():
+def test_every_head_dim_and_state_of_the_presets_passes_the_self_check():
     for head_dim, states in ((64, 128), (80, 128), (16, 32)):
-        assert ssd_check.is_fused(CARD, torch.bfloat16, head_dim, states)
-        shares = ssd_check.check(CARD, torch.bfloat16, head_dim, states)
+        assert self_check.use_kernels(GPU, torch.bfloat16, head_dim, states)
+        shares = self_check.check(GPU, torch.bfloat16, head_dim, states)
         assert max(shares.values()) <= 1
 
 
@@ -77,7 +77,7 @@ def mixer() -> tuple[Mamba2, Tensor]:
     for name, parameter in layer.named_parameters():
         torch.nn.init.normal_(parameter, std=0.02 if parameter.dim() > 1 else 0.5)
         assert parameter.is_cuda, name
-    return layer, torch.randn(2, 300, 256, device=CARD).bfloat16()
+    return layer, torch.randn(2, 300, 256, device=GPU).bfloat16()
 
 
 def results(layer: Mamba2, x: Tensor) -> list[Tensor]:
@@ -98,21 +98,21 @@ def test_a_compiled_mixer_runs_the_kernels_in_one_graph(monkeypatch):
         monkeypatch.setattr(ssd_op.kernels, name, lambda *a, n=name, k=kernel: calls.append(n) or k(*a))
     compiled = results(layer, x)
     assert calls == ["forward", "backward"]
-    for got, wanted in zip(compiled, eager, strict=True):
-        assert rms(got - wanted) <= ROUNDINGS * 2.0**-9 * rms(wanted)
+    for got, expected in zip(compiled, eager, strict=True):
+        assert rms(got - expected) <= ROUNDINGS * 2.0**-9 * rms(expected)
 
 
-def test_a_whole_model_under_one_compile_decides_as_eagerly():
+def test_a_mixer_under_one_compile_uses_the_kernels_as_eagerly():
     layer, x = mixer()
     eager = results(layer, x)
-    ssd_check._decided.clear()
+    self_check._decisions.clear()
     found = torch.compile(layer, fullgraph=True)(x)
-    assert ssd_check._decided
-    assert all(ssd_check._decided.values())
+    assert self_check._decisions
+    assert all(self_check._decisions.values())
     assert rms(found - eager[0]) <= ROUNDINGS * 2.0**-9 * rms(eager[0])
 
 
-def test_a_graph_replays_the_bits_of_an_eager_call():
+def test_a_cuda_graph_replays_the_bits_of_an_eager_call():
     args, dy = arguments(SHAPE)
     eager = value_and_gradients(lambda *a: ssd_forward(*a, None), args, dy)
     graph, kept = torch.cuda.CUDAGraph(), [arg.clone() for arg in args]

@@ -1,11 +1,11 @@
-"""Decays of the scan inside kernels: running sums of the log-decays of a chunk, and what follows from them.
+"""Decays of the SSD scan: running sums of a chunk's log-decays, and the factors derived from them.
 
-Sums are FP64, in units of log 2, and leave as two FP32 numbers, so that a difference of two sums is as exact
-as its own size allows, however large the sums are. A document's start is no number in a sum but a segment:
-tokens of different segments of a chunk do not see each other.
+Sums are FP64, in units of log 2, and are stored as two FP32 numbers each. So the difference of two sums has
+FP32 accuracy relative to its own size, however large the sums are. The start of a document does not enter a
+sum. It starts a new segment, and tokens of different segments of a chunk do not see each other.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-# (the types of kernels are their compiler's)
+# (Triton types the kernels)
 
 import triton
 import triton.language as tl
@@ -13,21 +13,21 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 # Rows of the table of decays [B, H, 5, Z * Q].
-HIGH = tl.constexpr(0)  # the sum up to and with a token, rounded to FP32
-LOW = tl.constexpr(1)  # what that rounding left
-FROM_START = tl.constexpr(2)  # decay from the chunk's start to the token, which it includes
+HIGH = tl.constexpr(0)  # the sum up to and including a token, rounded to FP32
+LOW = tl.constexpr(1)  # the rounding error of HIGH
+FROM_START = tl.constexpr(2)  # decay from the chunk's start to the token, included
 TO_END = tl.constexpr(3)  # decay from the token to the chunk's end
-STEP = tl.constexpr(4)  # dt, 0 beyond the last token
+STEP = tl.constexpr(4)  # dt; 0 after the last token
 ROWS = tl.constexpr(5)
 
-# Sizes that kernels are not compiled anew for: all shapes of one head dim and state run the same code.
+# Sizes that are not compile-time constants: all shapes with one head dim and state size run the same code.
 SIZES = ["T", "H", "Z", "R"]
 
 
 @triton.jit(do_not_specialize=["dt_batch", "dt_token", *SIZES])
 def decays_kernel(dt_ptr, dt_batch, dt_token, a_ptr, starts_ptr, table_ptr, chunk_ptr, segment_ptr,
                   T, H, Z, HAS_STARTS: tl.constexpr, Q: tl.constexpr, HEADS: tl.constexpr):  # fmt: skip
-    """Write the table, the decay of whole chunks fp32 [B, H, Z], and segments int32 [B, Z * Q].
+    """Write the table, the decay over a whole chunk, fp32 [B, H, Z], and segments, int32 [B, Z * Q].
 
     dt: fp32 [B, T, H], unit stride along H; a: fp32 [H]; starts: int8 [B, T].
     Grid: chunks, blocks of HEADS heads, sequences.
@@ -66,9 +66,9 @@ def decays_kernel(dt_ptr, dt_batch, dt_token, a_ptr, starts_ptr, table_ptr, chun
 
 @triton.jit
 def span_decay(high, low):
-    """exp of differences of sums, given in two numbers each as in the table; 1 for spans that run backwards.
+    """exp of differences of sums, each stored as two numbers (HIGH, LOW); 1 for spans that run backwards.
 
-    Those would overflow. As they are finite, the caller may drop what they gave once, outside its loop: a
-    choice by position inside costs a comparison and a select for every entry.
+    Without the minimum those would overflow. Because they are finite, the caller can mask them once, outside
+    its loop; masking by position inside costs a comparison and a select per entry.
     """
     return tl.exp2(tl.minimum(high + low, 0.0, propagate_nan=tl.PropagateNan.ALL))

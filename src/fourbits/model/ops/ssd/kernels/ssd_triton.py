@@ -1,10 +1,10 @@
-"""Launches of the scan's kernels: decays, states by one walk, then all chunks at once.
+"""Launches of the scan's kernels: decays, then states in one sweep, then all chunks in parallel.
 
-Forward and backward choose their chunks apart: the backward pass makes the states again, which costs less
-than to keep them, so each takes the length that moves the fewest bytes within its registers.
+Forward and backward have chunks of different lengths. The backward pass recomputes the states, which costs
+less than storing them, so each pass uses the length that moves the fewest bytes and fits in its registers.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
-# (kernels are launched with the options of their compiler)
+# (launches also pass compiler options)
 
 import functools
 from typing import NamedTuple
@@ -13,11 +13,11 @@ import torch
 import triton
 from torch import Tensor
 
-from fourbits.model.ssd_backward_triton import groups_kernel, inputs_kernel, steps_kernel
-from fourbits.model.ssd_decays_triton import decays_kernel
-from fourbits.model.ssd_output_triton import output_kernel
-from fourbits.model.ssd_states_triton import states_kernel
-from fourbits.model.ssd_tuning import Launch, Tuning, tuning_of
+from fourbits.model.ops.ssd.kernels.backward_triton import groups_kernel, inputs_kernel, steps_kernel
+from fourbits.model.ops.ssd.kernels.decays_triton import decays_kernel
+from fourbits.model.ops.ssd.kernels.launch_config import CompilerOptions, LaunchConfig, launch_config
+from fourbits.model.ops.ssd.kernels.output_triton import output_kernel
+from fourbits.model.ops.ssd.kernels.states_triton import states_kernel
 
 INTERPRETED = type(states_kernel) is not triton.JITFunction
 _DECAY_HEADS = 16
@@ -39,16 +39,16 @@ def forward(
     c: Tensor,
     d: Tensor,
     starts: Tensor | None,
-    tuning: Tuning | None = None,
+    config: LaunchConfig | None = None,
 ) -> Tensor:
     """y [B, T, H, P], contiguous, in x's dtype.
 
     x: [B, T, H, P]; b, c: [B, T, G, N]; bf16 or fp32, of one dtype; dt: fp32 [B, T, H]; a, d: fp32
     [H]; starts: bool [B, T]. All with unit stride along the last axis.
     """
-    tuning = tuning or tuning_of(x.device)["forward"]
-    decays = _decays(dt, a, starts, tuning.chunk)
-    states, _ = _states(x, b, decays, tuning)
+    config = config or launch_config(x.device)["forward"]
+    decays = _decays(dt, a, starts, config.chunk)
+    states, _ = _states(x, b, decays, config)
     y = x.new_empty(x.shape)
     batch, length, heads, head_dim = x.shape
     chunks, heads_per_group = decays.chunk.shape[2], heads // b.shape[2]
@@ -68,11 +68,11 @@ def forward(
         P=head_dim,
         N=b.shape[3],
         HAS_STARTS=starts is not None,
-        Q=tuning.chunk,
+        Q=config.chunk,
         BP=main,
         BT=tail,
         BN=_block(b.shape[3]),
-        **_fitting(tuning.visit, (main + tail) * _block(b.shape[3])).options,
+        **_fitting(config.chunks, (main + tail) * _block(b.shape[3])).named,
     )
     return y
 
@@ -86,26 +86,26 @@ def backward(
     c: Tensor,
     d: Tensor,
     starts: Tensor | None,
-    tuning: Tuning | None = None,
+    config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dx, ddt, da, db, dc, dd, contiguous, in the dtypes of what they belong to. Arguments: see `forward`."""
-    tuning = tuning or tuning_of(x.device)["backward"]
-    decays = _decays(dt, a, starts, tuning.chunk)
-    states, _ = _states(x, b, decays, tuning)
-    ends, whole = _states(dy, c, decays, tuning, starts=states)
+    """dx, ddt, da, db, dc, dd, contiguous, in the dtypes of the arguments. Arguments: see `forward`."""
+    config = config or launch_config(x.device)["backward"]
+    decays = _decays(dt, a, starts, config.chunk)
+    states, _ = _states(x, b, decays, config)
+    ends, products = _states(dy, c, decays, config, starts=states)
     batch, length, heads, head_dim = x.shape
     chunks, groups, size = decays.chunk.shape[2], b.shape[2], b.shape[3]
-    part_n = min(tuning.sums.n, _block(size))
+    part_n = min(config.groups.n, _block(size))
     parts = triton.cdiv(size, part_n)
     new = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     dx, db, dc = x.new_empty(x.shape), b.new_empty(b.shape), c.new_empty(c.shape)
     ddt, da, dd = new((batch, length, heads)), new((batch, chunks, heads)), new((batch, chunks, heads))
-    within = new((batch, heads, 3, chunks * tuning.chunk))
-    across = new((batch, parts, heads, 2, chunks * tuning.chunk))
-    dscores = x.new_empty((batch, chunks, groups, tuning.chunk, tuning.chunk))
+    within = new((batch, heads, 3, chunks * config.chunk))
+    across = new((batch, parts, heads, 2, chunks * config.chunk))
+    dscores = x.new_empty((batch, chunks, groups, config.chunk, config.chunk))
     sizes = (length, heads, chunks, heads // groups, groups, head_dim, size)
     main, tail = _columns(head_dim)
-    blocks = {"Q": tuning.chunk, "BP": main, "BT": tail}
+    blocks = {"Q": config.chunk, "BP": main, "BT": tail}
     read = _strided(dy, x, b, c)
     inputs_kernel[(groups, chunks, batch)](
         *read,
@@ -120,7 +120,7 @@ def backward(
         HAS_STARTS=starts is not None,
         **blocks,
         BN=_block(size),
-        **_fitting(tuning.visit, (main + tail) * _block(size)).options,
+        **_fitting(config.chunks, (main + tail) * _block(size)).named,
     )
     groups_kernel[(parts * groups, chunks, batch)](
         *read,
@@ -134,7 +134,7 @@ def backward(
         *sizes,
         **blocks,
         BN=part_n,
-        **tuning.sums.launch.options,
+        **config.groups.compiler.named,
     )
     steps_kernel[(chunks, triton.cdiv(heads, _DECAY_HEADS), batch)](
         a,
@@ -142,7 +142,7 @@ def backward(
         decays.chunk,
         within,
         across,
-        whole,
+        products,
         ddt,
         da,
         dd,
@@ -150,8 +150,8 @@ def backward(
         heads,
         chunks,
         PARTS=parts,
-        WALKS=whole.shape[2],
-        Q=tuning.chunk,
+        TILES=products.shape[2],
+        Q=config.chunk,
         HEADS=_DECAY_HEADS,
         num_warps=4,
     )
@@ -186,23 +186,23 @@ def _decays(dt: Tensor, a: Tensor, starts: Tensor | None, chunk: int) -> Decays:
 
 
 def _states(
-    x: Tensor, b: Tensor, decays: Decays, tuning: Tuning, starts: Tensor | None = None
+    x: Tensor, b: Tensor, decays: Decays, config: LaunchConfig, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """States at the starts of chunks; with `starts` gradients at their ends, and what both make together."""
+    """States at chunk starts; given these as `starts`, gradients at chunk ends and products of both."""
     batch, length, heads, head_dim = x.shape
     groups, size = b.shape[2:]
-    chunks, walk = decays.chunk.shape[2], tuning.walk
+    chunks, states_config = decays.chunk.shape[2], config.states
     states = x.new_empty((batch, chunks, heads, head_dim, size))
-    part_p, part_n = min(walk.p, _block(head_dim)), min(walk.n, _block(size))
+    part_p, part_n = min(states_config.p, _block(head_dim)), min(states_config.n, _block(size))
     parts = (triton.cdiv(head_dim, part_p), triton.cdiv(size, part_n))
-    whole = decays.chunk.new_empty((batch, heads, parts[0] * parts[1], chunks))
+    products = decays.chunk.new_empty((batch, heads, parts[0] * parts[1], chunks))
     states_kernel[(batch * heads, *parts)](
         *_strided(x, b),
         decays.table,
         decays.chunk,
         states,
         starts,
-        whole,
+        products,
         length,
         heads,
         chunks,
@@ -210,31 +210,31 @@ def _states(
         P=head_dim,
         N=size,
         BACKWARDS=starts is not None,
-        Q=tuning.chunk,
+        Q=config.chunk,
         BP=part_p,
         BN=part_n,
-        **walk.launch.options,
+        **states_config.compiler.named,
     )
-    return states, whole
+    return states, products
 
 
 def _strided(*tensors: Tensor) -> list[Tensor | int]:
-    """Each tensor and its strides but the last, which is 1."""
+    """Each tensor with its strides, except the last one, which is 1."""
     return [value for x in tensors for value in (x, *x.stride()[:-1])]
 
 
-def _fitting(launch: Launch, state: int) -> Launch:
-    """A launch whose loads fit in shared memory: of states of more elements than 96 x 128 no third stage."""
-    return launch if state <= 96 * 128 else launch._replace(stages=min(launch.stages, 2))
+def _fitting(options: CompilerOptions, state: int) -> CompilerOptions:
+    """Options whose loads fit in shared memory: at most two stages for states larger than 96 x 128."""
+    return options if state <= 96 * 128 else options._replace(stages=min(options.stages, 2))
 
 
 def _block(size: int) -> int:
-    """The power of two that holds `size`, at least what tensor cores take."""
+    """The smallest power of two >= `size`, and at least 16, the smallest tile of tensor cores."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def _columns(size: int) -> tuple[int, int]:
-    """Powers of two that hold `size` together: the larger, and the one for what it leaves, or 0."""
+    """Powers of two that add up to at least `size`: the larger, and one for the remainder, or 0."""
     whole = _block(size)
     main = whole // 2
     if main < 16 or main + _block(size - main) >= whole:

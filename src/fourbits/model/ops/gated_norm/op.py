@@ -1,18 +1,16 @@
-"""The gated norm behind the scan: as torch, which the compiler fuses, and by kernels."""
+"""The gated norm after the SSD scan: in PyTorch, which the compiler fuses, or by Triton kernels on a GPU."""
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.library import custom_op
-from torch.nn import functional as F
 
-from fourbits.model.fp32 import at_least_fp32
-from fourbits.model.layout import by_rows
+from fourbits.model.ops.gated_norm import reference
+from fourbits.model.ops.inputs import unit_stride
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
-    from fourbits.model import gated_norm_triton as kernels
+    from fourbits.model.ops.gated_norm.kernels import gated_norm_triton as kernels
 
 
 def gated_group_norm(
@@ -20,18 +18,16 @@ def gated_group_norm(
 ) -> Tensor:
     """RMS norm of y * silu(z) over each of num_groups equal parts of the last axis, times a gain; FP32.
 
-    y, z: [B, T, M]; weight: fp32 [M]. fused: by kernels, rounded to y's dtype; z may be a slice.
+    y, z: [B, T, M]; weight: fp32 [M]. fused: use the kernels, and round to y's dtype; z may be a slice.
     """
     if fused:
         return gated_norm_forward(y, z, weight, num_groups, eps)
-    gated = (y * F.silu(at_least_fp32(z))).unflatten(-1, (num_groups, -1))
-    scaled = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps)
-    return scaled.flatten(-2) * weight
+    return reference.gated_group_norm(y, z, weight, num_groups, eps)
 
 
 @custom_op("fourbits::gated_norm_forward", mutates_args=())
 def gated_norm_forward(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
-    """The gated norm by a kernel: [B, T, M] in y's dtype, contiguous. Arguments as of `gated_group_norm`."""
+    """The gated norm by a kernel: [B, T, M] in y's dtype, contiguous. Arguments: see `gated_group_norm`."""
     return kernels.forward(*_readable(y, z, weight), num_groups, eps)
 
 
@@ -44,7 +40,7 @@ def _(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tens
 def gated_norm_backward(
     dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of y and z, in their dtypes, and of the gain, in FP32, contiguous."""
+    """Gradients of y and z, in their dtypes, and of the gain, in FP32; all contiguous."""
     return kernels.backward(dout.contiguous(), *_readable(y, z, weight), num_groups, eps)
 
 
@@ -55,7 +51,7 @@ def _(
     return y.new_empty(y.shape), z.new_empty(z.shape), weight.new_empty(weight.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     y, z, weight, ctx.num_groups, ctx.eps = inputs
     ctx.save_for_backward(y, z, weight)
 
@@ -64,9 +60,9 @@ def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     return *gated_norm_backward(dout, *ctx.saved_tensors, ctx.num_groups, ctx.eps), None, None
 
 
-gated_norm_forward.register_autograd(_gradients, setup_context=_keep)
+gated_norm_forward.register_autograd(_gradients, setup_context=_save_inputs)
 
 
 def _readable(y: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The arguments as the kernels read them: without gaps, but between tokens of z."""
-    return y.contiguous(), by_rows(z), weight.contiguous()
+    """The arguments in the layout that the kernels read: contiguous, but z may have gaps between tokens."""
+    return y.contiguous(), unit_stride(z), weight.contiguous()

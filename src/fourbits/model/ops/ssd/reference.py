@@ -1,9 +1,9 @@
-"""The state-space recurrence of Mamba-2, one token at a time: the specification of ssd.py.
+"""The state-space recurrence of Mamba-2, one token at a time: the specification of the SSD scan.
 
     S_t = exp(dt_t a) S_{t-1} + dt_t b_t x_t^T        y_t = S_t^T c_t + d x_t
 
-per head, with a state S of [N, P] and S_0 = 0 (arXiv:2405.21060 section 2); d x_t is the skip, past the
-state. Heads of one group share b and c.
+per head, with a state S of [N, P] and S_0 = 0 (arXiv:2405.21060 section 2). d x_t is the skip connection,
+which bypasses the state. The heads of a group share b and c.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def ssd(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """Run the recurrence in the dtype of its arguments.
+    """Run the recurrence in the dtype of the arguments.
 
     x: [B, T, H, P]; dt: [B, T, H] > 0; a: [H] < 0; b, c: [B, T, G, N] with H a multiple of G; d: [H]
     -> [B, T, H, P].

@@ -1,22 +1,22 @@
-"""The gated norm, a token's group at a time: one reading, FP32 inside, the gain's gradient in registers."""
+"""The gated norm, one group of a token at a time: one read, FP32 inside, the gain's gradient in registers."""
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # pyright: reportCallIssue=false, reportArgumentType=false
-# (the types of kernels are their compiler's, and they are launched with its options)
+# (Triton types the kernels, and launches also pass compiler options)
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-#: tokens of a program, forward and backward
+#: tokens per program, forward and backward
 _SPANS = 8, 32
-#: columns of a warp
-_OF_A_WARP = 1024
+#: columns per warp
+_WARP_COLUMNS = 1024
 
 
 @triton.jit
 def _gated(y_ptr, z_ptr, column, inside):
-    """y, z and the sigmoid of z, FP32; y * z * sigmoid is what is normalized."""
+    """y, z and the sigmoid of z, in FP32; the norm is that of y * z * sigmoid."""
     y = tl.load(y_ptr + column, mask=inside, other=0.0).to(tl.float32)
     z = tl.load(z_ptr + column, mask=inside, other=0.0).to(tl.float32)
     return y, z, 1.0 / (1.0 + tl.exp(-z))
@@ -25,7 +25,7 @@ def _gated(y_ptr, z_ptr, column, inside):
 @triton.jit
 def gated_norm_kernel(y_ptr, z_ptr, z_batch, z_token, weight_ptr, out_ptr, rows, T, eps, GROUP: tl.constexpr,
                       GROUPS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write out [B * T, GROUPS * GROUP]; y likewise. Grid: groups of spans of tokens of all sequences."""
+    """Write out [B * T, GROUPS * GROUP]; y has the same layout. Grid: spans of tokens times groups."""
     column = tl.arange(0, BLOCK)
     inside = column < GROUP
     group, span = tl.program_id(0) % GROUPS, tl.program_id(0) // GROUPS
@@ -46,9 +46,9 @@ def gated_norm_kernel(y_ptr, z_ptr, z_batch, z_token, weight_ptr, out_ptr, rows,
 def gated_norm_backward_kernel(dout_ptr, y_ptr, z_ptr, z_batch, z_token, weight_ptr, dy_ptr, dz_ptr, sums_ptr,
                                rows, T, eps, GROUP: tl.constexpr, GROUPS: tl.constexpr,
                                SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write dy and dz [B * T, GROUPS * GROUP], dout and y likewise, and each span's part of the gain's.
+    """Write dy and dz [B * T, GROUPS * GROUP], in the layout of dout and y, and the gain's partial gradients.
 
-    sums: fp32 [spans, GROUPS * GROUP], those parts. Grid as of `gated_norm_kernel`.
+    sums: fp32 [spans, GROUPS * GROUP], the latter. Grid: see `gated_norm_kernel`.
     """
     column = tl.arange(0, BLOCK)
     inside = column < GROUP
@@ -90,7 +90,7 @@ def forward(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -
 def backward(
     dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dy and dz in their dtypes, dweight in fp32, contiguous. Arguments as of `forward`, dout as y."""
+    """dy and dz in their dtypes, dweight in fp32; all contiguous. Arguments: see `forward`; dout as y."""
     dy, dz = y.new_empty(y.shape), z.new_empty(z.shape)
     rows, options = y.shape[0] * y.shape[1], _options(y, num_groups, _SPANS[1])
     spans = triton.cdiv(rows, _SPANS[1])
@@ -104,5 +104,5 @@ def backward(
 def _options(y: Tensor, num_groups: int, span: int) -> dict[str, int]:
     group = y.shape[2] // num_groups
     block = 1 << (group - 1).bit_length()
-    warps = min(max(block // _OF_A_WARP, 1), 8)
+    warps = min(max(block // _WARP_COLUMNS, 1), 8)
     return {"GROUP": group, "GROUPS": num_groups, "SPAN": span, "BLOCK": block, "num_warps": warps}

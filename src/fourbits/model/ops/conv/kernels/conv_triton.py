@@ -1,33 +1,34 @@
-"""The causal convolution with its SiLU, by walks along the tokens: sums are FP32, and numbers are read once.
+"""The causal convolution with its SiLU, in one pass along the tokens, with FP32 sums.
 
-A program walks over some tokens of some channels with the three inputs before the present one in registers,
-so that neither shifted copies nor what SiLU receives ever reach memory; only the three tokens at its bounds
-are read by the program beside it, too. Four tokens are read at a time, before anything is computed of them.
+A program iterates over a span of tokens of some channels and keeps the previous three inputs in registers. So
+neither shifted copies nor the input of SiLU reach memory, and every element is read once, except the three
+tokens at the span's bounds, which the neighboring program also reads. Four tokens are loaded at a time,
+before any of them is used.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # pyright: reportCallIssue=false, reportArgumentType=false
-# (the types of kernels are their compiler's, and they are launched with its options)
+# (Triton types the kernels, and launches also pass compiler options)
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-#: tokens of a program, forward and backward, and its channels, four of a thread; measured on an H200, where
-#: the parts of 512 channels that write and read the state want many short walks
+#: Tokens per program, forward and backward, and its channels, four per thread. Measured on an H200, where the
+#: 512 channels of B and of C need many short spans to fill the GPU.
 _SPANS, _CHANNELS, _WARPS = (32, 64), 256, 2
 
 
 @triton.jit
 def _row(x_ptr, x_token, token, T, column, inside):
-    """Of one token, FP32; zero before the first and after the last."""
+    """Load one token, in FP32; zero before the first token and after the last."""
     real = inside & (token >= 0) & (token < T)
     return tl.load(x_ptr + token.to(tl.int64) * x_token + column, mask=real, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _rows(x_ptr, x_token, token, T, column, inside):
-    """Of four tokens."""
+    """Load four consecutive tokens."""
     return (
         _row(x_ptr, x_token, token, T, column, inside),
         _row(x_ptr, x_token, token + 1, T, column, inside),
@@ -38,7 +39,7 @@ def _rows(x_ptr, x_token, token, T, column, inside):
 
 @triton.jit
 def _before(documents_ptr, token, T, x1, x2, x3, HAS_DOCUMENTS: tl.constexpr):
-    """The inputs 1, 2 and 3 tokens before one, zero where they are of another document."""
+    """The inputs 1, 2 and 3 tokens back, set to zero where they belong to another document."""
     if HAS_DOCUMENTS:
         here = _document(documents_ptr, token, T)
         x1 = tl.where(_document(documents_ptr, token - 1, T) == here, x1, 0.0)
@@ -54,7 +55,7 @@ def _document(documents_ptr, token, T):
 
 @triton.jit
 def _taps(taps_ptr, taps_row, bias_ptr, column, inside):
-    """The taps of this token and of 1, 2 and 3 before, and the bias."""
+    """The taps of this token and of those 1, 2 and 3 back, and the bias."""
     return (
         tl.load(taps_ptr + 3 * taps_row + column, mask=inside, other=0.0),
         tl.load(taps_ptr + 2 * taps_row + column, mask=inside, other=0.0),
@@ -108,11 +109,11 @@ def _activate(y_ptr, documents_ptr, token, T, C, x0, x1, x2, x3, taps, inside, H
 def conv_backward_kernel(dy_ptr, dy_batch, dy_token, x_ptr, x_batch, x_token, taps_ptr, taps_row, bias_ptr,
                          documents_ptr, dx_ptr, sums_ptr, T, C, HAS_DOCUMENTS: tl.constexpr,
                          SPAN: tl.constexpr, BC: tl.constexpr):  # fmt: skip
-    """Write dx [B, T, C], contiguous, and each program's part of the taps' and the bias' gradients.
+    """Write dx [B, T, C], contiguous, and each program's partial sums of the gradients of taps and bias.
 
-    sums: fp32 [B, spans, 5, C], the gradients of the taps of 3, 2, 1 and 0 tokens before, and of the bias.
-    A program also walks over the three tokens behind its own, which its last inputs contribute to.
-    Grid as of `conv_kernel`.
+    sums: fp32 [B, spans, 5, C], the gradients of the taps of 3, 2, 1 and 0 tokens back, and of the bias.
+    A program also reads the three tokens after its span, to which its last inputs contribute.
+    Grid: see `conv_kernel`.
     """
     first, batch = tl.program_id(1) * SPAN, tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -131,13 +132,13 @@ def conv_backward_kernel(dy_ptr, dy_batch, dy_token, x_ptr, x_batch, x_token, ta
         token = first + step
         a, b, c, d = _rows(x_ptr, x_token, token, T, column, inside)
         e, f, g, h = _rows(dy_ptr, dy_token, token, T, column, inside)
-        dx1, dx2, dx3, sums = _turn_back(dx_ptr, documents_ptr, token, first, end, T, C, e, a, x1, x2, x3,
+        dx1, dx2, dx3, sums = _accumulate(dx_ptr, documents_ptr, token, first, end, T, C, e, a, x1, x2, x3,
                                          dx1, dx2, dx3, sums, taps, inside, HAS_DOCUMENTS)  # fmt: skip
-        dx1, dx2, dx3, sums = _turn_back(dx_ptr, documents_ptr, token + 1, first, end, T, C, f, b, a, x1, x2,
+        dx1, dx2, dx3, sums = _accumulate(dx_ptr, documents_ptr, token + 1, first, end, T, C, f, b, a, x1, x2,
                                          dx1, dx2, dx3, sums, taps, inside, HAS_DOCUMENTS)  # fmt: skip
-        dx1, dx2, dx3, sums = _turn_back(dx_ptr, documents_ptr, token + 2, first, end, T, C, g, c, b, a, x1,
+        dx1, dx2, dx3, sums = _accumulate(dx_ptr, documents_ptr, token + 2, first, end, T, C, g, c, b, a, x1,
                                          dx1, dx2, dx3, sums, taps, inside, HAS_DOCUMENTS)  # fmt: skip
-        dx1, dx2, dx3, sums = _turn_back(dx_ptr, documents_ptr, token + 3, first, end, T, C, h, d, c, b, a,
+        dx1, dx2, dx3, sums = _accumulate(dx_ptr, documents_ptr, token + 3, first, end, T, C, h, d, c, b, a,
                                          dx1, dx2, dx3, sums, taps, inside, HAS_DOCUMENTS)  # fmt: skip
         x3, x2, x1 = b, c, d
     sums_ptr += (batch * tl.num_programs(1) + tl.program_id(1)) * 5 * C + column
@@ -149,9 +150,9 @@ def conv_backward_kernel(dy_ptr, dy_batch, dy_token, x_ptr, x_batch, x_token, ta
 
 
 @triton.jit
-def _turn_back(dx_ptr, documents_ptr, token, first, end, T, C, dy, x0, x1, x2, x3, dx1, dx2, dx3, sums, taps,
+def _accumulate(dx_ptr, documents_ptr, token, first, end, T, C, dy, x0, x1, x2, x3, dx1, dx2, dx3, sums, taps,
                inside, HAS_DOCUMENTS: tl.constexpr):  # fmt: skip
-    """What one token's dy gives to the inputs up to it; dx of the input 3 tokens before is complete then."""
+    """Add one token's share to dx of the inputs up to it; dx of the input 3 tokens back is then complete."""
     x1, x2, x3 = _before(documents_ptr, token, T, x1, x2, x3, HAS_DOCUMENTS)
     z = _sums(x0, x1, x2, x3, taps)
     sigmoid = _sigmoid(z)
@@ -160,13 +161,13 @@ def _turn_back(dx_ptr, documents_ptr, token, first, end, T, C, dy, x0, x1, x2, x
     done = token - 3
     dx = (dx3 + taps[3] * dz3).to(dx_ptr.dtype.element_ty)
     tl.store(dx_ptr + done.to(tl.int64) * C, dx, mask=inside & (done >= first) & (done < end))
-    own = tl.where(token < end, dz, 0.0)  # the tokens behind are another program's
+    inside_span = tl.where(token < end, dz, 0.0)  # later tokens belong to another program
     sums = (
-        sums[0] + own * x0,
-        sums[1] + own * x1,
-        sums[2] + own * x2,
-        sums[3] + own * x3,
-        sums[4] + own,
+        sums[0] + inside_span * x0,
+        sums[1] + inside_span * x1,
+        sums[2] + inside_span * x2,
+        sums[3] + inside_span * x3,
+        sums[4] + inside_span,
     )
     return taps[0] * dz, dx1 + taps[1] * dz1, dx2 + taps[2] * dz2, sums
 
@@ -174,7 +175,7 @@ def _turn_back(dx_ptr, documents_ptr, token, first, end, T, C, dy, x0, x1, x2, x
 def forward(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
     """SiLU of the convolution, [B, T, C] in x's dtype, contiguous.
 
-    x: [B, T, C] and taps: fp32 [4, C], of the earliest token first, with unit stride along C; bias: fp32 [C];
+    x: [B, T, C] and taps: fp32 [4, C], earliest token first, with unit stride along C; bias: fp32 [C];
     documents: int32 [B, T], contiguous, or None.
     """
     y = x.new_empty(x.shape)
@@ -186,7 +187,7 @@ def forward(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None) -> 
 def backward(
     dy: Tensor, x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx in x's dtype, dtaps and dbias in fp32, contiguous. Arguments as of `forward`, dy as x."""
+    """dx in x's dtype, dtaps and dbias in fp32; all contiguous. Arguments: see `forward`; dy as x."""
     dx = x.new_empty(x.shape)
     grid = _grid(x, _SPANS[1])
     parts = grid[2] * grid[1], len(taps) + 1, x.shape[2]

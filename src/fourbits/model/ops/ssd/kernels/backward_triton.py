@@ -1,4 +1,4 @@
-"""Gradients of the scan: what stays within a chunk, then what crosses its bounds, then both together.
+"""Gradients of the SSD scan: within chunks, then across chunk boundaries, then the sum of both.
 
 With CB = c b^T, E the decay from token s to token t, and S and D the state at the chunk's start and the
 gradient of the state at its end:
@@ -7,28 +7,39 @@ gradient of the state at its end:
     dCB_ts = sum over heads of E_ts dt_s <dy_t, x_s>
     dc = dCB b + sum of (from_start dy) S,   db = dCB^T c + sum of (to_end dt x) D.
 
-A log-decay of token u acts on what was there before u and is read from u on. With e_ts = CB_ts E_ts dt_s
-<dy_t, x_s>, and with carried_t = from_start_t <dy_t S, c_t>, what the state at the start gives y_t times its
-gradient, and added_s = to_end_s dt_s <x_s D, b_s>, what token s gives the state at the end times that one's,
+The log-decay of token u scales everything written before u that is read at u or later. Let e_ts = CB_ts E_ts
+dt_s <dy_t, x_s>. Let carried_t = from_start_t <dy_t S, c_t>, the contribution of the state at the start to
+y_t times the gradient of y_t, and added_s = to_end_s dt_s <x_s D, b_s>, the contribution of token s to the
+state at the end times the gradient of that state. Then
 
     dlog_u = sum_{s < u <= t} e_ts + sum_{t >= u} carried_t + sum_{s < u} added_s + decay of chunk <D, S>.
 
-The first sum is that of e's rows minus that of its columns, t and s >= u. Both come from the same FP32
-entries, so what has to cancel does. The skip d x is in no state and has no part in this; its <dy_s, x_s>
-is the diagonal of what dCB is made of. dy S and x D are made for dc and db anyway; so
-`inputs_kernel` reads no S, `groups_kernel` no decays between tokens, and neither runs out of registers.
+The first sum is the sum of e's rows minus the sum of its columns, for t and s >= u. Both use the same FP32
+entries, so terms that must cancel do. The skip connection d x does not pass through a state and has no part
+here; its <dy_s, x_s> is the diagonal of the matrix that dCB is computed from. dc and db need dy S and x D
+anyway; so `inputs_kernel` does not read S, `groups_kernel` does not read the decays between tokens, and
+neither runs out of registers.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-# (the types of kernels are their compiler's)
+# (Triton types the kernels)
 
 import triton
 import triton.language as tl
 
-from fourbits.model.ssd_decays_triton import FROM_START, HIGH, LOW, ROWS, SIZES, STEP, TO_END, span_decay
+from fourbits.model.ops.ssd.kernels.decays_triton import (
+    FROM_START,
+    HIGH,
+    LOW,
+    ROWS,
+    SIZES,
+    STEP,
+    TO_END,
+    span_decay,
+)
 
-# Rows of what is found within chunks, [B, H, 3, Z * Q], and of what crosses bounds, [B, parts, H, 2, Z * Q].
+# Rows of the sums within chunks, [B, H, 3, Z * Q], and of those across boundaries, [B, parts, H, 2, Z * Q].
 E_ROWS, E_COLUMNS = tl.constexpr(0), tl.constexpr(1)  # sums of e's rows; of its columns, over dt
-MET, WITHIN = tl.constexpr(2), tl.constexpr(3)  # <dy_t, x_t>; how many rows
+DIAGONAL, WITHIN = tl.constexpr(2), tl.constexpr(3)  # <dy_t, x_t>; the number of rows
 CARRIED, ADDED = tl.constexpr(0), tl.constexpr(1)  # <dy_t S, c_t>; <x_s D, b_s>
 
 
@@ -38,11 +49,11 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
                   ends_ptr, dx_ptr, within_ptr, dscores_ptr, T, H, Z, R, G, P: tl.constexpr,
                   N: tl.constexpr, HAS_STARTS: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr,
                   BT: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Write dx [B, T, H, P], what is found within chunks, and dCB^T [B, Z, G, Q, Q], all contiguous.
+    """Write dx [B, T, H, P], the sums within chunks, and dCB^T [B, Z, G, Q, Q], all contiguous.
 
-    ends: gradients at chunks' ends, [B, Z, H, P, N]; d: fp32 [H]; R: heads of a group. BP columns of a head
-    and BT more are multiplied, which together hold P.
-    Grid: G, chunks, sequences. Tiles are [Q (s), Q (t)], so that the product for dx needs none turned.
+    ends: gradients of the states at chunk ends, [B, Z, H, P, N]; d: fp32 [H]; R: heads per group. The P
+    columns of a head are processed as tiles of BP and BT columns.
+    Grid: G, chunks, sequences. Tiles are [Q (s), Q (t)], so that no operand of dx's product is transposed.
     """
     group, z, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     q, p, n = tl.arange(0, Q), tl.arange(0, BP), tl.arange(0, BN)
@@ -69,7 +80,7 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
     ahead = table_ptr + group * R * ROWS * Z * Q
     next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
     for head in range(group * R, last + 1):
-        step, to_end = next_step, next_to_end  # asked for a head ahead: the compiler does not
+        step, to_end = next_step, next_to_end  # loaded one head ahead: the compiler does not do it
         ahead = table_ptr + tl.minimum(head + 1, last) * ROWS * Z * Q
         next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
         narrow = real[:, None] & (p < P)[None, :]
@@ -82,8 +93,8 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
             x_tail = tl.load(x_ptr + head * x_head + tail[None, :], mask=short, other=0.0)
             dy_tail = tl.load(dy_ptr + head * dy_head + tail[None, :], mask=short, other=0.0)
             along = tl.dot(x_tail, tl.trans(dy_tail), along, input_precision="ieee")
-        found = within_ptr + head * WITHIN * Z * Q
-        tl.store(found + MET * Z * Q + q, tl.sum(tl.where(q[:, None] == q[None, :], along, 0.0), 1))
+        sums = within_ptr + head * WITHIN * Z * Q
+        tl.store(sums + DIAGONAL * Z * Q + q, tl.sum(tl.where(q[:, None] == q[None, :], along, 0.0), 1))
         decays = table_ptr + head * ROWS * Z * Q
         high, low = tl.load(decays + HIGH * Z * Q), tl.load(decays + LOW * Z * Q)
         skip = tl.load(d_ptr + head)
@@ -93,8 +104,8 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
         along *= scores
         weights = (scores * decay).to(b.dtype)
         columns, rows = tl.sum(along, 1), tl.sum(along * step[:, None], 0)
-        tl.store(found + E_ROWS * Z * Q + q, rows)
-        tl.store(found + E_COLUMNS * Z * Q + q, columns)
+        tl.store(sums + E_ROWS * Z * Q + q, rows)
+        tl.store(sums + E_COLUMNS * Z * Q + q, columns)
 
         matrix = (p < P)[:, None] & (n < N)[None, :]
         end = tl.load(ends_ptr + (head * P + p[:, None]) * N, mask=matrix, other=0.0)
@@ -120,10 +131,10 @@ def groups_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
                   ends_ptr, db_ptr, dc_ptr, across_ptr, T, H, Z, R, G, P: tl.constexpr,
                   N: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr,
                   BN: tl.constexpr):  # fmt: skip
-    """Write db, dc [B, T, G, N], contiguous, and this part's share of what crosses the bounds of chunks.
+    """Write db, dc [B, T, G, N], contiguous, and this part's share of the sums across chunk boundaries.
 
-    states: at chunks' starts, ends: gradients at chunks' ends, [B, Z, H, P, N].
-    Grid: parts of BN of the state, fastest, so that they meet x and dy in the cache, times G; chunks;
+    states: at chunk starts; ends: gradients at chunk ends; both [B, Z, H, P, N].
+    Grid: parts of BN of the state times G, parts fastest so that they find x and dy in the cache; chunks;
     sequences.
     """
     parts = tl.cdiv(N, BN)
@@ -147,7 +158,7 @@ def groups_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
     next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
     next_from_start = tl.load(ahead + FROM_START * Z * Q)
     for head in range(group * R, last + 1):
-        written, from_start = next_step * next_to_end, next_from_start  # asked for a head ahead
+        written, from_start = next_step * next_to_end, next_from_start  # loaded one head ahead
         ahead = table_ptr + tl.minimum(head + 1, last) * ROWS * Z * Q
         next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
         next_from_start = tl.load(ahead + FROM_START * Z * Q)
@@ -163,23 +174,23 @@ def groups_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
 
         dy = tl.load(dy_ptr + head * dy_head + p[None, :], mask=narrow, other=0.0)
         state = tl.load(states_ptr + matrix, mask=inside, other=0.0)
-        made = tl.dot(dy, state, input_precision="ieee")
+        product = tl.dot(dy, state, input_precision="ieee")
         if BT:
             dy = tl.load(dy_ptr + head * dy_head + tail[None, :], mask=short, other=0.0)
             state = tl.load(states_ptr + matrix_tail, mask=inside_tail, other=0.0)
-            made = tl.dot(dy, state, made, input_precision="ieee")
-        tl.store(across + CARRIED * Z * Q, tl.sum(made * c.to(tl.float32), 1))
-        dc += made * from_start[:, None]
+            product = tl.dot(dy, state, product, input_precision="ieee")
+        tl.store(across + CARRIED * Z * Q, tl.sum(product * c.to(tl.float32), 1))
+        dc += product * from_start[:, None]
 
         x = tl.load(x_ptr + head * x_head + p[None, :], mask=narrow, other=0.0)
         end = tl.load(ends_ptr + matrix, mask=inside, other=0.0)
-        made = tl.dot(x, end, input_precision="ieee")
+        product = tl.dot(x, end, input_precision="ieee")
         if BT:
             x = tl.load(x_ptr + head * x_head + tail[None, :], mask=short, other=0.0)
             end = tl.load(ends_ptr + matrix_tail, mask=inside_tail, other=0.0)
-            made = tl.dot(x, end, made, input_precision="ieee")
-        tl.store(across + ADDED * Z * Q, tl.sum(made * b.to(tl.float32), 1))
-        db += made * written[:, None]
+            product = tl.dot(x, end, product, input_precision="ieee")
+        tl.store(across + ADDED * Z * Q, tl.sum(product * b.to(tl.float32), 1))
+        db += product * written[:, None]
     dscores_ptr += ((batch * Z + z) * G + group) * Q * Q
     place = (batch * T + far)[:, None] * G * N + group * N + n[None, :]
     dscores = tl.load(dscores_ptr + q[:, None] * Q + q[None, :])
@@ -190,10 +201,10 @@ def groups_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
 
 
 @triton.jit(do_not_specialize=[*SIZES])
-def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr, ddt_ptr, da_ptr, dd_ptr, T,
-                 H, Z, PARTS: tl.constexpr, WALKS: tl.constexpr, Q: tl.constexpr,
+def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, products_ptr, ddt_ptr, da_ptr, dd_ptr,
+                 T, H, Z, PARTS: tl.constexpr, TILES: tl.constexpr, Q: tl.constexpr,
                  HEADS: tl.constexpr):  # fmt: skip
-    """Write ddt [B, T, H] and parts of da and dd [B, Z, H], contiguous, from what the kernels before found.
+    """Write ddt [B, T, H] and partial sums of da and dd [B, Z, H], contiguous, from the other kernels' sums.
 
     Grid: chunks, blocks of HEADS heads, sequences.
     """
@@ -206,7 +217,7 @@ def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr,
     within = within_ptr + (batch * H + head)[:, None] * WITHIN * Z * Q + token[None, :]
     rows = tl.load(within + E_ROWS * Z * Q, mask=known, other=0.0)
     columns = tl.load(within + E_COLUMNS * Z * Q, mask=known, other=0.0)
-    met = tl.load(within + MET * Z * Q, mask=known, other=0.0)
+    diagonal = tl.load(within + DIAGONAL * Z * Q, mask=known, other=0.0)
     carried, added = tl.zeros((HEADS, Q), tl.float32), tl.zeros((HEADS, Q), tl.float32)
     whole = tl.zeros((HEADS,), tl.float32)
     for part in tl.static_range(PARTS):
@@ -214,9 +225,9 @@ def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr,
         across = across_ptr + row[:, None] * 2 * Z * Q + token[None, :]
         carried += tl.load(across + CARRIED * Z * Q, mask=known, other=0.0)
         added += tl.load(across + ADDED * Z * Q, mask=known, other=0.0)
-    for part in tl.static_range(WALKS):
-        row = (batch * H + head) * WALKS + part
-        whole += tl.load(whole_ptr + row * Z + z, mask=head < H, other=0.0)
+    for part in tl.static_range(TILES):
+        row = (batch * H + head) * TILES + part
+        whole += tl.load(products_ptr + row * Z + z, mask=head < H, other=0.0)
     added *= tl.load(decays + TO_END * Z * Q, mask=known, other=0.0)
     carried *= tl.load(decays + FROM_START * Z * Q, mask=known, other=0.0)
     whole *= tl.load(chunk_ptr + (batch * H + head) * Z + z, mask=head < H, other=0.0)
@@ -228,4 +239,4 @@ def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, whole_ptr,
     tl.store(place, ddt, mask=(head < H)[:, None] & (token < T)[None, :])
     part = (batch * Z + z) * H + head
     tl.store(da_ptr + part, tl.sum(dlog * step, 1), mask=head < H)
-    tl.store(dd_ptr + part, tl.sum(met, 1), mask=head < H)
+    tl.store(dd_ptr + part, tl.sum(diagonal, 1), mask=head < H)
