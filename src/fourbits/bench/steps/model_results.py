@@ -1,25 +1,26 @@
-"""What a recipe's steps of a model gave, and the bars that compare it with BF16, the peak and peers."""
+"""A recipe's measured steps, and the results that compare it with BF16, the peak and peers."""
 
 from dataclasses import dataclass, field
 
-from fourbits.bench.layer_times import LayerTimes
-from fourbits.bench.model_peers import PeerRun
-from fourbits.bench.saved_bytes import MemoryBreakdown, SavedBytes
-from fourbits.bench.timing import Bar
+from fourbits.bench.peers.model import PeerRun
+from fourbits.bench.steps.layer_times import LayerTimes
+from fourbits.bench.steps.saved_bytes import MemoryBreakdown, SavedBytes
+from fourbits.bench.timing import Result
 
 BASE = "bf16"
-#: what `--recipes` may say behind a recipe's name: inputs are saved in codes and scales
+#: suffix of a recipe's name in `--recipes`: inputs are saved as codes and scales
 PACKED = ":packed"
-#: at the sizes that the goals are for: of BF16's tokens/s, and bytes of saved inputs over BF16's
+#: the presets with targets; target of nvfp4 as a share of BF16's tokens/s; targets of BF16's MFU
 _GOAL_PRESETS, _GOAL, _GOAL_MFU = ("transformer-1.2b", "hybrid-1.2b"), 0.90, (0.50, 0.45)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRun:
-    """One recipe's steps. flops: of a token, by kind; mfu: all of them as a share of the card's peak.
+    """One recipe's steps. flops: per token, by kind; mfu: their sum as a share of the GPU's peak.
 
-    seconds: of a step from CUDA graphs, eager_seconds: kernel by kernel, which both are if eager_because says
-    why. layers, layer_mfu: kernel time by type of layer, and utilization while it runs; on a card only.
+    seconds: of a step from CUDA graphs; eager_seconds: of a step kernel by kernel. Both are the latter if
+    eager_because gives a reason. layers, layer_mfu: kernel time by type of layer, and utilization while it
+    runs; on a GPU only.
     """
 
     recipe: str
@@ -33,14 +34,14 @@ class ModelRun:
     quantized: tuple[str, ...]
     product_rate: float
     eager_because: str | None
-    #: then nothing is known of the card's allocator, and nothing more is measured
+    #: if true, the state of the GPU's allocator is unknown and nothing more is measured
     capture_failed: bool = False
     layers: LayerTimes | None = None
     layer_mfu: dict[str, float] = field(default_factory=dict)
 
 
-def model_bars(preset: str, runs: list[ModelRun], peers: list[PeerRun]) -> tuple[Bar, ...]:
-    """Tokens/s and utilization, memory, and tokens/s against peers; what there is no base for is left out."""
+def model_results(preset: str, runs: list[ModelRun], peers: list[PeerRun]) -> tuple[Result, ...]:
+    """Tokens/s and MFU, memory, and tokens/s relative to peers; results without a base are skipped."""
     return (*_rates(preset, runs), *_memory(runs), *_against_peers(runs, peers))
 
 
@@ -48,24 +49,26 @@ def _base(runs: list[ModelRun]) -> ModelRun | None:
     return next((run for run in runs if run.recipe == BASE), None)
 
 
-def _rates(preset: str, runs: list[ModelRun]) -> list[Bar]:
-    base, bars = _base(runs), []
+def _rates(preset: str, runs: list[ModelRun]) -> list[Result]:
+    base, results = _base(runs), []
     for run in runs:
         goal = _GOAL if preset in _GOAL_PRESETS and run.recipe == "nvfp4" else None
         if base is not None:
             value = base.seconds / run.seconds
-            bars.append(Bar(name=run.recipe, seconds=run.seconds, value=value, unit="of BF16", goal=goal))
+            results.append(
+                Result(name=run.recipe, seconds=run.seconds, value=value, unit="of BF16", goal=goal)
+            )
         if run.mfu is not None:
             at_size = preset in _GOAL_PRESETS and run.recipe == BASE
             goal = _GOAL_MFU[_GOAL_PRESETS.index(preset)] if at_size else None
             name = f"{run.recipe}, MFU"
-            bars.append(Bar(name=name, seconds=run.seconds, value=run.mfu, unit="of peak", goal=goal))
-    return bars
+            results.append(Result(name=name, seconds=run.seconds, value=run.mfu, unit="of peak", goal=goal))
+    return results
 
 
-def _memory(runs: list[ModelRun]) -> list[Bar]:
-    """How many times less memory: BF16's bytes over the recipe's, of saved inputs and at the peak."""
-    base, bars = _base(runs), []
+def _memory(runs: list[ModelRun]) -> list[Result]:
+    """BF16's memory over the recipe's: of saved inputs, and at the peak."""
+    base, results = _base(runs), []
     for run in runs:
         packed = run.recipe.endswith(PACKED)
         if base is None or not run.quantized:
@@ -75,8 +78,8 @@ def _memory(runs: list[ModelRun]) -> list[Bar]:
         shares = {"saved inputs of quantized linears": (theirs / ours, 1 / 0.29)}
         if base.memory.peak and run.memory.peak:
             shares["peak memory"] = (base.memory.peak / run.memory.peak, 1 / 0.87)
-        bars += [
-            Bar(
+        results += [
+            Result(
                 name=f"{run.recipe}, {what}",
                 seconds=run.seconds,
                 value=value,
@@ -85,15 +88,15 @@ def _memory(runs: list[ModelRun]) -> list[Bar]:
             )
             for what, (value, goal) in shares.items()
         ]
-    return bars
+    return results
 
 
-def _against_peers(runs: list[ModelRun], peers: list[PeerRun]) -> list[Bar]:
+def _against_peers(runs: list[ModelRun], peers: list[PeerRun]) -> list[Result]:
     base = _base(runs)
     if base is None:
         return []
     return [
-        Bar(
+        Result(
             name=f"bf16 against {peer.name}",
             seconds=peer.seconds,
             value=base.tokens_per_second / peer.tokens_per_second,

@@ -1,7 +1,7 @@
-"""transformers' NemotronH with the Triton kernels of mamba_ssm, counted, where they are installed.
+"""transformers' NemotronH with the Triton kernels of mamba_ssm, where they are installed; calls are counted.
 
-transformers takes a fused kernel that also needs causal_conv1d's CUDA code, which no package index has built.
-Here its mixer calls mamba_ssm's chunked scan in place of its own reference, and PyTorch's convolution.
+transformers uses a fused kernel that also needs causal_conv1d's CUDA code, which is on no package index as a
+binary. Here its mixer calls mamba_ssm's chunked scan instead of its own, and PyTorch's convolution.
 """
 
 import importlib
@@ -18,7 +18,7 @@ _SCAN = "mamba_chunk_scan_combined"
 _MIXERS = "transformers.models.nemotron_h.modeling_nemotron_h"
 
 
-def why_no_mamba_kernels() -> str | None:
+def unsupported() -> str | None:
     """Why the kernels cannot be used, or None."""
     try:
         _kernel()
@@ -31,7 +31,7 @@ def why_no_mamba_kernels() -> str | None:
 
 @contextmanager
 def mamba_kernels() -> Generator[Counter[str]]:
-    """Inside, NemotronH's mixers scan with mamba_ssm's kernels. Gives how often each was called."""
+    """Inside, NemotronH's mixers use mamba_ssm's kernels. Yields the number of calls of each."""
     calls: Counter[str] = Counter()
     kernel = _kernel()
     known = set(inspect.signature(kernel).parameters)
@@ -52,13 +52,13 @@ def mamba_kernels() -> Generator[Counter[str]]:
 
 
 def _replacements(scan: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """Names in transformers' module -> what stands there; the fused kernel answers that it is not there."""
+    """Names in transformers' module -> replacements; the fused kernel reports that it is unavailable."""
     return {"mamba2_chunk_scan": scan, "mamba2_split_conv1d_scan_combined": lambda *_, **__: None}
 
 
 def _kernel() -> Callable[..., Any]:
-    """The chunked scan. mamba_ssm imports compiled code of Mamba-1 first, which is not needed for it."""
-    importlib.import_module(_MIXERS)  # before, so that transformers' own fallbacks stay what they are
+    """The chunked scan. mamba_ssm also imports Mamba-1's compiled extension, which the scan does not need."""
+    importlib.import_module(_MIXERS)  # first, so that transformers selects its own fallbacks
     stub = ModuleType("selective_scan_cuda")
     if "selective_scan_cuda" not in sys.modules and importlib.util.find_spec(stub.__name__) is None:
         sys.modules[stub.__name__] = stub

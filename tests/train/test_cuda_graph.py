@@ -1,4 +1,4 @@
-"""Which runs are replayed from CUDA graphs, and what the manifest says of the others."""
+"""Which runs are replayed from CUDA graphs, and why others are not."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,11 +11,12 @@ from torch import nn
 from fourbits import convert, get_recipe, set_step
 from fourbits.linear.step import counters_of
 from fourbits.recipe.recipe import GemmSpec, KeepBF16
-from fourbits.train.captured import CapturedGradients, why_not_captured
+from fourbits.train import cuda_graph
+from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.run import with_vocabulary
 from fourbits.train.trainer import Trainer
 
-CARD, CPU = torch.device("cuda"), torch.device("cpu")
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 def converted(recipe):
@@ -24,28 +25,28 @@ def converted(recipe):
     return model
 
 
-def test_a_card_replays_recipes_that_depend_on_nothing_past(monkeypatch):
+def test_a_gpu_replays_recipes_that_do_not_depend_on_past_steps(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     recipe = get_recipe("nvfp4")
     delayed = replace(recipe.fprop.lhs, amax_policy="delayed")
     past = replace(recipe, fprop=GemmSpec(lhs=delayed, rhs=recipe.fprop.rhs))
-    assert why_not_captured(converted("nvfp4"), CARD) is None
-    assert why_not_captured(converted("bf16"), CARD) is None
-    assert "amax policies" in (why_not_captured(converted(past), CARD) or "")
-    assert "NVIDIA card" in (why_not_captured(converted("nvfp4"), CPU) or "")
+    assert cuda_graph.unsupported(converted("nvfp4"), GPU) is None
+    assert cuda_graph.unsupported(converted("bf16"), GPU) is None
+    assert "amax policies" in (cuda_graph.unsupported(converted(past), GPU) or "")
+    assert "NVIDIA GPU" in (cuda_graph.unsupported(converted("nvfp4"), CPU) or "")
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert "NVIDIA card" in (why_not_captured(converted("nvfp4"), CARD) or "")
+    assert "NVIDIA GPU" in (cuda_graph.unsupported(converted("nvfp4"), GPU) or "")
 
 
-@pytest.mark.parametrize(("asked", "reason"), [(True, "NVIDIA card"), (False, "train.cuda_graph is false")])
-def test_a_run_says_why_it_is_not_replayed(config, data, asked, reason):
-    changed = replace(config, train=replace(config.train, cuda_graph=asked))
+@pytest.mark.parametrize(("setting", "reason"), [(True, "NVIDIA GPU"), (False, "train.cuda_graph is false")])
+def test_a_run_says_why_it_is_not_replayed(config, data, setting, reason):
+    changed = replace(config, train=replace(config.train, cuda_graph=setting))
     trainer = Trainer(with_vocabulary(changed, data), data, CPU)
     assert reason in (trainer.eager_because or "")
 
 
 class Recording:
-    """In the place of a CUDA graph: keeps what is asked for while it is captured, and does it at replays."""
+    """Stands in for a CUDA graph: records operations during its capture and runs them at every replay."""
 
     captured: "ClassVar[list[Recording]]"
     running: "ClassVar[Recording | None]" = None
@@ -69,8 +70,8 @@ def capture(graph, pool):
     Recording.running = None
 
 
-def test_replays_read_the_samples_and_clock_of_their_micro_batch_and_leave_its_gradients(monkeypatch):
-    """What the captured work reads and writes are the tensors of the capture."""
+def test_replays_read_the_samples_and_counter_of_their_micro_batch_and_set_its_gradients(monkeypatch):
+    """The captured work reads and writes the tensors of the capture."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(Recording, "captured", [], raising=False)
@@ -107,7 +108,7 @@ def test_replays_read_the_samples_and_clock_of_their_micro_batch_and_leave_its_g
     replayed = trained(CapturedGradients(gradients, model, [master]))
     assert len(eager) == 3, "the first step warms up"
     first, later = Recording.captured
-    assert later.shared is first, "what the later graph reads lies in the pool of the first"
+    assert later.shared is first, "the later graph reads tensors in the pool of the first"
     for one, other in zip(replayed, trained(lambda samples, first: gradients(samples)), strict=True):
         assert torch.equal(one, other)
 

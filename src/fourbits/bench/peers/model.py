@@ -1,8 +1,8 @@
-"""The same training step by transformers' own class of the same shapes, and by a plain PyTorch model.
+"""The training step of Hugging Face's implementation at the same shapes, and of a plain PyTorch model.
 
-All keep FP32 parameters under autocast to BF16, compute the loss over every token, clip, and update with
-fused AdamW, on the same number of random tokens. Our residual stream is BF16, that of transformers FP32,
-which is what autocast makes of it. A peer that is not installed, or does not fit on the card, says so.
+All have FP32 parameters under autocast to BF16, compute the loss over every token, clip, and update with
+fused AdamW, on the same number of random tokens. Our residual stream is BF16; in transformers autocast leaves
+it in FP32. If a peer is not installed or does not fit in the GPU's memory, its result gives the reason.
 """
 
 import warnings
@@ -14,27 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fourbits.bench.mamba_kernels import mamba_kernels, why_no_mamba_kernels
-from fourbits.bench.plain_transformer import PlainTransformer
-from fourbits.bench.timing import medians
-from fourbits.bench.training_step import release
+from fourbits.bench.peers import mamba_ssm
+from fourbits.bench.peers.mamba_ssm import mamba_kernels
+from fourbits.bench.peers.plain_transformer import PlainTransformer
+from fourbits.bench.timing import medians, release_memory
 from fourbits.data.optional import load_transformers
 from fourbits.exchange.config import to_hf_config
 from fourbits.model.config import ModelConfig
 from fourbits.train.config import RunConfig
 
-#: a model and a batch of tokens and targets -> the mean loss
-LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """maker: whose model; compiled: under torch.compile; kernels: with mamba_ssm's."""
+    """maker: whose model; compiled: with torch.compile; kernels: with mamba_ssm's kernels."""
 
     maker: str
     compiled: bool
     kernels: bool = False
-    #: ours over theirs, tokens/s
+    #: target: our tokens/s over theirs
     goal: float | None = None
 
 
@@ -48,7 +45,7 @@ PEERS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerRun:
-    """One peer's steps, or why there are none. kernel_calls: of mamba_ssm's scan, in all steps."""
+    """One peer's steps, or why there are none. kernel_calls: calls of mamba_ssm's scan, in all steps."""
 
     name: str
     what: str
@@ -61,11 +58,11 @@ class PeerRun:
 
 
 def bench_peer(name: str, config: RunConfig, device: torch.device, repeats: int) -> PeerRun:
-    """Time a peer's steps of the run's sizes."""
+    """Time a peer's steps at the run's sizes."""
     kind = PEERS[name]
-    if absent := _why_absent(kind, config.model):
+    if absent := _unsupported(kind, config.model):
         return PeerRun(name=name, what=kind.maker, goal=kind.goal, absent=absent)
-    release(device)
+    release_memory(device)
     try:
         with ExitStack() as stack:
             calls = stack.enter_context(mamba_kernels()) if kind.kernels else None
@@ -84,12 +81,12 @@ def bench_peer(name: str, config: RunConfig, device: torch.device, repeats: int)
     )
 
 
-def _why_absent(kind: _Kind, model: ModelConfig) -> str | None:
+def _unsupported(kind: _Kind, model: ModelConfig) -> str | None:
     if kind.maker == "plain" and (set(model.pattern) != {"T"} or model.activation != "relu2"):
         return "the plain model is a Transformer with squared ReLU"
     if kind.kernels and not model.uses("M"):
         return "the model has no Mamba layers"
-    if kind.kernels and (reason := why_no_mamba_kernels()):
+    if kind.kernels and (reason := mamba_ssm.unsupported()):
         return reason
     if kind.maker == "transformers":
         try:
@@ -100,7 +97,7 @@ def _why_absent(kind: _Kind, model: ModelConfig) -> str | None:
 
 
 def _build(kind: _Kind, model: ModelConfig, device: torch.device) -> tuple[nn.Module, str]:
-    """A model in FP32 with random weights, in training mode, and what it is."""
+    """An FP32 model with random weights, in training mode, and its description."""
     with torch.device(device):
         if kind.maker == "plain":
             return PlainTransformer(model), "plain PyTorch, about 80 lines"

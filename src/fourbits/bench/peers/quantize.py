@@ -1,4 +1,4 @@
-"""The same tensor quantized by torchao and by fouroversix on a CPU, where they are installed."""
+"""Quantization by torchao and fouroversix on a CPU, where they are installed."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def quantize_peers(x: Tensor) -> dict[str, Callable[[], object]]:
-    """Name with version -> NVFP4 codes and scales of x, its amax included. x: bf16 [R, C]."""
-    makers = {"torchao": _torchao, "fouroversix": _fouroversix}
-    return {f"{name} {version(name)}": make(x) for name, make in makers.items() if find_spec(name)}
+    """Name with version -> call that quantizes x, bf16 [R, C], to NVFP4 codes and scales, amax included."""
+    peers = {"torchao": _torchao, "fouroversix": _fouroversix}
+    return {f"{name} {version(name)}": make(x) for name, make in peers.items() if find_spec(name)}
 
 
 def _torchao(x: Tensor) -> Callable[[], object]:

@@ -1,7 +1,7 @@
-"""Where a step's device time goes, by type of layer: products, quantization and all else that a layer starts.
+"""Where a step's device time goes, by type of layer: GEMMs, quantization and all other kernels of a layer.
 
-A step runs kernel by kernel under PyTorch's profiler, with a range around every layer. A kernel belongs to
-the innermost range that started it, in the backward pass through autograd's number of the forward call.
+A step runs kernel by kernel under PyTorch's profiler, with a range around every layer. A kernel is attributed
+to the innermost range that launched it; in the backward pass, through autograd's number of the forward call.
 """
 
 from collections import Counter, defaultdict
@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from fourbits.bench.training_step import TrainingStep
+from fourbits.bench.steps.training_step import TrainingStep
 from fourbits.model.attention import Attention
 from fourbits.model.layers import FFN, RMSNorm
 from fourbits.model.mamba2 import Mamba2
 from fourbits.train.profile import kernels_by_range
 
-#: a mixer -> what its linears are called, and what the rest of it
+#: mixer -> names of the types of its linear layers, and of the rest of it
 _MIXERS: dict[type[nn.Module], tuple[str, str]] = {
     Mamba2: ("Mamba linears", "scan"),
     Attention: ("attention linears", "attention"),
@@ -28,7 +28,7 @@ _MIXERS: dict[type[nn.Module], tuple[str, str]] = {
 }
 _HEAD, _NORM, _EMBEDDING, _OPTIMIZER = "head", "norm", "embedding", "optimizer"
 _LOSS, _REST = "loss", "residuals and gradient sums"
-#: range of the profiler -> type of layer
+#: profiler range -> type of layer
 _RANGES = {"summed_cross_entropy": _LOSS, "Optimizer.step": _OPTIMIZER}
 _PREFIX = "layer type: "
 _TABLE_ROWS = 25
@@ -44,12 +44,12 @@ class LayerTimes:
 
     @property
     def total(self) -> float:
-        """Of all kernels."""
+        """Seconds of all kernels."""
         return sum(self.seconds.values())
 
 
 def layer_times(step: TrainingStep) -> LayerTimes:
-    """Profile a step that has run before, with one micro-batch. The step's device must be a card."""
+    """Profile one micro-batch of a step that has run before. The step's device must be a GPU."""
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with _ranges(step.model), profile(activities=activities, acc_events=True) as recorded:
         step.one_micro_batch()
@@ -58,7 +58,7 @@ def layer_times(step: TrainingStep) -> LayerTimes:
 
 
 def summarize(events: Any) -> LayerTimes:
-    """The times in a profiler's events."""
+    """The times in a profiler's events, by type of layer and by kernel."""
     seconds: dict[str, float] = defaultdict(float)
     by_kernel: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
@@ -78,7 +78,7 @@ def _largest(seconds: dict[str, float]) -> list[tuple[str, float]]:
 
 @contextmanager
 def _ranges(model: nn.Module) -> Generator[None]:
-    """A range of the profiler around every layer of a known type."""
+    """Put a profiler range around every layer of a known type."""
     open_ranges: list[Any] = []
     handles = []
 

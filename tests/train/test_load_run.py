@@ -1,11 +1,11 @@
-"""A run folder gives back the model it trained."""
+"""A run folder can be loaded as the model it trained."""
 
 import pytest
 import torch
 
 from fourbits.evaluate import evaluate, total_loss
+from fourbits.train.load_run import load_trained
 from fourbits.train.run import run
-from fourbits.train.trained import load_trained
 from fourbits.train.trainer import Trainer
 
 

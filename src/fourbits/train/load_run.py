@@ -1,4 +1,4 @@
-"""A run folder as the model it trained: the masters of its newest checkpoint, computing by its recipe."""
+"""Load the trained model of a run: the masters of its newest checkpoint, converted to its recipe."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from fourbits.train.run_folder import RunFolder, read_json
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trained model, in evaluation mode. step: after which it was saved."""
+    """A trained model, in evaluation mode. step: the number of steps it was trained for."""
 
     model: LanguageModel
     tokenizer: Tokenizer
@@ -27,14 +27,16 @@ class Trained:
 
 
 def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Trained:
-    """Load the newest checkpoint of a run. Raises ValueError if the folder has none or it is damaged."""
+    """Load the newest checkpoint of a run. Raises ValueError if there is none or it is damaged."""
     folder = RunFolder(Path(path))
     if not folder.config.is_file():
-        raise ValueError(f"{path}: not a run folder (no {folder.config.name}). Name one of fourbits train.")
+        raise ValueError(
+            f"{path}: not a run folder (no {folder.config.name}). Pass a folder written by fourbits train."
+        )
     config = folder.stored_config()
     checkpoint = folder.newest_checkpoint()
     if checkpoint is None:
-        raise ValueError(f"{path}: the run has no checkpoint yet. Train it on to its first one.")
+        raise ValueError(f"{path}: the run has no checkpoint yet. Continue it until it saves one.")
     model = LanguageModel(config.model, seed=config.train.seed)
     if config.optim.masters != "fp32":
         bf16_masters(model)

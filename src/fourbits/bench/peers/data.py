@@ -1,4 +1,4 @@
-"""The same work done by datasets and by megatron-core, where they are installed."""
+"""Data preparation by datasets and reading by megatron-core, where they are installed."""
 
 import itertools
 import logging
@@ -17,7 +17,7 @@ from fourbits.data.optional import load_datasets
 
 
 def datasets_map(tokenizer: Path, lines: Path, folder: Path) -> Callable[[], object] | None:
-    """JSON lines to ids on disk by `Dataset.map` of datasets, batched, with the same tokenizer."""
+    """JSON lines to tokens on disk with batched `Dataset.map` and the same tokenizer."""
     if not find_spec("datasets"):
         return None
     library, numbers = load_datasets("the benchmark"), itertools.count()
@@ -37,7 +37,7 @@ def datasets_map(tokenizer: Path, lines: Path, folder: Path) -> Callable[[], obj
 
 
 def megatron_samples(prefix: Path, seq_len: int, count: int) -> float | None:
-    """Processor seconds that megatron-core's GPTDataset takes for `count` samples of a token file."""
+    """CPU seconds that megatron-core's GPTDataset takes for `count` samples of a token file."""
     if not find_spec("megatron"):
         return None
     with warnings.catch_warnings():

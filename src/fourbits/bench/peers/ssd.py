@@ -1,4 +1,4 @@
-"""The same scan by mamba_ssm's kernels, where they are installed, and by the torch version, compiled."""
+"""The SSD scan by mamba_ssm's kernels, where they are installed, and by our PyTorch version, compiled."""
 
 import sys
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from fourbits.model.ops.ssd.op import ssd
 
 Scan = Callable[..., Tensor]
 _NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
-#: two scans in BF16 may differ by roundings of each, of 2^-9 of a term
+#: two BF16 scans may differ by the roundings of both, each 2^-9 of a term
 _ALLOWED = 16 * 2.0**-9
 
 
-def ssd_peers(chunk_size: int, on_card: bool, compiled: bool) -> dict[str, Scan]:
-    """Name with version -> scan of (x, dt, a, b, c, d); kernels of others first, where they are installed."""
+def ssd_peers(chunk_size: int, on_gpu: bool, compiled: bool) -> dict[str, Scan]:
+    """Name with version -> scan of (x, dt, a, b, c, d); other packages' kernels come first."""
     peers: dict[str, Scan] = {}
-    if on_card and find_spec("mamba_ssm") and find_spec("einops"):
+    if on_gpu and find_spec("mamba_ssm") and find_spec("einops"):
         peers[f"mamba_ssm {version('mamba_ssm')}"] = _mamba_ssm()
     if compiled:
         peers["compiled torch"] = _compiled(chunk_size)
@@ -29,7 +29,7 @@ def ssd_peers(chunk_size: int, on_card: bool, compiled: bool) -> dict[str, Scan]
 
 
 def refuse_wrong(name: str, peer: Scan, own: Scan, args: tuple[Tensor, ...], dy: Tensor) -> None:
-    """Raises RuntimeError for a peer whose value or gradients are not those of `own`."""
+    """Raises RuntimeError if a peer's value or gradients differ from those of `own`."""
     if wrong := _differences(own, peer, args, dy):
         raise RuntimeError(
             f"bench ssd: {name} must agree with our scan, the difference is {wrong}. Uninstall it."
@@ -44,7 +44,7 @@ def _compiled(chunk_size: int) -> Scan:
 
 
 def _mamba_ssm() -> Scan:
-    # The package imports its CUDA extension at once, though these kernels do not call it.
+    # The package imports its CUDA extension, which these kernels do not need.
     sys.modules.setdefault("selective_scan_cuda", ModuleType("selective_scan_cuda"))
     module = import_module("mamba_ssm.ops.triton.ssd_combined")
     return lambda x, dt, a, b, c, d: module.mamba_chunk_scan_combined(x, dt, a, b, c, chunk_size=256, D=d)

@@ -1,9 +1,9 @@
-"""Whole training steps of a model at its size: tokens/s by recipe, utilization, memory, and where time goes.
+"""Whole training steps of a full-size model: tokens/s by recipe, utilization, memory, and where time goes.
 
-A step is the preset's, as `fourbits train` makes it, on random tokens. Recipes run one after another, because
-two of these models do not fit on a card; the rate of a BF16 product beside each shows whether the card's
-clock stayed. Utilization (MFU) is the model's own FLOPs (counts.py: the causal half of attention, nothing
-computed twice) over the card's dense BF16 peak, whatever the recipe.
+A step is that of `fourbits train` with the preset, on random tokens. Recipes run one after another, because
+two of these models do not fit on one GPU; the BF16 GEMM rate measured with each shows whether the GPU's clock
+rate changed. Utilization (MFU) is the model's FLOPs (counts.py: the causal half of attention, no
+recomputation) over the GPU's dense BF16 peak, whatever the recipe.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from typing import Literal
 
 import torch
 
-from fourbits.bench.layer_times import LayerTimes, layer_times
-from fourbits.bench.model_bars import BASE, PACKED, ModelRun, model_bars
-from fourbits.bench.model_peers import PEERS, PeerRun, bench_peer
-from fourbits.bench.saved_bytes import MemoryBreakdown, SavedBytes, memory_breakdown, saved_bytes
-from fourbits.bench.timing import Report, copy_bandwidth, measured, medians, product_rate
-from fourbits.bench.training_step import TrainingStep, release
+from fourbits.bench.peers.model import PEERS, PeerRun, bench_peer
+from fourbits.bench.steps.layer_times import LayerTimes, layer_times
+from fourbits.bench.steps.model_results import BASE, PACKED, ModelRun, model_results
+from fourbits.bench.steps.saved_bytes import MemoryBreakdown, SavedBytes, memory_breakdown, saved_bytes
+from fourbits.bench.steps.training_step import TrainingStep
+from fourbits.bench.timing import Report, copy_bandwidth, measured, medians, product_rate, release_memory
 from fourbits.device import peak_flops, probe
 from fourbits.linear.convert import convert
 from fourbits.model.counts import count_parameters, linear_flops, training_flops
@@ -33,9 +33,9 @@ RECIPES = (BASE, "nvfp4", "nvfp4" + PACKED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRequest:
-    """What to measure. None: as the preset says, but at most two micro-batches a step.
+    """What to measure. None: as in the preset, but at most two micro-batches per step.
 
-    peers: names of model_peers.PEERS. profile: run one step under the profiler, on a card.
+    peers: names from peers.model.PEERS. profile: run one step under the profiler, on a GPU.
     """
 
     preset: str
@@ -54,20 +54,20 @@ class ModelRequest:
         train = config.train
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}.")
-        own = {"gradient_accumulation": min(train.gradient_accumulation, 2)}
-        asked = {
+        default = {"gradient_accumulation": min(train.gradient_accumulation, 2)}
+        requested = {
             "seq_len": self.seq_len,
             "micro_batch_size": self.micro_batch,
             "gradient_accumulation": self.accumulation,
             "compile": self.compile,
         }
-        given = {name: value for name, value in asked.items() if value is not None}
-        return replace(config, train=replace(train, **(own | given)))
+        given = {name: value for name, value in requested.items() if value is not None}
+        return replace(config, train=replace(train, **(default | given)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport(Report):
-    """Bars, and everything that was measured of recipes and peers."""
+    """The results, and everything that was measured of recipes and peers."""
 
     preset: str
     tokens_per_micro_batch: tuple[int, int]
@@ -78,11 +78,11 @@ class ModelReport(Report):
 
 
 def bench_model(
-    device: torch.device, request: ModelRequest, say: Callable[[str], None] = lambda line: None
+    device: torch.device, request: ModelRequest, log: Callable[[str], None] = lambda line: None
 ) -> ModelReport:
-    """Measure. say: is told each result as it comes. Raises ValueError for names that are not known.
+    """Measure. log: receives a line per result. Raises ValueError for unknown names.
 
-    Ctrl-C ends it with a report, once a recipe has been measured.
+    Ctrl-C ends the benchmark with a report of what was measured, if at least one recipe was.
     """
     config, recipes = request.config(), [_recipe(name) for name in request.recipes]
     for name in request.peers:
@@ -92,16 +92,16 @@ def bench_model(
     runs: list[ModelRun] = []
     peers: list[PeerRun] = []
     try:
-        _measure_recipes(runs, device, config, recipes, request, say)
+        _measure_recipes(runs, device, config, recipes, request, log)
         for name in () if runs and runs[-1].capture_failed else request.peers:
             peers.append(bench_peer(name, config, device, request.repeats))
-            say(_line(name, peers[-1].tokens_per_second, peers[-1].peak, peers[-1].absent))
+            log(_line(name, peers[-1].tokens_per_second, peers[-1].peak, peers[-1].absent))
     except KeyboardInterrupt:
         if not runs:
             raise
-        say("Stopped: the report is of what was measured until now.")
-    bars = model_bars(request.preset, runs, peers)
-    report = measured("model", device, bars, rates)
+        log("Stopped: the report contains what was measured until now.")
+    results = model_results(request.preset, runs, peers)
+    report = measured("model", device, results, rates)
     return ModelReport(
         **{name: getattr(report, name) for name in Report.__dataclass_fields__},
         preset=request.preset,
@@ -119,9 +119,9 @@ def _measure_recipes(
     config: RunConfig,
     recipes: list[Recipe],
     request: ModelRequest,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Append each run. After a capture that fails there are no more."""
+    """Append each run. Stops after a failed capture."""
     if not recipes:
         return
     model = LanguageModel(config.model, seed=0).to(device)
@@ -130,9 +130,9 @@ def _measure_recipes(
     for name, recipe in zip(request.recipes, recipes, strict=True):
         runs.append(_run(model, name, recipe, config, request))
         share = "" if runs[-1].mfu is None else f", MFU {runs[-1].mfu:.1%}"
-        say(_line(name, runs[-1].tokens_per_second, runs[-1].memory.peak, None) + share)
+        log(_line(name, runs[-1].tokens_per_second, runs[-1].memory.peak, None) + share)
         if runs[-1].capture_failed:
-            say(f"{name}: {runs[-1].eager_because}. Nothing is measured after it.")
+            log(f"{name}: {runs[-1].eager_because}. Nothing is measured after it.")
             return
 
 
@@ -144,7 +144,7 @@ def _line(name: str, rate: float | None, peak: int | None, absent: str | None) -
 def _run(
     model: LanguageModel, name: str, recipe: Recipe, config: RunConfig, request: ModelRequest
 ) -> ModelRun:
-    """Kernel by kernel first, then from graphs: one after the other, as both need the card's memory."""
+    """Measure kernel by kernel, then from CUDA graphs; not interleaved, as either needs the GPU's memory."""
     summary = convert(model, recipe)
     step = TrainingStep(model, config)
     device = step.device
@@ -154,10 +154,10 @@ def _run(
     times = _times(step, saved, request)
     del step
     if not times.failed:
-        release(device)
+        release_memory(device)
     flops = training_flops(config.model, config.train.seq_len)
     rate = config.train.tokens_per_step / times.seconds
-    peak = peak_flops(probe(device.type), torch.bfloat16)
+    peak = peak_flops(probe(device), torch.bfloat16)
     tokens = config.train.micro_batch_size * config.train.seq_len
     return ModelRun(
         recipe=name,
@@ -179,7 +179,7 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """As in ModelRun. failed: eager_because is a capture that failed."""
+    """As in ModelRun. failed: eager_because describes a failed capture."""
 
     seconds: float
     eager_seconds: float
@@ -191,36 +191,36 @@ class _Times:
 
 def _times(step: TrainingStep, saved: SavedBytes, request: ModelRequest) -> _Times:
     device, rate = step.device, product_rate(step.device)
-    release(device)
+    release_memory(device)
     eager = _seconds(step.kernel_by_kernel, device, request)
     memory = memory_breakdown(step, saved)
     if step.eager_because is not None:
         return _Times(eager, eager, memory, rate, step.eager_because)
-    release(device)
+    release_memory(device)
     try:
         return _Times(_seconds(step, device, request), eager, memory_breakdown(step, saved), rate, None)
     except RuntimeError as error:
-        # Whatever it was: the steps above were measured, and the report says that these are they.
+        # Whatever the cause: the eager steps were measured, and the report says that it contains those.
         return _Times(eager, eager, memory, rate, f"the capture failed: {str(error).splitlines()[0]}", True)
 
 
 def _seconds(step: Callable[[], object], device: torch.device, request: ModelRequest) -> float:
-    """Of a step, the median. The first captured one runs kernel by kernel, the second captures."""
+    """Median time of a step. Of captured steps the first runs kernel by kernel, and the second captures."""
     (seconds,) = medians([step], device, request.repeats, warm_up=2)
     return seconds
 
 
 def utilization(flops_per_second: float, peak: float) -> float:
-    """The share of the peak; more than all of it is a mistake in the counts, or in the peak."""
+    """The share of the peak; above 1 the FLOP counts or the peak must be wrong."""
     share = flops_per_second / peak
     assert share <= 1, f"{flops_per_second / 1e12:.0f} TFLOP/s counted, of a peak of {peak / 1e12:.0f}"
     return share
 
 
 def _layer_mfu(layers: LayerTimes, config: RunConfig, tokens: int, peak: float) -> dict[str, float]:
-    """Utilization while a type of layer runs, quantization and all its elementwise work included.
+    """Utilization while a type of layer runs, including its quantization and elementwise work.
 
-    More than 1 would mean that kernels of its backward pass were not recognized; it is shown as it is.
+    Above 1, kernels of its backward pass were not attributed to it; the value is shown unchanged.
     """
     flops = linear_flops(config.model) | training_flops(config.model, config.train.seq_len)
     flops["scan"] += flops.pop("conv")

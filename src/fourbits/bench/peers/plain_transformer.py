@@ -1,6 +1,6 @@
-"""A Transformer as one would write it by hand in PyTorch: the peer of ours that has no library around it.
+"""A Transformer written directly in PyTorch, as a baseline without any library.
 
-Pre-norm, rotary positions, grouped queries, squared ReLU, untied head, cross-entropy over all logits.
+Pre-norm, rotary positions, grouped-query attention, squared ReLU, untied head, cross-entropy over all logits.
 """
 
 import torch
