@@ -1,8 +1,8 @@
-"""The Mamba-2 mixer (arXiv:2405.21060 section 7): in_proj, convolution, scan, gate, norm, out_proj.
+"""The Mamba-2 mixer (arXiv:2405.21060 section 7): in_proj, convolution, SSD scan, gate, norm, out_proj.
 
-in_proj's output holds z | x | B | C | dt side by side, in that order, as Mamba-2 and NemotronH store it:
-z gates the output, x is scanned, B and C write and read the state, dt is the step. Both projections are
-modules of their own that are called, never read by a fused kernel, so a recipe that exchanges them is obeyed.
+in_proj's output is the concatenation z | x | B | C | dt, as Mamba-2 and NemotronH store it: z gates the
+output, x is the input of the scan, B and C write and read the state, dt is the time step. Both projections
+are separate modules, called and never read by a fused kernel, so that a recipe can replace them.
 """
 
 import torch
@@ -37,8 +37,8 @@ def mamba_core(
     """Region: everything between in_proj and out_proj, FP32 inside.
 
     projected: [B, T, z | x | B | C | dt]; a_log, d, dt_bias: [H]; norm_weight: [H*P]; documents: int [B, T]
-    or None; min_time_step: steps dt below it are raised to it; fused: convolution, scan and norm run by
-    kernels, each of which rounds what leaves it to projected's dtype -> [B, T, H*P] in projected's dtype.
+    or None; min_time_step: lower bound of the time steps dt; fused: run convolution, scan and norm by
+    kernels, each of which rounds its output to projected's dtype -> [B, T, H*P] in projected's dtype.
     """
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
     d_state = (d_conv - d_mamba) // 2
@@ -56,7 +56,7 @@ def mamba_core(
 
 
 class Mamba2(RegionModule):
-    """Mamba-2 mixer; its parameters are NemotronH's under other names, with the same layouts."""
+    """Mamba-2 mixer. Its parameters are NemotronH's, renamed, with the same layouts."""
 
     def __init__(
         self,
