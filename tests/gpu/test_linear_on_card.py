@@ -13,8 +13,8 @@ from fourbits.linear import operand_cache as reuse
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.recipe import GemmSpec, KeepBF16
 from fourbits.train import cuda_graph
-from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.config import OptimConfig
+from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.optim import MasterOptimizer
 from model.shapes import small_config
 

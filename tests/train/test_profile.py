@@ -17,8 +17,8 @@ from fourbits.train.run import run
     [
         ("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT", None, "GEMM"),
         ("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT", "mamba_core", "GEMM"),
-        ("bulk_kernel", None, "GEMM"),
-        ("fp8_product_kernel", None, "GEMM"),
+        ("tma_kernel", None, "GEMM"),
+        ("fp8_gemm_kernel", None, "GEMM"),
         ("fp8_kernel", None, "quantization"),
         ("operands_kernel", None, "quantization"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma", None, "attention"),

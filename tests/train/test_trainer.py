@@ -79,12 +79,14 @@ def test_recomputed_blocks_have_the_same_bits(make, recipe):
 def test_the_counter_of_random_bits_follows_step_and_token(make, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        trainer_module, "set_step", lambda model, step, first_token: seen.append((step, first_token))
+        trainer_module,
+        "set_step",
+        lambda model, step, first_token, same_weights: seen.append((step, first_token, same_weights)),
     )
     trainer = make()
     for _ in range(2):
         trainer.run_step()
-    assert seen == [(0, 0), (0, 64), (1, 0), (1, 64)]
+    assert seen == [(0, 0, False), (0, 64, True), (1, 0, False), (1, 64, True)]
 
 
 def test_a_step_reads_the_next_samples_of_the_stream(make, monkeypatch):

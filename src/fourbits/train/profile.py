@@ -22,7 +22,7 @@ _NAMES = {
         *("operands_kernel", "amax_kernel", "packed_kernel", "unpack_kernel", "unpack_turned_kernel"),
         *("fp8_kernel", "notes_kernel", "observe_kernel"),
     ),
-    "GEMM": ("bulk_kernel", "plain_kernel", "sum_kernel", "fp8_product", "gemm", "nvjet", "cutlass", "xmma"),
+    "GEMM": ("tma_kernel", "pointer_kernel", "sum_kernel", "gemm", "nvjet", "cutlass", "xmma"),
     "attention": ("flash", "fmha", "sdpa", "attention"),
 }
 #: region or range -> kind
