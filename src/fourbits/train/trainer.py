@@ -1,7 +1,4 @@
-"""The trainer: model, recipe, data and optimizer, and one training step.
-
-Only here are model and recipe combined: the model is built, then converted.
-"""
+"""The trainer: one step of a model, its recipe, its data and its optimizer; it builds and converts the model."""
 
 import math
 import time
@@ -68,9 +65,7 @@ class PendingStep:
     """A step whose numbers may not have arrived from the device yet."""
 
     def __init__(self, step: int, lr: float, data_seconds: float, numbers: Tensor) -> None:
-        """numbers: loss, share of saturated blocks, whether the update was skipped, gradient norm, and the
-        norm per parameter.
-        """
+        """numbers: loss, share of saturated blocks, whether skipped, gradient norm, norm per parameter."""
         self.step, self.lr, self.data_seconds = step, lr, data_seconds
         self._numbers = numbers
         if numbers.is_cuda:
