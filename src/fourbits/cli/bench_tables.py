@@ -22,7 +22,9 @@ def result_table(report: Report) -> Table:
     table = Table("result", "median ms", "value", "goal", "ceiling", title=title, title_justify="left")
     for result in report.results:
         goal, ceiling = (f"{x:.2f}" if x is not None else "" for x in (result.goal, result.ceiling))
-        table.add_row(result.name, f"{result.seconds * 1e3:,.3f}", f"{result.value:.2f} {result.unit}", goal, ceiling)
+        table.add_row(
+            result.name, f"{result.seconds * 1e3:,.3f}", f"{result.value:.2f} {result.unit}", goal, ceiling
+        )
     return table
 
 

@@ -1,4 +1,4 @@
-"""The trainer: one step of a model, its recipe, its data and its optimizer; it builds and converts the model."""
+"""The trainer: builds the model, converts it to its recipe, and runs steps on its data."""
 
 import math
 import time
