@@ -1,4 +1,4 @@
-"""The choice of a backend from fabricated facts, and the facts of this machine."""
+"""The choice of a backend for fabricated devices, and the description of this machine."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -10,11 +10,10 @@ from fourbits.device import (
     Backend,
     Device,
     choose_backend,
-    facts_of,
-    native_blocker,
+    native_unsupported,
     peak_flops,
     probe,
-    triton_blocker,
+    triton_unsupported,
 )
 
 CPU = Device(
@@ -28,44 +27,44 @@ CPU = Device(
 )
 
 
-def card(
+def gpu(
     name: str, capability: tuple[int, int] | None, triton: str | None = "3.6.0", kind: str = "cuda"
 ) -> Device:
     return dataclasses.replace(CPU, kind=kind, name=name, capability=capability, triton_version=triton)
 
 
-H100 = card("NVIDIA H100 80GB HBM3", (9, 0))
-B200 = card("NVIDIA B200", (10, 0))
+H100 = gpu("NVIDIA H100 80GB HBM3", (9, 0))
+B200 = gpu("NVIDIA B200", (10, 0))
 
 
 @pytest.mark.parametrize(
     ("device", "backend", "reason"),
     [
-        (CPU, Backend.EMULATED, "the compiled reference and exact operands on the CPU"),
+        (CPU, Backend.EMULATED, "the compiled reference and dequantized operands on the CPU"),
         (
             dataclasses.replace(CPU, cpp_compiler=None),
             Backend.EMULATED,
             "no C++ compiler found (install g++)",
         ),
-        (H100, Backend.EMULATED, "fused Triton kernels and BF16 tensor cores on exact operands"),
-        (card("NVIDIA A100-SXM4-80GB", (8, 0)), Backend.EMULATED, "fused Triton kernels"),
-        (card("NVIDIA H100 PCIe", (9, 0), None), Backend.EMULATED, "Triton is not installed"),
-        (card("NVIDIA H100 PCIe", (9, 0), "3.5.1"), Backend.EMULATED, "Triton 3.5.1 is older than 3.6"),
-        (card("Tesla T4", (7, 5)), Backend.REFERENCE, "needs sm_80 or newer, this is Tesla T4 (sm_75)"),
+        (H100, Backend.EMULATED, "fused Triton kernels, and BF16 tensor cores on dequantized operands"),
+        (gpu("NVIDIA A100-SXM4-80GB", (8, 0)), Backend.EMULATED, "fused Triton kernels"),
+        (gpu("NVIDIA H100 PCIe", (9, 0), None), Backend.EMULATED, "Triton is not installed"),
+        (gpu("NVIDIA H100 PCIe", (9, 0), "3.5.1"), Backend.EMULATED, "Triton 3.5.1 is older than 3.6"),
+        (gpu("Tesla T4", (7, 5)), Backend.REFERENCE, "needs sm_80 or newer, this is Tesla T4 (sm_75)"),
         (B200, Backend.EMULATED, "its FP4 tensor cores have not passed the self-check"),
-        (card("AMD Instinct MI300X", None, kind="rocm"), Backend.EMULATED, "for NVIDIA cards, this is AMD"),
-        (card("Intel Max 1550", None, kind="xpu"), Backend.EMULATED, "untested on this hardware"),
-        (card("Apple GPU", None, kind="mps"), Backend.EMULATED, "plain torch quantizer, same bits, slow"),
+        (gpu("AMD Instinct MI300X", None, kind="rocm"), Backend.EMULATED, "need an NVIDIA GPU, this is AMD"),
+        (gpu("Intel Max 1550", None, kind="xpu"), Backend.EMULATED, "untested on this hardware"),
+        (gpu("Apple GPU", None, kind="mps"), Backend.EMULATED, "plain PyTorch quantizer, same bits, slow"),
     ],
     ids=lambda value: value.name if isinstance(value, Device) else None,
 )
-def test_auto_names_its_choice_and_the_reason(device, backend, reason):
+def test_auto_reports_its_choice_and_the_reason(device, backend, reason):
     chosen, why = choose_backend("auto", device)
     assert chosen is backend
     assert reason in why
 
 
-def test_auto_takes_native_only_after_its_self_check_passed():
+def test_auto_selects_native_only_after_its_self_check_passed():
     assert choose_backend("auto", B200)[0] is Backend.EMULATED
     assert choose_backend("auto", B200, native_passed=True)[0] is Backend.NATIVE
     assert choose_backend("auto", H100, native_passed=True)[0] is Backend.EMULATED
@@ -80,10 +79,10 @@ def test_auto_takes_native_only_after_its_self_check_passed():
             "backend native: FP4 tensor cores need NVIDIA sm_100 or newer (Blackwell), this is NVIDIA",
         ),
         ("native", CPU, "this is x86_64 CPU (AVX2). Use auto, which emulates the same bits here."),
-        ("native", card("NVIDIA B200", (10, 0), None), "Triton is not installed"),
+        ("native", gpu("NVIDIA B200", (10, 0), None), "Triton is not installed"),
         (
             "emulated",
-            card("Tesla T4", (7, 5)),
+            gpu("Tesla T4", (7, 5)),
             "needs sm_80 or newer, this is Tesla T4 (sm_75). Use reference.",
         ),
         ("triton", CPU, "backend: must be one of auto, reference, emulated, native, got 'triton'."),
@@ -99,27 +98,27 @@ def test_a_backend_that_cannot_run_is_refused_with_the_reason(requested, device,
     ("requested", "device"),
     [("reference", CPU), ("reference", H100), ("emulated", CPU), ("emulated", H100), ("native", B200)],
 )
-def test_a_possible_request_is_granted(requested, device):
+def test_a_backend_that_can_run_is_selected_as_requested(requested, device):
     assert choose_backend(requested, device)[0] is Backend(requested)
 
 
 @pytest.mark.parametrize("capability", [(10, 0), (10, 3), (12, 0), (12, 1)])
 def test_every_blackwell_has_native_fp4(capability):
-    assert native_blocker(card("NVIDIA B200", capability)) is None
+    assert native_unsupported(gpu("NVIDIA B200", capability)) is None
 
 
 @pytest.mark.parametrize(
     ("version", "usable"), [("3.6.0", True), ("3.10.1", True), ("4.0", True), ("3.4.0", False)]
 )
 def test_triton_versions_are_compared_as_numbers(version, usable):
-    assert (triton_blocker(card("NVIDIA H100 PCIe", (9, 0), version)) is None) == usable
+    assert (triton_unsupported(gpu("NVIDIA H100 PCIe", (9, 0), version)) is None) == usable
 
 
-def test_peak_flops_is_a_datasheet_number_or_unknown():
+def test_peak_flops_are_from_a_datasheet_or_unknown():
     assert peak_flops(H100, torch.bfloat16) == 989.4e12
-    assert peak_flops(card("NVIDIA H100 PCIe", (9, 0)), torch.bfloat16) == 756.5e12
-    assert peak_flops(card("NVIDIA GeForce RTX 4090", (8, 9)), torch.float8_e4m3fn) == 330.3e12
-    assert peak_flops(card("NVIDIA A100-SXM4-40GB", (8, 0)), torch.float8_e4m3fn) is None
+    assert peak_flops(gpu("NVIDIA H100 PCIe", (9, 0)), torch.bfloat16) == 756.5e12
+    assert peak_flops(gpu("NVIDIA GeForce RTX 4090", (8, 9)), torch.float8_e4m3fn) == 330.3e12
+    assert peak_flops(gpu("NVIDIA A100-SXM4-40GB", (8, 0)), torch.float8_e4m3fn) is None
     assert peak_flops(H100, torch.float32) is None
     assert peak_flops(CPU, torch.bfloat16) is None
 
@@ -127,8 +126,8 @@ def test_peak_flops_is_a_datasheet_number_or_unknown():
 @pytest.mark.parametrize(
     "name", ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H20", "H200"]
 )
-def test_a_card_with_a_similar_name_gets_no_peak(name):
-    assert peak_flops(card(name, (9, 0)), torch.bfloat16) is None
+def test_a_gpu_with_a_similar_name_has_no_known_peak(name):
+    assert peak_flops(gpu(name, (9, 0)), torch.bfloat16) is None
 
 
 def test_the_probe_describes_the_cpu_of_this_machine():
@@ -145,17 +144,17 @@ def test_the_probe_prefers_the_gpu_of_this_machine():
     assert device.memory_bytes == torch.cuda.get_device_properties(0).total_memory
 
 
-def test_a_device_that_is_not_here_is_refused():
+def test_an_absent_device_is_refused():
     with pytest.raises(ValueError, match="device 'tpu': must be present on this machine, which has"):
         probe("tpu")
 
 
-def test_the_facts_are_those_of_the_card_that_is_asked_about(monkeypatch):
-    """A machine may have an old card beside a new one."""
-    cards = [SimpleNamespace(name=f"card {i}", major=7 + 2 * i, minor=0, total_memory=i) for i in range(2)]
+def test_the_probe_describes_the_gpu_of_the_given_index(monkeypatch):
+    """A machine may have an old GPU and a new one."""
+    gpus = [SimpleNamespace(name=f"GPU {i}", major=7 + 2 * i, minor=0, total_memory=i) for i in range(2)]
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", cards.__getitem__)
-    found = [facts_of(torch.device(name)).capability for name in ("cuda", "cuda:0", "cuda:1")]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    found = [probe(torch.device(name)).capability for name in ("cuda", "cuda:0", "cuda:1")]
     assert found == [(7, 0), (7, 0), (9, 0)]

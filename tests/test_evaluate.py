@@ -1,4 +1,4 @@
-"""Losses per source, bits per byte, and greedy text."""
+"""Losses per source, bits per byte, and generated text."""
 
 import math
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_sources_are_weighed_by_their_tokens(model, tokenizer):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_mode_of_the_model_is_put_back(model, tokenizer, training):
+def test_the_mode_of_the_model_is_restored(model, tokenizer, training):
     model.train(training)
     seen = []
     model.blocks[0].register_forward_hook(lambda module, args, output: seen.append(module.training))
@@ -96,7 +96,7 @@ def test_long_texts_are_counted_on_evenly_spaced_parts():
     assert sampled[:4].tolist() == pytest.approx([160] * 4, abs=10)
 
 
-def test_greedy_text_takes_the_likeliest_token_each_time(model):
+def test_greedy_text_has_the_most_likely_token_each_time(model):
     ids = generate(model, [5, 6, 7], 4)
     context = torch.tensor([[5, 6, 7, *ids]])
     with torch.no_grad():
@@ -110,12 +110,12 @@ def test_sampled_text_is_a_function_of_its_seed(model):
     assert len(set(draws)) == 3
 
 
-def test_a_context_longer_than_the_model_takes_is_cut_at_its_beginning(model):
+def test_a_context_longer_than_the_model_accepts_is_truncated_at_its_beginning(model):
     long, short = list(range(40)), list(range(16, 40))
     assert generate(model, long, 1) == generate(model, short, 1)
 
 
-def test_ids_that_the_tokenizer_lacks_are_never_written(model):
+def test_tokens_beyond_the_tokenizers_vocabulary_are_never_generated(model):
     assert max(generate(model, [5], 60, temperature=1.0)) >= 8
     assert max(generate(model, [5], 60, temperature=1.0, num_ids=8)) < 8
 

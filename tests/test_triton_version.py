@@ -1,11 +1,11 @@
-"""Machines whose Triton is missing or too old: everything is imported, and whoever asks is told why."""
+"""Machines whose Triton is missing or too old: all else can be imported, and the reason is reported."""
 
 import subprocess
 import sys
 
 import pytest
 
-from fourbits.triton_version import installed_triton, why_no_triton
+from fourbits.triton_version import installed_triton, version_unsupported
 
 MACHINE = """
 import importlib.metadata, importlib.util, sys
@@ -35,7 +35,7 @@ importlib.util.find_spec = lambda name, package=None: None if name == HIDDEN els
 from dataclasses import replace
 import torch
 import fourbits
-import fourbits.model.ssd_op
+import fourbits.model.ops.self_check
 from fourbits.device import choose_backend, probe
 
 model = torch.nn.Linear(16, 16)
@@ -44,8 +44,8 @@ fourbits.convert(model, replace(recipe, keep_bf16=replace(recipe.keep_bf16, name
 fourbits.set_step(model, 0)
 model(torch.ones(16, 16)).sum().backward()
 assert model.weight.grad.isfinite().all()
-card = replace(probe("cpu"), kind="cuda", name="NVIDIA B200", capability=(10, 0))
-print(choose_backend("auto", card)[1])
+gpu = replace(probe("cpu"), kind="cuda", name="NVIDIA B200", capability=(10, 0))
+print(choose_backend("auto", gpu)[1])
 """
 
 
@@ -53,11 +53,11 @@ print(choose_backend("auto", card)[1])
     ("version", "hidden", "words"),
     [
         (None, "triton", "Triton is not installed (pip install 'triton>=3.6')"),
-        # what Triton 3.1 does not have yet
+        # missing in Triton 3.1
         ("3.1.0", "triton.tools.tensor_descriptor", "Triton 3.1.0 is older than 3.6 (pip install"),
     ],
 )
-def test_without_a_triton_that_has_what_kernels_import_all_else_works(version, hidden, words):
+def test_everything_but_the_kernels_works_without_a_usable_triton(version, hidden, words):
     program = MACHINE.format(version=version, hidden=hidden)
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
@@ -65,4 +65,4 @@ def test_without_a_triton_that_has_what_kernels_import_all_else_works(version, h
 
 
 def test_the_triton_of_this_machine_is_new_enough():
-    assert why_no_triton(installed_triton()) is None
+    assert version_unsupported(installed_triton()) is None

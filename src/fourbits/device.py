@@ -1,11 +1,11 @@
-"""What this machine can run, found out once, and which backend that allows.
+"""What this machine can run, and which backend that allows.
 
-A backend never changes the bits of codes or scales; it decides who computes them and at what speed:
+A backend never changes the bits of codes or scales. It selects the implementation, and with it the speed:
 
-- reference: plain torch, readable, the specification;
-- emulated:  exact operands on BF16 GEMMs, quantized by fused Triton kernels on NVIDIA sm_80 and newer, by the
-             compiled reference elsewhere. The numbers are 4-bit, the speed is not;
-- native:    the FP4 tensor cores of Blackwell (sm_100 and newer), after a self-check on the user's own chip.
+- reference: plain PyTorch, readable, the specification;
+- emulated:  BF16 GEMMs on dequantized operands (exact in BF16). Fused Triton kernels quantize on NVIDIA sm_80
+             and newer, the compiled reference elsewhere. The numbers are 4-bit, the speed is not;
+- native:    the FP4 tensor cores of Blackwell (sm_100 and newer), after a self-check on the chip in use.
 """
 
 import os
@@ -18,14 +18,14 @@ from enum import Enum
 
 import torch
 
-from fourbits.triton_version import installed_triton, why_no_triton
+from fourbits.triton_version import installed_triton, version_unsupported
 
 MIN_EMULATED = (8, 0)
 MIN_NATIVE = (10, 0)
 
 
 class Backend(Enum):
-    """Who quantizes and multiplies."""
+    """Which implementation quantizes and runs the GEMMs."""
 
     REFERENCE = "reference"
     EMULATED = "emulated"
@@ -34,7 +34,7 @@ class Backend(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """Facts about the device that trains. `kind` is cpu, cuda, rocm, xpu or mps."""
+    """A device and the software that drives it. `kind` is cpu, cuda, rocm, xpu or mps."""
 
     kind: str
     name: str
@@ -46,15 +46,19 @@ class Device:
 
     @property
     def torch_device(self) -> str:
-        """The name torch gives this kind: PyTorch for AMD answers to cuda."""
+        """PyTorch's name for this kind: its ROCm build calls AMD GPUs cuda."""
         return "cuda" if self.kind == "rocm" else self.kind
 
 
-def probe(kind: str | None = None, index: int | None = None) -> Device:
-    """The facts of the best device present, or of one `kind` of device. Raises ValueError if it is absent.
+def probe(device: str | torch.device | None = None) -> Device:
+    """Describe a device: a kind, a torch.device, or by default the best one present.
 
-    index: which of several cards; by default the current one.
+    Where there are several GPUs, a torch.device with an index selects one; otherwise the current one is
+    described. Raises ValueError if the device is absent.
     """
+    kind, index = (device.type, device.index) if isinstance(device, torch.device) else (device, None)
+    if isinstance(device, torch.device) and kind == "cuda" and torch.version.hip:
+        kind = "rocm"
     present = _present()
     if kind is not None and kind not in present:
         raise ValueError(f"device {kind!r}: must be present on this machine, which has {', '.join(present)}.")
@@ -71,17 +75,11 @@ def probe(kind: str | None = None, index: int | None = None) -> Device:
     )
 
 
-def facts_of(device: torch.device) -> Device:
-    """The facts of a torch device."""
-    kind = "rocm" if device.type == "cuda" and torch.version.hip else device.type
-    return probe(kind, device.index)
-
-
 def choose_backend(requested: str, device: Device, *, native_passed: bool = False) -> tuple[Backend, str]:
-    """The backend that `requested` (auto, reference, emulated, native) means here, and why in one sentence.
+    """Resolve `requested` (auto, reference, emulated, native) to a backend, and say why in one sentence.
 
-    `native_passed`: the self-check of the native backend has passed on this chip; without it auto emulates.
-    Raises ValueError for a backend that this device cannot run: nothing is replaced silently.
+    `native_passed`: the native backend's self-check has passed on this chip; without it, auto emulates.
+    Raises ValueError for a backend that this device cannot run; there is no silent fallback.
     """
     if requested == "auto":
         return _best(device, native_passed)
@@ -90,33 +88,35 @@ def choose_backend(requested: str, device: Device, *, native_passed: bool = Fals
         raise ValueError(f"backend: must be one of {known}, got {requested!r}.")
     backend = Backend(requested)
     if backend is Backend.NATIVE:
-        if blocker := native_blocker(device):
-            raise ValueError(f"backend native: {blocker}. Use auto, which emulates the same bits here.")
+        if reason := native_unsupported(device):
+            raise ValueError(f"backend native: {reason}. Use auto, which emulates the same bits here.")
         check = "the self-check passed" if native_passed else "a self-check runs before the first step"
-        return backend, f"FP4 tensor cores of {_card(device)}, as requested; {check}"
+        return backend, f"FP4 tensor cores of {_full_name(device)}, as requested; {check}"
     if backend is Backend.EMULATED and _too_old(device):
-        raise ValueError(f"backend emulated: needs sm_80 or newer, this is {_card(device)}. Use reference.")
-    return backend, f"as requested; {_quantizer(device) if backend is Backend.EMULATED else 'plain torch'}"
+        raise ValueError(
+            f"backend emulated: needs sm_80 or newer, this is {_full_name(device)}. Use reference."
+        )
+    return backend, f"as requested; {_quantizer(device) if backend is Backend.EMULATED else 'plain PyTorch'}"
 
 
-def native_blocker(device: Device) -> str | None:
-    """Why this device has no native FP4, or None."""
+def native_unsupported(device: Device) -> str | None:
+    """Why this device cannot run the native backend, or None."""
     if device.kind != "cuda" or device.capability is None or device.capability < MIN_NATIVE:
-        return f"FP4 tensor cores need NVIDIA sm_100 or newer (Blackwell), this is {_card(device)}"
-    return triton_blocker(device)
+        return f"FP4 tensor cores need NVIDIA sm_100 or newer (Blackwell), this is {_full_name(device)}"
+    return triton_unsupported(device)
 
 
-def triton_blocker(device: Device) -> str | None:
-    """Why the fused Triton kernels cannot run on this device, or None."""
+def triton_unsupported(device: Device) -> str | None:
+    """Why this device cannot run Triton kernels, or None."""
     if device.kind != "cuda":
-        return f"the fused kernels are for NVIDIA cards, this is {_card(device)}"
+        return f"Triton kernels need an NVIDIA GPU, this is {_full_name(device)}"
     if _too_old(device):
-        return f"the fused kernels need sm_80 or newer, this is {_card(device)}"
-    return why_no_triton(device.triton_version)
+        return f"Triton kernels need sm_80 or newer, this is {_full_name(device)}"
+    return version_unsupported(device.triton_version)
 
 
 def peak_flops(device: Device, dtype: torch.dtype) -> float | None:
-    """Dense peak FLOP/s of the tensor cores with FP32 accumulation; None where not known for certain."""
+    """Dense peak FLOP/s of the tensor cores with FP32 accumulation; None if not known for certain."""
     for pattern, tera in PEAK_TERAFLOPS.items():
         if device.kind == "cuda" and re.fullmatch(f"NVIDIA (GeForce )?({pattern})", device.name):
             return tera[dtype] * 1e12 if dtype in tera else None
@@ -128,7 +128,7 @@ def _peaks(bf16: float, fp8: float | None = None, fp4: float | None = None) -> d
     return {dtype: rate for dtype, rate in rates.items() if rate is not None}
 
 
-# TFLOP/s without sparsity, for the full name of a card: a laptop, MIG or export variant matches nothing.
+# TFLOP/s without sparsity, by the full name of a GPU: laptop, MIG and export variants match nothing.
 PEAK_TERAFLOPS: dict[str, dict[torch.dtype, float]] = {
     # NVIDIA A100 datasheet (2021)
     r"A100-SXM4?-(40|80)GB|A100-PCIE-40GB|A100 80GB PCIe": _peaks(312.0),
@@ -150,11 +150,14 @@ PEAK_TERAFLOPS: dict[str, dict[torch.dtype, float]] = {
 
 def _best(device: Device, native_passed: bool) -> tuple[Backend, str]:
     if _too_old(device):
-        return Backend.REFERENCE, f"plain torch: emulation needs sm_80 or newer, this is {_card(device)}"
-    if native_blocker(device) is not None:
+        return (
+            Backend.REFERENCE,
+            f"plain PyTorch: emulation needs sm_80 or newer, this is {_full_name(device)}",
+        )
+    if native_unsupported(device) is not None:
         return Backend.EMULATED, _quantizer(device)
     if native_passed:
-        return Backend.NATIVE, f"FP4 tensor cores of {_card(device)}; the self-check passed"
+        return Backend.NATIVE, f"FP4 tensor cores of {_full_name(device)}; the self-check passed"
     return (
         Backend.EMULATED,
         f"{_quantizer(device)}; its FP4 tensor cores have not passed the self-check",
@@ -163,29 +166,29 @@ def _best(device: Device, native_passed: bool) -> tuple[Backend, str]:
 
 def _quantizer(device: Device) -> str:
     """How the emulated backend quantizes on this device."""
-    blocker = triton_blocker(device)
-    if blocker is None:
-        return f"fused Triton kernels and BF16 tensor cores on exact operands ({_card(device)})"
+    reason = triton_unsupported(device)
+    if reason is None:
+        return f"fused Triton kernels, and BF16 tensor cores on dequantized operands ({_full_name(device)})"
     if device.kind == "cpu":
         if device.cpp_compiler is None:
-            return "plain torch on the CPU, slower than compiled code: no C++ compiler found (install g++)"
-        return "the compiled reference and exact operands on the CPU"
+            return "plain PyTorch on the CPU, slower than compiled code: no C++ compiler found (install g++)"
+        return "the compiled reference and dequantized operands on the CPU"
     if device.kind == "cuda":
-        return f"plain torch quantizer, slow, and BF16 tensor cores on exact operands: {blocker}"
-    return f"plain torch quantizer, same bits, slow, and BF16 GEMMs, untested on this hardware: {blocker}"
+        return f"plain PyTorch quantizer, slow, and BF16 tensor cores on dequantized operands: {reason}"
+    return f"plain PyTorch quantizer, same bits, slow, and BF16 GEMMs, untested on this hardware: {reason}"
 
 
 def _too_old(device: Device) -> bool:
     return device.kind == "cuda" and (device.capability is None or device.capability < MIN_EMULATED)
 
 
-def _card(device: Device) -> str:
+def _full_name(device: Device) -> str:
     architecture = f" (sm_{device.capability[0]}{device.capability[1]})" if device.capability else ""
     return f"{device.name}{architecture}"
 
 
 def _present() -> list[str]:
-    """Kinds of device on this machine, best first."""
+    """The kinds of device on this machine, best first."""
     kinds = ["rocm" if torch.version.hip else "cuda"] if torch.cuda.is_available() else []
     kinds += ["xpu"] if torch.xpu.is_available() else []
     kinds += ["mps"] if torch.backends.mps.is_available() else []
@@ -193,13 +196,13 @@ def _present() -> list[str]:
 
 
 def _identify(kind: str, index: int | None) -> tuple[str, tuple[int, int] | None, int | None]:
-    """Name, compute capability (NVIDIA only) and bytes of memory."""
+    """Name, compute capability (NVIDIA only) and memory in bytes."""
     if kind in ("cuda", "rocm"):
-        facts = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
-        return facts.name, (facts.major, facts.minor) if kind == "cuda" else None, facts.total_memory
+        gpu = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+        return gpu.name, (gpu.major, gpu.minor) if kind == "cuda" else None, gpu.total_memory
     if kind == "xpu":
-        facts = torch.xpu.get_device_properties(torch.xpu.current_device() if index is None else index)
-        return facts.name, None, facts.total_memory
+        gpu = torch.xpu.get_device_properties(torch.xpu.current_device() if index is None else index)
+        return gpu.name, None, gpu.total_memory
     if kind == "mps":
         return "Apple GPU", None, torch.mps.recommended_max_memory()
     return f"{platform.machine()} CPU ({torch.backends.cpu.get_cpu_capability()})", None, _machine_memory()
@@ -213,6 +216,6 @@ def _machine_memory() -> int | None:
 
 
 def _cpp_compiler() -> str | None:
-    """Path of the compiler that torch.compile calls for CPU code: $CXX or the system's own."""
+    """Path of the compiler that torch.compile calls for CPU code: $CXX or the system's default."""
     default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     return shutil.which((os.environ.get("CXX") or default).split()[0])

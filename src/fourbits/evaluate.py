@@ -1,4 +1,4 @@
-"""What a model has learned: validation loss in nats and bits per byte, and text it writes.
+"""Evaluation: validation loss in nats and bits per byte, and text generation.
 
 A loss per token depends on the tokenizer; bits per byte do not, so they compare across tokenizers:
 bits per byte = nats / (ln 2 * bytes of the predicted text).
@@ -23,7 +23,7 @@ from fourbits.model.regions import RegionModule, compile_regions
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Summed cross-entropy. nats over `tokens` predicted tokens, which spell `num_bytes` bytes of text."""
+    """Summed cross-entropy in nats over `tokens` predicted tokens, which decode to `num_bytes` bytes."""
 
     nats: float
     tokens: int
@@ -42,7 +42,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Fixed samples of one source, int64 [n, T + 1], and the bytes that their targets spell."""
+    """Fixed samples of one source, int64 [n, T + 1], and the number of bytes their targets decode to."""
 
     samples: Tensor
     num_bytes: int
@@ -55,7 +55,7 @@ class HeldOut:
 
 
 def evaluate(model: LanguageModel, sources: Mapping[str, HeldOut], batch_size: int) -> dict[str, Loss]:
-    """The loss on every source, in evaluation mode and without gradients; the model's mode is put back."""
+    """The loss on every source, in evaluation mode and without gradients; restores the model's mode."""
     device = next(model.parameters()).device
     sums: dict[str, Tensor] = {}
     with torch.no_grad(), evaluation_mode(model):
@@ -70,7 +70,7 @@ def evaluate(model: LanguageModel, sources: Mapping[str, HeldOut], batch_size: i
 
 
 def total_loss(losses: Iterable[Loss]) -> Loss:
-    """All sources together, each token counting once."""
+    """The loss over all sources; each token counts once."""
     parts = list(losses)
     return Loss(sum(p.nats for p in parts), sum(p.tokens for p in parts), sum(p.num_bytes for p in parts))
 
@@ -81,7 +81,7 @@ def split_sample(samples: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unigram_counts(tokens: npt.NDArray[Any], vocab_size: int, limit: int = 1 << 24) -> npt.NDArray[np.int64]:
-    """How often each id occurs, in all of `tokens` or in 64 evenly spaced parts of `limit` ids together."""
+    """Occurrences of each token in `tokens`, or in 64 evenly spaced parts of `limit` tokens in total."""
     parts = [tokens]
     if len(tokens) > limit:
         starts = np.linspace(0, len(tokens) - limit // 64, 64, dtype=np.int64)
@@ -93,7 +93,7 @@ def unigram_counts(tokens: npt.NDArray[Any], vocab_size: int, limit: int = 1 << 
 
 
 def unigram_entropy(counts: npt.ArrayLike) -> float:
-    """Nats per token that a model knowing only how often each id occurs would lose. counts: [V]."""
+    """Loss in nats per token of a model that knows only the token frequencies. counts: [V]."""
     share = np.asarray(counts, dtype=np.float64)
     share = share[share > 0] / share.sum()
     return float(-(share * np.log(share)).sum())
@@ -108,32 +108,32 @@ def generate(
     seed: int = 0,
     num_ids: int | None = None,
 ) -> list[int]:
-    """Continue `prompt` by num_tokens ids: the likeliest ones at temperature 0, else drawn from `seed`.
+    """Continue `prompt` by num_tokens tokens: the most likely ones at temperature 0, else sampled.
 
-    num_ids: ids from it on are never written, as a model's vocabulary is padded beyond its tokenizer's. Every
-    step recomputes the whole context, cut to the model's max_seq_len. Runs uncompiled, since each step has a
-    shape of its own.
+    num_ids: only tokens below it are generated, because a model's vocabulary may be padded beyond its
+    tokenizer's. Every step recomputes the whole context, truncated to the model's max_seq_len, and runs
+    uncompiled, because each step has a different shape.
     """
     if not prompt:
         raise ValueError("generate: the prompt must have at least one token.")
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt)
+    tokens = list(prompt)
     with torch.no_grad(), evaluation_mode(model), uncompiled(model):
         for _ in range(num_tokens):
-            context = torch.tensor([ids[-model.config.max_seq_len :]], device=device)
+            context = torch.tensor([tokens[-model.config.max_seq_len :]], device=device)
             logits = model(context)[0, -1, :num_ids].float().cpu()
             if temperature > 0:
-                chances = torch.softmax(logits / temperature, dim=-1)
-                ids.append(int(torch.multinomial(chances, 1, generator=generator)))
+                probabilities = torch.softmax(logits / temperature, dim=-1)
+                tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))
             else:
-                ids.append(int(logits.argmax()))
-    return ids[len(prompt) :]
+                tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Generator[None]:
-    """Evaluation mode inside, the mode it had outside."""
+    """Evaluation mode inside; the previous mode is restored afterwards."""
     training = model.training
     model.eval()
     try:
@@ -144,7 +144,7 @@ def evaluation_mode(model: nn.Module) -> Generator[None]:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Generator[None]:
-    """Regions run eagerly inside, as before outside."""
+    """Regions run eagerly inside; the previous mode is restored afterwards."""
     mode = next((m.compile_mode for m in model.modules() if isinstance(m, RegionModule)), None)
     compile_regions(model, None)
     try:
@@ -154,7 +154,7 @@ def uncompiled(model: nn.Module) -> Generator[None]:
 
 
 def _batches(samples: Tensor, size: int) -> Iterator[Tensor]:
-    """Batches of one size, for one compiled shape: rows that do not count fill up the last."""
+    """Batches of equal size, so that one shape is compiled; ignored rows fill up the last."""
     for batch in samples.split(size):
         missing = size - len(batch)
         if missing:

@@ -1,8 +1,8 @@
-"""Frozen dataclasses from YAML, with errors a user can act on.
+"""Frozen dataclasses from YAML, with actionable errors.
 
 A configuration is a tree of `@dataclass(frozen=True, kw_only=True, slots=True)` objects. Fields may be bool,
 int, float, str, Path, Literal, Enum, other dataclasses, dict[str, X], tuple[X, ...], tuple[X, Y], list[X] and
-unions of these with each other or None. The annotations are the schema: there is no second one.
+unions of these with each other or None. The annotations are the only schema.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ NAMES: dict[Any, str] = {
 
 
 def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
-    """Make a `cls` from nested dicts, lists and scalars; `where` begins every error, e.g. a file name.
+    """Build a `cls` from nested dicts, lists and scalars; errors start with `where`, e.g. a file name.
 
-    Raises ValueError for an unknown or missing key, a wrong type, or what the class itself rejects.
+    Raises ValueError for an unknown or missing key, a wrong type, or a value that the class rejects.
     """
     return _build(cls, mapping, f"{where}:")
 
 
 def override(obj: T, changes: Mapping[str, Any], where: str = "override") -> T:
-    """A copy of a dataclass with {"optim.lr": "3e-4"} applied and everything checked again.
+    """A copy of a dataclass with changes such as {"optim.lr": "3e-4"} applied, validated again.
 
-    Strings are read as YAML scalars where the field is not text. A path may enter a field that is None,
-    a new entry of a dict, and a list by position ("phases.0.until").
+    Strings are parsed as YAML scalars unless the field is text. A path may go through a field that is None,
+    add an entry to a dict, and index a list by position ("phases.0.until").
     """
     tree = to_dict(obj)
     for path, value in changes.items():
@@ -68,13 +68,13 @@ def to_dict(obj: Any) -> Any:
 
 
 def nearest(name: object, known: Sequence[str], cutoff: float = 0.5) -> str:
-    """' Did you mean X?' for the nearest known name, or nothing. For the end of an error message."""
+    """' Did you mean X?' for the nearest known name, or an empty string; to append to an error message."""
     match = get_close_matches(str(name), known, n=1, cutoff=cutoff)
     return f" Did you mean {match[0]!r}?" if match else ""
 
 
 class _Text(str):
-    """A string from a command line: whether it is text or a YAML scalar depends on the field."""
+    """A string from a command line; the field decides whether it is text or a YAML scalar."""
 
     __slots__ = ()
 
@@ -120,7 +120,7 @@ def _build(cls: type[T], mapping: Any, place: str) -> T:
 
 
 def _convert(kind: Any, value: Any, place: str) -> Any:
-    """The value as type `kind`, or ValueError."""
+    """The value converted to type `kind`. Raises ValueError."""
     origin, args = get_origin(kind), get_args(kind)
     if isinstance(value, _Text):
         return _convert_text(kind, value, place)
@@ -158,7 +158,7 @@ def _convert_scalar(kind: Any, value: Any, place: str) -> Any:
 
 
 def _convert_text(kind: Any, text: _Text, place: str) -> Any:
-    """`null` and 3 mean themselves where the field can hold them, and are text where it cannot."""
+    """`null` and 3 are parsed as YAML if the field accepts the result, and are text otherwise."""
     parsed = str(text) if kind is str else text.parsed()
     try:
         return _convert(kind, parsed, place)
@@ -170,7 +170,7 @@ def _convert_text(kind: Any, text: _Text, place: str) -> Any:
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
-    """The first member that fits; where only one has the value's shape, its own error is the best one."""
+    """The first member that fits. If only one has the value's shape, its error is the most useful one."""
     kinds = _of_same_shape(kinds, value) or kinds
     if len(kinds) == 1:
         return _convert(kinds[0], value, place)
@@ -213,7 +213,7 @@ def _describe(kind: Any) -> str:
 
 
 def _places_of(path: str, tree: Mapping[str, Any], place: str = "") -> list[str]:
-    """Dotted names of entries further down that end in `path`."""
+    """Dotted names of deeper entries that end in `path`."""
     found: list[str] = []
     for key, value in tree.items():
         name = f"{place}{key}"

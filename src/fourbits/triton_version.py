@@ -1,4 +1,4 @@
-"""Which Triton is here, and whether our kernels can be imported with it."""
+"""Which Triton is installed, and whether our kernels can be imported with it."""
 
 import functools
 import importlib.metadata
@@ -10,7 +10,7 @@ MIN_TRITON = (3, 6)
 
 @functools.cache
 def installed_triton() -> str | None:
-    """The version of Triton, under whatever name its package has; None without one."""
+    """The version of Triton, whichever package provides it; None if it is not installed."""
     if find_spec("triton") is None:
         return None
     for package in ("triton", "pytorch-triton", "pytorch-triton-rocm"):
@@ -21,8 +21,8 @@ def installed_triton() -> str | None:
     return None
 
 
-def why_no_triton(version: str | None) -> str | None:
-    """Why no kernel can be built with this version of Triton, or None."""
+def version_unsupported(version: str | None) -> str | None:
+    """Why kernels cannot be built with this version of Triton, or None."""
     needed = ".".join(map(str, MIN_TRITON))
     if version is None:
         return f"Triton is not installed (pip install 'triton>={needed}')"
@@ -31,5 +31,5 @@ def why_no_triton(version: str | None) -> str | None:
     return None
 
 
-#: whether files of kernels are imported: an older Triton lacks what they name
-HAS_TRITON = why_no_triton(installed_triton()) is None
+#: whether modules of kernels are imported: an older Triton lacks names they use
+HAS_TRITON = version_unsupported(installed_triton()) is None

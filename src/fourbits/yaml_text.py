@@ -1,6 +1,6 @@
-"""YAML as this project reads and writes it: the core scalars of YAML 1.2, and no key given twice.
+"""YAML input and output with the core scalars of YAML 1.2 and without duplicate keys.
 
-PyYAML alone follows YAML 1.1, where 3e-4 is text, `no` is false and 1:30 is ninety.
+PyYAML follows YAML 1.1, where 3e-4 is text, `no` is false and 1:30 is ninety.
 """
 
 import re
@@ -24,7 +24,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text. Raises ValueError that begins with `where` and the line."""
+    """Parse a YAML text. Raises ValueError that starts with `where` and the line."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -35,7 +35,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def dump_yaml(tree: Any) -> str:
-    """YAML text of plain dicts, lists and scalars, in their order; `load_yaml` reads it back unchanged."""
+    """YAML text of plain dicts, lists and scalars, in order; `load_yaml` reads it back unchanged."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=100)
 
 
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what the loader would not read as text; a list of scalars stays on one line."""
+    """Quotes strings that the loader would not read as text; writes a list of scalars on one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

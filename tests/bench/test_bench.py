@@ -1,4 +1,4 @@
-"""The benchmarks measure and report; what they measure is for a quiet machine to say."""
+"""The benchmarks measure and report; the numbers themselves need a quiet machine."""
 
 import json
 
@@ -30,42 +30,42 @@ def small(monkeypatch):
     ("bench", "name"),
     [(quantize.bench_quantize, "quantize"), (linear.bench_linear, "linear"), (ssd.bench_ssd, "ssd")],
 )
-def test_a_report_is_plain_data_with_a_bar_for_everything_measured(bench, name):
+def test_a_report_is_plain_data_with_a_result_for_everything_measured(bench, name):
     report = json.loads(json.dumps(bench(CPU).to_dict()))
     assert report["benchmark"] == name
     assert report["copy_bandwidth"] > 0
     assert len(report["bars"]) >= 4
-    assert all(bar["seconds"] > 0 and bar["value"] > 0 for bar in report["bars"])
+    assert all(result["seconds"] > 0 and result["value"] > 0 for result in report["bars"])
 
 
-def test_each_scan_is_told_as_it_comes_and_what_is_left_out_is_not_run():
-    said = []
-    report = ssd.bench_ssd(CPU, said.append, "tiny", compiled=False)
-    assert [line.split(": ")[0] for line in said] == [bar.name for bar in report.bars]
-    assert len(said) == 2
-    ssd.bench_ssd(CPU, said.append, "tiny")
-    assert sum("compiled torch" in line for line in said) == 3  # what starts, and two results
+def test_each_scan_is_logged_when_measured_and_an_excluded_one_does_not_run():
+    lines = []
+    report = ssd.bench_ssd(CPU, lines.append, "tiny", compiled=False)
+    assert [line.split(": ")[0] for line in lines] == [result.name for result in report.results]
+    assert len(lines) == 2
+    ssd.bench_ssd(CPU, lines.append, "tiny")
+    assert sum("compiled torch" in line for line in lines) == 3  # its start and two results
     with pytest.raises(ValueError, match=r"--preset: must be of tiny on cpu, got 'hybrid-12b'"):
         ssd.bench_ssd(CPU, preset="hybrid-12b")
 
 
 def test_a_linear_is_compared_with_bf16_of_the_same_run():
-    bars = {bar.name: bar for bar in linear.bench_linear(CPU).bars}
-    base, ours = bars["32x48x64 bf16"], bars["32x48x64 nvfp4"]
+    results = {result.name: result for result in linear.bench_linear(CPU).results}
+    base, ours = results["32x48x64 bf16"], results["32x48x64 nvfp4"]
     assert ours.value == pytest.approx(base.seconds / ours.seconds)
     assert ours.goal == 0.4
     assert ours.ceiling is not None
     assert ours.ceiling < 1
 
 
-def test_the_goals_of_a_linear_are_those_of_the_card_it_is_timed_on():
+def test_the_targets_of_a_linear_depend_on_the_gpu():
     large, *_ = linear._shapes("cuda", "NVIDIA H200").items()
     assert large == ((8192, 5120, 20480), (0.93, 0.95))
     large, *_ = linear._shapes("cuda", "NVIDIA H100 80GB HBM3").items()
     assert large == ((8192, 5120, 20480), (0.90, 0.92))
 
 
-def test_supplied_amaxes_are_there_when_a_linear_is_timed(monkeypatch):
+def test_supplied_amaxes_exist_when_a_linear_is_timed(monkeypatch):
     """A delayed amax exists from the second step on; until then each operand measures its own."""
     monkeypatch.setattr(linear, "medians", lambda runs, *_, **__: [1.0 for _ in runs])
     convert, layers = linear.convert, []
@@ -79,15 +79,15 @@ def test_supplied_amaxes_are_there_when_a_linear_is_timed(monkeypatch):
 
 
 def test_every_operand_of_a_recipe_is_compared_with_its_plain_form():
-    bars = {bar.name: bar for bar in quantize_recipe.bench_recipe(CPU, "quartet2-46").bars}
-    roles = [role for names in bars for role in names.split(", ")]
+    results = {result.name: result for result in quantize_recipe.bench_recipe(CPU, "quartet2-46").results}
+    roles = [role for names in results for role in names.split(", ")]
     assert sorted(roles) == sorted(set(roles))
-    assert bars["fprop.lhs"].goal == pytest.approx(1 / 1.3)
-    assert any(bar.goal == pytest.approx(1 / 1.6) for bar in bars.values())
+    assert results["fprop.lhs"].goal == pytest.approx(1 / 1.3)
+    assert any(result.goal == pytest.approx(1 / 1.6) for result in results.values())
 
 
 @pytest.mark.parametrize("bench", [quantize.bench_quantize, linear.bench_linear])
-def test_what_is_measured_is_the_same_every_time_and_draws_no_random_number_of_the_callers(bench):
+def test_inputs_are_the_same_every_time_and_leave_the_callers_generator_unchanged(bench):
     before = torch.get_rng_state()
     bench(CPU)
     quantize_recipe.bench_recipe(CPU, "nvfp4-46")
@@ -103,8 +103,8 @@ def test_calls_are_timed_in_turns():
 
 
 @pytest.mark.parametrize("has_units", [False, True])
-def test_the_rate_of_products_is_that_of_the_products_which_linears_compute(has_units, monkeypatch):
-    """A CPU without BF16 units takes minutes for one in BF16, and no linear asks it to."""
+def test_the_gemm_rate_is_measured_on_the_gemms_of_linear_layers(has_units, monkeypatch):
+    """A CPU without BF16 units would take minutes for a BF16 GEMM, which no linear layer runs on it."""
     monkeypatch.undo()
     monkeypatch.setattr(model_linear, "CPU_MULTIPLIES_BF16", has_units)
     monkeypatch.setitem(timing._PRODUCT_SIZE, "cpu", 32)

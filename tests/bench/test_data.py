@@ -1,4 +1,4 @@
-"""The benchmark of the data measures what it says, on small files."""
+"""The data benchmark, on small files."""
 
 import pytest
 
@@ -16,26 +16,26 @@ def small(monkeypatch):
     monkeypatch.setattr(data, "_STEP_BATCHES", 3)
 
 
-def test_preparing_is_measured_in_every_container_beside_encode_batch_and_datasets(tmp_path):
-    bars = data._prepare_bars(tmp_path)
-    names = [bar.name for bar in bars]
+def test_preparation_is_measured_in_every_container_and_against_encode_batch_and_datasets(tmp_path):
+    results = data._prepare_results(tmp_path)
+    names = [result.name for result in results]
     kinds = ["text", "jsonl", "gz", "zst", "parquet"]
     assert names == ["bare encode_batch", *(f"prepare {kind}" for kind in kinds), "prepare jsonl"]
-    assert [bar.goal for bar in bars] == [None, 0.75, 0.75, None, None, None, None]
-    bare = bars[0]
-    for bar in bars[1:6]:
-        assert bar.value == pytest.approx(bare.seconds / bar.seconds)
-    # Every container was prepared to the same ids.
+    assert [result.goal for result in results] == [None, 0.75, 0.75, None, None, None, None]
+    bare = results[0]
+    for result in results[1:6]:
+        assert result.value == pytest.approx(bare.seconds / result.seconds)
+    # Every container was prepared to the same tokens.
     files = [TokenFile(tmp_path / f"out{number}" / "x.train") for number in range(5)]
     assert len({file.num_tokens for file in files}) == 1
 
 
-def test_reading_is_measured_from_memory_from_disk_and_beside_megatron_core(tmp_path):
-    bars = {(bar.name, bar.unit): bar for bar in data._read_bars(tmp_path)}
-    assert bars["read from memory, one core", "M tokens/s"].goal == 50
-    assert bars["read from disk", "M tokens/s"].ceiling is not None
-    assert bars["first batch of 1e9 tokens, 1e6 documents", "of the 1 s allowed"].value > 1
-    assert ("read from memory", "of megatron-core's GPTDataset") in bars
+def test_reading_is_measured_from_memory_from_disk_and_against_megatron_core(tmp_path):
+    results = {(result.name, result.unit): result for result in data._read_results(tmp_path)}
+    assert results["read from memory, one core", "M tokens/s"].goal == 50
+    assert results["read from disk", "M tokens/s"].ceiling is not None
+    assert results["first batch of 1e9 tokens, 1e6 documents", "of the 1 s allowed"].value > 1
+    assert ("read from memory", "of megatron-core's GPTDataset") in results
 
 
 def test_a_sparse_index_is_a_token_file(tmp_path):

@@ -1,4 +1,4 @@
-"""What is measured of whole steps is what it says: bytes, FLOPs, and who started which kernel."""
+"""Measurements of whole steps are correct: bytes, FLOPs, and the layer that launched a kernel."""
 
 import gc
 import json
@@ -11,9 +11,10 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.profiler import ProfilerActivity, profile
 
-from fourbits.bench import layer_times, model, timing, training_step
-from fourbits.bench.saved_bytes import memory_breakdown, saved_bytes
-from fourbits.bench.training_step import TrainingStep
+from fourbits.bench import timing
+from fourbits.bench.steps import layer_times, model, training_step
+from fourbits.bench.steps.saved_bytes import memory_breakdown, saved_bytes
+from fourbits.bench.steps.training_step import TrainingStep
 from fourbits.cli.main import main
 from fourbits.linear.convert import convert
 from fourbits.model import loss
@@ -57,8 +58,8 @@ def test_a_report_compares_recipes_with_bf16_and_is_plain_data(small):
     plain = json.loads(json.dumps(report.to_dict()))
     base, nvfp4, packed = report.runs
     assert [run["recipe"] for run in plain["runs"]] == ["bf16", "nvfp4", "nvfp4:packed"]
-    bars = {bar.name: bar for bar in report.bars}
-    assert bars["nvfp4"].value == pytest.approx(base.seconds / nvfp4.seconds)
+    results = {result.name: result for result in report.results}
+    assert results["nvfp4"].value == pytest.approx(base.seconds / nvfp4.seconds)
     assert base.tokens_per_second == pytest.approx(TOKENS / base.seconds)
     # Unknown, not a guess: a CPU has no peak in the table.
     assert base.mfu is None
@@ -66,11 +67,11 @@ def test_a_report_compares_recipes_with_bf16_and_is_plain_data(small):
     assert packed.quantized == nvfp4.quantized != ()
 
 
-def test_where_a_capture_fails_the_step_kernel_by_kernel_is_reported_and_nothing_after_it(small, monkeypatch):
+def test_after_a_failed_capture_the_eager_step_is_reported_and_nothing_more(small, monkeypatch):
     def fails(*_):
         raise RuntimeError("train.cuda_graph: not here")
 
-    monkeypatch.setattr(training_step, "why_not_captured", lambda *_: None)
+    monkeypatch.setattr(training_step.cuda_graph, "unsupported", lambda *_: None)
     monkeypatch.setattr(training_step, "CapturedGradients", lambda *_: fails)
     lines = []
     request = model.ModelRequest(preset="small", accumulation=1, repeats=1, peers=("transformers",))
@@ -82,7 +83,7 @@ def test_where_a_capture_fails_the_step_kernel_by_kernel_is_reported_and_nothing
     assert lines[-1].endswith("Nothing is measured after it.")
 
 
-def test_a_benchmark_that_is_stopped_reports_what_it_has(small, monkeypatch):
+def test_a_stopped_benchmark_reports_what_was_measured(small, monkeypatch):
     run, calls = model._run, []
 
     def interrupted(*args):
@@ -103,21 +104,21 @@ def test_a_benchmark_that_is_stopped_reports_what_it_has(small, monkeypatch):
         model.bench_model(CPU, model.ModelRequest(preset="small", accumulation=1, repeats=1))
 
 
-def test_sizes_are_the_presets_with_at_most_two_micro_batches_or_those_asked(small):
+def test_sizes_are_the_presets_with_at_most_two_micro_batches_or_those_requested(small):
     train = model.ModelRequest(preset="small").config().train
     assert (train.micro_batch_size, train.seq_len, train.gradient_accumulation) == (2, 32, 2)
-    asked = model.ModelRequest(preset="small", seq_len=16, micro_batch=3, accumulation=4).config().train
-    assert (asked.micro_batch_size, asked.seq_len, asked.gradient_accumulation) == (3, 16, 4)
+    requested = model.ModelRequest(preset="small", seq_len=16, micro_batch=3, accumulation=4).config().train
+    assert (requested.micro_batch_size, requested.seq_len, requested.gradient_accumulation) == (3, 16, 4)
 
 
 @pytest.mark.parametrize("size", ["seq_len", "micro_batch", "accumulation", "repeats"])
-def test_a_size_of_zero_is_refused_and_is_not_the_presets(size, small):
-    asked: dict[str, Any] = {size: 0}
+def test_a_size_of_zero_is_refused_and_does_not_mean_the_presets(size, small):
+    sizes: dict[str, Any] = {size: 0}
     with pytest.raises(ValueError, match="must be at least 1, got 0"):
-        model.ModelRequest(preset="small", **asked).config()
+        model.ModelRequest(preset="small", **sizes).config()
 
 
-def test_inputs_of_linears_are_counted_once_and_by_linear():
+def test_saved_inputs_are_counted_once_and_by_layer():
     step = small_step("bf16")
     step.one_micro_batch()
     saved = saved_bytes(step)
@@ -140,7 +141,7 @@ def test_inputs_of_linears_are_counted_once_and_by_linear():
 @pytest.mark.parametrize("recipe", model.RECIPES)
 @pytest.mark.parametrize("run", [saved_bytes, TrainingStep.one_micro_batch], ids=["counted", "stepped"])
 def test_no_graph_outlives_its_pass(run, recipe, monkeypatch):
-    """A node that adds to a gradient keeps to the stream of its first graph; an old one breaks a capture."""
+    """A gradient's accumulation node stays on the stream of its first graph; an old one breaks a capture."""
     step = small_step(recipe, "M-*T")
     nodes = {name: lambda p=p: get_gradient_edge(p).node for name, p in step.masters.items()}
     hidden = step.model.hidden
@@ -149,7 +150,7 @@ def test_no_graph_outlives_its_pass(run, recipe, monkeypatch):
         found = hidden(tokens)
         for node in nodes.values():
             notes: Any = node().metadata
-            notes["of this pass"] = True  # of a node that is not in use nothing stays
+            notes["of this pass"] = True  # the metadata of an unused node is dropped
         return found
 
     monkeypatch.setattr(step.model, "hidden", marked)
@@ -159,12 +160,12 @@ def test_no_graph_outlives_its_pass(run, recipe, monkeypatch):
     assert not [name for name, of_node in notes.items() if of_node]
 
 
-def test_packed_inputs_take_the_bits_of_their_format():
+def test_packed_inputs_have_the_size_of_their_format():
     step = small_step("nvfp4:packed")
     step.one_micro_batch()
     saved = saved_bytes(step)
     width = step.config.model.d_ffn
-    # Four bits an element, a byte for sixteen, and the FP32 scales of input and weight.
+    # Four bits per element, a byte per sixteen, and the FP32 scales of input and weight.
     assert saved.inputs["blocks.1.mixer.down_proj"] == TOKENS * width * 9 // 16 + 2 * 4
     exact = small_step("bf16")
     exact.one_micro_batch()
@@ -174,7 +175,7 @@ def test_packed_inputs_take_the_bits_of_their_format():
         assert saved.inputs[name] <= 0.29 * saved_bytes(exact).inputs[name]
 
 
-def test_quantized_weights_are_told_from_inputs_of_the_same_shape():
+def test_quantized_weights_are_distinguished_from_inputs_of_the_same_shape():
     step = small_step("nvfp4", "--", d_model=TOKENS, d_ffn=TOKENS)
     step.one_micro_batch()
     saved = saved_bytes(step)
@@ -182,7 +183,7 @@ def test_quantized_weights_are_told_from_inputs_of_the_same_shape():
     assert saved.inputs["blocks.0.mixer.up_proj"] < 3 * TOKENS * TOKENS
 
 
-def test_the_state_of_a_step_is_sixteen_bytes_a_parameter():
+def test_the_state_of_a_step_is_sixteen_bytes_per_parameter():
     step = small_step("bf16")
     step.one_micro_batch()
     memory = memory_breakdown(step, saved_bytes(step))
@@ -208,7 +209,7 @@ def event(name, parent=None, number=-1, kernels=()):
     )
 
 
-def test_kernels_belong_to_the_innermost_layer_that_started_them():
+def test_kernels_are_attributed_to_the_innermost_layer_that_launched_them():
     mixer = event("layer type: attention")
     linear = event("layer type: attention linears", mixer)
     forward = event("LinearFunction", linear, 7, [("gemm", 30)])
@@ -257,10 +258,10 @@ def test_options_that_do_not_fit_are_refused(arguments, message, capsys):
 
 
 @pytest.mark.gpu
-def test_the_time_and_memory_of_a_step_on_a_card_are_accounted_for():
-    card = torch.device("cuda")
+def test_the_time_and_memory_of_a_step_on_a_gpu_are_accounted_for():
+    gpu = torch.device("cuda")
     config = replace(small_config("M-*T", d_model=256, d_ffn=512), vocab_size=1024)
-    built = LanguageModel(config, seed=0).to(card)
+    built = LanguageModel(config, seed=0).to(gpu)
     convert(built, "nvfp4")
     step = TrainingStep(built, run_config(config))
     step.one_micro_batch()
@@ -283,14 +284,14 @@ def with_head(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", [get_recipe("bf16"), get_recipe("nvfp4"), with_head("nvfp4")])
-def test_steps_are_replayed_where_the_loss_has_several_chunks(recipe, monkeypatch):
-    card = torch.device("cuda")
+def test_steps_are_replayed_with_a_loss_of_several_chunks(recipe, monkeypatch):
+    gpu = torch.device("cuda")
     config = replace(small_config("M-*T"), vocab_size=1024)
-    monkeypatch.setattr(loss, "CARD_CHUNK_LOGITS", TOKENS // 4 * config.vocab_size)
-    samples = torch.randint(config.vocab_size, (2, 33), device=card)
+    monkeypatch.setattr(loss, "GPU_CHUNK_LOGITS", TOKENS // 4 * config.vocab_size)
+    samples = torch.randint(config.vocab_size, (2, 33), device=gpu)
 
     def trained(run):
-        built = LanguageModel(config, seed=0).to(card)
+        built = LanguageModel(config, seed=0).to(gpu)
         convert(built, recipe)
         step = TrainingStep(built, run_config(config))
         step.samples = samples

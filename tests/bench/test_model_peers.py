@@ -1,4 +1,4 @@
-"""Peers are the same model: a plain one and transformers', with another package's scan where that is here."""
+"""Peers compute the same model: a plain one, and Hugging Face's, also with another package's scan."""
 
 import sys
 from dataclasses import replace
@@ -7,8 +7,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from fourbits.bench import mamba_kernels, model_peers
-from fourbits.bench.plain_transformer import PlainTransformer
+from fourbits.bench.peers import mamba_ssm
+from fourbits.bench.peers import model as model_peers
+from fourbits.bench.peers.plain_transformer import PlainTransformer
 from fourbits.exchange.hf import to_hf
 from fourbits.model.lm import LanguageModel
 from fourbits.train.config import RunConfig, TrainConfig
@@ -40,12 +41,12 @@ def test_the_plain_transformer_is_ours_under_other_names():
         weights[name] = value
     missing, unexpected = plain.load_state_dict(weights, strict=False)
     assert not missing
-    assert all("norm" in name for name in unexpected)  # gains of one, which it has not
+    assert all("norm" in name for name in unexpected)  # gains of one, which it does not have
     tokens, targets = random_tokens(2, 16), random_tokens(2, 16)
     summed, count = ours.loss(tokens, targets)
     with torch.autocast("cpu", torch.bfloat16):
         found = plain(tokens, targets)
-    # Logits of a fresh model are about 0.1, and BF16 leaves a hundredth of them to chance.
+    # Logits of a fresh model are about 0.1, and BF16 errors are about a hundredth of them.
     assert abs(found - summed / count) < 2e-3
 
 
@@ -68,15 +69,15 @@ def test_transformers_own_class_is_timed(pattern):
         ("plain-compiled", "M-*-", "is a Transformer"),
     ],
 )
-def test_a_peer_that_is_not_there_says_why(name, pattern, why, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mamba_ssm", None)  # not here, even where it is installed
+def test_an_unavailable_peer_gives_the_reason(name, pattern, why, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mamba_ssm", None)  # unavailable, even if it is installed
     run = model_peers.bench_peer(name, run_config(pattern, rope_theta=None), CPU, repeats=1)
     assert run.absent is not None
     assert why in run.absent
     assert run.seconds is None
 
 
-def test_another_packages_scan_stands_in_for_transformers_own_and_is_counted(monkeypatch):
+def test_another_packages_scan_replaces_transformers_own_and_is_counted(monkeypatch):
     from transformers.models.nemotron_h import modeling_nemotron_h as mixers
 
     own, given = mixers.mamba2_chunk_scan, []
@@ -93,7 +94,7 @@ def test_another_packages_scan_stands_in_for_transformers_own_and_is_counted(mon
     theirs = to_hf(LanguageModel(small_config("M-*M"), seed=0)).train()
     tokens = random_tokens(2, 16)
     wanted = theirs(tokens, use_cache=False).logits
-    with mamba_kernels.mamba_kernels() as calls:
+    with mamba_ssm.mamba_kernels() as calls:
         found = theirs(tokens, use_cache=False).logits
     assert calls["mamba_chunk_scan_combined"] == len(given) == 2
     assert torch.equal(found, wanted)

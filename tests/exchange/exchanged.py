@@ -1,4 +1,4 @@
-"""Small models with weights that matter, of ours and of transformers."""
+"""Small models of ours and of transformers, with weights that affect every output."""
 
 from typing import Any
 
@@ -49,9 +49,9 @@ NAMES = list(OURS)
 
 @torch.no_grad()
 def stir(model: torch.nn.Module) -> None:
-    """Random gains, groups that matter, time steps of 1e-6 to 0.1; transformers raises those below 0.001.
+    """Random gains, and time steps of 1e-6 to 0.1, of which transformers clamps those below 0.001.
 
-    The first half of the heads has the small ones and nothing beside its scan, so that they show.
+    The first half of the heads has the small ones and A_log = D = 0, so that their effect is visible.
     """
     for name, parameter in model.named_parameters():
         if "norm" in name:

@@ -1,4 +1,4 @@
-"""Configurations both ways, through transformers' own classes."""
+"""Configurations, exported and imported through transformers' own classes."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from model.shapes import small_config
 
 HYBRID = {"model_type": "nemotron_h", **SIZES, **MAMBA, "conv_kernel": 4, "layer_norm_epsilon": 1e-5}
 LLAMA = {"model_type": "llama", **SIZES, "num_hidden_layers": 3, "rms_norm_eps": 1e-6}
-#: settings there that change what is computed, or what is trained
+#: transformers' settings that change the computation or the training
 LACKING = {
     "nemotron_h": (
         *("use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias", "use_conv_bias"),
@@ -26,7 +26,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize("name", MODEL_PRESETS)
-def test_every_preset_survives_the_way_through_transformers(name):
+def test_every_preset_survives_export_and_import(name):
     described = to_hf_config(MODEL_PRESETS[name], end_token=3)
     there = AutoConfig.for_model(described.pop("model_type"), **described)
     assert there.eos_token_id == there.pad_token_id == 3
@@ -76,9 +76,12 @@ def test_the_rotary_base_is_read_in_both_spellings():
     ("mapping", "message"),
     [
         ({**LLAMA, "attention_bias": True}, "attention_bias of a llama must be False, got True"),
-        ({**LLAMA, "rope_parameters": {"rope_type": "llama3"}}, "rotary positions must be plain"),
-        ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary positions must be plain"),
-        ({**LLAMA, "quantization_config": {"quant_method": "fp8"}}, "must be floating-point numbers.*'fp8'"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "llama3"}}, "rotary positions must be unscaled"),
+        ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary positions must be unscaled"),
+        (
+            {**LLAMA, "quantization_config": {"quant_method": "fp8"}},
+            "must be floating-point, got quantized.*'fp8'",
+        ),
         ({**HYBRID, "use_conv_bias": False}, "use_conv_bias of a nemotron_h must be True, got False"),
         ({**HYBRID, "layers_block_type": ["moe", "mlp"]}, "must be Mamba-2, attention or mlp, got moe"),
         ({**HYBRID, "layers_block_type": None}, "must be Mamba-2, attention or mlp, got none"),
@@ -86,19 +89,19 @@ def test_the_rotary_base_is_read_in_both_spellings():
         ({"model_type": "llama"}, "a llama configuration must have 'vocab_size'"),
     ],
 )
-def test_what_this_model_cannot_do_is_refused_by_name(mapping, message):
+def test_unsupported_settings_are_refused_by_name(mapping, message):
     with pytest.raises(ValueError, match=message):
         from_hf_config(mapping)
 
 
 @pytest.mark.parametrize("end_token", ["<|endoftext|>", -1, MODEL_PRESETS["tiny"].vocab_size])
-def test_an_end_token_that_is_no_id_is_refused(end_token):
-    with pytest.raises(ValueError, match=r"end_token must be an id of the model's 2048 tokens, got .*end_id"):
+def test_an_end_token_outside_the_vocabulary_is_refused(end_token):
+    with pytest.raises(ValueError, match=r"end_token must be one of the model's 2048 tokens, got .*end_id"):
         to_hf_config(MODEL_PRESETS["tiny"], end_token=end_token)
 
 
 @pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind in LACKING for key in LACKING[kind]])
-def test_each_part_that_this_model_lacks_is_refused_by_name(kind, key):
+def test_each_setting_without_a_counterpart_is_refused_by_name(kind, key):
     mapping: dict[str, Any] = {"nemotron_h": HYBRID, "llama": LLAMA}.get(kind, {**LLAMA, "model_type": kind})
     assert from_hf_config(mapping) == from_hf_config({**mapping, key: ONLY[kind][key][0]})
     for other in ("other", 7, True, False):
@@ -113,7 +116,7 @@ def test_absent_keys_mean_what_they_mean_in_transformers(kind):
     eps = "layer_norm_epsilon" if kind == "nemotron_h" else "rms_norm_eps"
     mapping: dict[str, Any] = {"nemotron_h": HYBRID}.get(kind, {**LLAMA, "model_type": kind})
     absent = {name: value for name, value in mapping.items() if name not in (eps, "head_dim")}
-    absent["attention_head_dim"] = 16  # what older files of hybrids call it
+    absent["attention_head_dim"] = 16  # its name in older files of hybrids
     found = from_hf_config({**absent, "num_key_value_heads": None})
     assert found.norm_eps == getattr(there, eps)
     assert found.max_seq_len == there.max_position_embeddings
@@ -130,5 +133,5 @@ def test_absent_keys_mean_what_they_mean_in_transformers(kind):
     ids=str,
 )
 def test_a_model_that_transformers_lacks_is_refused(changes):
-    with pytest.raises(ValueError, match="no class of transformers has the pattern"):
+    with pytest.raises(ValueError, match="no supported transformers class has the pattern"):
         to_hf_config(small_config(**changes))

@@ -1,4 +1,4 @@
-"""A folder that we write is a model of transformers, which generates the same text; theirs is one of ours."""
+"""Folders that we write are read by transformers, with the same generated text, and the reverse."""
 
 import json
 from itertools import pairwise
@@ -27,11 +27,11 @@ def greedy(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exported_model_generates_the_same_greedy_text_there(name, tmp_path):
+def test_an_exported_model_generates_the_same_greedy_text_in_transformers(name, tmp_path):
     tokenizer = Tokenizer.train(TEXT, 384)
     model = ours(name, vocab_size=tokenizer.vocab_size)
     with torch.no_grad():
-        model.head.weight[tokenizer.size :] = 0  # ids that pad the vocabulary stand for no text
+        model.head.weight[tokenizer.size :] = 0  # padding of the vocabulary decodes to no text
     save_hf(model.state_dict(), model.config, tmp_path, dtype=torch.float32, end_token=tokenizer.end_id)
     tokenizer.save(tmp_path / "tokenizer.json")
 
@@ -42,8 +42,8 @@ def test_an_exported_model_generates_the_same_greedy_text_there(name, tmp_path):
     ids = loaded.generate(prompt, max_new_tokens=24, do_sample=False)[0].tolist()
 
     wanted = greedy(model, prompt[0].tolist(), 24)
-    assert tokenizer.end_id not in wanted, "the text would end early and show little"
-    assert len(set(wanted[-24:])) > 3, "a constant text would show little"
+    assert tokenizer.end_id not in wanted, "the text would end early and prove little"
+    assert len(set(wanted[-24:])) > 3, "a constant text would prove little"
     assert ids == wanted
     assert words.decode(ids) == tokenizer.decode(wanted)
 
@@ -82,7 +82,7 @@ def test_a_second_model_replaces_the_first_however_many_files_either_has(sizes, 
     assert {file.name for file in tmp_path.glob("*.safetensors")} == set(named)
 
 
-def test_a_save_that_fails_leaves_no_model_rather_than_parts_of_two(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_no_model_instead_of_parts_of_two(tmp_path, monkeypatch):
     model, files = ours("llama"), []
     save_hf(model.state_dict(), model.config, tmp_path, shard_bytes=20_000)
 
@@ -106,7 +106,7 @@ def test_a_folder_that_transformers_wrote_is_read(name, tmp_path):
     assert_same_logits(load_hf(tmp_path, compute_dtype=torch.float32), model, random_tokens(2, 21))
 
 
-def test_weights_are_rounded_once_to_the_dtype_asked_for(tmp_path):
+def test_weights_are_rounded_once_to_the_requested_dtype(tmp_path):
     model = ours("hybrid")
     save_hf(model.state_dict(), model.config, tmp_path)
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
@@ -115,7 +115,7 @@ def test_weights_are_rounded_once_to_the_dtype_asked_for(tmp_path):
 
 
 def test_a_folder_without_a_model_and_a_damaged_file_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"not a model of transformers \(no config.json\)"):
+    with pytest.raises(ValueError, match=r"not a transformers model \(no config.json\)"):
         load_hf(tmp_path)
     model = ours("llama")
     save_hf(model.state_dict(), model.config, tmp_path)
@@ -123,7 +123,7 @@ def test_a_folder_without_a_model_and_a_damaged_file_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"model.safetensors: not a readable safetensors file"):
         load_hf(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"index.json: must say which tensor is in which file"):
+    with pytest.raises(ValueError, match=r"index.json: must map tensors to files"):
         load_hf(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json: not JSON"):

@@ -1,4 +1,4 @@
-"""transformers computes the same with our weights, and we with theirs."""
+"""transformers computes the same with our weights, and our model with theirs."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from model.shapes import random_tokens
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tied", [False, True])
-def test_our_weights_compute_the_same_there(name, tied):
+def test_transformers_computes_the_same_with_our_weights(name, tied):
     model = ours(name, tie_embeddings=tied)
     there = to_hf(model)
     assert not there.training
@@ -21,7 +21,7 @@ def test_our_weights_compute_the_same_there(name, tied):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tied", [False, True])
-def test_their_weights_compute_the_same_here(name, tied):
+def test_our_model_computes_the_same_with_their_weights(name, tied):
     model = theirs(name, tie_word_embeddings=tied)
     found = from_hf(model, compute_dtype=torch.float32)
     assert_same_logits(found, model, random_tokens(2, 21))
@@ -31,7 +31,7 @@ def test_their_weights_compute_the_same_here(name, tied):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_there_and_back_no_bit_changes(name):
+def test_export_and_import_change_no_bit(name):
     model = ours(name)
     back = from_hf(to_hf(model), compute_dtype=torch.float32)
     assert back.config == model.config
@@ -52,7 +52,7 @@ def test_in_bf16_both_are_equally_far_from_fp32(name):
     assert 0 < (logits(there, tokens) - logits(here, tokens)).norm() <= 2 * errors[0] * wanted.norm()
 
 
-def test_positions_are_rotated_as_exactly_in_a_bf16_model_as_in_an_fp32_one():
+def test_rotary_frequencies_of_an_exported_bf16_model_stay_fp32():
     """An angle of 2047 radians, rounded to BF16, would be off by several."""
     model = to_hf(ours("llama"), dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
@@ -61,14 +61,14 @@ def test_positions_are_rotated_as_exactly_in_a_bf16_model_as_in_an_fp32_one():
     assert wanted.dtype == torch.float32
 
 
-def test_time_steps_are_raised_as_there_unless_asked_otherwise():
+def test_time_steps_are_clamped_as_in_transformers_unless_disabled():
     model, tokens = theirs("hybrid"), random_tokens(2, 21)
     assert model.config.time_step_min == 0.001
     clamped = from_hf(model, compute_dtype=torch.float32)
     assert clamped.config.min_time_step == 0.001
     free = from_hf(model, compute_dtype=torch.float32, clamp_time_steps=False)
     assert free.config.min_time_step == 0
-    # Several times what equality allows, or it would show nothing.
+    # Several times what equality allows, or the test would prove nothing.
     assert (logits(free, tokens) - logits(clamped, tokens)).norm() >= 5e-5 * logits(clamped, tokens).norm()
     for model in (clamped, free):
         assert_same_logits(to_hf(model), model, tokens)
@@ -89,11 +89,11 @@ def test_the_older_prefix_is_read_too():
 def test_a_model_of_another_kind_is_refused():
     with pytest.raises(ValueError, match=r"model_type must be one of nemotron_h, llama, arcee, got 'qwen3'"):
         from_hf(Qwen3ForCausalLM(Qwen3Config(vocab_size=16, hidden_size=16, num_hidden_layers=1)))
-    with pytest.raises(ValueError, match="model must be one of transformers, got Linear"):
+    with pytest.raises(ValueError, match="from_hf: model must be a transformers model, got Linear"):
         from_hf(torch.nn.Linear(2, 2))
 
 
-def test_a_head_of_its_own_under_a_configuration_that_ties_it_is_refused():
+def test_a_separate_head_with_a_configuration_that_ties_it_is_refused():
     """transformers computes with both tables then."""
     model = ours("llama", tie_embeddings=True)
     state = dict(to_hf(model).state_dict())
@@ -103,7 +103,7 @@ def test_a_head_of_its_own_under_a_configuration_that_ties_it_is_refused():
         fill(model, state)
 
 
-def test_a_model_without_memory_gives_one_without_memory():
+def test_a_model_on_the_meta_device_is_imported_on_the_meta_device():
     with torch.device("meta"):
         found = from_hf(theirs("llama", tie_word_embeddings=True))
     assert found.head.weight is found.embed.weight
@@ -113,9 +113,12 @@ def test_a_model_without_memory_gives_one_without_memory():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("lm_head.weight"), "'lm_head.weight' is missing, which would be 'head.weight' here"),
+        (
+            lambda s: s.pop("lm_head.weight"),
+            r"'lm_head.weight' is missing \(here it is called 'head.weight'\)",
+        ),
         (lambda s: s.update({"model.norm.weight": torch.ones(3)}), r"must have the shape \[48\].*got \[3\]"),
-        (lambda s: s.update({"model.bias": torch.ones(3)}), "'model.bias' and 0 more have no place"),
+        (lambda s: s.update({"model.bias": torch.ones(3)}), "'model.bias' and 0 more are not parameters"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(change, message):
@@ -126,7 +129,7 @@ def test_weights_that_do_not_fit_are_named(change, message):
         fill(model, state)
 
 
-def test_what_older_llamas_derive_and_store_is_left_out():
+def test_derived_tensors_in_older_llamas_are_ignored():
     model = ours("llama")
     state = dict(to_hf(model).state_dict())
     state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)

@@ -1,7 +1,7 @@
 """The losses of up to 200 steps of `30m`, 8 x 512 tokens each, with nvfp4: the same run on any device.
 
-Tokens are drawn on the CPU: one in four at random, every other follows from the token before it, so that
-there is something to learn. Run as a program it prints the curve of a device as JSON:
+Tokens are drawn on the CPU: one in four at random; the others are a function of the token before, so that
+there is something to learn. Run as a program, it prints a device's curve as JSON:
 
     PYTHONPATH=tests python -m gpu.loss_curve cpu 200 > tests/gpu/loss_curve_cpu.json
 """
@@ -36,7 +36,7 @@ def batches() -> Tensor:
 
 
 def loss_curve(device: str, steps: int = STEPS, log: bool = False) -> list[float]:
-    """Mean loss of each of the first steps. log: print each one to stderr as it is known."""
+    """Mean loss of each of the first steps. log: print each one to stderr as it is computed."""
     config = RUN_PRESETS["30m"]
     model = LanguageModel(replace(config.model, vocab_size=VOCABULARY), seed=0).to(device)
     convert(model, "nvfp4")

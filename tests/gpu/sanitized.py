@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fourbits.model import ssd_check
+from fourbits.model.ops import self_check
 from fourbits.quant.cpu import compiled
 from fourbits.quant.kernels.launch_packed import fused_swizzled
 from fourbits.quant.kernels.support import Wanted
@@ -52,7 +52,7 @@ def main(planted: bool, share: int = 0, shares: int = 1) -> int:
         fused_swizzled(x, want)
     wrong += sum(bool(differences(case, "cuda")) for case in cases)
     for sizes in scans:
-        errors = ssd_check.check(torch.device("cuda"), torch.bfloat16, *sizes).values()
+        errors = self_check.check(torch.device("cuda"), torch.bfloat16, *sizes).values()
         wrong += not all(error <= 1 for error in errors)
     wrong += sum(bool(conv_errors(case, "cuda", torch.bfloat16)) for case in convs)
     wrong += sum(bool(norm_errors(case, "cuda", torch.bfloat16)) for case in norms)

@@ -12,8 +12,9 @@ from fourbits import convert, get_recipe, set_step
 from fourbits.linear import operand_cache as reuse
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.recipe import GemmSpec, KeepBF16
-from fourbits.train.captured import CapturedGradients, why_not_captured
+from fourbits.train import cuda_graph
 from fourbits.train.config import OptimConfig
+from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.optim import MasterOptimizer
 from model.shapes import small_config
 
@@ -164,7 +165,7 @@ def test_captured_steps_have_the_bits_of_eager_ones(recipe, blocks):
             loss.backward()
             return loss.detach()
 
-        assert why_not_captured(model, CARD) is None
+        assert cuda_graph.unsupported(model, CARD) is None
         captured = CapturedGradients(add_gradients, model, masters)
         losses = []
         for step, batches in enumerate(samples):
@@ -197,4 +198,4 @@ def test_a_graph_of_ones_own_quantizes_what_its_replays_find():
 def test_recipes_that_depend_on_past_steps_are_not_captured():
     model = Branches().to(CARD)
     convert(model, delayed("nvfp4"))
-    assert "amax policies" in (why_not_captured(model, CARD) or "")
+    assert "amax policies" in (cuda_graph.unsupported(model, CARD) or "")

@@ -154,7 +154,7 @@ def test_native_is_refused_where_the_self_check_fails(monkeypatch):
 def test_a_run_trains_natively_where_the_check_passes(monkeypatch, requested, wrong, chosen, words):
     for module in (backend, conversion):
         monkeypatch.setattr(module, "why_not_trusted", lambda device: wrong)
-    found, reason = backend.settled_backend(requested, BLACKWELL)
+    found, reason = backend.resolve_backend(requested, BLACKWELL)
     assert found is chosen
     assert words in reason
 
@@ -162,6 +162,6 @@ def test_a_run_trains_natively_where_the_check_passes(monkeypatch, requested, wr
 def test_a_run_that_wants_native_stops_where_the_check_fails(monkeypatch):
     monkeypatch.setattr(conversion, "why_not_trusted", lambda device: "wgrad: product (all zero)")
     with pytest.raises(ValueError, match="backend native: the self-check failed on NVIDIA B200: wgrad"):
-        backend.settled_backend("native", BLACKWELL)
+        backend.resolve_backend("native", BLACKWELL)
     with pytest.raises(ValueError, match="FP4 tensor cores need NVIDIA sm_100"):
-        backend.settled_backend("native", probe("cpu"))
+        backend.resolve_backend("native", probe("cpu"))

@@ -14,7 +14,7 @@ def test_a_token_changes_no_logit_before_it(pattern, rope_theta):
     model = small_model(pattern, rope_theta=rope_theta)
     tokens = random_tokens(2, 21)
     before = model(tokens)
-    for position in (0, 7, 8, 20):  # chunk borders of the scan included
+    for position in (0, 7, 8, 20):  # including chunk boundaries of the scan
         changed = tokens.clone()
         changed[:, position] = (changed[:, position] + 1) % 64
         after = model(changed)
@@ -31,7 +31,7 @@ def test_mixers_see_the_past_and_an_ffn_does_not(pattern, mixes):
     assert torch.equal(model(tokens)[:, 20], model(changed)[:, 20]) != mixes
 
 
-def test_sequences_of_a_batch_do_not_meet():
+def test_sequences_of_a_batch_are_independent():
     model = small_model("M-*-T")
     tokens = random_tokens(3, 21)
     alone = model(tokens[1:2])

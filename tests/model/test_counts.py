@@ -38,7 +38,7 @@ def test_linear_flops_are_those_that_pytorch_counts():
 
 def test_flops_of_the_scan_are_those_of_its_products_without_the_masked_half():
     config = small_config("M", mamba_num_heads=2, mamba_head_dim=4, num_groups=1, state_size=8, chunk_size=4)
-    # Forward, per token, a multiply-add being two: it meets 2.5 tokens of its chunk on average.
+    # Forward, per token, a multiply-add counts as two: it attends to 2.5 tokens of its chunk on average.
     scores, sums = 2 * 2.5 * 8, 2 * 2.5 * 4 * 2
     states = 2 * (2 * 4 * 8) + 2 * (2 * 4 * 8)
     assert training_flops(config, 64)["scan"] == 3 * (scores + sums + states)
@@ -47,7 +47,7 @@ def test_flops_of_the_scan_are_those_of_its_products_without_the_masked_half():
 
 def test_flops_of_attention_are_those_of_the_causal_half():
     config = small_config("*T")
-    pairs = sum(range(1, 9)) / 8  # keys that a query of 8 tokens meets
+    pairs = sum(range(1, 9)) / 8  # mean number of keys that a query of 8 tokens attends to
     assert training_flops(config, 8)["attention"] == 2 * 3 * (2 * 2 * pairs * 4 * 16)
 
 

@@ -1,4 +1,4 @@
-"""Packed documents do not meet: each comes out as if it had been alone, and no bit crosses an end token."""
+"""Packed documents are independent: each gives the outputs it would give alone, to the last bit."""
 
 from itertools import pairwise
 
@@ -7,8 +7,9 @@ import torch
 
 from fourbits.model.config import ModelConfig
 from fourbits.model.documents import begins_document, document_numbers, same_as_before
-from fourbits.model.ssd import RESET, ssd
-from fourbits.model.ssd_reference import ssd as recurrence
+from fourbits.model.ops.ssd.chunked import RESET
+from fourbits.model.ops.ssd.op import ssd
+from fourbits.model.ops.ssd.reference import ssd as recurrence
 from model.shapes import random_tokens, small_config, small_model
 
 END = 0
@@ -40,7 +41,7 @@ def test_documents_are_counted_by_the_end_tokens_before_them():
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("rope_theta", [None, 1e4])
-def test_packed_documents_come_out_as_if_each_were_alone(pattern, rope_theta):
+def test_packed_documents_give_the_outputs_of_each_one_alone(pattern, rope_theta):
     model = small_model(pattern, rope_theta=rope_theta, document_end=END)
     tokens = packed()
     together = model(tokens)
@@ -48,7 +49,7 @@ def test_packed_documents_come_out_as_if_each_were_alone(pattern, rope_theta):
         # The same FP32 sums over other lengths, in another order: logits of size 1, as for other batch sizes.
         torch.testing.assert_close(together[:, span], model(tokens[:, span]), rtol=1e-4, atol=1e-5)
     apart = small_model(pattern, rope_theta=rope_theta)(tokens)
-    assert not torch.allclose(apart[:, 3:], together[:, 3:], atol=1e-3)  # without the end they do meet
+    assert not torch.allclose(apart[:, 3:], together[:, 3:], atol=1e-3)  # without end tokens they do interact
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -76,7 +77,7 @@ def test_no_bit_of_a_document_reaches_the_next(pattern):
 
 
 @pytest.mark.parametrize("chunk_size", [4, 8, 64])
-def test_the_scan_starts_from_nothing_where_told(chunk_size):
+def test_the_scan_resets_its_state_at_document_starts(chunk_size):
     args = (
         torch.randn(2, LENGTH, 4, 16, dtype=torch.float64),
         torch.rand(2, LENGTH, 4, dtype=torch.float64),

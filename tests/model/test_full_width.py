@@ -1,4 +1,4 @@
-"""One block of each kind at the width of the paper's hybrids, forward and backward in NVFP4, on one card.
+"""One block of each kind at the width of the paper's hybrids, forward and backward in NVFP4, on one GPU.
 
 The last of four blocks stays in BF16, so there are two FFNs. The same by hand:
 fourbits train hybrid-12b --model.pattern "M-*-" --train.gradient_accumulation 1 --train.steps 2
@@ -31,8 +31,8 @@ COSINE = 1 / math.sqrt(1 + 2 * 0.36)
 COSINE_OF_SCORES = 1 / math.sqrt(1 + 3 * 1.8)
 
 
-def built_on_the_card(config):
-    """A model whose matrices are drawn on the card, because two billion numbers take a CPU a while."""
+def built_on_the_gpu(config):
+    """A model whose matrices are drawn on the GPU, because a CPU is slow at two billion numbers."""
     with torch.device("meta"):
         model = LanguageModel(config)
     model.to_empty(device="cuda")
@@ -67,7 +67,7 @@ def test_a_pattern_of_one_block_of_each_kind_is_an_option_of_train():
 def test_one_block_of_each_kind_trains_at_full_width_in_nvfp4(preset):
     torch.manual_seed(0)
     config = replace(MODEL_PRESETS[preset], pattern=PATTERN)
-    model = built_on_the_card(config)
+    model = built_on_the_gpu(config)
     samples = torch.randint(config.vocab_size, (1, TOKENS + 1), device="cuda")
     wanted, exact, _ = loss_and_gradients(model, "bf16", samples)
     found, gradients, quantized = loss_and_gradients(model, "nvfp4", samples)

@@ -17,7 +17,7 @@ def filled_linear(in_features, out_features):
 
 
 @pytest.mark.parametrize("has_units", [False, True])
-def test_a_linear_is_the_bf16_product_rounded_once(has_units, monkeypatch):
+def test_a_linear_is_the_bf16_gemm_rounded_once(has_units, monkeypatch):
     monkeypatch.setattr(linear_module, "CPU_MULTIPLIES_BF16", has_units)
     layer = filled_linear(48, 32)
     x = torch.randn(2, 40, 48).bfloat16().requires_grad_()
@@ -54,7 +54,7 @@ def test_fp64_products_stay_fp64():
     assert torch.equal(matmul(gemm_operand(a), gemm_operand(b), torch.float64), a @ b)
 
 
-def test_a_linear_tells_recipes_that_it_casts_its_weight():
+def test_a_linear_declares_to_recipes_that_it_casts_its_weight():
     layer = filled_linear(16, 32)
     assert isinstance(layer, torch.nn.Linear)
     assert layer.casts_weight
@@ -88,7 +88,7 @@ def test_a_frequent_tokens_gradient_is_summed_in_fp32():
     assert torch.equal(table.weight.grad[2], torch.full((8,), 1000.0).bfloat16())
 
 
-def test_gradients_stop_where_nobody_asked_for_them():
+def test_frozen_weights_get_no_gradient():
     layer = filled_linear(16, 32)
     layer.weight.requires_grad_(False)
     x = torch.randn(3, 16, requires_grad=True)
@@ -119,7 +119,7 @@ def test_activations_are_rounded_once():
 
 
 @pytest.mark.parametrize("activation", ["relu2", "swiglu"])
-def test_an_ffn_is_its_formula(activation):
+def test_an_ffn_matches_its_formula(activation):
     ffn = FFN(16, 32, activation)
     for parameter in ffn.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

@@ -1,4 +1,4 @@
-"""The model as a whole: devices, dtypes, state, determinism, learning."""
+"""The model as a whole: devices, dtypes, state, determinism, training."""
 
 import copy
 import pickle
@@ -54,7 +54,7 @@ def test_masters_are_fp32_activations_bf16_and_gradients_fp32():
         ("bf16", torch.float32, torch.float32),
     ],
 )
-def test_the_residual_stream_has_the_dtype_asked_for_or_that_of_the_branches_if_wider(
+def test_the_residual_stream_has_the_configured_dtype_or_that_of_the_branches_if_wider(
     name, compute_dtype, dtype
 ):
     model = small_model("M-*-T", dtype=compute_dtype, residual_dtype=name)
@@ -74,7 +74,7 @@ def test_bf16_activations_stay_close_to_fp32():
         assert (found.float() - wanted).norm() <= 8 * 2**-9 * wanted.norm()
 
 
-def test_a_state_dict_makes_the_same_model_again():
+def test_a_state_dict_restores_the_same_model():
     source, target = small_model("M-*-T", seed=1), small_model("M-*-T", seed=2)
     tokens = random_tokens(2, 16)
     assert not torch.equal(source(tokens), target(tokens))
@@ -114,7 +114,7 @@ def test_a_tied_head_shares_the_embeddings_parameter_and_its_gradient():
 
 
 @pytest.mark.parametrize("pattern", ["M-*-", "TT"])
-def test_it_learns_a_batch_by_heart(pattern):
+def test_it_overfits_one_batch(pattern):
     model = small_model(pattern, dtype=torch.bfloat16)
     tokens = random_tokens(2, 17)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))

@@ -13,7 +13,7 @@ EPS = torch.finfo(torch.float32).eps
 
 
 class Recorder(nn.Linear):
-    """A head that notes how many rows it was given."""
+    """A head that records the number of rows of each call."""
 
     def __init__(self, *sizes):
         super().__init__(*sizes, bias=False)
@@ -70,7 +70,7 @@ def test_frozen_parameters_get_no_gradient():
     assert hidden.grad is not None
 
 
-def test_targets_that_do_not_count_contribute_nothing():
+def test_ignored_targets_contribute_nothing():
     model = small_model("M-")
     tokens, targets = random_tokens(2, 12), random_tokens(2, 12)
     targets[0] = -100
@@ -95,7 +95,7 @@ def test_the_models_loss_holds_no_more_logits_than_a_chunk_may_have(grad, monkey
 
 
 @pytest.mark.parametrize("target", [-1, 64, 1 << 40])
-def test_a_target_that_is_no_token_makes_the_loss_nan(target):
+def test_a_target_outside_the_vocabulary_makes_the_loss_nan(target):
     model = small_model("-")
     tokens, targets = random_tokens(2, 12), random_tokens(2, 12)
     targets[1, 5] = target
@@ -141,7 +141,7 @@ def test_bf16_logits_give_a_gradient_within_bf16_of_the_exact_one():
     assert ((got - true).abs() <= torch.finfo(torch.bfloat16).eps * true.abs() + 1e-6).all()
 
 
-def test_one_backward_pass_is_all_there_is():
+def test_a_second_backward_pass_is_refused():
     head, hidden, targets = problem()
     loss = run_chunked(head, hidden, targets, 13)
     loss.backward(retain_graph=True)
@@ -160,12 +160,12 @@ def test_one_backward_pass_is_all_there_is():
         (5, 10, 1, 1),
     ],
 )
-def test_chunks_respect_the_limit_and_are_equal_where_that_costs_little(tokens, vocab, limit, length):
+def test_chunks_respect_the_limit_and_are_equal_if_that_costs_little(tokens, vocab, limit, length):
     assert chunk_length(tokens, vocab, limit) == length
     assert length == 1 or length * vocab <= limit
 
 
-def test_a_master_rounded_for_all_chunks_changes_no_bit(monkeypatch):
+def test_rounding_the_master_once_for_all_chunks_changes_no_bit(monkeypatch):
     model, tokens = small_model("-", dtype=torch.bfloat16), random_tokens(2, 13)
 
     def loss_and_gradient():

@@ -1,12 +1,12 @@
-"""The Mamba-2 mixer against its definition, written with the recurrence and PyTorch's own convolution."""
+"""The Mamba-2 mixer against its definition from the recurrence and PyTorch's convolution."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fourbits.model.conv import causal_conv
 from fourbits.model.mamba2 import Mamba2
-from fourbits.model.ssd_reference import ssd as recurrence
+from fourbits.model.ops.conv.reference import causal_conv
+from fourbits.model.ops.ssd.reference import ssd as recurrence
 
 SIZES = {"num_heads": 6, "head_dim": 8, "state_size": 5, "num_groups": 2, "conv_width": 4}
 
@@ -39,7 +39,7 @@ def written_out(layer, x):
 
 
 @pytest.mark.parametrize("length", [1, 3, 8, 29])
-def test_the_mixer_is_its_definition_in_value_and_gradients(length):
+def test_the_mixer_matches_its_definition_in_value_and_gradients(length):
     layer = mixer()
     x = torch.randn(2, length, 24, requires_grad=True)
     inputs = (x, *layer.parameters())
@@ -49,14 +49,14 @@ def test_the_mixer_is_its_definition_in_value_and_gradients(length):
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)  # FP32, values of about one
     grads = torch.autograd.grad(found, inputs, dy), torch.autograd.grad(wanted, inputs, dy.double())
     for got, true in zip(*grads, strict=True):
-        # FP32; A's and dt's gradients are small remainders of large sums, see test_ssd.py.
+        # FP32; the gradients of A and dt are small differences of large sums, see test_ssd.py.
         assert (got - true).norm() <= 1e-4 * true.norm() + 1e-4
 
 
 @torch.no_grad()
-def test_time_steps_below_the_smallest_are_raised_to_it_and_others_stay():
+def test_time_steps_below_the_minimum_are_clamped_and_others_unchanged():
     free, raised = mixer(), mixer()
-    free.in_proj.weight[-6:] = 0  # so that a step is softplus(dt_bias), whatever the token
+    free.in_proj.weight[-6:] = 0  # so that every time step is softplus(dt_bias)
     raised.load_state_dict(free.state_dict())
     steps = torch.tensor([1e-4, 0.01, 0.3, 1e-3, 0.5, 2.0])
     raised.min_time_step = 0.3
@@ -66,7 +66,7 @@ def test_time_steps_below_the_smallest_are_raised_to_it_and_others_stay():
     torch.testing.assert_close(raised(x), free(x), rtol=1e-5, atol=1e-5)
 
 
-def test_the_convolution_is_pytorchs_causal_one():
+def test_the_convolution_matches_pytorchs():
     x, taps, bias = torch.randn(2, 9, 6), torch.randn(4, 6), torch.randn(6)
     wanted = F.conv1d(x.mT, taps.T[:, None], bias, padding=3, groups=6).mT[:, :9]
     torch.testing.assert_close(causal_conv(x, taps, bias), wanted)

@@ -59,7 +59,7 @@ def test_compiled_regions_are_as_close_to_fp32_as_eager_ones(runs):
         assert compiled <= 1.5 * eager + 2**-9 * exact.norm(), name
 
 
-def test_a_graph_serves_all_layers_and_all_models(runs):
+def test_one_graph_serves_all_layers_and_models(runs):
     assert runs["compiled"]["graphs"] == REGIONS
     assert runs["again"]["graphs"] == runs["other model"]["graphs"] == 0
 
@@ -88,7 +88,7 @@ def doubled(x):
     return 2 * x
 
 
-def test_without_a_compiler_regions_stay_eager_after_one_warning_that_says_why():
+def test_without_a_compiler_regions_stay_eager_after_one_warning_with_the_reason():
     module = RegionModule()
     compile_regions(module)
     with fresh_cache(), inductor_config.patch({"cpp.cxx": (None, "/no/such/compiler")}):
@@ -103,7 +103,7 @@ def failing(x):
     raise ValueError("the region's own error")
 
 
-def test_an_error_of_the_region_itself_is_not_taken_for_a_failure_to_compile():
+def test_an_error_of_the_region_is_not_mistaken_for_a_compilation_failure():
     module = RegionModule()
     compile_regions(module)
     with warnings.catch_warnings():

@@ -87,7 +87,10 @@ def fabricated_manifest(recipe: str, seed: int, steps: int) -> dict:
         "versions": {"python": "3.11.2", "torch": "2.13.0", "fourbits": "0.1.0"},
         "device": {"name": "x86_64 CPU (AVX512)"},
         "threads": 2,
-        "backend": {"name": "emulated", "reason": "the compiled reference and exact operands on the CPU"},
+        "backend": {
+            "name": "emulated",
+            "reason": "the compiled reference and dequantized operands on the CPU",
+        },
         "model": {"parameters": {"embedding": 262_144, "head": 262_144, "linear": 990_000}},
         "data": {
             "unigram_entropy": {"corpus": 6.02, "code": 5.912, "prose": 6.213},

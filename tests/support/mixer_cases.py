@@ -1,7 +1,8 @@
-"""The kernels beside the scan, convolution and gated norm, against their definitions in FP64.
+"""The kernels of convolution and gated norm against their definitions in FP64.
 
-Run as a program it checks small cases in Triton's interpreter:
-TRITON_INTERPRET=1 python -m support.mixer_cases
+Run as a program, it checks small cases in Triton's interpreter:
+
+    TRITON_INTERPRET=1 python -m support.mixer_cases
 """
 
 import os
@@ -14,24 +15,24 @@ from torch import Tensor
 from torch.library import opcheck
 from torch.nn import functional as F
 
-from fourbits.model.conv import conv_forward, conv_silu
-from fourbits.model.gated_norm import gated_group_norm, gated_norm_forward
-from fourbits.model.kernel_errors import value_and_gradients
 from fourbits.model.mamba2 import mamba_core
+from fourbits.model.ops.conv.op import conv_forward, conv_silu
+from fourbits.model.ops.errors import value_and_gradients
+from fourbits.model.ops.gated_norm.op import gated_group_norm, gated_norm_forward
 from support.triton_interpreter import failures
 
 EPS = torch.finfo(torch.float32).eps
 HALF_BIT = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}
 NORM_EPS = 1e-5
 CONV_NAMES, NORM_NAMES = ("y", "dx", "dtaps", "dbias"), ("out", "dy", "dz", "dweight")
-#: FP32 roundings in a result: a sum of few terms, or of many whose errors have random signs; and gradients of
-#: decays, small remainders of large sums (test_ssd.py)
-OF_SUMS, OF_REMAINDERS = 16, 1024
+#: FP32 roundings in a result: for a sum of few terms, or of many whose errors have random signs; and for
+#: gradients of decays, which are small differences of large sums (test_ssd.py)
+SUM_ROUNDINGS, DIFFERENCE_ROUNDINGS = 16, 1024
 
 
 @dataclass(frozen=True)
 class Conv:
-    """Sizes of a convolution, its channels cut into widths; ends: the share of tokens that end a document."""
+    """Sizes of a convolution, its channels split into widths. ends: share of tokens that end a document."""
 
     batch: int
     length: int
@@ -49,7 +50,7 @@ class Norm:
     groups: int
 
 
-# Lengths around a program's 32 and 64 tokens, and shorter than the convolution; channels past its 256.
+# Lengths around a program's 32 and 64 tokens, and shorter than the convolution; more channels than its 256.
 CONVS = (
     Conv(1, 66, (258, 2)),
     Conv(2, 70, (40,), ends=0.2),
@@ -82,7 +83,7 @@ def gated_norm_defined(y: Tensor, z: Tensor, weight: Tensor, groups: int) -> Ten
 
 
 def conv_errors(case: Conv, device: str, dtype: torch.dtype) -> list[str]:
-    """What is off by more than rounding. x is a slice of a wider tensor, as in the model, and of a longer."""
+    """Errors beyond rounding. x is a slice of a wider and longer tensor; a wider one as in the model."""
     torch.manual_seed(0)
     channels, shape = sum(case.widths), (case.batch, case.length)
     wide = torch.randn(case.batch, case.length + 1, channels + 24).to(dtype)
@@ -91,17 +92,17 @@ def conv_errors(case: Conv, device: str, dtype: torch.dtype) -> list[str]:
     if case.ends:
         documents = (torch.rand(shape) < case.ends).cumsum(1, dtype=torch.int32).to(device)
 
-    def made(wide: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
+    def kernel(wide: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
         return torch.cat(conv_silu(wide[:, 1:, 8:-16], taps, bias, documents, case.widths, fused=True), -1)
 
-    def true(wide: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
+    def exact(wide: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
         return conv_silu_defined(wide[:, 1:, 8:-16], taps, bias, documents)
 
-    return _differences(CONV_NAMES, made, true, tuple(t.to(device) for t in (wide, taps, bias)))
+    return _differences(CONV_NAMES, kernel, exact, tuple(t.to(device) for t in (wide, taps, bias)))
 
 
 def norm_errors(case: Norm, device: str, dtype: torch.dtype) -> list[str]:
-    """What is off by more than rounding. z is a slice of a wider tensor, as in the model, and of a longer."""
+    """Errors beyond rounding. z is a slice of a wider and longer tensor; a wider one as in the model."""
     torch.manual_seed(0)
     shape = (case.batch, case.length)
     y = torch.randn(*shape, case.width).to(dtype)
@@ -110,19 +111,19 @@ def norm_errors(case: Norm, device: str, dtype: torch.dtype) -> list[str]:
     def z_of(wide: Tensor) -> Tensor:
         return wide[:, 1:, : case.width]
 
-    def made(y: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
+    def kernel(y: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
         return gated_group_norm(y, z_of(wide), weight, case.groups, NORM_EPS, fused=True)
 
-    def true(y: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
+    def exact(y: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
         return gated_norm_defined(y, z_of(wide), weight, case.groups)
 
     return _differences(
-        NORM_NAMES, made, true, tuple(t.to(device) for t in (y, wide, torch.randn(case.width)))
+        NORM_NAMES, kernel, exact, tuple(t.to(device) for t in (y, wide, torch.randn(case.width)))
     )
 
 
-def turned_errors() -> list[str]:
-    """What is off where tokens, not channels, are side by side, and other arguments have gaps."""
+def transposed_errors() -> list[str]:
+    """Errors with unit stride along tokens instead of channels, and other arguments not contiguous."""
     torch.manual_seed(0)
     x, z, taps, column = (torch.randn(shape) for shape in ((2, 12, 9), (2, 12, 9), (12, 4), (12, 2)))
     documents = (torch.rand(9, 2) < 0.3).cumsum(0, dtype=torch.int32).t()
@@ -138,7 +139,7 @@ def turned_errors() -> list[str]:
 
 
 def core_errors(documents: bool) -> list[str]:
-    """What is off between the region by kernels and as torch, in FP32."""
+    """Differences between the mixer's core by kernels and in PyTorch, in FP32."""
     torch.manual_seed(0)
     heads, head_dim, groups, states, shape = 4, 16, 2, 16, (2, 41)
     inner, channels = heads * head_dim, heads * head_dim + 2 * groups * states
@@ -151,12 +152,12 @@ def core_errors(documents: bool) -> list[str]:
 
     names = ("out", "dprojected", "dtaps", "dbias", "ddt_bias", "da_log", "dd", "dnorm_weight")
     return _differences(
-        names, core(True), core(False), tuple(map(torch.randn, (*sizes, (inner,)))), OF_REMAINDERS
+        names, core(True), core(False), tuple(map(torch.randn, (*sizes, (inner,)))), DIFFERENCE_ROUNDINGS
     )
 
 
 def operator_errors() -> list[str]:
-    """What opcheck finds wrong with the operators and their gradients."""
+    """Failures that opcheck reports for the operators and their gradients."""
     torch.manual_seed(0)
     shape, numbers = (2, 5, 8), torch.arange(10, dtype=torch.int32).reshape(2, 5) // 3
     x, z, taps, bias = (torch.randn(s, requires_grad=True) for s in (shape, shape, (4, 8), (8,)))
@@ -167,19 +168,19 @@ def operator_errors() -> list[str]:
 
 def _differences(
     names: tuple[str, ...],
-    made: Callable[..., Tensor],
-    true: Callable[..., Tensor],
+    kernel: Callable[..., Tensor],
+    exact: Callable[..., Tensor],
     args: tuple[Tensor, ...],
-    roundings: int = OF_SUMS,
+    roundings: int = SUM_ROUNDINGS,
 ) -> list[str]:
-    """Each result is a few FP32 roundings off at the most, and half a bit of its own dtype."""
+    """Each error is at most a few FP32 roundings and half a unit in the last place of the result's dtype."""
     wrong = []
-    results = value_and_gradients(made, args), value_and_gradients(true, tuple(a.double() for a in args))
-    for name, got, wanted in zip(names, *results, strict=True):
-        allowed = (roundings * EPS + HALF_BIT[got.dtype]) * rms(wanted)
-        error = rms(got - wanted)
+    results = value_and_gradients(kernel, args), value_and_gradients(exact, tuple(a.double() for a in args))
+    for name, got, expected in zip(names, *results, strict=True):
+        allowed = (roundings * EPS + HALF_BIT[got.dtype]) * rms(expected)
+        error = rms(got - expected)
         if not error <= allowed or not got.isfinite().all():
-            wrong.append(f"{name}: error {error:.3g}, allowed {allowed:.3g}, size {rms(wanted):.3g}")
+            wrong.append(f"{name}: error {error:.3g}, allowed {allowed:.3g}, size {rms(expected):.3g}")
     return wrong
 
 
@@ -189,10 +190,10 @@ def rms(x: Tensor) -> float:
 
 
 def main() -> int:
-    """Check every small case; returns how many are wrong."""
+    """Check every small case and return the number of failures."""
     checks: list[tuple[object, Callable[[], list[str]]]] = [
         ("operators", operator_errors),
-        ("turned", turned_errors),
+        ("transposed", transposed_errors),
     ]
     checks += [(case, lambda case=case: conv_errors(case, "cpu", torch.float32)) for case in CONVS]
     checks += [(case, lambda case=case: norm_errors(case, "cpu", torch.float32)) for case in NORMS]

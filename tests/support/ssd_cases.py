@@ -1,6 +1,6 @@
-"""The scan's kernels against the FP64 recurrence, values and gradients, for the interpreter and for a card.
+"""The SSD scan's kernels against the FP64 recurrence, values and gradients, in the interpreter and on a GPU.
 
-Run as a program it checks the cases in Triton's interpreter: TRITON_INTERPRET=1 python -m support.ssd_cases
+Run as a program, it checks the cases in Triton's interpreter: TRITON_INTERPRET=1 python -m support.ssd_cases
 """
 
 import os
@@ -11,19 +11,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fourbits.model.ssd_op import ssd_forward
-from fourbits.model.ssd_reference import ssd as recurrence
+from fourbits.model.ops.ssd.op import ssd_forward
+from fourbits.model.ops.ssd.reference import ssd as recurrence
 from support.triton_interpreter import failures
 
 EPS = torch.finfo(torch.float32).eps
 NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
-#: tokens of a chunk in the interpreter, at most
+#: largest number of tokens per chunk in the interpreter
 CHUNK = 32
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of a scan and what is special about it."""
+    """Sizes of a scan, and its special inputs."""
 
     batch: int
     length: int
@@ -49,16 +49,17 @@ SMALL = (
 
 
 def arguments(case: Case) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor]:
-    """(x, dt, a, b, c, d), starts, dy. x, b and c are slices of one tensor, as in the model; a, d and
-    starts have gaps.
+    """(x, dt, a, b, c, d), starts, dy.
+
+    x, b and c are slices of one tensor, as in the model; a, d and starts are not contiguous.
     """
     torch.manual_seed(0)
     sizes = (case.heads * case.head_dim, case.groups * case.states, case.groups * case.states)
-    both = torch.randn(case.batch, case.length, sum(sizes))
-    x, b, c = both.split(sizes, -1)
+    xbc = torch.randn(case.batch, case.length, sum(sizes))
+    x, b, c = xbc.split(sizes, -1)
     dt = torch.rand(case.batch, case.length, case.heads) * 0.2
     if case.resets:
-        dt[:, ::4] = 1e4  # the state is forgotten; a running FP32 sum would be off by 0.01
+        dt[:, ::4] = 1e4  # the state is reset; a running FP32 sum would be off by 0.01
         dt[:, 1::4] = 1e-30  # a token that writes nothing
         x[:, ::4] *= 1e-4
     rates = -torch.rand(case.heads) * case.strongest - 0.1
@@ -104,27 +105,27 @@ def rms(x: Tensor) -> Tensor:
 
 
 def differences(case: Case) -> list[str]:
-    """Errors of FP32 kernels that are larger than FP32 sums make them."""
+    """Errors of FP32 kernels beyond what FP32 sums allow."""
     args, starts, dy = arguments(case)
-    made, true = found(args, starts, dy), exact(args, starts, dy)
+    got_all, exact_all = found(args, starts, dy), exact(args, starts, dy)
     # Each entry of y, dx, db, dc is a sum of products with random signs: a few roundings of its own size.
-    allowed = {name: 8 * EPS * rms(value) for name, value in zip(NAMES, true, strict=True)}
-    # The gradient of a log-decay is what remains of <dy, y> of up to CHUNK tokens minus as much, y without
-    # the skip. Multiplied by a it is part of ddt, and summed over all tokens with weight dt it is da.
-    scanned = true[0] - args[5][:, None] * args[0]
+    allowed = {name: 8 * EPS * rms(value) for name, value in zip(NAMES, exact_all, strict=True)}
+    # The gradient of a log-decay is a small difference of two sums of <dy, y> over up to CHUNK tokens, with y
+    # without the skip. Times a it is part of ddt, and summed over all tokens with weight dt it is da.
+    scanned = exact_all[0] - args[5][:, None] * args[0]
     remainder = 4 * EPS * min(CHUNK, case.length) * rms((dy * scanned).sum(-1))
     allowed["ddt"] += args[2].abs().max() * remainder
     allowed["da"] += args[1].sum((0, 1)).max() * remainder
     wrong = []
-    for name, got, wanted in zip(NAMES, made, true, strict=True):
-        error = rms(got - wanted)
+    for name, got, true in zip(NAMES, got_all, exact_all, strict=True):
+        error = rms(got - true)
         if not error <= allowed[name] or not got.isfinite().all():
-            wrong.append(f"{name}: error {error:.3g}, allowed {allowed[name]:.3g}, size {rms(wanted):.3g}")
+            wrong.append(f"{name}: error {error:.3g}, allowed {allowed[name]:.3g}, size {rms(true):.3g}")
     return wrong
 
 
 def main() -> int:
-    """Check every case; returns how many are wrong."""
+    """Check every case and return the number of failures."""
     return failures((case, partial(differences, case)) for case in SMALL)
 
 

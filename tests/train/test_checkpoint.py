@@ -36,13 +36,13 @@ def test_what_was_saved_comes_back_with_the_same_bits(tmp_path):
     assert found["b"].dtype == torch.int64
 
 
-def test_the_newest_is_last_by_number_not_by_text(tmp_path):
+def test_checkpoints_are_sorted_by_number_not_by_text(tmp_path):
     for step in (9, 10, 100):
         save(tmp_path, step)
     assert [path.name for path in checkpoints(tmp_path)] == ["step_9", "step_10", "step_100"]
 
 
-def test_only_the_newest_are_kept_and_unfinished_ones_go(tmp_path):
+def test_only_the_newest_are_kept_and_unfinished_ones_removed(tmp_path):
     for step in (1, 2, 3):
         save(tmp_path, step)
     (tmp_path / ".unfinished-step_4").mkdir()
@@ -74,7 +74,7 @@ def change(path, **entries):
     ("file", "damage", "text"),
     [
         ("model.safetensors", cut, "model.safetensors: truncated or replaced"),
-        ("model.safetensors", flip, "model.safetensors: its content is not what state.json records"),
+        ("model.safetensors", flip, "model.safetensors: content does not match the hash in state.json"),
         ("model.safetensors", lambda path: path.unlink(), "model.safetensors: missing"),
         ("state.json", cut, "state.json: damaged"),
         ("state.json", lambda path: path.unlink(), "not a fourbits checkpoint (no state.json)"),
@@ -84,7 +84,7 @@ def change(path, **entries):
         ("state.json", lambda path: change(path, files={"a": {}}), "files.a must hold 'bytes' and 'sha256'"),
     ],
 )
-def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path, file, damage, text):
+def test_a_damaged_or_foreign_checkpoint_is_a_one_line_error(tmp_path, file, damage, text):
     save(tmp_path, 1)
     path = save(tmp_path, 2)
     damage(path / file)
@@ -98,7 +98,7 @@ def test_the_error_of_a_damaged_checkpoint_names_the_one_before(tmp_path):
     save(tmp_path, 1)
     path = save(tmp_path, 2)
     cut(path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"Remove step_2 to go on from step_1\."):
+    with pytest.raises(ValueError, match=r"Remove step_2 to continue from step_1\."):
         open_checkpoint(path)
 
 
@@ -109,7 +109,7 @@ class Trap:
         return (pytest.fail, ("unpickled",))
 
 
-def test_a_pickle_under_our_name_is_refused_unopened(tmp_path):
+def test_a_pickle_with_the_name_of_a_checkpoint_file_is_refused_unopened(tmp_path):
     path = save(tmp_path, 1)
     file = path / "model.safetensors"
     file.write_bytes(pickle.dumps(Trap()))
@@ -132,13 +132,13 @@ def test_a_pickle_under_our_name_is_refused_unopened(tmp_path):
 )
 def test_a_checkpoint_of_another_model_names_the_tensor(tmp_path, expected, text):
     checkpoint = open_checkpoint(save(tmp_path, 1))
-    wanted = {name: t for name, t in {**tensors(), **expected}.items() if t is not None}
+    of_model = {name: t for name, t in {**tensors(), **expected}.items() if t is not None}
     with pytest.raises(ValueError, match=text):
-        load_tensors(checkpoint, "model", wanted)
+        load_tensors(checkpoint, "model", of_model)
 
 
 @pytest.mark.parametrize("limit", [64, 400])
-def test_a_full_disk_leaves_earlier_checkpoints_and_no_trace(tmp_path, limit):
+def test_a_full_disk_leaves_earlier_checkpoints_and_no_partial_one(tmp_path, limit):
     """The size limit of a process stands for the disk; 64 bytes stop the tensors, 400 those or state.json."""
     earlier = save(tmp_path, 1)
     before = {path.name: path.read_bytes() for path in earlier.iterdir()}

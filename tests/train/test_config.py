@@ -119,7 +119,7 @@ def test_differences_are_dotted_names():
 
 
 def test_stored_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
-    """What is no path stays as it is."""
+    """Values that are not paths are unchanged."""
     monkeypatch.chdir(tmp_path)
     Path("words.json").write_text("{}", encoding="utf-8")
     given = {"data.paths": "[texts, notes=more/notes, stdlib, 'hf:some/set']", "data.tokenizer": "words.json"}

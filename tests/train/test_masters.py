@@ -1,4 +1,4 @@
-"""BF16 masters: rounded as an independent computation says, unbiased, alike for any split; and whole runs."""
+"""BF16 masters: rounded like an independent oracle, unbiased, independent of any split; and whole runs."""
 
 import math
 
@@ -12,10 +12,10 @@ from fourbits.settings import override
 from fourbits.train import masters
 from fourbits.train.checkpoint import open_checkpoint, save_checkpoint
 from fourbits.train.config import OptimConfig
+from fourbits.train.load_run import load_trained
 from fourbits.train.masters import bf16_masters, stochastic_bf16, store_update, update_key
 from fourbits.train.optim import MasterOptimizer
 from fourbits.train.run import run, with_vocabulary
-from fourbits.train.trained import load_trained
 from fourbits.train.trainer import Trainer
 from oracle.bridge import patterns, raw_bits
 from oracle.update import update_bf16
@@ -51,7 +51,7 @@ def test_the_rounding_equals_the_oracle(kind, shape):
     assert raw_bits(stored(z)) == expected
 
 
-def test_what_is_not_finite_stays_so_and_nothing_else_becomes_so():
+def test_rounding_keeps_non_finite_values_and_creates_none():
     z = torch.tensor([EXTREMES] * 400)
     found = stored(z)
     assert torch.equal(found.isfinite(), z.isfinite())
@@ -90,7 +90,7 @@ def test_the_mean_of_the_stored_weight_is_the_weight():
         assert abs(float(steps.mean()) - p) <= 5 * math.sqrt(p * (1 - p) / n)
 
 
-def test_small_updates_add_up_where_rounding_to_nearest_loses_them():
+def test_small_updates_add_up_where_round_to_nearest_loses_them():
     """1000 updates of 1/64 of a BF16 step: their sum deviates by less than sqrt(n p)."""
     ends = {}
     for kind in ("bf16-sr", "bf16-rne"):
@@ -107,7 +107,7 @@ def test_small_updates_add_up_where_rounding_to_nearest_loses_them():
     assert abs(float(moved.mean()) - n / 64) <= 5 * math.sqrt(n / 64 / moved.numel())
 
 
-def test_a_step_left_out_changes_no_bit():
+def test_a_skipped_step_changes_no_bit():
     weight = nn.Parameter(torch.randn(40, 24).bfloat16())
     weight.grad_dtype = torch.float32
     optimizer = MasterOptimizer({"w": weight}, OptimConfig(masters="bf16-sr"))
@@ -149,7 +149,7 @@ def test_gradients_are_those_of_fp32_masters_with_the_same_values(config, data):
         assert torch.equal(master.grad, found), name
 
 
-def test_a_resumed_run_has_the_bits_of_an_unbroken_one(config, data, tmp_path):
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(config, data, tmp_path):
     config = with_vocabulary(override(config, {"optim.masters": "bf16-sr"}), data)
     whole, resumed = (Trainer(config, data, torch.device("cpu")) for _ in range(2))
     for _ in range(2):

@@ -27,7 +27,7 @@ def test_a_line_is_on_disk_when_append_returns(tmp_path):
 
 
 @pytest.mark.parametrize("last_step", [0, 1, 2, 3, 4])
-def test_opening_after_a_step_cuts_later_lines_and_keeps_the_bytes_of_earlier_ones(path, last_step):
+def test_opening_after_a_step_removes_later_lines_and_keeps_the_bytes_of_earlier_ones(path, last_step):
     before = path.read_bytes().splitlines(keepends=True)
     kept = b"".join(line for line in before if json.loads(line)["step"] <= last_step)
     MetricsFile(path, last_step).__exit__()
@@ -56,7 +56,7 @@ def test_records_that_do_not_reach_the_checkpoint_are_refused_and_kept(path, dam
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
-def test_an_unfinished_last_line_is_no_record_and_is_cut(path):
+def test_an_incomplete_last_line_is_not_a_record_and_is_removed(path):
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"kind": "train", "st')
     assert read_metrics(path)[-1] == record(4)

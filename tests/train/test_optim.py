@@ -1,4 +1,4 @@
-"""AdamW on masters: the published update, the groups, clipping, and what a non-finite step leaves behind."""
+"""AdamW on masters: the published update, the groups, clipping, and non-finite steps."""
 
 import pytest
 import torch
@@ -49,15 +49,15 @@ def test_the_update_is_adamw_and_only_matrices_decay():
 
 def test_vectors_do_not_decay_and_everything_else_does():
     model = LanguageModel(MODEL_PRESETS["tiny"])
-    left_out = {name.rsplit(".", 1)[-1] for name, p in model.named_parameters() if not decays(p)}
-    assert left_out == {"weight", "conv_bias", "dt_bias", "A_log", "D", "norm_weight"}
+    undecayed = {name.rsplit(".", 1)[-1] for name, p in model.named_parameters() if not decays(p)}
+    assert undecayed == {"weight", "conv_bias", "dt_bias", "A_log", "D", "norm_weight"}
     norms = {name for name, p in model.named_parameters() if not decays(p) and name.endswith(".weight")}
     assert all("norm" in name for name in norms)
     assert decays(model.embed.weight)
     assert decays(model.head.weight)
 
 
-def test_the_norm_is_that_before_clipping_and_the_update_that_of_the_clipped_gradient():
+def test_the_norm_is_from_before_clipping_and_the_update_from_the_clipped_gradient():
     clipped, scaled = parameters(), parameters()
     give_gradients(clipped, 0)
     norm = float(torch.cat([p.grad.flatten() for p in clipped.values() if p.grad is not None]).norm())

@@ -1,4 +1,4 @@
-"""Presets at size under their recipe: what the paper keeps in BF16 is kept, and steps have their shapes."""
+"""Presets at full size with their recipe: the paper's BF16 layers, and a gradient for every parameter."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.schedule import learning_rate
 
 PAPER = {
-    # peak rate, share of steps that decay, linears in BF16 besides the head: arXiv:2509.25149 section 5
+    # peak rate, share of steps that decay, linear layers in BF16 besides the head: arXiv:2509.25149 section 5
     "hybrid-12b": (
         4.5e-4,
         0.2,
         20,
-    ),  # 10 blocks of 2 linears
+    ),  # 10 blocks of 2 linear layers
     "hybrid-8b": (8e-4, 0.15, None),
     "transformer-1.2b": (1.2e-3, 0.15, None),
 }

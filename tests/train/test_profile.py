@@ -1,4 +1,4 @@
-"""A step's profile: what kernels belong to, and what is said about it."""
+"""A step's profile: the kinds of kernels, and the statement about them."""
 
 import re
 from dataclasses import replace
@@ -17,8 +17,8 @@ from fourbits.train.run import run
     [
         ("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT", None, "GEMM"),
         ("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT", "mamba_core", "GEMM"),
-        ("bulk_kernel", None, "GEMM"),
-        ("fp8_product_kernel", None, "GEMM"),
+        ("tma_kernel", None, "GEMM"),
+        ("fp8_gemm_kernel", None, "GEMM"),
         ("fp8_kernel", None, "quantization"),
         ("operands_kernel", None, "quantization"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma", None, "attention"),
@@ -29,22 +29,24 @@ from fourbits.train.run import run
         ("triton_poi_fused_mul_silu_0", None, "rest"),
     ],
 )
-def test_a_kernel_is_known_by_its_name_else_by_what_started_it(kernel, region, kind):
+def test_a_kernel_is_classified_by_its_name_or_else_by_the_region_that_launched_it(kernel, region, kind):
     assert kind_of(kernel, region) == kind
 
 
 def test_the_statement_is_amdahls_law():
     profile = StepProfile({**dict.fromkeys(KINDS, 0.0), "GEMM": 0.06, "rest": 0.04})
     # 1 / (0.4 + 0.6 / 4) and 1 / 0.4
-    assert "60% of the step's device time" in profile.statement()
+    assert "GEMMs take 60% of the step's device time" in profile.statement()
     assert "would be 1.82 times faster" in profile.statement()
-    assert "free, 2.50 times" in profile.statement()
+    assert "no time, 2.50 times" in profile.statement()
     assert profile.to_dict()["total"] == pytest.approx(0.1)
 
 
-def test_a_profile_without_a_card_is_refused_before_anything_is_prepared(config, tmp_path):
+def test_a_profile_without_a_gpu_is_refused_before_any_data_is_prepared(config, tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(ValueError, match=r"--profile: needs a CUDA device.*on .*CPU.*Leave it out"):
+    with pytest.raises(
+        ValueError, match=r"--profile: times the kernels of a CUDA device.*on .*CPU.*Remove the option"
+    ):
         run(replace(config, train=replace(config.train, device="cpu")), out, on_profile=print)
     assert not out.exists()
 
@@ -77,10 +79,10 @@ SOURCES = Path(fourbits.__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("layer", "kind"), [("quant", "quantization"), ("recipe", "quantization"), ("gemm", "GEMM")]
+    ("layer", "kind"), [("quant", "quantization"), ("linear", "quantization"), ("gemm", "GEMM")]
 )
-def test_every_kernel_of_this_package_is_known_by_its_name(layer, kind):
-    text = "".join(path.read_text() for path in (SOURCES / layer).glob("*_triton.py"))
+def test_every_kernel_of_this_package_is_classified_by_its_name(layer, kind):
+    text = "".join(path.read_text() for path in (SOURCES / layer).rglob("*.py"))
     kernels = re.findall(r"^def (\w+_kernel)\(", text, re.MULTILINE)
     assert kernels
     assert {name: kind_of(name, None) for name in kernels} == dict.fromkeys(kernels, kind)

@@ -1,4 +1,4 @@
-"""A recipe that remembers its operands continues from a checkpoint as if it had not been stopped."""
+"""A recipe that tracks its operands continues from a checkpoint as if it had not been stopped."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def test_a_resumed_run_uses_the_amaxes_and_layouts_of_the_one_before(config, dat
     assert whole.tensors()["recipe"]["step"] == 2
 
 
-def test_a_step_tells_the_share_of_blocks_whose_scale_saturated(config, data):
+def test_a_step_reports_the_share_of_blocks_whose_scale_saturated(config, data):
     """Under a quarter of the maxima of the step before, some blocks of X saturate; the first uses its own."""
     changes = {"fprop.lhs.amax_policy": "delayed", "fprop.lhs.amax_headroom": 0.25}
     changed = replace(config, recipe=override(get_recipe("nvfp4"), changes))
@@ -48,7 +48,7 @@ def test_a_step_tells_the_share_of_blocks_whose_scale_saturated(config, data):
     assert second.saturated == torch.tensor(2 * saturated / blocks).item()  # all of them in one of two steps
 
 
-def test_a_step_that_counts_no_blocks_says_none(config, data):
+def test_a_step_that_counts_no_blocks_reports_none(config, data):
     trainer = Trainer(
         with_vocabulary(replace(config, recipe=get_recipe("nvfp4")), data), data, torch.device("cpu")
     )

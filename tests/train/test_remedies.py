@@ -1,4 +1,4 @@
-"""Errors about a run's folder say what to do: after what is wrong comes a sentence more, or a remedy."""
+"""Errors about a run's folder say what to do: after the problem comes one more sentence, or a remedy."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ FILES = (
     "train/metrics.py",
     "train/run_folder.py",
     "train/session.py",
-    "train/trained.py",
+    "train/load_run.py",
     "train/trainer.py",
     "compare/run/run_matrix.py",
     "compare/report/runs.py",
@@ -20,14 +20,14 @@ FILES = (
 
 
 def errors(tree: ast.AST) -> Iterator[ast.Call]:
-    """Errors that are raised with a message of their own."""
+    """Calls of exceptions in raise statements."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield node.exc
 
 
 def sentences(message: ast.expr) -> int:
-    """Sentences of a text; one for each value in it that is a sentence by name."""
+    """Number of sentences in a text; a value named a remedy counts as one."""
     parts = message.values if isinstance(message, ast.JoinedStr) else [message]
     text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
     remedies = sum("_remedy" in ast.unparse(part) for part in parts)
@@ -37,7 +37,7 @@ def sentences(message: ast.expr) -> int:
 @pytest.mark.parametrize("file", FILES)
 def test_every_error_says_what_to_do(file):
     found = list(errors(ast.parse((SOURCES / file).read_text(encoding="utf-8"))))
-    assert found, "raises nothing: leave it out of FILES"
+    assert found, "raises nothing: remove it from FILES"
     for error in found:
         name = ast.unparse(error.func)
         if name in ("ValueError", "NonFiniteError"):

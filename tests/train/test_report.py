@@ -42,19 +42,19 @@ def test_a_pipe_gets_a_plain_line_per_interval_and_one_for_the_last_step():
     assert all(line.isprintable() and line.isascii() for line in lines)
 
 
-def test_a_terminal_gets_a_bar_that_goes_away():
+def test_a_terminal_gets_a_bar_that_disappears():
     text = printed([step(number) for number in range(1, 8)], terminal=True)
     assert "7/7" in text
     assert "loss 1.2500" in text
     assert "training: step" not in text
 
 
-def test_a_step_that_was_left_out_is_announced():
-    assert "training: step 1: left out, because values were not finite" in printed(
+def test_a_skipped_step_is_reported():
+    assert "training: step 1: skipped, because values were not finite" in printed(
         [step(1, loss=None, skipped=True)]
     )
     assert "loss not finite" in printed([step(3, loss=None)])
 
 
-def test_utilization_is_shown_where_it_is_known():
+def test_utilization_is_shown_if_it_is_known():
     assert "1,234 tokens/s (MFU 41.0%)" in printed([step(3, mfu=0.41)])

@@ -1,4 +1,4 @@
-"""Killed for real: a process gets SIGKILL at a random step, and its successor ends with the same bits."""
+"""A process gets SIGKILL at a random step, and the run that continues it ends with the same bits."""
 
 import random
 import signal
@@ -42,20 +42,20 @@ def kill_after_step(command: list[str], out: Path, step: int) -> None:
         assert process.wait() == -signal.SIGKILL
 
 
-def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(command, config, data_cache, tmp_path):
-    out, unbroken = tmp_path / "killed", tmp_path / "unbroken"
+def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(command, config, data_cache, tmp_path):
+    out, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
     for step in sorted(random.Random(20).sample(range(2, config.train.num_steps - 1), 2)):
         kill_after_step(command, out, step)
         assert not (out / "summary.json").exists()
     finished = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=PATIENCE)
     assert finished.returncode == 0, finished.stderr
     assert "continuing from" in finished.stderr
-    run(config, unbroken, stop=StopRequest(), data_cache=data_cache)
-    ends = [checkpoints(folder / "checkpoints")[-1] for folder in (out, unbroken)]
+    run(config, uninterrupted, stop=StopRequest(), data_cache=data_cache)
+    ends = [checkpoints(folder / "checkpoints")[-1] for folder in (out, uninterrupted)]
     assert [end.name for end in ends] == [f"step_{config.train.num_steps}"] * 2
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (ends[0] / name).read_bytes() == (ends[1] / name).read_bytes(), name
-    assert timeless(out) == timeless(unbroken)
+    assert timeless(out) == timeless(uninterrupted)
 
 
 def timeless(out):

@@ -1,4 +1,4 @@
-"""A whole run: its folder, its continuation, its ends."""
+"""A whole run: its folder, how it continues, and how it ends."""
 
 import json
 import resource
@@ -14,13 +14,13 @@ from fourbits.train.checkpoint import checkpoints
 from fourbits.train.config import config_from_mapping
 from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.non_finite import NonFiniteError
-from fourbits.train.report import Report
+from fourbits.train.report import RunListener
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 
 
-class Ears(Report):
-    """Hears notes; acts after a step."""
+class Recorder(RunListener):
+    """Records notes and steps, and calls a function after one step."""
 
     def __init__(self, after=None, act=lambda: None):
         self.after, self.act, self.notes, self.steps = after, act, [], []
@@ -48,16 +48,16 @@ def interrupted(train, tmp_path):
 
     def start(steps, name="run"):
         stop = StopRequest()
-        ears = Ears(steps, lambda: setattr(stop, "signal", signal.SIGINT))
-        train(tmp_path / name, ears, stop)
+        recorder = Recorder(steps, lambda: setattr(stop, "signal", signal.SIGINT))
+        train(tmp_path / name, recorder, stop)
         return tmp_path / name
 
     return start
 
 
 @pytest.fixture(scope="module")
-def unbroken(config, data_cache, tmp_path_factory):
-    out = tmp_path_factory.mktemp("unbroken")
+def uninterrupted(config, data_cache, tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted")
     run(config, out, stop=StopRequest(), data_cache=data_cache)
     return out
 
@@ -74,21 +74,21 @@ def weights(out):
     return {file.name: file.read_bytes() for file in last.glob("*.safetensors")}
 
 
-def test_a_run_folder_has_all_its_parts(unbroken, config):
-    assert config_from_mapping(load_yaml(unbroken / "config.yaml")) == config
-    manifest = json.loads((unbroken / "manifest.json").read_text())
+def test_a_run_folder_has_all_its_parts(uninterrupted, config):
+    assert config_from_mapping(load_yaml(uninterrupted / "config.yaml")) == config
+    manifest = json.loads((uninterrupted / "manifest.json").read_text())
     assert manifest["recipe"]["digest"] == config.recipe.digest
     assert manifest["backend"]["reason"]
     assert {row["name"] for row in manifest["precision"]["linears"]} >= {"blocks.0.mixer.in_proj", "head"}
     assert all(row["reason"] for row in manifest["precision"]["linears"])
     assert set(manifest["hashes"]) == {"initial_weights", "data_order", "validation"}
-    summary = json.loads((unbroken / "summary.json").read_text())
+    summary = json.loads((uninterrupted / "summary.json").read_text())
     assert (summary["ended"], summary["steps"], summary["tokens"]) == ("finished", 12, 12 * 128)
-    assert [path.name for path in checkpoints(unbroken / "checkpoints")] == ["step_10", "step_12"]
+    assert [path.name for path in checkpoints(uninterrupted / "checkpoints")] == ["step_10", "step_12"]
 
 
-def test_metrics_have_a_line_per_step_and_per_validation(unbroken):
-    records = read_metrics(unbroken / "metrics.jsonl")
+def test_metrics_have_a_line_per_step_and_per_validation(uninterrupted):
+    records = read_metrics(uninterrupted / "metrics.jsonl")
     steps = [record for record in records if record["kind"] == "train"]
     assert [record["step"] for record in steps] == list(range(1, 13))
     assert [record["tokens"] for record in steps] == [128 * step for step in range(1, 13)]
@@ -104,32 +104,34 @@ def test_metrics_have_a_line_per_step_and_per_validation(unbroken):
 
 
 @pytest.mark.parametrize("steps", [1, 4, 10])
-def test_a_stopped_run_continues_to_the_bits_of_an_unbroken_one(interrupted, train, unbroken, steps):
+def test_a_stopped_run_continues_to_the_bits_of_an_uninterrupted_one(
+    interrupted, train, uninterrupted, steps
+):
     out = interrupted(steps)
     assert json.loads((out / "summary.json").read_text())["ended"] == "interrupted"
     assert [record["step"] for record in comparable(out) if record["kind"] == "train"][-1] == steps
-    ears = Ears()
-    assert train(out, ears)["ended"] == "finished"
-    assert ears.steps == list(range(steps + 1, 13))
-    assert weights(out) == weights(unbroken)
-    assert comparable(out) == comparable(unbroken)
+    recorder = Recorder()
+    assert train(out, recorder)["ended"] == "finished"
+    assert recorder.steps == list(range(steps + 1, 13))
+    assert weights(out) == weights(uninterrupted)
+    assert comparable(out) == comparable(uninterrupted)
 
 
-def test_metrics_after_the_checkpoint_are_cut_and_written_again(interrupted, train, unbroken):
+def test_metrics_after_the_checkpoint_are_removed_and_written_again(interrupted, train, uninterrupted):
     out = interrupted(7)
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 8, "loss": 0.0}\n{"kind": "tr')
     train(out)
-    assert comparable(out) == comparable(unbroken)
+    assert comparable(out) == comparable(uninterrupted)
 
 
-def test_a_finished_run_is_left_alone_and_says_so(unbroken, train):
-    before = {path: path.read_bytes() for path in unbroken.rglob("*") if path.is_file()}
-    ears = Ears()
-    assert train(unbroken, ears)["ended"] == "finished"
-    assert ears.steps == []
-    assert "is finished (12 steps); nothing to do" in ears.notes[0]
-    assert {path: path.read_bytes() for path in unbroken.rglob("*") if path.is_file()} == before
+def test_a_finished_run_is_unchanged_and_says_so(uninterrupted, train):
+    before = {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()}
+    recorder = Recorder()
+    assert train(uninterrupted, recorder)["ended"] == "finished"
+    assert recorder.steps == []
+    assert "is finished (12 steps); nothing to do" in recorder.notes[0]
+    assert {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
@@ -143,29 +145,33 @@ def test_a_finished_run_is_left_alone_and_says_so(unbroken, train):
 def test_another_run_may_not_continue_here(interrupted, train, config, part, change, named):
     out = interrupted(2)
     other = replace(config, **{part: replace(getattr(config, part), **change)})
-    with pytest.raises(ValueError, match=f"holds a run with another {named}.*name another --out"):
+    with pytest.raises(ValueError, match=f"holds a run with a different {named}.*choose another --out"):
         train(out, changed=other)
 
 
-def test_settings_that_change_no_bit_may_change_when_a_run_continues(interrupted, train, config, unbroken):
+def test_settings_that_change_no_bit_may_change_when_a_run_continues(
+    interrupted, train, config, uninterrupted
+):
     out = interrupted(2)
     free = {"checkpoint_interval": 3, "keep_checkpoints": 1, "activation_checkpointing": "full"}
     train(
         out,
         changed=replace(config, train=replace(config.train, backend="emulated", cuda_graph=False, **free)),
     )
-    assert weights(out) == weights(unbroken)
+    assert weights(out) == weights(uninterrupted)
     assert len(checkpoints(out / "checkpoints")) == 1
 
 
-def test_a_checkpoint_of_another_shape_is_one_named_error(interrupted, train, tmp_path, config, data_cache):
+def test_a_checkpoint_of_another_shape_is_an_error_that_names_the_tensor(
+    interrupted, train, tmp_path, config, data_cache
+):
     small = interrupted(2)
     wide = replace(config, model=replace(config.model, d_ffn=128), train=replace(config.train, steps=2))
     train(tmp_path / "wide", changed=wide)
     (small / "checkpoints" / "step_2").rename(small / "step_2")
     (tmp_path / "wide" / "checkpoints" / "step_2").rename(small / "checkpoints" / "step_2")
     with pytest.raises(
-        ValueError, match=r"of another model: 'blocks.1.mixer.up_proj.weight' is .*\[128, 32\]"
+        ValueError, match=r"belongs to another model: 'blocks.1.mixer.up_proj.weight' is .*\[128, 32\]"
     ):
         train(small)
 
@@ -174,7 +180,7 @@ def test_a_truncated_checkpoint_stops_the_run_with_its_name(interrupted, train):
     out = interrupted(7)
     file = out / "checkpoints" / "step_7" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"optimizer.safetensors: truncated .* go on from step_5"):
+    with pytest.raises(ValueError, match=r"optimizer.safetensors: truncated .* continue from step_5"):
         train(out)
 
 
@@ -183,13 +189,18 @@ def test_other_text_under_the_same_name_may_not_continue(config, tmp_path):
     text.write_text("one two three four " * 2000)
     changed = replace(config, data=DataConfig(paths=(str(text),), vocab_size=384))
     stop = StopRequest()
-    run(changed, tmp_path / "run", report=Ears(2, lambda: setattr(stop, "signal", signal.SIGINT)), stop=stop)
+    run(
+        changed,
+        tmp_path / "run",
+        report=Recorder(2, lambda: setattr(stop, "signal", signal.SIGINT)),
+        stop=stop,
+    )
     text.write_text("five six seven eight " * 2000)
-    with pytest.raises(ValueError, match="read another text"):
+    with pytest.raises(ValueError, match="read different text"):
         run(changed, tmp_path / "run", stop=StopRequest())
 
 
-def test_settings_that_never_ran_do_not_bind_a_folder(config, train, tmp_path):
+def test_settings_that_never_trained_a_step_do_not_bind_a_folder(config, train, tmp_path):
     impossible = replace(config, data=replace(config.data, max_epochs=1e-6))
     with pytest.raises(ValueError, match="max_epochs"):
         train(tmp_path / "run", changed=impossible)
@@ -205,7 +216,7 @@ def test_two_processes_may_not_train_in_one_folder(train, tmp_path):
             train(out)
         second.append(True)
 
-    train(out, Ears(1, intrude))
+    train(out, Recorder(1, intrude))
     assert second == [True]
 
 
@@ -221,11 +232,11 @@ def test_a_run_that_ends_in_nan_says_so_and_keeps_its_checkpoints(config, train,
 
 
 def test_a_disk_that_fills_up_costs_the_steps_since_the_last_checkpoint_and_nothing_else(
-    train, tmp_path, unbroken
+    train, tmp_path, uninterrupted
 ):
     """The size limit of a process stands for the disk: metrics fit into it, a checkpoint does not."""
     out, (soft, hard) = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
-    full = Ears(6, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard)))
+    full = Recorder(6, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard)))
     try:
         with pytest.raises(OSError, match="step 10 was not saved, earlier checkpoints are intact"):
             train(out, full)
@@ -234,12 +245,12 @@ def test_a_disk_that_fills_up_costs_the_steps_since_the_last_checkpoint_and_noth
     assert json.loads((out / "summary.json").read_text())["ended"] == "failed"
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_5"]
     train(out)
-    assert weights(out) == weights(unbroken)
-    assert comparable(out) == comparable(unbroken)
+    assert weights(out) == weights(uninterrupted)
+    assert comparable(out) == comparable(uninterrupted)
 
 
-def test_weights_on_disk_are_fp32_masters_under_the_names_of_the_model(unbroken):
-    saved = load_file(checkpoints(unbroken / "checkpoints")[-1] / "model.safetensors")
+def test_weights_on_disk_are_fp32_masters_under_the_names_of_the_model(uninterrupted):
+    saved = load_file(checkpoints(uninterrupted / "checkpoints")[-1] / "model.safetensors")
     assert {str(tensor.dtype) for tensor in saved.values()} == {"torch.float32"}
     assert {"embed.weight", "head.weight", "norm.weight", "blocks.0.mixer.A_log"} <= saved.keys()
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from fourbits.train.checkpoint import checkpoints
-from fourbits.train.report import Report
+from fourbits.train.report import RunListener
 from fourbits.train.run import run
 from fourbits.train.stop import stop_on_signals
 
 
-class Sender(Report):
-    """Sends this process signals after step 3."""
+class Sender(RunListener):
+    """Sends signals to this process after step 3."""
 
     def __init__(self, *signals):
         self.signals = signals
@@ -54,7 +54,7 @@ def test_a_run_outside_the_main_thread_leaves_signals_alone(config, data_cache, 
     assert signal.getsignal(signal.SIGINT) == handler
 
 
-def test_a_signal_while_the_stream_is_busy_counts_all_the_same():
+def test_a_signal_while_the_stream_is_busy_is_not_lost():
     def busy(text):
         raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
 
@@ -63,9 +63,9 @@ def test_a_signal_while_the_stream_is_busy_counts_all_the_same():
     assert request.signal == signal.SIGTERM
 
 
-def test_the_user_is_told_what_a_second_ctrl_c_does():
-    told = []
-    with stop_on_signals(told.append) as request:
+def test_the_first_ctrl_c_says_what_a_second_one_does():
+    notes = []
+    with stop_on_signals(notes.append) as request:
         os.kill(os.getpid(), signal.SIGINT)
     assert request.requested
-    assert told == ["stopping after this step; Ctrl-C again stops at once, without saving"]
+    assert notes == ["stopping after this step; Ctrl-C again stops at once, without saving"]

@@ -1,4 +1,4 @@
-"""One step: what it reads, how it scales, and what it does with a NaN."""
+"""One step: its samples, the scale of its gradients, and non-finite values."""
 
 import math
 from dataclasses import replace
@@ -29,10 +29,10 @@ def gradients(trainer):
     return {name: p.grad.clone() for name, p in trainer.masters.items()}
 
 
-def test_the_vocabulary_is_the_tokenizers_unless_the_run_wants_a_larger_one(config, data):
+def test_the_vocabulary_is_the_tokenizers_unless_the_run_sets_a_larger_one(config, data):
     own = data.tokenizer.vocab_size
-    for wanted, vocabulary in ((0, own), (own - 128, own), (own + 128, own + 128)):
-        changed = replace(config, data=replace(config.data, model_vocab_size=wanted))
+    for setting, vocabulary in ((0, own), (own - 128, own), (own + 128, own + 128)):
+        changed = replace(config, data=replace(config.data, model_vocab_size=setting))
         trainer = Trainer(with_vocabulary(changed, data), data, CPU)
         assert trainer.model.head.weight.shape[0] == vocabulary
         assert trainer.check(trainer.run_step()).loss < 1.1 * math.log(vocabulary)
@@ -66,40 +66,42 @@ def test_accumulation_gives_the_gradient_of_one_large_micro_batch(make):
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "nvfp4"])
-def test_recomputed_blocks_have_the_bits_of_the_first_time(make, recipe):
+def test_recomputed_blocks_have_the_same_bits(make, recipe):
     kept, again = make(recipe), make(recipe, activation_checkpointing="full")
     runs = []
     again.model.blocks[0].register_forward_pre_hook(lambda *_: runs.append(torch.is_grad_enabled()))
-    wanted = gradients(kept)
+    expected = gradients(kept)
     for name, gradient in gradients(again).items():
-        assert torch.equal(gradient, wanted[name]), name
+        assert torch.equal(gradient, expected[name]), name
     assert len(runs) == 2 * again.config.train.gradient_accumulation
 
 
-def test_the_clock_of_random_bits_follows_step_and_token(make, monkeypatch):
+def test_the_counter_of_random_bits_follows_step_and_token(make, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        trainer_module, "set_step", lambda model, step, first_token: seen.append((step, first_token))
+        trainer_module,
+        "set_step",
+        lambda model, step, first_token, same_weights: seen.append((step, first_token, same_weights)),
     )
     trainer = make()
     for _ in range(2):
         trainer.run_step()
-    assert seen == [(0, 0), (0, 64), (1, 0), (1, 64)]
+    assert seen == [(0, 0, False), (0, 64, True), (1, 0, False), (1, 64, True)]
 
 
 def test_a_step_reads_the_next_samples_of_the_stream(make, monkeypatch):
     trainer = make()
-    asked = []
+    reads = []
     read = trainer.stream.batch
     monkeypatch.setattr(
-        trainer.stream, "batch", lambda first, count: asked.append((first, count)) or read(first, count)
+        trainer.stream, "batch", lambda first, count: reads.append((first, count)) or read(first, count)
     )
     for _ in range(2):
         trainer.run_step()
-    assert asked == [(0, 2), (2, 2), (4, 2), (6, 2)]
+    assert reads == [(0, 2), (2, 2), (4, 2), (6, 2)]
 
 
-def test_the_time_of_reading_is_that_of_the_steps_own_samples(make, monkeypatch):
+def test_data_seconds_are_those_of_the_steps_own_samples(make, monkeypatch):
     trainer = make()
     clock = [0.0]
 
@@ -113,18 +115,18 @@ def test_the_time_of_reading_is_that_of_the_steps_own_samples(make, monkeypatch)
     assert seconds == [1 + 3, 5 + 7]  # two micro-batches of two samples each
 
 
-def test_the_model_learns(make):
+def test_the_loss_falls(make):
     trainer = make("nvfp4", steps=40)
     losses = [trainer.check(trainer.run_step()).loss for _ in range(40)]
     assert sum(losses[-5:]) / 5 < losses[0] - 1.0
 
 
-def poison_weight(trainer):
+def make_weight_nan(trainer):
     with torch.no_grad():
         trainer.masters["blocks.1.mixer.up_proj.weight"][0, 0] = float("nan")
 
 
-def poison_gradient(trainer):
+def make_gradient_infinite(trainer):
     trainer.masters["blocks.0.mixer.out_proj.weight"].register_hook(lambda grad: grad * float("inf"))
 
 
@@ -132,7 +134,7 @@ def poison_gradient(trainer):
 def test_a_non_finite_loss_names_step_and_first_layer(make, recipe):
     trainer = make(recipe)
     trainer.check(trainer.run_step())
-    poison_weight(trainer)
+    make_weight_nan(trainer)
     with pytest.raises(NonFiniteError) as error:
         trainer.check(trainer.run_step())
     assert "step 2: the loss is nan" in str(error.value)
@@ -141,7 +143,7 @@ def test_a_non_finite_loss_names_step_and_first_layer(make, recipe):
 
 def test_a_non_finite_gradient_names_step_and_parameter(make):
     trainer = make()
-    poison_gradient(trainer)
+    make_gradient_infinite(trainer)
     with pytest.raises(
         NonFiniteError, match=r"step 1: the gradient of blocks\.0\.mixer\.out_proj\.weight is not finite"
     ):
@@ -160,7 +162,7 @@ def test_after_a_non_finite_step_no_later_step_updates_before_the_host_knows(mak
         trainer.check(bad)
 
 
-def test_skip_leaves_one_step_out_and_goes_on(make):
+def test_skip_skips_one_step_and_continues(make):
     trainer = make(non_finite="skip")
     handle = trainer.masters["norm.weight"].register_hook(lambda grad: grad * float("nan"))
     before = {name: p.detach().clone() for name, p in trainer.masters.items()}
@@ -173,7 +175,7 @@ def test_skip_leaves_one_step_out_and_goes_on(make):
 
 def test_skip_gives_up_on_a_run_that_does_not_recover(make):
     trainer = make(non_finite="skip")
-    poison_gradient(trainer)
+    make_gradient_infinite(trainer)
     for _ in range(MAX_SKIPPED_IN_A_ROW - 1):
         assert trainer.check(trainer.run_step()).skipped
     with pytest.raises(NonFiniteError, match=f"after {MAX_SKIPPED_IN_A_ROW - 1} skipped steps in a row"):

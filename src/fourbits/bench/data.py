@@ -1,9 +1,9 @@
-"""Speed of preparing text and of reading tokens: beside the bare tokenizer, the disk, and two other projects.
+"""Speed of preparing text and reading tokens, relative to bare tokenizer, disk and other projects.
 
-Text is the standard library's code, in every container. Rates of preparing are shares of `encode_batch` on
-the same texts in memory, timed in turns. Reading is in random order, as a run reads, on one core: processor
-time where the file is in memory, wall time where it has to come from disk. datasets and megatron-core are
-measured where they are installed.
+The text is the standard library's code, in every container. Preparation rates are relative to `encode_batch`
+on the same texts in memory, timed in turns. Tokens are read in random order, as in a run, on one core: CPU
+time if the file is in memory, wall time if it has to come from disk. datasets and megatron-core are measured
+if they are installed.
 """
 
 import itertools
@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from fourbits.bench.data_files import SEQ_LEN, evict, sparse_index, text_files, token_file
-from fourbits.bench.data_peers import datasets_map, megatron_samples
-from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, product_rate
+from fourbits.bench.peers.data import datasets_map, megatron_samples
+from fourbits.bench.timing import Report, Result, copy_bandwidth, measured, product_rate
 from fourbits.data.corpora.sources import file_sources
 from fourbits.data.prepare.encode import batches
 from fourbits.data.prepare.prepare import PrepareOptions, prepare
@@ -30,18 +30,18 @@ _REPEATS = 3
 _VOCABULARY = 8192
 _BATCH = 8
 _WARM_BATCHES, _COLD_BATCHES, _STEP_BATCHES = 400, 24, 50
-#: a BF16 step of `30m` on an H100 at its best, and the tokens of one of its steps
+#: best rate of `30m` in BF16 on an H100, and samples and length of one of its steps
 _TOKENS_PER_SECOND, _STEP = 1.2e6, (128, 512)
 
 
 def bench_data(device: torch.device) -> Report:
-    """Preparing and reading; the device only names the machine."""
+    """Measure preparation and reading; the device is only reported."""
     with tempfile.TemporaryDirectory(prefix="fourbits-bench-") as folder:
-        bars = (*_prepare_bars(Path(folder)), *_read_bars(Path(folder)))
-    return measured("data", device, bars, (copy_bandwidth(device), product_rate(device)))
+        results = (*_prepare_results(Path(folder)), *_read_results(Path(folder)))
+    return measured("data", device, results, (copy_bandwidth(device), product_rate(device)))
 
 
-def _prepare_bars(folder: Path) -> list[Bar]:
+def _prepare_results(folder: Path) -> list[Result]:
     texts, containers = text_files(folder)
     num_bytes = sum(len(text.encode()) for text in texts)
     tokenizer = Tokenizer.train(texts, _VOCABULARY)
@@ -59,22 +59,24 @@ def _prepare_bars(folder: Path) -> list[Bar]:
         runs["datasets map"] = peer
     seconds = _in_turns(runs)
     bare, theirs = seconds.pop("bare"), seconds.pop("datasets map", None)
-    bars = [Bar(name="bare encode_batch", seconds=bare, value=num_bytes / bare / 1e6, unit="MB/s")]
+    results = [Result(name="bare encode_batch", seconds=bare, value=num_bytes / bare / 1e6, unit="MB/s")]
     for kind, own in seconds.items():
         goal = 0.75 if kind in ("text", "jsonl") else None
         value = bare / own
-        bars.append(Bar(name=f"prepare {kind}", seconds=own, value=value, unit="of encode_batch", goal=goal))
+        results.append(
+            Result(name=f"prepare {kind}", seconds=own, value=value, unit="of encode_batch", goal=goal)
+        )
     if theirs:
         own = seconds["jsonl"]
-        bars.append(Bar(name="prepare jsonl", seconds=own, value=theirs / own, unit="of datasets' map"))
-    return bars
+        results.append(Result(name="prepare jsonl", seconds=own, value=theirs / own, unit="of datasets' map"))
+    return results
 
 
 def _bare(tokenizer: Tokenizer, lines: Path) -> Callable[[], object]:
-    """encode_batch on texts in memory, in batches as prepare makes them."""
+    """encode_batch on texts in memory, in the batches of `prepare`."""
     [source] = file_sources([str(lines)])
-    held = [[document.text for document in batch] for batch in batches(source.read())]
-    return lambda: [tokenizer.encode_bare(batch) for batch in held]
+    in_memory = [[document.text for document in batch] for batch in batches(source.read())]
+    return lambda: [tokenizer.encode_bare(batch) for batch in in_memory]
 
 
 def _in_turns(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -87,33 +89,33 @@ def _in_turns(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def _read_bars(folder: Path) -> list[Bar]:
+def _read_results(folder: Path) -> list[Result]:
     prefix = token_file(folder, _VOCABULARY)
     warm = _warm_seconds(prefix)
     tokens = _WARM_BATCHES * _BATCH * SEQ_LEN
-    bars = [
-        Bar(
+    results = [
+        Result(
             name="read from memory, one core",
             seconds=warm,
             value=tokens / warm / 1e6,
             unit="M tokens/s",
             goal=50,
         ),
-        _cold_bar(prefix),
-        _first_batch_bar(folder),
-        _step_bar(prefix),
+        _cold_result(prefix),
+        _first_batch_result(folder),
+        _step_result(prefix),
     ]
     theirs = megatron_samples(prefix, SEQ_LEN, _WARM_BATCHES * _BATCH)
     if theirs:
-        bars.append(
-            Bar(
+        results.append(
+            Result(
                 name="read from memory",
                 seconds=warm,
                 value=theirs / warm,
                 unit="of megatron-core's GPTDataset",
             )
         )
-    return bars
+    return results
 
 
 def _stream(prefix: Path, seq_len: int = SEQ_LEN, batch_size: int = _BATCH) -> PhasedStream:
@@ -141,8 +143,8 @@ def _warm_seconds(prefix: Path) -> float:
     return statistics.median(times)
 
 
-def _cold_bar(prefix: Path) -> Bar:
-    """Batches from a file that is not in memory, and as many bytes read straight at the same places."""
+def _cold_result(prefix: Path) -> Result:
+    """Batches from a file on disk; the ceiling is the rate of plain reads at the same offsets."""
     path, count = prefix.with_name(f"{prefix.name}.bin"), _COLD_BATCHES * _BATCH
     evict(path)
     start = time.perf_counter()
@@ -161,19 +163,19 @@ def _cold_bar(prefix: Path) -> Bar:
             file.read(size)
         own = time.perf_counter() - start
     rate, ceiling = (count * SEQ_LEN / spent / 1e6 for spent in (seconds, own))
-    return Bar(name="read from disk", seconds=seconds, value=rate, unit="M tokens/s", ceiling=ceiling)
+    return Result(name="read from disk", seconds=seconds, value=rate, unit="M tokens/s", ceiling=ceiling)
 
 
-def _first_batch_bar(folder: Path) -> Bar:
+def _first_batch_result(folder: Path) -> Result:
     prefix = sparse_index(folder, documents=1_000_000, length=1000)
     start = time.perf_counter()
     _stream(prefix).batch(0, _BATCH)
     seconds = time.perf_counter() - start
     name = "first batch of 1e9 tokens, 1e6 documents"
-    return Bar(name=name, seconds=seconds, value=1 / seconds, unit="of the 1 s allowed", goal=1)
+    return Result(name=name, seconds=seconds, value=1 / seconds, unit="of the 1 s allowed", goal=1)
 
 
-def _step_bar(prefix: Path) -> Bar:
+def _step_result(prefix: Path) -> Result:
     samples, seq_len = _STEP
     stream, times = _stream(prefix, seq_len, samples), list[float]()
     for number in range(_STEP_BATCHES):
@@ -183,4 +185,4 @@ def _step_bar(prefix: Path) -> Bar:
     seconds = statistics.median(times)
     step = samples * seq_len / _TOKENS_PER_SECOND
     name = f"batch of a step at {_TOKENS_PER_SECOND / 1e6:g}M tokens/s"
-    return Bar(name=name, seconds=seconds, value=step / seconds, unit="times as fast as the step", goal=1)
+    return Result(name=name, seconds=seconds, value=step / seconds, unit="times as fast as the step", goal=1)

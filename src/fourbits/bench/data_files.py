@@ -1,4 +1,4 @@
-"""Files to measure reading on: the same texts in several containers, token files of a given size."""
+"""Files for the data benchmark: the same texts in several containers, and token files of a given size."""
 
 import gzip
 import io
@@ -23,9 +23,9 @@ _DOCUMENT = 512
 
 
 def text_files(folder: Path) -> tuple[list[str], dict[str, Path]]:
-    """Texts of the standard library, and where they are as "text", "jsonl", "gz", "zst" and "parquet".
+    """Texts of the standard library, and their paths as "text", "jsonl", "gz", "zst" and "parquet".
 
-    The last two only where pyarrow is installed.
+    The last two exist only if pyarrow is installed.
     """
     code, _ = stdlib_sources()
     texts = [document.text for document in islice(code.read(), _MODULES)]
@@ -46,7 +46,7 @@ def text_files(folder: Path) -> tuple[list[str], dict[str, Path]]:
 
 
 def token_file(folder: Path, vocabulary: int) -> Path:
-    """A token file of 64 Mi random ids in documents of 512."""
+    """A token file of 64 Mi random tokens in documents of 512."""
     generator = np.random.default_rng(0)
     with TokenFileWriter(folder / "tokens", id_type(vocabulary)) as writer:
         for _ in range(_TOKENS // _DOCUMENT):
@@ -55,7 +55,7 @@ def token_file(folder: Path, vocabulary: int) -> Path:
 
 
 def sparse_index(folder: Path, documents: int, length: int) -> Path:
-    """A token file of zeros that takes no space, and its whole index."""
+    """A token file of zeros that takes no disk space, with a complete index."""
     prefix = folder / "sparse"
     with prefix.with_suffix(".bin").open("wb") as file:
         file.truncate(2 * documents * length)
@@ -69,7 +69,7 @@ def sparse_index(folder: Path, documents: int, length: int) -> Path:
 
 
 def evict(path: Path) -> None:
-    """Let the system forget what it keeps of a file that nobody has mapped."""
+    """Evict a file that is not mapped from the page cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

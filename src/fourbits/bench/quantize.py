@@ -1,4 +1,4 @@
-"""Speed of the quantizers as a share of copying: bytes read and written over time, over copy bandwidth."""
+"""Speed of the quantizers relative to a copy: bytes read and written per second, over copy bandwidth."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fourbits.bench.quantize_peers import quantize_peers
+from fourbits.bench.peers.quantize import quantize_peers
 from fourbits.bench.timing import (
-    Bar,
     Report,
+    Result,
     copy_bandwidth,
     measured,
     median_seconds,
@@ -26,34 +26,34 @@ _ROW, _ROW_SR = OperandSpec(), OperandSpec(rounding="sr")
 _COLUMN, _COLUMN_SR = OperandSpec(rht=16), OperandSpec(rounding="sr", rht=16)
 _TILE = OperandSpec(block=(16, 16), source="bf16")
 _FP8 = OperandSpec(format="fp8")
-#: bytes of a packed 4-bit element with its share of a block scale
+#: bytes per packed 4-bit element, including its share of a block scale
 _PACKED = 0.5 + 1 / 16
-#: how many times faster than which version of a peer
+#: target speedups over versions of peers
 _PEER_GOALS = {"torchao 0.18.0": 20.0, "fouroversix 0.1.0": 15.0}
-_CARD_SHAPE, _CPU_SHAPE = (8192, 4096), (2048, 4096)
+_GPU_SHAPE, _CPU_SHAPE = (8192, 4096), (2048, 4096)
 
 
 def bench_quantize(device: torch.device) -> Report:
-    """Every bar of the quantizers on a device: fused kernels on a card, the compiled reference elsewhere."""
+    """Measure the quantizers on a device: fused kernels on a GPU, the compiled reference elsewhere."""
     rates = copy_bandwidth(device), product_rate(device)
-    bars = _card_bars(device, rates[0]) if device.type == "cuda" else _cpu_bars(device, rates[0])
-    return measured("quantize", device, bars, rates)
+    results = _gpu_results(device, rates[0]) if device.type == "cuda" else _cpu_results(device, rates[0])
+    return measured("quantize", device, results, rates)
 
 
-def _card_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
-    x = normal(*_CARD_SHAPE, device=device).to(torch.bfloat16)
+def _gpu_results(device: torch.device, bandwidth: float) -> tuple[Result, ...]:
+    x = normal(*_GPU_SHAPE, device=device).to(torch.bfloat16)
     w = normal(4096, 4096, device=device, seed=1)
     key = torch.tensor([1, 2, 3, 4, 5], device=device)
     amax = x.float().abs().amax()
     row, column = OperandRequest(_ROW, 1), OperandRequest(_COLUMN, 0)
     row_sr, column_sr = OperandRequest(_ROW_SR, 1), OperandRequest(_COLUMN_SR, 0)
 
-    def bar(
+    def result(
         name: str, run: Callable[[], object], of: Tensor, per_element: float, goal: float | None = None
-    ) -> Bar:
+    ) -> Result:
         seconds = median_seconds(run, device)
         value = of.numel() * per_element / seconds / bandwidth
-        return Bar(name=name, seconds=seconds, value=value, unit=_UNIT, goal=goal, ceiling=1.0)
+        return Result(name=name, seconds=seconds, value=value, unit=_UNIT, goal=goal, ceiling=1.0)
 
     def given(*requests: OperandRequest, packed: bool = False) -> Callable[[], object]:
         return _quantizing(x, tuple(r._replace(amax="given", packed=packed) for r in requests), key, amax)
@@ -63,53 +63,53 @@ def _card_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
 
     fp8 = OperandRequest(_FP8, 1), OperandRequest(_FP8, 0)
     return (
-        bar("row, to nearest", given(row), x, 4, 0.80),
-        bar("row, stochastic", given(row_sr), x, 4),
-        bar("row and column with RHT, to nearest", given(row, column), x, 6, 0.70),
-        bar("row and column with RHT, stochastic", given(row_sr, column_sr), x, 6, 0.45),
-        bar("row and column with RHT, to nearest, own amax", own(x, row, column), x, 8),
-        bar("row and column with RHT, stochastic, own amax", own(x, row_sr, column_sr), x, 8),
-        bar("weight 16x16 from FP32, own amax", own(w, OperandRequest(_TILE, 1)), w, 10),
-        bar("row, packed", given(row, packed=True), x, 2 + _PACKED, 0.50),
-        bar("column with RHT, packed", given(column, packed=True), x, 2 + _PACKED, 0.35),
-        bar("FP8 row and column", own(x, *fp8), x, 4, 0.60),
+        result("row, to nearest", given(row), x, 4, 0.80),
+        result("row, stochastic", given(row_sr), x, 4),
+        result("row and column with RHT, to nearest", given(row, column), x, 6, 0.70),
+        result("row and column with RHT, stochastic", given(row_sr, column_sr), x, 6, 0.45),
+        result("row and column with RHT, to nearest, own amax", own(x, row, column), x, 8),
+        result("row and column with RHT, stochastic, own amax", own(x, row_sr, column_sr), x, 8),
+        result("weight 16x16 from FP32, own amax", own(w, OperandRequest(_TILE, 1)), w, 10),
+        result("row, packed", given(row, packed=True), x, 2 + _PACKED, 0.50),
+        result("column with RHT, packed", given(column, packed=True), x, 2 + _PACKED, 0.35),
+        result("FP8 row and column", own(x, *fp8), x, 4, 0.60),
     )
 
 
 def _quantizing(
     x: Tensor, requests: tuple[OperandRequest, ...], key: Tensor, amax: Tensor | None
 ) -> Callable[[], object]:
-    """A call that makes these operands in one pass."""
+    """A call that computes these operands in a single pass."""
     plan, inputs = quantizer(signature_of(x), requests), (OperandInputs(key, 0, amax),) * len(requests)
     return lambda: plan(x, inputs, None)
 
 
-def _cpu_bars(device: torch.device, bandwidth: float) -> tuple[Bar, ...]:
+def _cpu_results(device: torch.device, bandwidth: float) -> tuple[Result, ...]:
     x = normal(*_CPU_SHAPE, device=torch.device("cpu")).to(torch.bfloat16)
     key = torch.tensor([1, 2, 3, 4, 5])
 
-    def bar(name: str, spec: OperandSpec, axis: int, packed: bool) -> Bar:
+    def result(name: str, spec: OperandSpec, axis: int, packed: bool) -> Result:
         make = quantize if packed else exact_operand
         seconds = median_seconds(lambda: make(x, spec, axis, sr_key=key), device)
         moved = x.numel() * (4 + _PACKED if packed else 6)
-        return Bar(name=name, seconds=seconds, value=moved / seconds / bandwidth, unit=_UNIT, ceiling=1.0)
+        return Result(name=name, seconds=seconds, value=moved / seconds / bandwidth, unit=_UNIT, ceiling=1.0)
 
     return (
-        bar("row, to nearest, own amax, packed", _ROW, 1, True),
-        bar("row, to nearest, own amax", _ROW, 1, False),
-        bar("row, stochastic, own amax", _ROW_SR, 1, False),
-        bar("column with RHT, to nearest, own amax", _COLUMN, 0, False),
-        bar("column with RHT, stochastic, own amax", _COLUMN_SR, 0, False),
-        bar("square, to nearest, own amax", replace(_TILE, source="as_is"), 1, False),
-        *_peer_bars(x, device),
+        result("row, to nearest, own amax, packed", _ROW, 1, True),
+        result("row, to nearest, own amax", _ROW, 1, False),
+        result("row, stochastic, own amax", _ROW_SR, 1, False),
+        result("column with RHT, to nearest, own amax", _COLUMN, 0, False),
+        result("column with RHT, stochastic, own amax", _COLUMN_SR, 0, False),
+        result("square, to nearest, own amax", replace(_TILE, source="as_is"), 1, False),
+        *_peer_results(x, device),
     )
 
 
-def _peer_bars(x: Tensor, device: torch.device) -> list[Bar]:
-    """How many times faster than each peer that is installed: packed, own amax, calls in turns."""
-    bars: list[Bar] = []
+def _peer_results(x: Tensor, device: torch.device) -> list[Result]:
+    """Speedup over each installed peer: packed, with a measured amax, calls in turns."""
+    results: list[Result] = []
     for name, theirs in quantize_peers(x).items():
         own, peer = medians([lambda: quantize(x, _ROW), theirs], device, repeats=10)
         goal = _PEER_GOALS.get(name)
-        bars.append(Bar(name=name, seconds=peer, value=peer / own, unit="times as long", goal=goal))
-    return bars
+        results.append(Result(name=name, seconds=peer, value=peer / own, unit="times as long", goal=goal))
+    return results

@@ -1,7 +1,7 @@
-"""What the options of a recipe cost: every operand of its three GEMMs beside plain quantization.
+"""The cost of a recipe's options: every operand of its three GEMMs, relative to plain quantization.
 
-Plain quantization has the operand's format, blocks, source and transform, block scales from block maxima and
-rounding to nearest; where the transform is part of a rounding rule, so is its cost.
+Plain quantization has the operand's format, blocks, source and transform, but block scales from block maxima
+and round to nearest. If the transform is part of a rounding rule, so is its cost.
 """
 
 from collections.abc import Callable
@@ -9,33 +9,33 @@ from dataclasses import replace
 
 import torch
 
-from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, normal, product_rate
+from fourbits.bench.timing import Report, Result, copy_bandwidth, measured, medians, normal, product_rate
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.quant.request import OPERAND_ROLES
 from fourbits.recipe.presets import get_recipe
 
 _SHAPE = {"cuda": (8192, 4096), "cpu": (2048, 4096)}
-#: share of plain quantization's speed that an option may leave
+#: target speed with an option, as a share of plain quantization's
 _GOALS = {"4over6": 1 / 1.3, "ms-eden": 1 / 1.6}
 
 
 def bench_recipe(device: torch.device, name: str) -> Report:
-    """Every distinct operand of a recipe, packed, and its plain form in turns. name: as for `get_recipe`."""
+    """Time every distinct operand of a recipe, packed, in turns with its plain form."""
     rates = copy_bandwidth(device), product_rate(device)
-    bars: list[Bar] = []
+    results: list[Result] = []
     for roles, spec, axis in _operands(name):
         plain, own = medians(
             [_run(spec_, axis, device) for spec_ in (_plain(spec), spec)], device, repeats=10, ahead=True
         )
-        bars.append(
-            Bar(name=roles, seconds=own, value=plain / own, unit="of plain quantization", goal=_goal(spec))
+        results.append(
+            Result(name=roles, seconds=own, value=plain / own, unit="of plain quantization", goal=_goal(spec))
         )
-    return measured(f"quantize, {name}", device, tuple(bars), rates)
+    return measured(f"quantize, {name}", device, tuple(results), rates)
 
 
 def _operands(name: str) -> list[tuple[str, OperandSpec, int]]:
-    """(roles, spec, axis) of every distinct operand that is quantized; weights come as FP32 masters."""
+    """(roles, spec, axis) of every distinct quantized operand; weights are FP32 masters."""
     table = get_recipe(name).table
     roles: dict[tuple[OperandSpec, int, bool], list[str]] = {}
     for role in OPERAND_ROLES:

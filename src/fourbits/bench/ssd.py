@@ -1,58 +1,58 @@
-"""Speed of the scan at the presets' shapes, forward and with its backward pass, beside other versions."""
+"""Speed of the SSD scan at the presets' shapes, forward and with the backward pass, and of its peers."""
 
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from fourbits.bench.ssd_peers import refuse_wrong, ssd_peers
-from fourbits.bench.timing import Bar, Report, copy_bandwidth, measured, medians, product_rate
+from fourbits.bench.peers.ssd import refuse_wrong, ssd_peers
+from fourbits.bench.timing import Report, Result, copy_bandwidth, measured, medians, product_rate
 from fourbits.model.config import ModelConfig
+from fourbits.model.ops.self_check import use_kernels
+from fourbits.model.ops.ssd.op import ssd
 from fourbits.model.presets import MODEL_PRESETS
-from fourbits.model.ssd import ssd
-from fourbits.model.ssd_check import is_fused
 
 _TOKENS = {"hybrid-12b": (1, 8192), "nemotron-nano-12b-v2": (1, 8192), "hybrid-1.2b": (2, 8192)}
 _CPU_TOKENS = {"tiny": (1, 2048)}
 _GOALS = {"mamba_ssm": 1.0}
-#: y, and the gradient of y, for which the other gradients are taken
+#: (x, dt, a, b, c, d) -> y
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def bench_ssd(
     device: torch.device,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
     preset: str | None = None,
     compiled: bool = True,
 ) -> Report:
-    """The scan forward, and forward with backward, at each preset's shape, in turns with each peer.
+    """Time the scan forward, and forward with backward, at each preset's shape, in turns with each peer.
 
-    say: is told each result as it comes. preset: only this one's shape. compiled: whether the torch version,
-    compiled, is a peer. Raises ValueError for a preset that has no shape here.
+    log: receives a line per result. preset: measure only its shape. compiled: whether the compiled PyTorch
+    version is a peer. Raises ValueError for a preset without a shape here.
     """
     cases = _TOKENS if device.type == "cuda" else _CPU_TOKENS
     if preset is not None and preset not in cases:
         raise ValueError(f"--preset: must be of {', '.join(cases)} on {device.type}, got {preset!r}.")
     rates = copy_bandwidth(device), product_rate(device)
-    bars: list[Bar] = []
+    results: list[Result] = []
     for name in cases if preset is None else (preset,):
-        for bar in _bars(name, cases[name], device, rates, say, compiled):
-            say(f"{bar.name}: {bar.seconds * 1e3:.3f} ms, {bar.value:.2f} {bar.unit}")
-            bars.append(bar)
-    return measured("ssd", device, tuple(bars), rates)
+        for result in _results(name, cases[name], device, rates, log, compiled):
+            log(f"{result.name}: {result.seconds * 1e3:.3f} ms, {result.value:.2f} {result.unit}")
+            results.append(result)
+    return measured("ssd", device, tuple(results), rates)
 
 
-def _bars(
+def _results(
     preset: str,
     shape: tuple[int, int],
     device: torch.device,
     rates: tuple[float, float],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     compiled: bool,
-) -> Iterator[Bar]:
+) -> Iterator[Result]:
     config = MODEL_PRESETS[preset]
     args, dy = _arguments(config, shape, device)
-    fused = is_fused(device, args[0].dtype, config.mamba_head_dim, config.state_size)
+    fused = use_kernels(device, args[0].dtype, config.mamba_head_dim, config.state_size)
 
     def own(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
         return ssd(x, dt, a, b, c, d, config.chunk_size, fused=fused)
@@ -65,13 +65,13 @@ def _bars(
     for what, run in passes.items():
         (seconds,) = times(run, own)
         least = _least_seconds(config, args, rates, backward=run is _both)
-        yield Bar(name=what, seconds=seconds, value=least / seconds, unit="of the ceiling", ceiling=1.0)
+        yield Result(name=what, seconds=seconds, value=least / seconds, unit="of the ceiling", ceiling=1.0)
     for name, peer in ssd_peers(config.chunk_size, args[0].is_cuda, compiled).items():
-        say(f"{preset}: {name} is compiled or tuned, and compared with ours")
+        log(f"{preset}: compiling or tuning {name}, and comparing it with ours")
         refuse_wrong(name, peer, own, args, dy)
         for what, run in passes.items():
             ours, theirs = times(run, own, peer)
-            yield Bar(
+            yield Result(
                 name=f"{what}: {name}",
                 seconds=theirs,
                 value=theirs / ours,
@@ -83,7 +83,7 @@ def _bars(
 def _arguments(
     config: ModelConfig, shape: tuple[int, int], device: torch.device
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """x, dt, a, b, c, d, with x, b and c slices of one tensor like the model's, and a gradient of y."""
+    """x, dt, a, b, c, d, with x, b and c slices of one tensor as in the model, and a gradient of y."""
     heads, head_dim, groups = config.mamba_num_heads, config.mamba_head_dim, config.num_groups
     sizes = (heads * head_dim, groups * config.state_size, groups * config.state_size)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -114,9 +114,9 @@ _PASSES = {"forward": _forward, "forward and backward": _both}
 def _least_seconds(
     config: ModelConfig, args: tuple[Tensor, ...], rates: tuple[float, float], backward: bool
 ) -> float:
-    """What bytes of arguments and results need, or the recurrence's products, at the rates of this run.
+    """Lower bound from the bytes of arguments and results, or the recurrence's products, at this run's rates.
 
-    Two products of P x N a token and head forward, four more backward.
+    Two products of P x N per token and head forward, four more backward.
     """
     x = args[0]
     moved = sum(arg.numel() * arg.element_size() for arg in args) + x.numel() * x.element_size()

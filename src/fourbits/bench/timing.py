@@ -1,10 +1,11 @@
-"""Time on a device, and the two rates that bound everything: of copying and of multiplying.
+"""Time on a device, and the two rates that bound every op: copy bandwidth and GEMM rate.
 
-Medians. On a card times are between its own events; `cold` writes a buffer larger than its caches before each
-repetition, so that inputs come from memory, and `ahead` keeps it waiting until the host has queued the whole
-repetition, so that the time is the card's alone.
+All times are medians. On a GPU they are measured between CUDA events. `cold` writes a buffer larger than the
+caches before each repetition, so that inputs come from memory. `ahead` makes the GPU wait until the host has
+queued the whole repetition, so that the time does not include the host's.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,31 +16,31 @@ import torch
 from fourbits.device import probe
 from fourbits.model.linear import gemm_operand
 
-#: more than the L2 cache of any card
+#: more than the L2 cache of any GPU
 _CACHE_BYTES = 256 << 20
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 128 << 20}
 _PRODUCT_SIZE = {"cuda": 8192, "cpu": 2048}
 _WARM_UP = 3
-#: clock cycles of a card, about ten milliseconds, in which the host queues one repetition
+#: GPU clock cycles, about ten milliseconds, in which the host queues one repetition
 _HEAD_START = 20_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """One measured figure. `value` is a share, larger is better; `goal` and `ceiling` are in its unit."""
+class Result:
+    """A measured result. `value`: larger is better; `goal`, the target, and `ceiling` are in its unit."""
 
     name: str
     seconds: float
     value: float
     unit: str
     goal: float | None = None
-    #: what bytes over copy bandwidth and operations over the rate of products would allow in this run
+    #: the bound from bytes at copy bandwidth and operations at the GEMM rate of this run
     ceiling: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All bars of one benchmark, and what they were measured on."""
+    """All results of one benchmark, and the machine they were measured on."""
 
     benchmark: str
     device: str
@@ -47,35 +48,35 @@ class Report:
     triton: str | None
     #: bytes read plus bytes written, per second
     copy_bandwidth: float
-    #: operations per second of a BF16 product of 8192^3 (CPU: 2048^3)
+    #: operations per second of a BF16 GEMM of 8192^3 (CPU: 2048^3)
     product_rate: float
-    bars: tuple[Bar, ...]
+    results: tuple[Result, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        return asdict(self)
+        """Plain data for JSON, where the results are called bars."""
+        return {"bars" if name == "results" else name: value for name, value in asdict(self).items()}
 
 
 def measured(
-    benchmark: str, device: torch.device, bars: tuple[Bar, ...], rates: tuple[float, float]
+    benchmark: str, device: torch.device, results: tuple[Result, ...], rates: tuple[float, float]
 ) -> Report:
-    """A report of bars on a device; rates: copy bandwidth and product rate of the same run."""
-    facts = probe(device.type)
+    """The report of results on a device. rates: copy bandwidth and GEMM rate of the same run."""
+    described = probe(device)
     return Report(
         benchmark=benchmark,
-        device=facts.name,
-        torch=facts.torch_version,
-        triton=facts.triton_version,
+        device=described.name,
+        torch=described.torch_version,
+        triton=described.triton_version,
         copy_bandwidth=rates[0],
         product_rate=rates[1],
-        bars=bars,
+        results=results,
     )
 
 
 def median_seconds(
     run: Callable[[], object], device: torch.device, repeats: int = 20, cold: bool = True
 ) -> float:
-    """Median time of a call. cold: on a card, with its caches full of something else."""
+    """Median time of a call. cold: on a GPU, with caches that hold other data."""
     return medians([run], device, repeats, cold, ahead=True)[0]
 
 
@@ -87,7 +88,7 @@ def medians(
     ahead: bool = False,
     warm_up: int = _WARM_UP,
 ) -> list[float]:
-    """Median times of several calls taken in turns, so that a change of the clock meets all of them."""
+    """Median times of several calls in turns, so that a change of the clock rate affects all of them."""
     for run in runs:
         for _ in range(warm_up):
             run()
@@ -107,20 +108,29 @@ def medians(
 
 
 def normal(*shape: int, device: torch.device, seed: int = 0) -> torch.Tensor:
-    """Normal numbers, fp32, the same at every call, from a generator of their own."""
+    """Normal fp32 numbers, the same at every call, from a separate generator."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(shape, device=device, generator=generator)
+
+
+def release_memory(device: torch.device) -> None:
+    """Return unused memory to the device, and reset its peak statistics."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def copy_bandwidth(device: torch.device) -> float:
     """Bytes read plus written per second by a large copy on the device."""
     source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / median_seconds(lambda: target.copy_(source), device)
+    copied = torch.empty_like(source)
+    return 2 * source.numel() / median_seconds(lambda: copied.copy_(source), device)
 
 
 def product_rate(device: torch.device) -> float:
-    """Operations per second of a large BF16 product of random numbers, computed as a linear's is."""
+    """Operations per second of a large BF16 GEMM of random numbers, computed as in a linear layer."""
     size = _PRODUCT_SIZE[device.type]
     a, b = (normal(size, size, device=device, seed=seed).to(torch.bfloat16) for seed in range(2))
     a, b = gemm_operand(a), gemm_operand(b)

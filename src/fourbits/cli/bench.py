@@ -15,12 +15,12 @@ from rich.console import Console
 
 from fourbits.bench.data import bench_data
 from fourbits.bench.linear import bench_linear
-from fourbits.bench.model import RECIPES, ModelReport, ModelRequest, bench_model
-from fourbits.bench.model_peers import PEERS
+from fourbits.bench.peers.model import PEERS
 from fourbits.bench.quantize import bench_quantize
 from fourbits.bench.quantize_recipe import bench_recipe
 from fourbits.bench.ssd import bench_ssd
-from fourbits.bench.step import bench_step
+from fourbits.bench.steps.model import RECIPES, ModelReport, ModelRequest, bench_model
+from fourbits.bench.steps.step import bench_step
 from fourbits.cli.bench_tables import model_tables, result_table
 
 EXAMPLE = "fourbits bench linear --json"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from fourbits.bench.model import ModelReport
-from fourbits.bench.model_bars import ModelRun
-from fourbits.bench.saved_bytes import MemoryBreakdown
+from fourbits.bench.steps.model import ModelReport
+from fourbits.bench.steps.model_results import ModelRun
+from fourbits.bench.steps.saved_bytes import MemoryBreakdown
 from fourbits.bench.timing import Report
 
 _GIB = 1 << 30
@@ -20,9 +20,11 @@ def result_table(report: Report) -> Table:
     )
     title = f"{report.benchmark}: {report.device}, torch {report.torch}; {rates}"
     table = Table("result", "median ms", "value", "goal", "ceiling", title=title, title_justify="left")
-    for bar in report.bars:
-        goal, ceiling = (f"{x:.2f}" if x is not None else "" for x in (bar.goal, bar.ceiling))
-        table.add_row(bar.name, f"{bar.seconds * 1e3:,.3f}", f"{bar.value:.2f} {bar.unit}", goal, ceiling)
+    for result in report.results:
+        goal, ceiling = (f"{x:.2f}" if x is not None else "" for x in (result.goal, result.ceiling))
+        table.add_row(
+            result.name, f"{result.seconds * 1e3:,.3f}", f"{result.value:.2f} {result.unit}", goal, ceiling
+        )
     return table
 
 

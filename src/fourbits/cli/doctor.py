@@ -12,10 +12,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fourbits.device import Device, choose_backend, native_blocker, peak_flops, probe, triton_blocker
+from fourbits.device import (
+    Device,
+    choose_backend,
+    native_unsupported,
+    peak_flops,
+    probe,
+    triton_unsupported,
+)
 from fourbits.gemm.matmul import matmul
 from fourbits.gemm.native.self_check import check_native
-from fourbits.model.ssd_op import why_no_kernel
+from fourbits.model.ops.ssd import op as ssd_op
 
 EXAMPLE = "fourbits doctor --json"
 EXTRAS = {"transformers": "hf", "tensorboard": "tb"}
@@ -70,9 +77,9 @@ def examine(kind: str | None) -> dict[str, Any]:
         "device": asdict(device),
         "backend": backend.value,
         "backend_reason": reason,
-        "triton_blocker": triton_blocker(device),
-        "native_blocker": native_blocker(device),
-        "scan_blocker": why_no_kernel(torch.device(device.torch_device), torch.bfloat16, *_PAPER_SCAN),
+        "triton_blocker": triton_unsupported(device),
+        "native_blocker": native_unsupported(device),
+        "scan_blocker": ssd_op.unsupported(torch.device(device.torch_device), torch.bfloat16, *_PAPER_SCAN),
         "native_note": UNVERIFIED,
         "compile_error": compile_error(device.torch_device),
         "peak_bf16_flops": peak_flops(device, torch.bfloat16),
@@ -82,7 +89,7 @@ def examine(kind: str | None) -> dict[str, Any]:
 
 def check_gpu(device: Device) -> dict[str, Any]:
     """Run the self-check on a device: of its FP4 tensor cores, or without them of the emulation."""
-    blocker, kernels = native_blocker(device), triton_blocker(device)
+    blocker, kernels = native_unsupported(device), triton_unsupported(device)
     if kernels is not None:
         return {"passed": False, "product": None, "reason": kernels, "findings": []}
     target = torch.device(device.torch_device)

@@ -1,1 +1,1 @@
-"""Models in the layouts of Hugging Face transformers, both ways; nothing about precision."""
+"""Import and export of Hugging Face transformers models; independent of precision."""

@@ -1,9 +1,9 @@
-"""Configurations of transformers, both ways. Whatever this model cannot do is refused by name.
+"""Import and export of transformers configurations. Settings that this model does not support are refused.
 
-One difference needs care. transformers' NemotronH raises every time step dt to at least `time_step_min`
-(0.001 by default) in training and over a prompt, and does not in single-token decoding; Megatron-LM, which
-trained the published models, never does. So an export writes a `time_step_min` so small that raising to it
-changes nothing, and an import either keeps transformers' rule or leaves it out.
+One difference needs care. transformers' NemotronH clamps every time step dt to at least `time_step_min`
+(0.001 by default) in training and prefill, but not in single-token decoding. Megatron-LM, which trained the
+published models, never clamps. So an export writes a `time_step_min` too small to have an effect, and an
+import either follows transformers or does not clamp.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ LETTERS = {
 }
 LAYER_TYPES = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
 
-# What this model has no counterpart of: the only values that are read. A key that is absent means the same.
+# Settings without a counterpart here, and the values that are accepted. An absent key counts as accepted.
 ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
     "nemotron_h": {
         "use_bias": (False,),
@@ -56,25 +56,24 @@ ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 
-# What an absent key means there: the longest sequence, the norm's epsilon.
+# transformers' defaults for absent keys: the longest sequence, the norm's epsilon.
 ABSENT = {"nemotron_h": (4096, 1e-5), "llama": (2048, 1e-6), "arcee": (4096, 1e-5)}
 
 
 def to_hf_config(
     config: ModelConfig, dtype: torch.dtype = torch.bfloat16, end_token: int | None = None
 ) -> dict[str, Any]:
-    """The content of config.json for this model. dtype: of the weights beside it; end_token: the id that ends
-    a text.
+    """The content of config.json. dtype: of the weights; end_token: the token that ends a text.
 
-    A hybrid with tied embeddings becomes one with two equal tables, as NemotronH ties none. What masks
-    documents in training (`document_end`) has no counterpart there: a sequence is one context. Raises
-    ValueError for a model that no class of transformers computes, and for an end_token that is no id.
+    A hybrid with tied embeddings is exported with two equal tables, because NemotronH does not tie them.
+    Document masking (`document_end`) has no counterpart in transformers: a sequence is one context. Raises
+    ValueError for a model that no transformers class computes, and for an end_token outside the vocabulary.
     """
     family = family_of(config)
     if end_token is not None and end_token not in range(config.vocab_size):
         raise ValueError(
-            f"exchange: end_token must be an id of the model's {config.vocab_size} tokens, got "
-            f"{end_token!r}. Give the end_id of its tokenizer."
+            f"exchange: end_token must be one of the model's {config.vocab_size} tokens, got "
+            f"{end_token!r}. Pass the end_id of its tokenizer."
         )
     mapping: dict[str, Any] = {
         "model_type": family.model_type,
@@ -100,13 +99,13 @@ def to_hf_config(
 
 
 def from_hf_config(mapping: Mapping[str, Any], clamp_time_steps: bool = True) -> ModelConfig:
-    """The model of a config.json. clamp_time_steps: compute as transformers does, else as Megatron-LM did.
+    """The configuration from a config.json. clamp_time_steps: as transformers does, else as in Megatron-LM.
 
-    Raises ValueError for a kind of model, or a part of one, that this model does not have.
+    Raises ValueError for model types and settings that are not supported here.
     """
     mapping = _Complete(mapping)
     family = family_named(mapping.get("model_type"))
-    _refuse_others(family, mapping)
+    _require_supported(family, mapping)
     seq_len, eps = ABSENT[family.model_type]
     common: dict[str, Any] = {
         "vocab_size": mapping["vocab_size"],
@@ -133,10 +132,12 @@ def from_hf_config(mapping: Mapping[str, Any], clamp_time_steps: bool = True) ->
 
 
 class _Complete(dict[str, Any]):
-    """A configuration whose missing keys are named."""
+    """A configuration that names a missing key in its error."""
 
     def __missing__(self, key: str) -> Any:
-        raise ValueError(f"exchange: a {self.get('model_type')} configuration must have {key!r}, it has not.")
+        raise ValueError(
+            f"exchange: a {self.get('model_type')} configuration must have {key!r}, which is missing."
+        )
 
 
 def _hybrid(config: ModelConfig) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def _from_hybrid(common: dict[str, Any], mapping: Mapping[str, Any], clamp: bool
 
 
 def _pattern(mapping: Mapping[str, Any]) -> str:
-    """One letter per layer, from either spelling."""
+    """One letter per layer, from any of the spellings."""
     kinds = mapping.get("layers_block_type") or mapping.get("layer_types")
     letters: list[str] = list(mapping.get("hybrid_override_pattern", "")) if kinds is None else kinds
     found = "".join(LETTERS.get(kind, kind) for kind in letters)
@@ -207,21 +208,22 @@ def _rope_theta(mapping: Mapping[str, Any]) -> float:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(
-            f"exchange: rotary positions must be plain (rope_type 'default', all channels), got {dict(rope)}."
+            "exchange: rotary positions must be unscaled (rope_type 'default', all channels), "
+            f"got {dict(rope)}."
         )
     return float(rope.get("rope_theta", mapping.get("rope_theta", 10000.0)))
 
 
-def _refuse_others(family: Family, mapping: Mapping[str, Any]) -> None:
+def _require_supported(family: Family, mapping: Mapping[str, Any]) -> None:
     if quantized := mapping.get("quantization_config"):
         raise ValueError(
-            f"exchange: weights must be floating-point numbers, got quantized ones ({quantized}). "
+            f"exchange: weights must be floating-point, got quantized ones ({quantized}). "
             "Dequantize them first."
         )
     for key, allowed in ONLY[family.model_type].items():
         value = mapping.get(key, allowed[0])
         if value not in allowed:
             raise ValueError(
-                f"exchange: {key} of a {family.model_type} must be {allowed[0]!r}, got {value!r}: this model "
-                "has no such part."
+                f"exchange: {key} of a {family.model_type} must be {allowed[0]!r}, got {value!r}: it is "
+                "not supported here."
             )

@@ -1,9 +1,9 @@
-"""Which class of transformers a model is, and what its parameters are called there.
+"""The transformers class of a model, and the names of its parameters there.
 
-Layouts agree, so that an exchange renames and nothing else: in_proj is z, x, B, C, dt in both, rotations pair
-channel i with i + P/2 in both.
+Layouts are the same, so an exchange only renames: in both, in_proj is z, x, B, C, dt, and rotations pair
+channel i with channel i + P/2.
 
-    our pattern      activation   positions    there
+    our pattern      activation   positions    transformers
     M, *, -          relu2        none         NemotronHForCausalLM
     T                swiglu       rotary       LlamaForCausalLM
     T                relu2        rotary       ArceeForCausalLM (a Llama with this FFN)
@@ -18,10 +18,10 @@ from fourbits.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A class of transformers. embedding, final_norm: names behind the prefix; inside_block: ours -> theirs.
+    """A transformers class. embedding, final_norm: names after the prefix; inside_block: our name -> theirs.
 
-    ties: whether the class can share embedding and head. prefixes: what stands before the names of everything
-    but the head; the first is written, all are read.
+    ties: whether the class can tie embedding and head. prefixes: of all names but the head's; the first one
+    is written, and all are read.
     """
 
     model_type: str
@@ -36,7 +36,7 @@ class Family:
     prefixes: tuple[str, ...] = ("model.",)
 
     def their_name(self, name: str, prefix: str) -> str:
-        """What a parameter of ours is called there."""
+        """The name in transformers of one of our parameters."""
         if name == "head.weight":
             return "lm_head.weight"
         if not name.startswith("blocks."):
@@ -60,8 +60,8 @@ NEMOTRON_H = Family(
         "mixer.conv_bias": "mixer.conv1d.bias",
         "mixer.norm_weight": "mixer.norm.weight",
     },
-    ties=False,  # whatever tie_word_embeddings says
-    prefixes=("model.", "backbone."),  # older checkpoints of NVIDIA's say backbone
+    ties=False,  # even if tie_word_embeddings is true
+    prefixes=("model.", "backbone."),  # NVIDIA's older checkpoints use backbone
 )
 LLAMA = Family(
     model_type="llama",
@@ -83,7 +83,7 @@ FAMILIES = (NEMOTRON_H, LLAMA, ARCEE)
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The class that computes what this model does. Raises ValueError if transformers has none we know."""
+    """The class that computes this model. Raises ValueError if none of the supported ones does."""
     rotary = config.rope_theta is not None
     for family in FAMILIES:
         fits = not set(config.pattern) - set(family.letters)
@@ -96,13 +96,13 @@ def family_of(config: ModelConfig) -> Family:
         for f in FAMILIES
     )
     raise ValueError(
-        f"exchange: no class of transformers has the pattern {config.pattern!r} with {config.activation} and "
-        f"{'rotary' if rotary else 'no'} positions. Known: {known}."
+        f"exchange: no supported transformers class has the pattern {config.pattern!r} with "
+        f"{config.activation} and {'rotary' if rotary else 'no'} positions. Supported: {known}."
     )
 
 
 def family_named(model_type: object) -> Family:
-    """The family of a configuration's model_type. Raises ValueError for one that cannot be read."""
+    """The family of a configuration's model_type. Raises ValueError if it is not supported."""
     for family in FAMILIES:
         if family.model_type == model_type:
             return family

@@ -1,4 +1,4 @@
-"""A folder that transformers reads: config.json and safetensors, written and read without transformers."""
+"""A model folder of transformers, config.json and safetensors, written and read without transformers."""
 
 import json
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ def save_hf(
 ) -> None:
     """Write a model for transformers' from_pretrained.
 
-    state: a LanguageModel's state_dict; dtype: what every tensor is rounded to; end_token: the id that ends
-    a generated text; shard_bytes: largest file. Only one shard is held in memory. Raises ValueError for a
-    model that no class of transformers computes and an end_token that is no id, OSError for a full disk. A
-    model that the folder holds is removed first and config.json comes last, so that no reader finds parts of
-    two.
+    state: a LanguageModel's state_dict; dtype: to which every tensor is rounded; end_token: the token that
+    ends a generated text; shard_bytes: largest file size. Only one shard is in memory at a time. Raises
+    ValueError for a model that no transformers class computes and for an end_token outside the vocabulary,
+    and OSError for a full disk. An existing model in the folder is removed first and config.json is written
+    last, so that no reader finds parts of two models.
     """
     folder = Path(folder)
     described = to_hf_config(config, dtype, end_token)
@@ -65,10 +65,10 @@ def load_hf(
     compute_dtype: torch.dtype = torch.bfloat16,
     clamp_time_steps: bool = True,
 ) -> LanguageModel:
-    """Read a model that transformers, or `save_hf`, wrote; its masters are FP32.
+    """Read a model written by transformers or `save_hf`; its masters are FP32.
 
-    clamp_time_steps: see from_hf_config. Raises ValueError for a kind of model that this one is not, and for
-    missing, foreign or misshapen tensors.
+    clamp_time_steps: see from_hf_config. Raises ValueError for an unsupported model, and for tensors that are
+    missing, unknown or of the wrong shape.
     """
     folder = Path(folder)
     config = from_hf_config(_read_json(folder / CONFIG), clamp_time_steps)
@@ -78,7 +78,7 @@ def load_hf(
 
 
 class _Files(Mapping[str, Tensor]):
-    """The tensors of some safetensors files, each read when it is asked for."""
+    """The tensors of several safetensors files, each read on access."""
 
     def __init__(self, files: list[Path]) -> None:
         self._open: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def _tensors(folder: Path) -> Mapping[str, Tensor]:
     if (folder / INDEX).is_file():
         where = _read_json(folder / INDEX).get("weight_map")
         if not isinstance(where, dict):
-            raise ValueError(f"{folder / INDEX}: must say which tensor is in which file, in 'weight_map'.")
+            raise ValueError(f"{folder / INDEX}: must map tensors to files in 'weight_map'.")
         return _Files([folder / file for file in sorted(set(where.values()))])
     return _Files([folder / WEIGHTS])
 
@@ -112,7 +112,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"{path.parent}: not a model of transformers (no {path.name}).") from error
+        raise ValueError(f"{path.parent}: not a transformers model (no {path.name}).") from error
     except ValueError as error:
         raise ValueError(f"{path}: not JSON: {error}.") from error
 
@@ -120,7 +120,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _shards(
     state: Mapping[str, Tensor], names: Mapping[str, str], dtype: torch.dtype, limit: int
 ) -> list[list[str]]:
-    """Our names, in order, in groups of at most `limit` bytes; a larger tensor is a group by itself."""
+    """Our names, in order, in groups of at most `limit` bytes; a larger tensor is a separate group."""
     shards: list[list[str]] = [[]]
     size = 0
     for name in names:

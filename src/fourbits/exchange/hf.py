@@ -1,4 +1,4 @@
-"""from_hf and to_hf: a model of transformers as ours, and ours as one of transformers, in memory."""
+"""from_hf and to_hf: convert models from and to transformers, in memory."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from fourbits.model.lm import LanguageModel
 def from_hf(
     model: Any, *, compute_dtype: torch.dtype = torch.bfloat16, clamp_time_steps: bool = True
 ) -> LanguageModel:
-    """Our model with the weights of a NemotronH, Llama or Arcee of transformers, as FP32 masters.
+    """Our model with the weights of a transformers NemotronH, Llama or Arcee as FP32 masters.
 
-    model: a transformers model with a language-model head; it stays as it is. clamp_time_steps: compute time
-    steps as transformers does, else as the training of the published hybrids did (see from_hf_config). Raises
-    ValueError for any other kind of model.
+    model: a transformers model with a language-model head; it is not changed. clamp_time_steps: compute time
+    steps as transformers does, else as in the training of the published hybrids (see from_hf_config). Raises
+    ValueError for any other model.
     """
     if not hasattr(model, "config"):
-        raise ValueError(f"from_hf: model must be one of transformers, got {type(model).__name__}.")
+        raise ValueError(f"from_hf: model must be a transformers model, got {type(model).__name__}.")
     config = from_hf_config(model.config.to_dict(), clamp_time_steps)
     ours = unfilled(config, compute_dtype, next(model.parameters()).device)
     fill(ours, model.state_dict())
@@ -28,17 +28,17 @@ def from_hf(
 
 
 def to_hf(model: LanguageModel, *, dtype: torch.dtype = torch.float32, end_token: int | None = None) -> Any:
-    """The model of transformers that computes what ours does, with a copy of its weights in `dtype`.
+    """The transformers model that computes the same, with a copy of the weights in `dtype`.
 
-    Needs transformers (the extra `hf`). end_token: the id that ends a generated text. For large models,
-    `save_hf` and from_pretrained need less memory. Raises ValueError for a model that no class of
-    transformers computes and for an end_token that is no id.
+    Needs transformers (the extra `hf`). end_token: the token that ends a generated text. For large models,
+    `save_hf` and from_pretrained need less memory. Raises ValueError for a model that no transformers class
+    computes, and for an end_token outside the vocabulary.
     """
     transformers = load_transformers("to_hf")
     described = to_hf_config(model.config, dtype, end_token)
     kind = described.pop("model_type")
     config = transformers.AutoConfig.for_model(kind, **described)
-    # Not .to(dtype) afterwards, which would round the frequencies of the rotary positions too.
+    # Not .to(dtype) afterwards, which would also round the rotary frequencies.
     theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     own = model.state_dict()
     theirs.load_state_dict({name: own[ours] for ours, name in hf_names(model.config).items()}, strict=True)

@@ -1,4 +1,4 @@
-"""Parameters under the names of transformers, and a model filled from them."""
+"""Parameter names in transformers, and filling a model from tensors with those names."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,12 +9,12 @@ from fourbits.exchange.families import family_of
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 
-# Older Llamas store what they derive from the configuration.
+# Older Llamas store tensors that follow from the configuration.
 DERIVED = ("rotary_emb.inv_freq",)
 
 
 def hf_names(config: ModelConfig, present: Iterable[str] = ()) -> dict[str, str]:
-    """Our name of every parameter -> its name in transformers, with the prefix that `present` names have."""
+    """Our name of every parameter -> its name in transformers, with the prefix used in `present`."""
     family = family_of(config)
     used = [prefix for prefix in family.prefixes if any(name.startswith(prefix) for name in present)]
     prefix = (used or family.prefixes)[0]
@@ -24,12 +24,12 @@ def hf_names(config: ModelConfig, present: Iterable[str] = ()) -> dict[str, str]
 
 
 def unfilled(config: ModelConfig, compute_dtype: torch.dtype, device: torch.device) -> LanguageModel:
-    """A model whose parameters have memory and no values yet."""
+    """A model whose parameters are allocated but not initialized."""
     with torch.device("meta"):
         model = LanguageModel(config, compute_dtype=compute_dtype)
     model.to_empty(device=device)
     if config.tie_embeddings:
-        model.head.weight = model.embed.weight  # to_empty gives each module its own
+        model.head.weight = model.embed.weight  # to_empty allocates a separate table for each
     return model
 
 
@@ -37,8 +37,8 @@ def unfilled(config: ModelConfig, compute_dtype: torch.dtype, device: torch.devi
 def fill(model: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
     """Copy the tensors of a transformers model, by their names there, into our model, in its dtype.
 
-    Raises ValueError naming the first tensor that is missing, misshapen, or has no place here, and for a head
-    of its own where the configuration says that it is the embedding.
+    Raises ValueError naming the first tensor that is missing, unknown or of the wrong shape, and for a
+    separate head if the configuration ties it to the embedding.
     """
     names = hf_names(model.config, tensors)
     if model.config.tie_embeddings:
@@ -48,7 +48,7 @@ def fill(model: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
     own = model.state_dict()
     for ours, theirs in names.items():
         if theirs not in tensors:
-            raise ValueError(f"exchange: {theirs!r} is missing, which would be {ours!r} here.")
+            raise ValueError(f"exchange: {theirs!r} is missing (here it is called {ours!r}).")
         found = tensors[theirs]
         if found.shape != own[ours].shape:
             raise ValueError(
@@ -62,11 +62,13 @@ def fill(model: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
             "Set its tie_word_embeddings to false."
         )
     places = {*names.values(), tied}
-    foreign = [name for name in tensors if name not in places and not name.endswith(DERIVED)]
-    if foreign:
-        raise ValueError(f"exchange: {foreign[0]!r} and {len(foreign) - 1} more have no place in this model.")
+    unknown = [name for name in tensors if name not in places and not name.endswith(DERIVED)]
+    if unknown:
+        raise ValueError(
+            f"exchange: {unknown[0]!r} and {len(unknown) - 1} more are not parameters of this model."
+        )
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """Whether two tables hold different numbers; those without memory hold none."""
+    """Whether two tables have different values; tables on the meta device have none."""
     return not (one.is_meta or torch.equal(one, other.to(one)))

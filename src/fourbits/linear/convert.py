@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fourbits.device import Device, native_blocker, probe
+from fourbits.device import Device, native_unsupported, probe
 from fourbits.gemm.native.self_check import why_not_trusted
 from fourbits.linear.checkpoint_state import open_books
 from fourbits.linear.grouped import QuantizedGroup, is_group, stacked_weights
@@ -89,7 +89,7 @@ def conversions() -> int:
 def require_native(device: Device | None = None) -> None:
     """Raises ValueError unless this process may train on a device's FP4 tensor cores, present and checked."""
     device = device or probe()
-    reason = native_blocker(device)
+    reason = native_unsupported(device)
     if reason is None and (wrong := why_not_trusted(torch.device(device.torch_device))):
         reason = f"the self-check failed on {device.name}: {wrong}"
     if reason is not None:

@@ -1,8 +1,8 @@
 """Causal grouped-query attention (arXiv:2305.13245) through PyTorch's scaled_dot_product_attention.
 
-The hybrids have no position embedding: their Mamba layers tell positions apart. The Transformer rotates
-queries and keys (RoPE, arXiv:2104.09864) in the half-split layout of Llama and Hugging Face: channel i is
-paired with channel i + P/2.
+The hybrids have no position embedding: their Mamba layers encode positions. The Transformer rotates queries
+and keys (RoPE, arXiv:2104.09864) in the half-split layout of Llama and Hugging Face: channel i is paired with
+channel i + P/2.
 """
 
 import torch
@@ -14,11 +14,11 @@ from fourbits.model.linear import Linear
 from fourbits.model.regions import RegionModule
 
 
-def turns(positions: Tensor, head_dim: int, theta: float) -> Tensor:
-    """Region: cosine and sine by which pair i turns at a position, of positions * theta^(-2i/P).
+def rotations(positions: Tensor, head_dim: int, theta: float) -> Tensor:
+    """Region: cosine and sine of the angle of every pair i at every position, positions * theta^(-2i/P).
 
-    positions: int [T] -> FP32 [2, T, 1, P/2]. A region of its own, because fused into `attention_core` they
-    would be computed again for every head of every sequence, which takes longer than to read them.
+    positions: int [T] -> FP32 [2, T, 1, P/2]. This is a separate region because fused into `attention_core`
+    it would be recomputed for every head of every sequence, which takes longer than reading the results.
     """
     half = head_dim // 2
     exponent = torch.arange(half, device=positions.device, dtype=torch.float32) / half
@@ -26,10 +26,10 @@ def turns(positions: Tensor, head_dim: int, theta: float) -> Tensor:
     return torch.stack((angle.cos(), angle.sin()))
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Turn every pair of every head. x: [B, T, H, P]; turn: as by `turns` -> FP32 [B, T, H, P]."""
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate every pair of every head. x: [B, T, H, P]; rotation: from `rotations` -> FP32 [B, T, H, P]."""
     first, second = x.float().chunk(2, dim=-1)
-    cos, sin = turn
+    cos, sin = rotation
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
@@ -38,19 +38,19 @@ def attention_core(
     k: Tensor,
     v: Tensor,
     head_dim: int,
-    turn: Tensor | None,
+    rotation: Tensor | None,
     documents: Tensor | None = None,
 ) -> Tensor:
     """Region: softmax(q k^T / sqrt(P)) v over a token and those before it, of its document if given.
 
-    q: [B, T, H*P]; k, v: [B, T, G*P] with H a multiple of G; turn: rotations of q and k, as by `turns`, or
-    None; documents: int [B, T] or None -> [B, T, H*P] in q's dtype. Rotations need no restart in a document,
-    as they act through differences of positions.
+    q: [B, T, H*P]; k, v: [B, T, G*P] with H a multiple of G; rotation: of q and k, from `rotations`, or None;
+    documents: int [B, T] or None -> [B, T, H*P] in q's dtype. Positions need not restart in a document,
+    because scores depend on differences of positions only.
     """
     dtype = q.dtype
     q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
-    if turn is not None:
-        q, k = (rotate(x, turn).to(dtype) for x in (q, k))
+    if rotation is not None:
+        q, k = (rotate(x, rotation).to(dtype) for x in (q, k))
     if q.device.type == "cpu":
         q, k, v = q.float(), k.float(), v.float()  # the BF16 kernel is several times slower on a CPU
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -63,7 +63,7 @@ def attention_core(
 
 
 class Attention(RegionModule):
-    """Attention mixer: separate q, k, v and output linears around the core."""
+    """Attention mixer: separate q, k, v and output projections around the core."""
 
     def __init__(
         self, d_model: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_theta: float | None
@@ -78,9 +78,9 @@ class Attention(RegionModule):
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document if given."""
-        turn = None
+        rotation = None
         if self.rope_theta is not None:
             positions = torch.arange(x.shape[1], device=x.device)
-            turn = self.run(turns, positions, self.head_dim, self.rope_theta)
+            rotation = self.run(rotations, positions, self.head_dim, self.rope_theta)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return self.o_proj(self.run(attention_core, q, k, v, self.head_dim, turn, documents))
+        return self.o_proj(self.run(attention_core, q, k, v, self.head_dim, rotation, documents))

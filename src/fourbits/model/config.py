@@ -1,4 +1,4 @@
-"""What a model is made of: widths, the pattern of its blocks, and nothing about precision of linears."""
+"""The configuration of a model: widths and block pattern, but not the precision of linear layers."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -33,17 +33,17 @@ class ModelConfig:
     mamba_head_dim: int = 64
     state_size: int = 128
     num_groups: int = 8
-    """Groups of Mamba heads that share B, C and the norm's statistics."""
+    """Groups of Mamba heads; the heads of a group share B, C and the norm's statistics."""
     conv_width: int = 4
     chunk_size: int = 128
-    """Tokens per chunk of the scan: a matter of speed, not of results."""
+    """Tokens per chunk of the SSD scan; affects speed, not results."""
     min_time_step: float = 0.0
-    """Time steps dt of the scan below it are raised to it. Megatron-LM has 0, transformers' NemotronH 0.001
-    unless its configuration says otherwise."""
+    """Lower bound of the scan's time steps dt. Megatron-LM has 0; transformers' NemotronH has 0.001 unless
+    its configuration sets another."""
 
     document_end: int | None = None
-    """The token that ends a document: attention, convolution and state do not reach back across it.
-    None: a sequence is one context, whatever it holds."""
+    """The token that ends a document: attention, convolution and state do not cross it.
+    None: a sequence is one context."""
 
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
@@ -105,15 +105,15 @@ class ModelConfig:
 
     @property
     def d_conv(self) -> int:
-        """Channels of the causal convolution: x, B and C side by side."""
+        """Channels of the causal convolution: x, B and C concatenated."""
         return self.d_mamba + 2 * self.num_groups * self.state_size
 
     @property
     def d_in_proj(self) -> int:
-        """Output width of a Mamba-2 mixer's in_proj: z, x, B, C and dt side by side."""
+        """Output width of a Mamba-2 mixer's in_proj: z, x, B, C and dt concatenated."""
         return self.d_mamba + self.d_conv + self.mamba_num_heads
 
     @property
     def num_residual_branches(self) -> int:
-        """How many branches are added to the residual stream: two per Transformer block, else one."""
+        """Number of branches added to the residual stream: two per Transformer block, else one."""
         return len(self.pattern) + self.pattern.count("T")

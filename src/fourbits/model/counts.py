@@ -1,29 +1,29 @@
 """Parameters and training FLOPs of a configuration, per kind of work, without building the model.
 
-FLOPs are those of a forward and a backward pass (twice the forward) per token, a multiply-add being two:
+FLOPs are per token, of a forward and a backward pass (twice the forward); a multiply-add counts as two:
 
-- a linear of [N, K]: 6 N K;
-- causal attention over T tokens: a query meets (T + 1) / 2 keys on average, each with a score and a weighted
-  sum: 6 (T + 1) H P;
-- the scan in chunks of Q tokens, of which a token meets (Q + 1) / 2: scores 3 (Q + 1) G N, weighted sums
-  3 (Q + 1) H P, and the state written, 6 H P N, and read, 6 H P N;
+- a linear layer of [N, K]: 6 N K;
+- causal attention over T tokens: a query attends to (T + 1) / 2 keys on average, with a score and a weighted
+  sum for each: 6 (T + 1) H P;
+- the SSD scan in chunks of Q tokens: a token attends to (Q + 1) / 2 of its chunk on average: scores
+  3 (Q + 1) G N, weighted sums 3 (Q + 1) H P, and writing and reading the state, 6 H P N each;
 - the convolution: 6 W per channel.
 
-Masked halves are not counted, nor elementwise work and recomputation. So a utilization from these counts is
-a lower bound, and a kernel that computes masked entries gets no credit for them.
+Masked halves, elementwise work and recomputation are not counted. So a utilization from these counts is a
+lower bound, and a kernel gets no credit for computing masked entries.
 """
 
 from collections import Counter
 
 from fourbits.model.config import ModelConfig
 
-# Kinds of parameters: what a recipe may quantize is in "linear", and nowhere else.
+# Kinds of parameters. A recipe can quantize those of kind "linear" only.
 PARAMETER_KINDS = ("embedding", "linear", "head", "norm", "conv", "scan")
 FLOP_KINDS = ("linear", "head", "attention", "scan", "conv")
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Number of parameters by PARAMETER_KINDS; a head tied to the embedding counts as embedding."""
+    """Number of parameters by PARAMETER_KINDS; a tied head counts as embedding."""
     counts: Counter[str] = Counter(dict.fromkeys(PARAMETER_KINDS, 0))
     d = config.d_model
     counts["embedding"] = config.vocab_size * d
@@ -39,7 +39,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def linear_parameters(config: ModelConfig, letter: str) -> int:
-    """Weights of the linears in one block."""
+    """Number of weights of the linear layers in one block."""
     d = config.d_model
     if letter == "M":
         return d * config.d_in_proj + config.d_mamba * d
@@ -49,7 +49,7 @@ def linear_parameters(config: ModelConfig, letter: str) -> int:
 
 
 def linear_flops(config: ModelConfig) -> dict[str, float]:
-    """The "linear" part of `training_flops` by the mixer that the linears belong to."""
+    """The "linear" part of `training_flops`, by type of mixer."""
     letters = Counter(config.pattern.replace("T", "*-"))
     mixers = {"Mamba linears": "M", "attention linears": "*", "FFN linears": "-"}
     return {

@@ -1,9 +1,9 @@
-"""Attention over packed documents: a token sees those before it of its own document.
+"""Attention over packed documents: a token attends to itself and earlier tokens of its document.
 
-On a GPU, in blocks of 128 x 128 scores. As documents follow one another, the document numbers at a block's
-corners tell whether it has anything to see, so nothing of size T^2 exists and blocks between two documents
-cost nothing. PyTorch's flex_attention makes the kernels, under torch.compile only: without it all scores
-would be written down. Elsewhere a mask of booleans [B, 1, T, T] goes with the plain operator.
+On a GPU, scores are computed in blocks of 128 x 128. Because document numbers do not decrease, those at a
+block's corners decide whether the block has any visible score. So nothing of size T^2 is stored, and blocks
+between two documents cost nothing. PyTorch's flex_attention generates the kernels, under torch.compile only:
+without it, it would materialize all scores. Elsewhere the plain operator gets a boolean mask [B, 1, T, T].
 """
 
 import torch
@@ -17,9 +17,10 @@ BLOCK = 128
 
 
 def document_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(P)) v over a token and those of its document before it.
+    """softmax(q k^T / sqrt(P)) v over a token and the earlier ones of its document.
 
-    q: [B, H, T, P]; k, v: [B, G, T, P] with H a multiple of G; documents: int [B, T], rising -> [B, H, T, P].
+    q: [B, H, T, P]; k, v: [B, G, T, P] with H a multiple of G; documents: int [B, T], non-decreasing -> [B,
+    H, T, P].
     """
     if q.is_cuda and torch.compiler.is_compiling() and q.shape[2] % BLOCK == 0:
         return by_blocks(q, k, v, documents)
@@ -27,31 +28,31 @@ def document_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Te
 
 
 def by_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
-    """`document_attention` in the blocks of `document_blocks`. T: a multiple of 128."""
+    """`document_attention` in the blocks of `document_blocks`. T must be a multiple of 128."""
     grouped = q.shape[1] != k.shape[1]
     y = flex_attention(q, k, v, block_mask=document_blocks(documents), enable_gqa=grouped)
-    assert isinstance(y, Tensor)  # and no statistics beside it, as none were asked for
+    assert isinstance(y, Tensor)  # not a tuple, as no statistics were requested
     return y
 
 
 def by_mask(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
-    """`document_attention` with a mask of booleans, any T."""
+    """`document_attention` with a boolean mask, for any T."""
     if q.is_cuda:
-        # Of the fused kernels on a GPU none takes both a mask and grouped heads; the rest is T^2 in memory.
+        # No fused GPU kernel supports both a mask and grouped heads; other kernels need T^2 memory.
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     mask = same_document(documents).tril()[:, None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def document_blocks(documents: Tensor) -> BlockMask:
-    """The blocks of scores in which a query sees some keys, and those in which all see all.
+    """The blocks in which some scores are visible, and those in which all are.
 
-    documents: int [B, T], rising, T a multiple of 128.
+    documents: int [B, T], non-decreasing, T a multiple of 128.
     """
     first, last = documents[:, ::BLOCK], documents[:, BLOCK - 1 :: BLOCK]  # [B, N]
     number = torch.arange(first.shape[1], device=documents.device)
     earlier = number[:, None] > number  # [N (of queries), N (of keys)]
-    # Some see: the last key is of the first query's document. All see: the first key is of the last query's.
+    # Some: the last key is in the first query's document. All: the first key is in the last query's document.
     some = (last[:, None, :] >= first[:, :, None]) & (earlier | (number[:, None] == number))
     whole = (first[:, None, :] == last[:, :, None]) & earlier
 
@@ -63,7 +64,7 @@ def document_blocks(documents: Tensor) -> BlockMask:
 
 
 def _numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row are chosen, and the numbers of all, those first.
+    """The number of chosen blocks in each row, and the indices of all blocks, chosen ones first.
 
     bool [B, N, N] -> int32 [B, 1, N] and [B, 1, N, N].
     """

@@ -1,7 +1,7 @@
-"""Which tokens of a sequence belong together: packed documents, told apart by the token that ends each.
+"""Packed documents: which tokens of a sequence belong together, from the token that ends each document.
 
-A sequence of training tokens is cut from documents laid end to end. The number of a token's document is the
-count of end tokens before it, so the tokens say all there is to know, and nothing has to travel beside them.
+A training sequence is cut from concatenated documents. The number of a token's document is the count of end
+tokens before it, so it follows from the tokens alone.
 """
 
 import torch
@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 
 def document_numbers(tokens: Tensor, end: int) -> Tensor:
-    """Which document of its sequence each token is in. tokens: int [B, T] -> int32 [B, T], from 0, rising.
+    """Number of each token's document in its sequence. tokens: int [B, T] -> int32 [B, T].
 
-    An end token belongs to the document that it ends.
+    Numbers start at 0 and do not decrease. An end token belongs to the document that it ends.
     """
     ends = F.pad(tokens == end, (1, -1))
     return ends.cumsum(1, dtype=torch.int32)
@@ -24,7 +24,7 @@ def begins_document(documents: Tensor) -> Tensor:
 
 
 def same_as_before(documents: Tensor, back: int) -> Tensor:
-    """Whether the token `back` places earlier is of the same document. int [B, T] -> bool [B, T]."""
+    """Whether the token `back` positions earlier is in the same document. int [B, T] -> bool [B, T]."""
     return documents == F.pad(documents, (back, 0), value=-1)[:, : documents.shape[1]]
 
 

@@ -1,4 +1,4 @@
-"""The embedding: rows of its table, and a gradient that is summed in FP32 whatever the table's dtype is."""
+"""The embedding, with a gradient that is summed in FP32 whatever the dtype of the table."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of a table; a frequent token adds thousands of gradients, too many for a BF16 sum."""
+    """Rows of a table. A frequent token adds up thousands of gradients, too many for a BF16 sum."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, table: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Several linears in one parameter, each for some of the rows: the experts of a mixture."""
+"""Several linear layers in one parameter, each applied to some of the rows: the experts of a mixture."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from fourbits.model.linear import LinearFunction
 
 
 class GroupedLinear(nn.Module):
-    """num_linears linears without bias whose weights are one FP32 parameter [E, N, K].
+    """num_linears linear layers without bias whose weights are one FP32 parameter [E, N, K].
 
-    `groups_linears` and `casts_weight` tell a precision recipe what this class computes.
+    `groups_linears` and `casts_weight` declare to a precision recipe what this class computes.
     """
 
     groups_linears = True
@@ -25,15 +25,15 @@ class GroupedLinear(nn.Module):
         nn.init.normal_(self.weight, std=init_std)
 
     def forward(self, input: Tensor, counts: Sequence[int]) -> Tensor:
-        """Rows times the weights of their linears, in input's dtype.
+        """Apply each linear layer to its rows; the result has input's dtype.
 
-        input: [M, K], the rows of linear 0 first, then those of linear 1 and so on; counts: rows of each, E
+        input: [M, K], the rows of layer 0 first, then those of layer 1 and so on; counts: the rows of each, E
         numbers whose sum is M -> [M, N]. Raises ValueError for other counts.
         """
         if len(counts) != len(self.weight) or sum(counts) != len(input):
             raise ValueError(
-                f"GroupedLinear: counts must be {len(self.weight)} numbers whose sum is {len(input)}, the "
-                f"rows, got {len(counts)} numbers whose sum is {sum(counts)}."
+                f"GroupedLinear: counts must be {len(self.weight)} numbers whose sum is {len(input)}, "
+                f"the number of rows, got {len(counts)} numbers whose sum is {sum(counts)}."
             )
         parts = zip(input.split(list(counts)), self.weight.unbind(0), strict=True)
         outputs: list[Tensor] = [LinearFunction.apply(part, weight) for part, weight in parts if len(part)]

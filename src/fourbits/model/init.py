@@ -1,15 +1,15 @@
 """Initialization of the published models.
 
-- Linears and embedding: normal with standard deviation init_std (0.02), as in Nemotron-H.
-- Linears that write into the residual stream: init_std / sqrt(branches), branches being the number of
-  residual branches, so that the stream's variance does not grow with depth (GPT-2; Megatron-LM's
-  `scaled_init_method_normal`, which divides by sqrt(2 L) in a Transformer and sqrt(L) in a hybrid).
+- Linear layers and embedding: normal with standard deviation init_std (0.02), as in Nemotron-H.
+- Linear layers that write into the residual stream: init_std / sqrt(branches), branches being the number of
+  residual branches, so that the variance of the stream does not grow with depth (GPT-2; Megatron-LM's
+  `scaled_init_method_normal` divides by sqrt(2 L) in a Transformer and sqrt(L) in a hybrid).
 - Mamba-2 (arXiv:2405.21060 and its published code): A uniform in [1, 16]; dt log-uniform in [0.001, 0.1],
-  at least 1e-4, through the inverse of softplus; D one; convolution uniform in +-1/sqrt(width), bias too.
+  at least 1e-4, through the inverse of softplus; D one; convolution taps and bias uniform in +-1/sqrt(width).
 - Norm gains: one.
 
-Each parameter draws from a CPU generator of its own, seeded by (seed, name). So a parameter's values depend
-neither on the device, nor on the order of modules, nor on the other layers of the model.
+Each parameter is drawn from a separate CPU generator, seeded by (seed, name). So its values do not depend on
+the device, on the order of modules, or on the other layers of the model.
 """
 
 import hashlib
@@ -55,4 +55,4 @@ def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) 
 
 def _parameter_seed(seed: int, name: str) -> int:
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1  # manual_seed takes 63 bits
+    return int.from_bytes(digest, "little") >> 1  # manual_seed accepts 63 bits

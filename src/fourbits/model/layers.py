@@ -1,4 +1,4 @@
-"""Norm and feed-forward layers. Elementwise work is in FP32 inside and rounded once on the way out."""
+"""Norm and feed-forward layers. Elementwise work is FP32 inside, and the output is rounded once."""
 
 from typing import Literal
 
@@ -27,7 +27,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class RMSNorm(RegionModule):
-    """Root-mean-square norm with a gain; its output is what the linears contract (arXiv:1910.07467)."""
+    """Root-mean-square norm with a gain (arXiv:1910.07467); its output is the input of the linear layers."""
 
     def __init__(self, d_model: int, eps: float, out_dtype: torch.dtype) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class RMSNorm(RegionModule):
 
 
 class FFN(RegionModule):
-    """down(relu(up(x))^2), or down(silu(gate(x)) * up(x)); the names are those of NemotronH and Llama."""
+    """down(relu(up(x))^2), or down(silu(gate(x)) * up(x)), with the names of NemotronH and Llama."""
 
     def __init__(self, d_model: int, d_ffn: int, activation: Literal["relu2", "swiglu"]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class FFN(RegionModule):
         self.down_proj = Linear(d_ffn, d_model)
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """x: [B, T, D] -> [B, T, D]; documents, which other mixers heed, make no difference to a token."""
+        """x: [B, T, D] -> [B, T, D]; documents, which other mixers use, have no effect here."""
         if self.gate_proj is None:
             return self.down_proj(self.run(relu2, self.up_proj(x)))
         return self.down_proj(self.run(swiglu, self.gate_proj(x), self.up_proj(x)))

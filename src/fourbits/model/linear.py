@@ -1,10 +1,10 @@
-"""The linear of this package: FP32 masters, the activation's dtype in the GEMMs, FP32 weight gradients.
+"""The linear layer of these models: FP32 masters, GEMMs in the activation's dtype, FP32 weight gradients.
 
     Y = X W^T    dX = dY W    dW = dY^T X
 
-All three contract operands of the activation's dtype and accumulate in FP32; Y and dX are rounded to that
-dtype once, dW stays FP32 like the master it belongs to (arXiv:2509.25149 section 4: FP32 master weights and
-weight gradients).
+The operands of all three GEMMs have the activation's dtype, and sums are FP32. Y and dX are rounded to that
+dtype once; dW stays FP32 like its master (arXiv:2509.25149 section 4: FP32 master weights and weight
+gradients).
 """
 
 from collections.abc import Generator
@@ -20,9 +20,10 @@ CPU_MULTIPLIES_BF16 = any(torch.cpu.get_capabilities().get(unit) for unit in BF1
 
 
 def gemm_operand(x: Tensor) -> Tensor:
-    """x as the GEMM should read it: on a CPU without BF16 units in FP32, where products of BF16 are exact.
+    """x in the dtype that the GEMM should read: FP32 on a CPU without BF16 units, else x's own.
 
-    So it is the same GEMM, and five times faster than the emulation that PyTorch would run.
+    FP32 holds products of BF16 numbers exactly, so this is the same GEMM, and five times faster than
+    PyTorch's BF16 emulation.
     """
     widen = x.device.type == "cpu" and x.element_size() < 4 and not CPU_MULTIPLIES_BF16
     return x.float() if widen else x
@@ -38,19 +39,19 @@ def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
 
 
 class LinearFunction(torch.autograd.Function):
-    """Y = X W^T; the master is rounded to X's dtype at use, in the forward and again in the backward pass."""
+    """Y = X W^T. The master is rounded to X's dtype at use, in the forward and again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, rounded: Tensor | None = None) -> Tensor:
-        """x: [M, K]; weight: [N, K]; rounded: weight in x's dtype, if it is there -> [M, N] in x's dtype."""
+        """x: [M, K]; weight: [N, K]; rounded: weight in x's dtype, if available -> [M, N] in x's dtype."""
         ctx.save_for_backward(x, weight if rounded is None else rounded)
-        used = weight.to(x.dtype) if rounded is None else rounded
-        return matmul(gemm_operand(x), gemm_operand(used).t(), x.dtype)
+        operand = weight.to(x.dtype) if rounded is None else rounded
+        return matmul(gemm_operand(x), gemm_operand(operand).t(), x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        """grad: [M, N] -> the gradients of x in its dtype, of the master in FP32."""
+        """grad: [M, N] -> the gradients of x, in its dtype, and of the master, in FP32."""
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
         grad = gemm_operand(grad)
@@ -64,7 +65,7 @@ class LinearFunction(torch.autograd.Function):
 class Linear(nn.Linear):
     """nn.Linear without bias, whose FP32 master is rounded to the activation's dtype at use.
 
-    `casts_weight` tells a precision recipe that this class computes what nn.Linear does.
+    `casts_weight` declares to a precision recipe that this class computes what nn.Linear does.
     """
 
     casts_weight = True
@@ -74,7 +75,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=False)
 
     def reset_parameters(self) -> None:
-        """Nothing: init.py fills the weight, because it knows the layer's place in the model."""
+        """Do nothing: init.py fills the weight, because it knows the layer's position in the model."""
 
     def forward(self, input: Tensor) -> Tensor:
         """input: [..., K] -> [..., N] in its dtype."""
@@ -86,7 +87,7 @@ class Linear(nn.Linear):
     def rounded_once(self, dtype: torch.dtype) -> Generator[None]:
         """Calls inside share one rounding of the master to dtype, with the same bits.
 
-        Not of a master that sharding puts together in each call, which is another tensor there.
+        A sharded master is excluded, because every call gathers it into a new tensor.
         """
         if type(self.weight) is nn.Parameter:
             self._rounded = self.weight.detach().to(dtype)

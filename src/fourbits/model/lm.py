@@ -18,11 +18,11 @@ RESIDUAL_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class LanguageModel(RegionModule):
-    """A decoder over token ids, initialized from `seed` (on the meta device: not at all).
+    """A decoder over tokens, initialized from `seed` (on the meta device, not initialized).
 
-    Parameters are masters, made in FP32; activations are in compute_dtype, the residual stream between blocks
-    in the wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks a training
-    forward keeps a block's input only, and the backward pass computes the block again, with the same bits.
+    Parameters are FP32 masters. Activations have compute_dtype; the residual stream between blocks has the
+    wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks, a training forward
+    saves only a block's input, and the backward pass recomputes the block, with the same bits.
     """
 
     recompute_blocks = False
@@ -33,7 +33,7 @@ class LanguageModel(RegionModule):
         super().__init__()
         self.config = config
         self.residual_dtype = torch.promote_types(compute_dtype, RESIDUAL_DTYPES[config.residual_dtype])
-        # from_pretrained takes the empty table as it is; nn.Embedding() would fill it first.
+        # from_pretrained uses the empty table directly; nn.Embedding() would fill it first.
         table = torch.empty(config.vocab_size, config.d_model)
         self.embed = Embedding.from_pretrained(table, freeze=False)
         self.blocks = nn.ModuleList(make_block(letter, config, compute_dtype) for letter in config.pattern)
@@ -48,7 +48,7 @@ class LanguageModel(RegionModule):
         """tokens: [B, T] int64 -> what the head contracts, [B, T, D] in compute_dtype."""
         if tokens.shape[1] > self.config.max_seq_len:
             raise ValueError(
-                f"The model takes sequences of at most max_seq_len = {self.config.max_seq_len} tokens, "
+                f"The model accepts at most max_seq_len = {self.config.max_seq_len} tokens, "
                 f"got {tokens.shape[1]}. Shorten them or raise model.max_seq_len."
             )
         end = self.config.document_end
@@ -61,11 +61,11 @@ class LanguageModel(RegionModule):
     def _through(self, block: nn.Module, x: Tensor, documents: Tensor | None) -> Tensor:
         if not (self.recompute_blocks and torch.is_grad_enabled()):
             return block(x, documents)
-        # Nothing here draws from PyTorch's generators, so their state need not be kept.
+        # Nothing here draws from PyTorch's generators, so their state need not be saved.
         return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits [B, T, V] in compute_dtype of tokens [B, T]; with targets [B, T], what `loss` returns."""
+        """Logits [B, T, V] in compute_dtype for tokens [B, T]; with targets [B, T], the result of `loss`."""
         hidden = self.hidden(tokens)
         if targets is None:
             return self.head(hidden)
@@ -74,10 +74,10 @@ class LanguageModel(RegionModule):
         return chunked_loss(self._loss_of, self.head, rows, targets, length), (targets != IGNORED).sum()
 
     def loss(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum of the cross-entropy over tokens [nats, FP32 scalar] and the number of tokens in it.
+        """Sum of the cross-entropy over tokens (nats, FP32 scalar), and the number of tokens in it.
 
-        tokens, targets: [B, T] int64; targets of -100 do not count, others that are no token make the sum
-        NaN. Goes through __call__, so that hooks of wrappers (data parallel, FSDP) run; can be differentiated
+        tokens, targets: [B, T] int64; targets of -100 are ignored, and others outside the vocabulary make the
+        sum NaN. Calls __call__, so that hooks of wrappers (data parallel, FSDP) run. Can be differentiated
         once.
         """
         return self(tokens, targets)

@@ -1,22 +1,22 @@
-"""The Mamba-2 mixer (arXiv:2405.21060 section 7): in_proj, convolution, scan, gate, norm, out_proj.
+"""The Mamba-2 mixer (arXiv:2405.21060 section 7): in_proj, convolution, SSD scan, gate, norm, out_proj.
 
-in_proj's output holds z | x | B | C | dt side by side, in that order, as Mamba-2 and NemotronH store it:
-z gates the output, x is scanned, B and C write and read the state, dt is the step. Both projections are
-modules of their own that are called, never read by a fused kernel, so a recipe that exchanges them is obeyed.
+in_proj's output is the concatenation z | x | B | C | dt, as Mamba-2 and NemotronH store it: z gates the
+output, x is the input of the scan, B and C write and read the state, dt is the time step. Both projections
+are separate modules, called and never read by a fused kernel, so that a recipe can replace them.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fourbits.model.conv import conv_silu
 from fourbits.model.documents import begins_document
-from fourbits.model.fp32 import at_least_fp32
-from fourbits.model.gated_norm import gated_group_norm
 from fourbits.model.linear import Linear
+from fourbits.model.ops.conv.op import conv_silu
+from fourbits.model.ops.gated_norm.op import gated_group_norm
+from fourbits.model.ops.inputs import at_least_fp32
+from fourbits.model.ops.self_check import use_kernels
+from fourbits.model.ops.ssd.op import ssd
 from fourbits.model.regions import RegionModule
-from fourbits.model.ssd import ssd
-from fourbits.model.ssd_check import is_fused
 
 
 def mamba_core(
@@ -37,8 +37,8 @@ def mamba_core(
     """Region: everything between in_proj and out_proj, FP32 inside.
 
     projected: [B, T, z | x | B | C | dt]; a_log, d, dt_bias: [H]; norm_weight: [H*P]; documents: int [B, T]
-    or None; min_time_step: steps dt below it are raised to it; fused: convolution, scan and norm run by
-    kernels, each of which rounds what leaves it to projected's dtype -> [B, T, H*P] in projected's dtype.
+    or None; min_time_step: lower bound of the time steps dt; fused: run convolution, scan and norm by
+    kernels, each of which rounds its output to projected's dtype -> [B, T, H*P] in projected's dtype.
     """
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
     d_state = (d_conv - d_mamba) // 2
@@ -56,7 +56,7 @@ def mamba_core(
 
 
 class Mamba2(RegionModule):
-    """Mamba-2 mixer; its parameters are NemotronH's under other names, with the same layouts."""
+    """Mamba-2 mixer. Its parameters are NemotronH's, renamed, with the same layouts."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Mamba2(RegionModule):
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document if given."""
         projected = self.in_proj(x)
-        fused = is_fused(projected.device, projected.dtype, *self._sizes)
+        fused = use_kernels(projected.device, projected.dtype, *self._sizes)
         core = self.run(
             mamba_core,
             projected,

@@ -1,14 +1,14 @@
-"""Model presets, as data. A run replaces vocab_size by its tokenizer's.
+"""Model presets, as data. A run replaces vocab_size with its tokenizer's.
 
 - The models of arXiv:2509.25149 (section 5 and appendix A): `hybrid-12b`, `hybrid-8b`, `transformer-1.2b`.
-  The paper names no vocabulary; 131,072 is that of the same group's released models, and so are the places of
-  the attention blocks (Nemotron-Nano-12B-v2, Nemotron-H-8B). Where it says nothing else either, values are
-  common ones: rotary base 10,000, norm epsilon 1e-5.
-- `nemotron-nano-12b-v2`: the released model of that family, whose Mamba heads are wider and fewer.
-- Llamas from `30m` to `1b`: up to 200m the shapes of the public comparison of 4-bit recipes
-  (IST-DASLab/Quartet-II), continued by its rule (heads of 128, an FFN of 8/3 widths rounded up to 256).
-- Hybrids from `hybrid-30m` to `hybrid-1.2b`: the 12B scaled down, with its FFN of four widths, state of 128
-  and heads of 64. As many groups as keep 16 Mamba heads in each, so that in_proj divides into blocks of 16.
+  The paper does not state the vocabulary size or the positions of the attention blocks; both are those of the
+  same group's released models (131,072; Nemotron-Nano-12B-v2, Nemotron-H-8B). Other values that it does not
+  state are common ones: rotary base 10,000, norm epsilon 1e-5.
+- `nemotron-nano-12b-v2`: the released model of that family, with fewer and wider Mamba heads.
+- Llamas from `30m` to `1b`: up to 200m the shapes of a public comparison of 4-bit recipes
+  (IST-DASLab/Quartet-II), extended by its rule (heads of 128, an FFN of 8/3 widths rounded up to 256).
+- Hybrids from `hybrid-30m` to `hybrid-1.2b`: the 12B scaled down, with its FFN of four widths, states of 128
+  and heads of 64. Each group has 16 Mamba heads, so that in_proj divides into blocks of 16.
 """
 
 from dataclasses import replace
@@ -92,7 +92,7 @@ MODEL_PRESETS: dict[str, ModelConfig] = {
     "hybrid-200m": _hybrid("M-M-M-M*-" * 3 + "M-", 1024, kv_heads=2),
     "hybrid-400m": _hybrid("M-M-M-M*-" * 2 + "M-M-M-", 1536, kv_heads=4),
     "hybrid-1b": _hybrid("M-M-M-M*-" * 3 + "M-M-M-M-", 2048, kv_heads=4),
-    # Beside transformer-1.2b: its vocabulary, width and, to a hundredth, its number of parameters.
+    # To compare with transformer-1.2b: same vocabulary and width, and within 1 % the number of parameters.
     "hybrid-1.2b": _hybrid("M-M-M-M*-" * 3, 2048, kv_heads=4, vocab_size=PAPER_VOCABULARY),
     "transformer-1.2b": ModelConfig(
         vocab_size=PAPER_VOCABULARY,

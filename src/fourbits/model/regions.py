@@ -1,12 +1,12 @@
-"""Regions: the pure functions between a model's linears, compiled once for all models of a process.
+"""Regions: the pure functions between a model's linear layers, compiled once for all models of a process.
 
-A training step alternates between linears and everything else: norms, convolution and scan, attention core,
-activations, loss. The linears are what a precision recipe exchanges; the rest is the same for every recipe.
-So the rest lives in module-level functions of tensors and constants (the regions), a layer calls them through
-`RegionModule.run`, and `compile_regions` makes `run` use one compiled version per function, shared by all
-layers, models and recipes. A graph that contained the linears would belong to one recipe.
+A training step alternates between linear layers and everything else: norms, convolution and SSD scan,
+attention core, activations, loss. A precision recipe replaces the linear layers; the rest is the same for
+every recipe. So the rest is in module-level functions of tensors and constants (the regions). A layer calls
+them through `RegionModule.run`, and `compile_regions` makes `run` use one compiled version per function,
+shared by all layers, models and recipes. A graph that contained linear layers would work for one recipe only.
 
-Shapes are static in a graph: a new batch shape is compiled anew, once. A region returns one tensor.
+Graphs have static shapes: a new batch shape is compiled once more. A region returns one tensor.
 """
 
 import warnings
@@ -27,17 +27,17 @@ COMPILE_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
 
 
 class CompiledRegion:
-    """A region under torch.compile; eager from the first failure to compile on, after one warning."""
+    """A region under torch.compile. If compilation fails, it runs eagerly from then on, after one warning."""
 
     def __init__(self, region: Region, mode: str) -> None:
         self.region = region
         self.function = torch.compile(region, fullgraph=True, dynamic=False, mode=mode)
 
     def __call__(self, *args: Any) -> Tensor:
-        """What the region returns, with a gradient or not as the caller's gradient mode has it."""
+        """The region's result, with or without a gradient according to the caller's gradient mode."""
         if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return self._run(*args)
-        # Evaluation runs the graph of training, with the same bits, rather than compile a second one.
+        # Evaluation runs the graph of training, with the same bits, instead of compiling a second one.
         with torch.enable_grad():
             return self._run(*map(_as_in_training, args)).detach()
 
@@ -72,7 +72,7 @@ class RegionModule(nn.Module):
     compile_mode: str | None = None
 
     def run(self, region: Region, *args: Any) -> Tensor:
-        """Call a region as this module was told to: eagerly or compiled."""
+        """Call a region, eagerly or compiled according to compile_mode."""
         if self.compile_mode is None:
             return region(*args)
         key = (region, self.compile_mode)
@@ -82,10 +82,10 @@ class RegionModule(nn.Module):
 
 
 def compile_regions(model: nn.Module, mode: str | None = "default") -> None:
-    """Let the model's regions run compiled, in a mode of torch.compile, or eagerly again (None).
+    """Compile the model's regions with a mode of torch.compile, or run them eagerly again (None).
 
-    A region compiles at its first call. Where it cannot, e.g. for lack of a C++ compiler, it stays eager and
-    one warning says why. PyTorch's limit of graphs per function is raised to MAX_GRAPHS for the process.
+    A region compiles at its first call. If that fails, e.g. without a C++ compiler, the region stays eager
+    and one warning says why. PyTorch's limit of graphs per function is raised to MAX_GRAPHS for the process.
     """
     if mode is not None:
         dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, MAX_GRAPHS)

@@ -1,19 +1,19 @@
-"""Which backend a run trains on: what was asked for, what the device has, what its self-check says."""
+"""Which backend a run trains on, from the request, the device and the self-check."""
 
 import torch
 
-from fourbits.device import Backend, Device, choose_backend, native_blocker
+from fourbits.device import Backend, Device, choose_backend, native_unsupported
 from fourbits.gemm.native.self_check import why_not_trusted
 from fourbits.linear.convert import require_native
 
 
-def settled_backend(requested: str, device: Device) -> tuple[Backend, str]:
-    """The backend of a run and why, in one sentence. requested: auto, emulated or native.
+def resolve_backend(requested: str, device: Device) -> tuple[Backend, str]:
+    """The backend of a run, and the reason in one sentence. requested: auto, emulated or native.
 
-    The self-check of FP4 tensor cores runs where they could be used. Raises ValueError if native was
-    requested and they are absent or fail it; auto then emulates, and the sentence says so.
+    The self-check runs if the device has FP4 tensor cores. Raises ValueError if native was requested and they
+    are absent or fail the check; auto then emulates, and the reason says so.
     """
-    if requested == "emulated" or native_blocker(device) is not None:
+    if requested == "emulated" or native_unsupported(device) is not None:
         return choose_backend(requested, device)
     if requested == "native":
         require_native(device)

@@ -1,8 +1,8 @@
 """Checkpoints: a folder step_N of safetensors files and one JSON file, complete or invisible.
 
-Everything is written into a folder with another name, flushed to disk, and renamed. state.json lists every
-file with size and hash. Nothing is ever unpickled, so a checkpoint from elsewhere can at worst be wrong
-numbers.
+A checkpoint is written into a folder with a temporary name, flushed to disk, and renamed. state.json lists
+every file with size and hash. Nothing is unpickled, so a foreign checkpoint cannot run code: at worst its
+numbers are wrong.
 """
 
 import errno
@@ -35,7 +35,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint. state: what was saved beside the tensors; files: name -> size and SHA-256."""
+    """A complete checkpoint. state: JSON values saved with the tensors; files: name -> size and SHA-256."""
 
     path: Path
     step: int
@@ -46,8 +46,8 @@ class Checkpoint:
 def save_checkpoint(folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
     """Write folder/step_N with one safetensors file for each entry of `files`, and return its path.
 
-    state: plain JSON values. Raises NonFiniteError for a tensor with a non-finite value, OSError for a full
-    disk and the like; in both cases nothing is left behind, and checkpoints that were there stay as they are.
+    state: plain JSON values. Raises NonFiniteError for a tensor with a non-finite value, and OSError e.g. for
+    a full disk. In both cases no partial checkpoint remains, and existing ones are unchanged.
     """
     for name, tensors in files.items():
         _refuse_non_finite(name, tensors, step)
@@ -88,22 +88,22 @@ def step_of(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise ValueError(
-            f"{path}: not a checkpoint (its name must be step_N). Name a folder of checkpoints/."
+            f"{path}: not a checkpoint (its name must be step_N). Pass a folder inside checkpoints/."
         )
     return int(match[1])
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what killed runs left unfinished."""
+    """Remove all but the newest `keep` checkpoints, and unfinished ones that killed runs left behind."""
     for path in checkpoints(folder)[:-keep]:
-        # Renamed first: a checkpoint that is half removed must not look like a damaged one.
+        # Rename first: a half-removed checkpoint must not look like a damaged one.
         path.rename(path.with_name(f"{_UNFINISHED}{path.name}"))
     for path in folder.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(path)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read state.json and check all files by it. Raises ValueError for a foreign or damaged checkpoint."""
+    """Read state.json and verify all files. Raises ValueError for a foreign or damaged checkpoint."""
     state_file = path / STATE
     if not state_file.is_file():
         raise ValueError(f"{path}: not a fourbits checkpoint (no {STATE}). {_remedy(path)}")
@@ -118,12 +118,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if head.get("version") != VERSION:
         raise ValueError(
             f"{state_file}: version must be {VERSION}, got {head.get('version')}. "
-            "Go on with the fourbits that wrote it."
+            "Use the version of fourbits that wrote it."
         )
     if head.get("step") != step_of(path):
         raise ValueError(
-            f"{path}: its name must give its step, {head.get('step')}; it was renamed or copied. "
-            f"Call it step_{head.get('step')} again."
+            f"{path}: the name must match the step it records, {head.get('step')}; it was renamed or copied. "
+            f"Rename it back to step_{head.get('step')}."
         )
     if (problem := _malformed(head)) is not None:
         raise ValueError(f"{state_file}: damaged: {problem}. {_remedy(path)}")
@@ -138,18 +138,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 f"{_remedy(path)}"
             )
         if _sha256(file) != record["sha256"]:
-            raise ValueError(f"{file}: its content is not what {STATE} records. {_remedy(path)}")
+            raise ValueError(f"{file}: content does not match the hash in {STATE}. {_remedy(path)}")
     return Checkpoint(path, head["step"], head["state"], head["files"])
 
 
 def _malformed(head: dict[str, Any]) -> str | None:
-    """What is wrong with the rest of a state.json, or None."""
+    """What is malformed in the rest of a state.json, or None."""
     files = head.get("files")
     if not isinstance(files, dict) or not isinstance(head.get("state"), dict):
         return "it must hold 'files' and 'state'"
     for name, record in files.items():
-        facts = record if isinstance(record, dict) else {}
-        if not isinstance(facts.get("bytes"), int) or not isinstance(facts.get("sha256"), str):
+        fields = record if isinstance(record, dict) else {}
+        if not isinstance(fields.get("bytes"), int) or not isinstance(fields.get("sha256"), str):
             return f"files.{name} must hold 'bytes' and 'sha256'"
     return None
 
@@ -161,7 +161,7 @@ def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[s
     """
     file = checkpoint.path / f"{name}.safetensors"
     if file.name not in checkpoint.files:
-        raise ValueError(f"{file}: not part of this checkpoint. Continue the run by its own recipe.")
+        raise ValueError(f"{file}: not part of this checkpoint. Continue the run with its own recipe.")
     try:
         found = load_file(file)
     except SafetensorError as error:
@@ -170,13 +170,13 @@ def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[s
         if key not in found or key not in expected:
             where = "checkpoint" if key in found else "model"
             raise ValueError(
-                f"{file}: of another model: {key!r} exists in the {where} only. "
-                "Continue the run by its own config.yaml."
+                f"{file}: belongs to another model: {key!r} exists in the {where} only. "
+                "Continue the run with its own config.yaml."
             )
         if found[key].shape != expected[key].shape or found[key].dtype != expected[key].dtype:
             raise ValueError(
-                f"{file}: of another model: {key!r} is {_kind(found[key])}, this run has "
-                f"{_kind(expected[key])}. Continue the run by its own config.yaml."
+                f"{file}: belongs to another model: {key!r} is {_kind(found[key])}, this run has "
+                f"{_kind(expected[key])}. Continue the run with its own config.yaml."
             )
     return found
 
@@ -186,25 +186,25 @@ def _refuse_non_finite(name: str, tensors: Tensors, step: int) -> None:
         if not bool(torch.isfinite(tensor).all()):
             raise NonFiniteError(
                 f"step {step}: {key!r} of {name} is not finite; no checkpoint was written. "
-                "Continue from the one before, with a lower optim.lr if it happens again."
+                "Continue from the previous one, with a lower optim.lr if it happens again."
             )
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
     try:
         save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, path)
-    except SafetensorError as error:  # it wraps the system's error in a text: "... (os error 28)"
+    except SafetensorError as error:  # the system's error is part of its text: "... (os error 28)"
         number = re.search(r"os error (\d+)", str(error))
         code = int(number[1]) if number else errno.EIO
         raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
-    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes it private, whatever the umask says
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes it private, ignoring the umask
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _sync_folder(path: Path) -> None:
-    """Make the entries of a folder durable, where the system can."""
+    """Flush the entries of a folder to disk, if the system supports it."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -226,7 +226,7 @@ def _kind(tensor: Tensor) -> str:
 def _remedy(path: Path) -> str:
     others = [p for p in checkpoints(path.parent) if p != path]
     return (
-        f"Remove {path.name} to go on from {others[-1].name}."
+        f"Remove {path.name} to continue from {others[-1].name}."
         if others
-        else f"Remove {path.name} to begin anew."
+        else f"Remove {path.name} to start from the beginning."
     )

@@ -14,19 +14,19 @@ from fourbits.recipe.presets import credited, get_recipe, recipe_from_mapping
 from fourbits.recipe.recipe import Recipe
 from fourbits.settings import build, load_yaml, nearest, override, to_dict
 
-# Random bits are keyed by the token's place in blocks of 16 (docs/nvfp4.md, section 11).
+# Random bits are keyed by the token's index in blocks of 16 (docs/nvfp4.md, section 11).
 TOKEN_UNIT = 16
 MAX_SEED = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimConfig:
-    """AdamW and its learning rate: warm-up, constant, decay; betas and weight decay of arXiv:2509.25149.
+    """AdamW and its learning rate: warmup, constant, decay; betas and weight decay of arXiv:2509.25149.
 
-    warmup_share, decay_share: of all steps; the last step runs at lr * final_lr_factor. grad_clip: largest
-    global gradient norm, None for no clipping. masters: what holds the weights between steps;
+    warmup_share, decay_share: fractions of all steps; the last step runs at lr * final_lr_factor. grad_clip:
+    largest global gradient norm, None for no clipping. masters: the format of the weights between steps;
     bf16-sr rounds each update stochastically (docs/nvfp4.md, section 18), bf16-rne to nearest, which loses
-    small updates. AdamW's moments and the gradients are FP32 in any case.
+    small updates. AdamW's moments and the gradients are always FP32.
     """
 
     lr: float = 1e-3
@@ -50,23 +50,23 @@ class OptimConfig:
             _require(0 <= getattr(self, name) <= 1, name, "between 0 and 1", getattr(self, name))
         shares = self.warmup_share + self.decay_share
         _require(
-            shares <= 1, "warmup_share + decay_share", "at most 1, as both are shares of the run", shares
+            shares <= 1, "warmup_share + decay_share", "at most 1, as both are fractions of the run", shares
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """How long, in what portions, on what device, and what is kept.
+    """Length, batch sizes and device of a run, and what it saves.
 
     A step reads gradient_accumulation micro-batches of micro_batch_size sequences of seq_len tokens. The run
     has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
-    None validates or saves only at the end. validation_samples: sequences per source. backend: who multiplies
-    quantized operands; "native" are the FP4 tensor cores of Blackwell, which "auto" chooses where they pass a
-    self-check. compile: "regions" compiles everything but the linears once per process, "model" the whole
-    model. cuda_graph: on an NVIDIA card micro-batches are replayed from CUDA graphs where the recipe does not
-    depend on past steps, with the same bits. activation_checkpointing: "full" keeps only the input of every
-    block and computes the block again in the backward pass, with the same bits. non_finite: what happens when
-    the loss or a gradient is NaN or infinite; the update is left out in either case.
+    None validates or saves only at the end. validation_samples: sequences per source. backend: the GEMM
+    backend; "native" uses the FP4 tensor cores of Blackwell, which "auto" selects if they pass a self-check.
+    compile: "regions" compiles everything but the linear layers once per process, "model" the whole model.
+    cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does not depend on past
+    steps, with the same bits. activation_checkpointing: "full" saves only the input of every block and
+    recomputes the block in the backward pass, with the same bits. non_finite: stop the run or skip the step
+    when the loss or a gradient is NaN or infinite; the update is skipped in either case.
     """
 
     steps: int | None = None
@@ -122,9 +122,9 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """Everything that decides a run. Raises ValueError for parts that do not fit each other.
+    """Everything that determines a run. Raises ValueError for parts that do not fit together.
 
-    model.vocab_size becomes the tokenizer's when the data are opened.
+    model.vocab_size is set to the tokenizer's when the data are opened.
     """
 
     model: ModelConfig
@@ -144,11 +144,12 @@ class RunConfig:
 def config_from_mapping(
     mapping: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, where: str = "config"
 ) -> RunConfig:
-    """A run from nested dicts, in which model and recipe may be names, with dotted overrides on top.
+    """A run from nested dicts, in which model and recipe may be names, with dotted overrides applied.
 
-    Naming a whole part ("model", "recipe") comes first, so that `--recipe mxfp4 --recipe.wgrad.lhs.rht 16`
-    means what it says. Overriding one of train.steps and train.tokens unsets the other. data.paths and a
-    data.tokenizer that is a file become absolute, so that a stored config.yaml means the same anywhere.
+    An override of a whole part ("model", "recipe") is applied first, so that `--recipe mxfp4
+    --recipe.wgrad.lhs.rht 16` changes mxfp4. Overriding one of train.steps and train.tokens unsets the other.
+    data.paths and a data.tokenizer that is a file become absolute, so that a stored config.yaml works from
+    any directory.
     """
     changes = dict(overrides or {})
     tree = {**mapping, **{part: changes.pop(part) for part in ("model", "recipe") if part in changes}}
@@ -171,9 +172,9 @@ def config_from_mapping(
 def load_config(
     source: str | Path, presets: Mapping[str, RunConfig], overrides: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """The run that a preset's name or a YAML file describes, with dotted overrides.
+    """Load the run of a preset's name or a YAML file, with dotted overrides.
 
-    Raises ValueError for an unknown name or key (naming the nearest one) and for wrong values.
+    Raises ValueError for an unknown name or key, suggesting the nearest one, and for invalid values.
     """
     if str(source) in presets:
         return config_from_mapping(to_dict(presets[str(source)]), overrides, str(source))
@@ -182,12 +183,12 @@ def load_config(
         return config_from_mapping(load_yaml(path), overrides, str(path))
     raise ValueError(
         f"config: no preset is called {str(source)!r}.{nearest(source, list(presets))} "
-        f"Shipped: {', '.join(presets)}; or name a .yaml file."
+        f"Presets: {', '.join(presets)}. Or pass a .yaml file."
     )
 
 
 def _from_anywhere(data: DataConfig) -> DataConfig:
-    """`data` with absolute paths, taken from the working directory."""
+    """`data` with paths made absolute, relative to the working directory."""
     tokenizer = data.tokenizer
     if tokenizer is not None and Path(tokenizer).exists():
         tokenizer = str(Path(tokenizer).absolute())
@@ -195,7 +196,7 @@ def _from_anywhere(data: DataConfig) -> DataConfig:
 
 
 def _absolute(given: str) -> str:
-    """One of data.paths; "stdlib" and data sets of the Hub are no paths, NAME=PATH is one with a name."""
+    """One of data.paths, made absolute: PATH or NAME=PATH. "stdlib" and Hub datasets are not paths."""
     name, equals, path = given.partition("=")
     if not equals or not name.replace("-", "_").isidentifier():
         name, equals, path = "", "", given
@@ -223,7 +224,7 @@ def _model_preset(name: str, where: str) -> ModelConfig:
     if name not in MODEL_PRESETS:
         raise ValueError(
             f"{where}: model: no model is called {name!r}.{nearest(name, list(MODEL_PRESETS))} "
-            f"Shipped: {', '.join(MODEL_PRESETS)}; or give its fields."
+            f"Presets: {', '.join(MODEL_PRESETS)}. Or give its fields."
         )
     return MODEL_PRESETS[name]
 

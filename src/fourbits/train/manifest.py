@@ -1,4 +1,4 @@
-"""manifest.json: what ran on what, in plain values."""
+"""manifest.json: a run's settings, software and hardware, in plain values."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ PACKAGES = ("fourbits", "torch", "numpy", "safetensors", "tokenizers")
 
 
 def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[str, Any]:
-    """Everything a reader needs to judge the run or to repeat it."""
+    """Everything that is needed to judge the run or to repeat it."""
     config = trainer.config
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
@@ -56,8 +56,8 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
 def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
     """SHA-256 of what every recipe of a comparison must share, taken before the first step.
 
-    initial_weights: the masters; data_order: token files, tokenizer and plan of the stream; validation:
-    the fixed samples.
+    initial_weights: the masters; data_order: token files, tokenizer and the stream's plan; validation: the
+    fixed samples.
     """
     order = {"data": data_digest(data), "plan": trainer.stream.describe()}
     weights, validation = hashlib.sha256(), hashlib.sha256()
@@ -73,17 +73,17 @@ def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
 
 
 def data_digest(data: PreparedData) -> str:
-    """SHA-256 of the tokenizer and all token files, by their recorded hashes."""
+    """SHA-256 of the tokenizer and all token files, from their recorded hashes."""
     content = {name: data.manifest[name] for name in ("tokenizer", "sources")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def corpus_entropy(data: PreparedData) -> dict[str, float]:
-    """Unigram entropy of the training ids in nats, per source and of the whole corpus under "corpus"."""
+    """Unigram entropy of the training tokens in nats, per source and of the whole corpus under "corpus"."""
     counts = {
         name: unigram_counts(file.tokens, data.tokenizer.vocab_size) for name, file in data.train.items()
     }
-    # A source is counted on a sample, so its share of the corpus comes from its length.
+    # Counts of a source come from a sample, so they are scaled to its length.
     lengths = {name: file.num_tokens for name, file in data.train.items()}
     pooled = sum(counts[name] * (lengths[name] / counts[name].sum()) for name in counts)
     return {"corpus": unigram_entropy(pooled), **{name: unigram_entropy(n) for name, n in counts.items()}}

@@ -1,9 +1,9 @@
-"""BF16 masters: which parameters they are, and how an update that is smaller than a BF16 step survives.
+"""BF16 masters: which parameters they are, and how updates smaller than a BF16 step are preserved.
 
-AdamW computes the new weight in FP32 from the old BF16 one; storing it to nearest would lose every update
-below half a step, so it is rounded stochastically, with bits that depend on the parameter's number, the step
-and the element's place only. Matrices (linears, embedding) are BF16; vectors and convolution taps, a
-thousandth of the memory, stay FP32. docs/nvfp4.md, section 18.
+AdamW computes the new weight in FP32 from the old BF16 one. Round to nearest would lose every update below
+half a step, so the weight is rounded stochastically, with random bits that depend only on the parameter's
+number, the step and the element's position. Matrices (linear layers, embedding) are BF16. Vectors and
+convolution taps, a thousandth of the memory, stay FP32. docs/nvfp4.md, section 18.
 """
 
 import torch
@@ -13,15 +13,15 @@ from fourbits.quant.cpu.compiled import runner_for
 from fourbits.quant.reference.philox import words_at
 from fourbits.quant.request import ROLES
 
-#: elements rounded at a time, so that their random bits never take more than a few MiB
+#: elements rounded at a time, so that their random bits take at most a few MiB
 CHUNK = 1 << 20
 
-_UNIT = 8  # elements that one Philox call serves, 16 bits each
+_UNIT = 8  # elements per Philox call, 16 bits each
 _SIGN, _MAGNITUDE, _INFINITE, _LARGEST = 0x8000, 0x7FFFFFFF, 0x7F80, 0x7F7F
 
 
 def bf16_masters(model: nn.Module) -> None:
-    """Round the matrices among the model's parameters to BF16, in place; their gradients stay FP32."""
+    """Round the model's matrices to BF16, in place; their gradients stay FP32."""
     for parameter in model.parameters():
         if parameter.dim() == 2:
             parameter.data = parameter.data.to(torch.bfloat16)
@@ -35,7 +35,7 @@ def update_key(seed: int, step: int, index: int) -> tuple[int, int, int, int, in
 
 @torch.no_grad()
 def store_update(master: Tensor, updated: Tensor, key: tuple[int, int, int, int, int]) -> None:
-    """master, BF16 [R, C], becomes the stochastic rounding of updated, FP32 [R, C]. key: as by update_key."""
+    """Round `updated`, FP32 [R, C], stochastically into `master`, BF16 [R, C]. key: see `update_key`."""
     rows = max(1, CHUNK // max(master.shape[1], 1))
     rounding = runner_for(master)(stochastic_bf16)
     for first in range(0, master.shape[0], rows):
@@ -44,9 +44,9 @@ def store_update(master: Tensor, updated: Tensor, key: tuple[int, int, int, int,
 
 
 def stochastic_bf16(z: Tensor, sr_key: Tensor) -> Tensor:
-    """BF16 [R, C]: away from zero with the probability that makes the mean z. z: FP32 [R, C].
+    """Round z, FP32 [R, C], to BF16, away from zero with the probability that makes the mean equal z.
 
-    sr_key: int64 [5]. Not finite stays what it is; beyond the largest BF16 is the largest.
+    sr_key: int64 [5]. NaN and infinity are kept; finite values saturate at the largest BF16.
     """
     rows, units = (torch.arange(n, device=z.device) for n in (z.shape[0], -(-z.shape[1] // _UNIT)))
     words = words_at(sr_key, rows[:, None], units[None, :], 0)

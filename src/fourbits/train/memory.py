@@ -1,4 +1,4 @@
-"""Peak memory of this process, or of the accelerator where one trains."""
+"""Peak memory of the accelerator if it trains, else of this process."""
 
 import contextlib
 import re
@@ -10,14 +10,14 @@ import torch
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"  # proc(5): writing it sets the peak resident set size to the present size
+_RESET_PEAK = "5"  # proc(5): writing this resets the peak resident set size to the current size
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
 class PeakMemory:
-    """Peak bytes since construction (since the process began, where the system cannot reset its peak).
+    """Peak bytes since construction, or since the process started if the system cannot reset its peak.
 
-    A GPU's are bytes of tensors, a CPU's are resident bytes of the process.
+    On a GPU these are bytes of tensors, on a CPU resident bytes of the process.
     """
 
     def __init__(self, device: torch.device) -> None:

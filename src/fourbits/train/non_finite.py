@@ -1,4 +1,4 @@
-"""Who made the first NaN or infinity: a forward pass again, with a watch on every module."""
+"""Where the first NaN or infinity came from: a repeated forward pass that checks every module's output."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or gradient is NaN or infinite. The masters are those before the step."""
+    """A loss or gradient is NaN or infinite. The masters are unchanged since before the step."""
 
 
 def first_in_forward(model: nn.Module, forward: Callable[[], object]) -> str | None:
-    """Name of the first module, in the order of computation, whose output is not finite; None if all are."""
+    """Name of the first module, in order of computation, whose output is not finite, or None."""
     found: list[str] = []
 
     def watch(name: str) -> Callable[..., None]:
@@ -24,7 +24,7 @@ def first_in_forward(model: nn.Module, forward: Callable[[], object]) -> str | N
 
         return hook
 
-    # A module finishes after the modules it is made of, so the innermost culprit reports first.
+    # A module finishes after its submodules, so the innermost one with a non-finite output is found first.
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # compiled code may not call hooks
@@ -36,6 +36,6 @@ def first_in_forward(model: nn.Module, forward: Callable[[], object]) -> str | N
 
 
 def first_in_backward(names: Sequence[str], norms: Sequence[float]) -> str | None:
-    """The parameter whose gradient is not finite and is computed first: the last one of the forward order."""
-    poisoned = [name for name, norm in zip(names, norms, strict=True) if not math.isfinite(norm)]
-    return poisoned[-1] if poisoned else None
+    """The parameter whose non-finite gradient was computed first: the last one in forward order."""
+    non_finite = [name for name, norm in zip(names, norms, strict=True) if not math.isfinite(norm)]
+    return non_finite[-1] if non_finite else None

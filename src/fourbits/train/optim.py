@@ -1,9 +1,9 @@
-"""AdamW on master weights, with clipping, and with updates that poison nothing.
+"""AdamW on master weights, with gradient clipping. A non-finite step changes nothing.
 
-Clipping and the check for non-finite values happen on the device: the fused optimizer divides gradients by a
-scale and leaves everything as it was if told that a value is not finite. So no step waits for the host.
+Clipping and the check for non-finite values run on the device: the fused optimizer divides gradients by a
+scale, and skips the update if a flag says that a value is not finite. So no step waits for the host.
 
-BF16 masters are widened for the step only: AdamW sees FP32 weights, whose results are rounded back.
+BF16 masters are widened for the step only: AdamW updates FP32 weights, which are rounded back afterwards.
 """
 
 from collections.abc import Mapping
@@ -19,21 +19,22 @@ from fourbits.train.masters import store_update, update_key
 def decays(parameter: Tensor) -> bool:
     """Whether weight decay applies: to matrices and convolution taps, embedding and head included.
 
-    Vectors (norm gains, biases, A_log, D, dt_bias) do not decay. That is the rule of Megatron-LM, with which
-    the published runs were trained; the paper itself says nothing about it.
+    Vectors (norm gains, biases, A_log, D, dt_bias) do not decay. This is the rule of Megatron-LM, which
+    trained the published runs; the paper itself does not mention it.
     """
     return parameter.dim() >= 2
 
 
 class MasterOptimizer:
-    """One AdamW over the named masters of a model."""
+    """AdamW over the named masters of a model."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimConfig, seed: int = 0) -> None:
-        """parameters: in the order of the model, which numbers the random bits of BF16 masters' updates."""
+        """parameters: in the model's order, which keys the random bits of BF16 masters' updates."""
         self.parameters = dict(parameters)
         self.grad_clip = config.grad_clip
         self.seed, self.stochastic = seed, config.masters == "bf16-sr"
-        #: what AdamW updates: FP32 masters themselves; for BF16 ones a parameter that is empty between steps
+        #: what AdamW updates: an FP32 master itself; for a BF16 master, a parameter that is empty between
+        #: steps
         self._updated = {name: _fp32_place(p) for name, p in self.parameters.items()}
         matrices = [self._updated[name] for name, p in self.parameters.items() if decays(p)]
         others = [self._updated[name] for name, p in self.parameters.items() if not decays(p)]
@@ -41,7 +42,7 @@ class MasterOptimizer:
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
-        # torch annotates lr of the fused kernel as it does for all others: a float, changed per step below.
+        # lr is changed in `step` below.
         self.adamw = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=config.lr,
@@ -51,31 +52,31 @@ class MasterOptimizer:
         )
 
     def step(self, lr: float, loss: Tensor, blocked: Tensor, number: int = 0) -> Tensor:
-        """Clip, update, and drop the gradients. Returns FP32 [2 + parameters], still on the device.
+        """Clip, update, and delete the gradients. Returns FP32 [2 + parameters], still on the device.
 
-        loss: FP32 scalar; blocked: FP32 scalar; number: of the step, 0 for the first. The update is left out
-        if `blocked` is not 0, or if the loss or the gradient norm is not finite. Result: whether it was left
-        out (1 or 0), the global gradient norm before clipping, and the norm of each parameter's gradient in
-        the order of `parameters`.
+        loss, blocked: FP32 scalars; number: of the step, 0 for the first. The update is skipped if `blocked`
+        is not 0, or if the loss or the gradient norm is not finite. Result: whether it was skipped (1 or 0),
+        the global gradient norm before clipping, and the norm of each parameter's gradient in the order of
+        `parameters`.
         """
         zero = torch.zeros((), device=loss.device)
         grads = [zero if p.grad is None else p.grad for p in self.parameters.values()]
         norms = torch.stack(torch._foreach_norm(grads))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         norm = torch.linalg.vector_norm(norms)
-        left_out = torch.maximum(blocked, (~(norm.isfinite() & loss.isfinite())).float())
+        skipped = torch.maximum(blocked, (~(norm.isfinite() & loss.isfinite())).float())
         for group in self.adamw.param_groups:
             group["lr"] = lr
-        fused: Any = self.adamw  # the two attributes are how torch.amp.GradScaler speaks to a fused optimizer
-        fused.found_inf = left_out
+        fused: Any = self.adamw  # these two attributes are the interface that torch.amp.GradScaler uses
+        fused.found_inf = skipped
         fused.grad_scale = None if self.grad_clip is None else (norm / self.grad_clip).clamp(min=1.0)
         self._widen()
         self.adamw.step()
         self._round(number)
         self.adamw.zero_grad(set_to_none=True)
-        return torch.cat((left_out[None], norm[None], norms))
+        return torch.cat((skipped[None], norm[None], norms))
 
     def _widen(self) -> None:
-        """Give AdamW the BF16 masters as FP32, and their gradients."""
+        """Pass BF16 masters to AdamW in FP32, with their gradients."""
         for name, place in self._updated.items():
             master = self.parameters[name]
             if place is not master:
@@ -83,7 +84,7 @@ class MasterOptimizer:
                 place.grad, master.grad = master.grad, None
 
     def _round(self, number: int) -> None:
-        """Store what AdamW made of them. A step left out stores the same bits: they are on BF16's grid."""
+        """Round AdamW's results into BF16 masters. After a skipped step, rounding changes no bit."""
         for index, (name, place) in enumerate(self._updated.items()):
             master = self.parameters[name].detach()
             if place is self.parameters[name]:
@@ -103,7 +104,7 @@ class MasterOptimizer:
         return found
 
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
-        """Continue from what `state` gave."""
+        """Continue from a saved `state()`."""
         for name, parameter in self.parameters.items():
             state = _fresh_state(parameter)
             for key in STATE_KEYS:
@@ -123,7 +124,7 @@ def _fresh_state(parameter: nn.Parameter) -> dict[str, Tensor]:
 
 
 def _fp32_place(master: nn.Parameter) -> nn.Parameter:
-    """The master itself if it is FP32, else a place for its FP32 values during a step."""
+    """The master itself if it is FP32, else a parameter for its FP32 values during a step."""
     if master.dtype == torch.float32:
         return master
     return nn.Parameter(torch.empty(0, device=master.device))

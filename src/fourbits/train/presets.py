@@ -1,8 +1,8 @@
-"""Run presets, as data: their names work wherever a configuration does.
+"""Run presets, as data. Their names can be used wherever a configuration file can.
 
-Learning rates and schedules are those of arXiv:2509.25149 (warm-up, constant, decay to a hundredth) and, for
-the Llamas, of the comparison they are from, whose cosine is replaced by that schedule. The paper does not
-give its warm-up; here it is a thousandth of the run, which is hundreds of its steps.
+Learning rates and schedules follow arXiv:2509.25149 (warmup, constant, decay to a hundredth). The Llamas have
+the learning rates of the comparison they come from, with this schedule in place of its cosine. The paper does
+not state its warmup; here it is a thousandth of the run, which is hundreds of its steps.
 """
 
 from fourbits.data.config import DataConfig
@@ -13,7 +13,7 @@ TRILLION = 10**12
 
 
 def _compared(model: str, lr: float, micro_batch: int, tokens: int, warmup: float = 0.1) -> RunConfig:
-    """A run of the small comparisons: 512 sequences of 512 tokens a step."""
+    """A run of the small comparisons: 512 sequences of 512 tokens per step."""
     return RunConfig(
         model=MODEL_PRESETS[model],
         data=DataConfig(vocab_size=COMPARED_VOCABULARY),
@@ -39,7 +39,7 @@ def _published(
     accumulation: int,
     recompute: bool = False,
 ) -> RunConfig:
-    """A run at the paper's size. Python's own text has merges for half of its vocabulary: name your own."""
+    """A run at the paper's size. The standard library fills half of its vocabulary: use your own data."""
     return RunConfig(
         model=MODEL_PRESETS[model],
         data=DataConfig(vocab_size=PAPER_VOCABULARY // 2, model_vocab_size=PAPER_VOCABULARY),
@@ -58,8 +58,8 @@ def _published(
 
 
 RUN_PRESETS: dict[str, RunConfig] = {
-    # The demo: 245 steps, half a million tokens of the standard library, about a minute on two CPU cores. Of
-    # 2e-3, 4e-3, 8e-3 and 1.6e-2 this rate gave the lowest BF16 loss (6e-3 equals it).
+    # The demo: 245 steps, half a million tokens of the standard library, about a minute on two CPU cores.
+    # Among 2e-3, 4e-3, 8e-3 and 1.6e-2 this learning rate gave the lowest BF16 loss (6e-3 gave the same).
     "tiny": RunConfig(
         model=MODEL_PRESETS["tiny"],
         optim=OptimConfig(lr=4e-3),
@@ -72,7 +72,7 @@ RUN_PRESETS: dict[str, RunConfig] = {
             checkpoint_interval=70,
         ),
     ),
-    # A first run on a GPU. The text that comes with Python is read many times over: name your own.
+    # A first run on a GPU. It reads the standard library many times over: use your own data for more.
     "30m": RunConfig(
         model=MODEL_PRESETS["30m"],
         data=DataConfig(vocab_size=8192),
@@ -87,27 +87,28 @@ RUN_PRESETS: dict[str, RunConfig] = {
             checkpoint_interval=500,
         ),
     ),
-    # The comparison's cells of 25 tokens a parameter, continued: its rates fall with 1 / width from 768 on.
+    # The comparison's runs with 25 tokens per parameter, extended: rates fall with 1 / width from 768 on.
     "50m": _compared("50m", lr=1.2e-3, micro_batch=64, tokens=1_250_000_000),
     "100m": _compared("100m", lr=9e-4, micro_batch=64, tokens=2_500_000_000),
     "200m": _compared("200m", lr=7.2e-4, micro_batch=64, tokens=5_000_000_000),
     "400m": _compared("400m", lr=5.5e-4, micro_batch=32, tokens=10_000_000_000),
     "1b": _compared("1b", lr=4.5e-4, micro_batch=16, tokens=25_000_000_000),
-    # Not tuned: the rate of the paper's smallest model, with the steps of the Llamas beside them.
+    # Not tuned: the learning rate of the paper's smallest model, with the batch and length of the Llamas
+    # above.
     "hybrid-30m": _compared("hybrid-30m", lr=1.2e-3, micro_batch=64, tokens=750_000_000),
     "hybrid-50m": _compared("hybrid-50m", lr=1.2e-3, micro_batch=64, tokens=1_250_000_000),
     "hybrid-100m": _compared("hybrid-100m", lr=1.2e-3, micro_batch=64, tokens=2_500_000_000),
     "hybrid-200m": _compared("hybrid-200m", lr=1.2e-3, micro_batch=32, tokens=5_000_000_000),
     "hybrid-400m": _compared("hybrid-400m", lr=1.2e-3, micro_batch=16, tokens=10_000_000_000),
     "hybrid-1b": _compared("hybrid-1b", lr=1.2e-3, micro_batch=8, tokens=25_000_000_000),
-    # One card makes steps of 32 sequences; the paper's have 768: accumulate 24 times as many.
+    # For one GPU: steps of 32 sequences; the paper's have 768. Accumulate 24 times as many to match it.
     "transformer-1.2b": _published(
         "transformer-1.2b", lr=1.2e-3, decay_share=0.15, trillions=1, micro_batch=4, accumulation=8
     ),
     "hybrid-1.2b": _published(
         "hybrid-1.2b", lr=1.2e-3, decay_share=0.15, trillions=1, micro_batch=2, accumulation=16
     ),
-    # For many cards: the published steps of 768 and 736 sequences.
+    # For many GPUs: the published steps of 768 and 736 sequences.
     "hybrid-8b": _published(
         "hybrid-8b", lr=8e-4, decay_share=0.15, trillions=1, micro_batch=1, accumulation=768, recompute=True
     ),

@@ -1,9 +1,9 @@
-"""Where a training step's time goes, and how much faster 4-bit products could make it at all.
+"""Where a training step's time goes, and the largest speedup that 4-bit GEMMs could give.
 
-A few steps run kernel by kernel under PyTorch's profiler, the same kernels that CUDA graphs replay. Each
-kernel belongs to what its name says (products, quantization, communication), else to the region of the model
-that started it, in the forward pass by the profiler's range and in the backward pass by autograd's number of
-the same call, else to the rest.
+A few steps run kernel by kernel under PyTorch's profiler, with the same kernels that CUDA graphs replay. A
+kernel is classified by its name (GEMM, quantization, communication), or else by the region of the model that
+launched it: in the forward pass from the profiler's range, in the backward pass from autograd's sequence
+number of the same call. All others are counted as "rest".
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,20 +15,20 @@ from torch.profiler import ProfilerActivity, profile
 
 from fourbits.device import Device
 
-#: kind -> parts of kernel names, in lower case; the first that matches holds
+#: kind -> parts of kernel names, in lower case; the first match wins
 _NAMES = {
     "communication": ("nccl",),
     "quantization": (
         *("operands_kernel", "amax_kernel", "packed_kernel", "unpack_kernel", "unpack_turned_kernel"),
-        *("fp8_kernel", "notes_kernel", "observe_kernel"),
+        *("dequantize", "transpose_kernel", "fp8_kernel", "notes_kernel", "observe_kernel"),
     ),
-    "GEMM": ("bulk_kernel", "plain_kernel", "sum_kernel", "fp8_product", "gemm", "nvjet", "cutlass", "xmma"),
+    "GEMM": ("tma_kernel", "pointer_kernel", "sum_kernel", "gemm", "nvjet", "cutlass", "xmma"),
     "attention": ("flash", "fmha", "sdpa", "attention"),
 }
 #: region or range -> kind
 _REGIONS = {"attention_core": "attention", "mamba_core": "SSD", "Optimizer.step": "optimizer"}
 KINDS: tuple[str, ...] = ("GEMM", "quantization", "attention", "SSD", "optimizer", "communication", "rest")
-#: an FP4 product's rate over a BF16 one's, by the peaks of a Blackwell B200 (9 and 2.25 PFLOP/s)
+#: FP4 GEMM rate over BF16 GEMM rate, from the peaks of a Blackwell B200 (9 and 2.25 PFLOP/s)
 FP4_SPEEDUP = 4.0
 
 
@@ -40,7 +40,7 @@ class StepProfile:
 
     @property
     def total(self) -> float:
-        """Of all kernels of a step."""
+        """Seconds of all kernels of a step."""
         return sum(self.seconds.values())
 
     def share(self, kind: str) -> float:
@@ -48,13 +48,13 @@ class StepProfile:
         return self.seconds[kind] / self.total if self.total else 0.0
 
     def statement(self) -> str:
-        """Amdahl's law in words, from this step's share of products."""
-        products = self.share("GEMM")
-        most, real = 1 / (1 - products), 1 / (1 - products + products / FP4_SPEEDUP)
+        """Amdahl's law in words, from this step's share of GEMMs."""
+        gemms = self.share("GEMM")
+        limit, estimate = 1 / (1 - gemms), 1 / (1 - gemms + gemms / FP4_SPEEDUP)
         return (
-            f"Matrix products take {products:.0%} of the step's device time. Were they {FP4_SPEEDUP:g} times "
-            f"faster (FP4 against BF16 peaks) and all else as it is, the step would be {real:.2f} times "
-            f"faster; were they free, {most:.2f} times."
+            f"GEMMs take {gemms:.0%} of the step's device time. If they were {FP4_SPEEDUP:g} times faster "
+            f"(FP4 vs BF16 peak) and everything else unchanged, the step would be {estimate:.2f} times "
+            f"faster; if they took no time, {limit:.2f} times."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,11 +63,10 @@ class StepProfile:
 
 
 def require_kernels(device: Device) -> None:
-    """Raises ValueError for a device that starts no kernels to be timed."""
+    """Raises ValueError for a device whose kernels cannot be timed."""
     if device.torch_device != "cuda":
         raise ValueError(
-            f"--profile: needs a CUDA device, whose kernels it times, this run is on {device.name}. "
-            "Leave it out."
+            f"--profile: times the kernels of a CUDA device, this run is on {device.name}. Remove the option."
         )
 
 
@@ -85,7 +84,7 @@ def profiled(step: Callable[[], object], steps: int = 2) -> StepProfile:
 
 
 def kind_of(kernel: str, region: str | None) -> str:
-    """The kind of a kernel by its name, else by the region that started it."""
+    """The kind of a kernel by its name, else by the region that launched it."""
     name = kernel.lower()
     for kind, parts in _NAMES.items():
         if any(part in name for part in parts):
@@ -94,9 +93,9 @@ def kind_of(kernel: str, region: str | None) -> str:
 
 
 def kernels_by_range(events: Iterable[Any], ranges: Sequence[str]) -> Iterator[tuple[str, str | None, float]]:
-    """(name, range, microseconds) of every kernel: the innermost of `ranges` that started it, or None.
+    """(name, range, microseconds) of every kernel; range: the innermost one that launched it, or None.
 
-    events: a profiler's; ranges: beginnings of the names of events.
+    events: a profiler's; ranges: prefixes of event names.
     """
     on_host = [event for event in events if event.device_type.name == "CPU"]
     by_number: dict[int, str] = {}
@@ -122,7 +121,7 @@ def _range_of(event: Any, ranges: Sequence[str]) -> str | None:
 
 
 def _forward_of(event: Any, by_number: dict[int, str]) -> str | None:
-    """The range of the forward call that an event of a backward pass belongs to."""
+    """The range of the forward call whose backward pass an event belongs to."""
     while event is not None:
         if event.name.startswith("autograd::engine::evaluate_function"):
             return by_number.get(event.sequence_nr)

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: the events, and their form on a terminal and in a pipe."""
+"""The events of a run, and how they are shown on a terminal and in a pipe."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What is known before the first step. step: how many are done already; compiles: at the next one."""
+    """A run before its first step. step: steps already done; compiles: whether the next one compiles."""
 
     out: Path
     step: int
@@ -27,30 +27,30 @@ class RunStart:
     compiles: bool
 
 
-class Report:
-    """Listens to a run and says nothing. Subclass what you want to hear."""
+class RunListener:
+    """Receives the events of a run and ignores them. Override the methods of those you need."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Bytes done of one part of the data: the tokenizer or a source."""
+        """Some bytes of one part of the data, the tokenizer or a source, are prepared."""
 
     def begin(self, start: RunStart) -> None:
-        """The run is built; the next thing is a step."""
+        """The run is set up; the first step follows."""
 
     def step(self, record: Record) -> None:
-        """A step is done; its line of metrics.jsonl."""
+        """A step has finished. record: its line in metrics.jsonl."""
 
     def validation(self, record: Record) -> None:
-        """A validation is done; its line of metrics.jsonl."""
+        """A validation has finished. record: its line in metrics.jsonl."""
 
     def note(self, text: str) -> None:
-        """Something that is neither a step nor an error."""
+        """A message that is neither a step nor an error."""
 
     def end(self, summary: Record) -> None:
-        """The run is over, in whatever way; summary.json."""
+        """The run has ended, successfully or not. summary: the content of summary.json."""
 
 
-class ProgressReport(Report):
-    """A bar with rate and time left on a terminal; elsewhere a plain line every `log_interval` steps."""
+class ProgressReport(RunListener):
+    """Shows a progress bar on a terminal, and elsewhere prints a line every `log_interval` steps."""
 
     def __init__(self, console: Console, log_interval: int, label: str = "training") -> None:
         self.console, self.log_interval, self.label = console, log_interval, label
@@ -68,7 +68,7 @@ class ProgressReport(Report):
         self._parts: dict[str, TaskID] = {}
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Draw a bar per part, or print one line when it is done."""
+        """Show a bar per part, or print a line when a part is done."""
         if not self.console.is_terminal:
             if done >= total:
                 self._print(f"prepared {what}: {total / 1e6:.1f} MB")
@@ -79,7 +79,7 @@ class ProgressReport(Report):
         self._bar.update(self._parts[what], completed=done)
 
     def begin(self, start: RunStart) -> None:
-        """Draw the bar of the steps."""
+        """Show the bar of the steps."""
         self._num_steps = start.num_steps
         for task in self._parts.values():
             self._bar.remove_task(task)
@@ -90,7 +90,7 @@ class ProgressReport(Report):
             )
 
     def step(self, record: Record) -> None:
-        """Move the bar, or print a line."""
+        """Advance the bar, or print a line."""
         if self._task is not None:
             numbers = f"loss {_number(record['loss'])}  {_rate(record)}"
             numbers += f"  val {self._val_loss:.4f}" if self._val_loss is not None else ""
@@ -103,10 +103,10 @@ class ProgressReport(Report):
                 f"{int(left // 60)}:{int(left % 60):02d} left"
             )
         if record.get("skipped"):
-            self.note(f"step {record['step']}: left out, because values were not finite")
+            self.note(f"step {record['step']}: skipped, because values were not finite")
 
     def validation(self, record: Record) -> None:
-        """Show the validation loss."""
+        """Print the validation loss."""
         self._val_loss = record["val_loss"]
         self._print(
             f"{self.label}: step {record['step']}/{self._num_steps}  validation loss "
@@ -114,11 +114,11 @@ class ProgressReport(Report):
         )
 
     def note(self, text: str) -> None:
-        """Print it."""
+        """Print the message."""
         self._print(f"{self.label}: {text}")
 
     def end(self, summary: Record) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self.console.is_terminal:
             self._bar.stop()
 

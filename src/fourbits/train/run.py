@@ -14,34 +14,34 @@ from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import probe
 from fourbits.train.config import RunConfig
 from fourbits.train.profile import StepProfile, require_kernels
-from fourbits.train.report import Report
+from fourbits.train.report import RunListener
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.session import Session
 from fourbits.train.stop import StopRequest, stop_on_signals
 from fourbits.train.summary import Summary
 
-# Keys of a validation record that a source's own keys would hide.
-TAKEN_NAMES = ("loss", "tokens", "bits_per_byte")
+# Keys of a validation record that a source of the same name would overwrite.
+RESERVED_NAMES = ("loss", "tokens", "bits_per_byte")
 
 
 def run(
     config: RunConfig,
     out: Path | str,
     *,
-    report: Report | None = None,
+    report: RunListener | None = None,
     stop: StopRequest | None = None,
     data_cache: Path | str | None = None,
     on_profile: Callable[[StepProfile], None] | None = None,
 ) -> Summary:
-    """Train into the folder `out`, continuing what is there, and return its summary.json.
+    """Train in the folder `out`, continuing a run that is there, and return the content of its summary.json.
 
-    stop: asked after every step; without one, SIGINT and SIGTERM stop the run. data_cache: where text is
-    prepared, by default out/data. on_profile: is told where the time of two early steps went. A finished run
-    is left as it is. Returns for runs that ended "finished" or "interrupted". Raises NonFiniteError if a loss
-    or gradient stopped it, ValueError for settings, data or a checkpoint that do not fit, OSError for a full
-    disk; summary.json then says so too.
+    report: receives the events of the run. stop: checked after every step; without it, SIGINT and SIGTERM
+    stop the run. data_cache: folder of the prepared data, by default out/data. on_profile: receives a profile
+    of two early steps. A finished run is not changed. Returns if the run "finished" or was "interrupted".
+    Raises NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings, data or a
+    checkpoint that do not fit, and OSError for a full disk; summary.json then records the reason.
     """
-    report = report or Report()
+    report = report or RunListener()
     folder = RunFolder(Path(out))
     device = probe(None if config.train.device == "auto" else config.train.device)
     if on_profile is not None:
@@ -51,7 +51,7 @@ def run(
         cache = folder.path / "data" if data_cache is None else Path(data_cache)
         try:
             data = open_data(config.data, cache, report.preparing)
-        except ValueError:  # no run begins on this text, so nothing of one stays
+        except ValueError:  # no run can use this text, so remove the new folder
             if is_new:
                 shutil.rmtree(folder.path)
             raise
@@ -68,14 +68,14 @@ def run(
 
 
 def with_vocabulary(config: RunConfig, data: PreparedData) -> RunConfig:
-    """The settings with the vocabulary of the data and, if documents are masked, the token that ends one.
+    """The settings with the data's vocabulary size and, if documents are masked, its end token.
 
-    Raises ValueError for names that metrics need.
+    Raises ValueError for sources with reserved names.
     """
-    for name in TAKEN_NAMES:
+    for name in RESERVED_NAMES:
         if name in data.validation:
             raise ValueError(
-                f"data: a source cannot be called {name!r}; name it another way, as in my{name}=PATH."
+                f"data: a source must not have the reserved name {name!r}. Rename it, as in my{name}=PATH."
             )
     end = data.tokenizer.end_id if config.data.mask_documents else config.model.document_end
     vocabulary = max(data.tokenizer.vocab_size, config.data.model_vocab_size)
@@ -85,7 +85,7 @@ def with_vocabulary(config: RunConfig, data: PreparedData) -> RunConfig:
 
 @contextmanager
 def num_threads(count: int | None) -> Generator[None]:
-    """Compute on so many CPU threads inside (None: as many as outside)."""
+    """Use `count` CPU threads inside (None: no change)."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

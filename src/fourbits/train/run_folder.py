@@ -1,11 +1,11 @@
-"""A run folder: what a run writes, who may write it, and what decides whether it continues.
+"""A run folder: its files, its lock, and the checks before a run continues.
 
 config.yaml    every setting, so that `fourbits train RUN/config.yaml --out NEW` repeats the run
-manifest.json  what ran on what: versions, device, precision of every linear, hashes of recipe, data, weights
-tokenizer.json the data's, so that the folder is all that a trained model needs
+manifest.json  versions, device, precision of every linear layer, hashes of recipe, data and weights
+tokenizer.json the data's tokenizer, so that the folder has all that a trained model needs
 metrics.jsonl  a line per step and per validation
 checkpoints/   step_N, each complete
-summary.json   how the run ended; not there while it runs
+summary.json   how the run ended; absent while it runs
 """
 
 from collections.abc import Generator
@@ -22,8 +22,8 @@ from fourbits.settings import dump_yaml, load_yaml, to_dict
 from fourbits.train.checkpoint import Checkpoint, checkpoints, open_checkpoint
 from fourbits.train.config import RunConfig, config_from_mapping, differences
 
-# Settings that may change between the parts of an interrupted run: they decide where and how it is computed
-# and what is kept, not what it learns; all but the first four leave every bit as it is.
+# Settings that may change when an interrupted run continues: they affect where and how it runs and what it
+# saves, not the training itself. Only the first four can change results bitwise.
 FREE_SETTINGS = (
     "train.device",
     "train.backend",
@@ -40,7 +40,7 @@ FREE_SETTINGS = (
 
 
 class RunFolder:
-    """The paths of one run and the rules for using them."""
+    """The paths of one run, and the rules for using them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,15 +53,15 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Own the folder until this process ends, however it ends. ValueError if another process does."""
+        """Hold the folder's lock, which a dying process releases. ValueError if another process holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
             raise ValueError(
-                f"{self.path}: another process is training in this folder. Wait for it, or name another "
-                "--out."
+                f"{self.path}: another process is training in this folder. Wait for it, or choose "
+                "another --out."
             ) from None
         try:
             yield
@@ -73,42 +73,42 @@ class RunFolder:
         if not self.has_steps():
             return
         if not self.config.is_file():
-            raise ValueError(f"{self.path}: holds steps of a run but no config.yaml. Name another --out.")
+            raise ValueError(f"{self.path}: holds steps of a run but no config.yaml. Choose another --out.")
         stored = self.stored_config()
         changed = [name for name in differences(stored, config) if name not in FREE_SETTINGS]
         if changed:
             raise ValueError(
-                f"{self.path}: holds a run with another {', '.join(changed[:3])}"
+                f"{self.path}: holds a run with a different {', '.join(changed[:3])}"
                 f"{f' and {len(changed) - 3} more settings' if len(changed) > 3 else ''}. "
-                f"Continue it with fourbits train {self.config}, or name another --out."
+                f"Continue it with fourbits train {self.config}, or choose another --out."
             )
 
     def has_steps(self) -> bool:
-        """Whether a run got as far as a step here."""
+        """Whether a run completed at least one step here."""
         has_metrics = self.metrics.is_file() and self.metrics.stat().st_size > 0
         return has_metrics or bool(checkpoints(self.checkpoints))
 
     def stored_config(self) -> RunConfig:
-        """The settings of the run that is here."""
+        """The settings of the run in this folder."""
         return config_from_mapping(load_yaml(self.config), where=str(self.config))
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to continue from. ValueError if it is damaged: nothing is skipped silently."""
+        """The checkpoint to continue from. ValueError if it is damaged: an older one is not used silently."""
         found = checkpoints(self.checkpoints)
         return open_checkpoint(found[-1]) if found else None
 
     def check_data(self, hashes: dict[str, str]) -> None:
-        """Raises ValueError if the run that is here read other data. hashes: those of manifest.json."""
+        """Raises ValueError if the run in this folder read other data. hashes: as in manifest.json."""
         if not self.manifest.is_file():
             return
         recorded = read_json(self.manifest).get("hashes", {})
         if not isinstance(recorded, dict):
-            raise ValueError(f"{self.manifest}: damaged: hashes must be a JSON object. Name another --out.")
+            raise ValueError(f"{self.manifest}: damaged: hashes must be a JSON object. Choose another --out.")
         for name in ("data_order", "validation"):
             if recorded.get(name) != hashes[name]:
                 raise ValueError(
-                    f"{self.path}: the run that is here read another text ({name} differs), so it cannot be "
-                    f"continued. Restore the text it was made from, or name another --out."
+                    f"{self.path}: the run in this folder read different text ({name} differs), so it cannot "
+                    "continue. Restore its text, or choose another --out."
                 )
 
     def finished_summary(self) -> dict[str, Any] | None:
@@ -119,7 +119,7 @@ class RunFolder:
         if summary.get("ended") != "finished":
             return None
         if not isinstance(summary.get("steps"), int):
-            raise ValueError(f"{self.summary}: damaged: steps must be a number. Remove it to go on.")
+            raise ValueError(f"{self.summary}: damaged: steps must be a number. Remove the file to continue.")
         return summary
 
     def begin(self, config: RunConfig, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
@@ -134,5 +134,5 @@ class RunFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a run. Raises ValueError naming the file if it is none."""
-    return whole_file.read_json(path, "Restore it, or name another --out.")
+    """Read a JSON object of a run. Raises ValueError naming the file if it is not one."""
+    return whole_file.read_json(path, "Restore it, or choose another --out.")

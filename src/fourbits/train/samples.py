@@ -1,4 +1,4 @@
-"""The samples of a run: the one place where its settings become a stream."""
+"""The samples of a run: the one place where its settings become a sample stream."""
 
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.stream.stream import PhasedStream
@@ -6,7 +6,7 @@ from fourbits.train.config import RunConfig
 
 
 def run_stream(config: RunConfig, data: PreparedData) -> PhasedStream:
-    """The training stream of a run. Raises ValueError for phases that the data cannot serve."""
+    """The training stream of a run. Raises ValueError for phases that do not fit the data."""
     train = config.train
     return data.stream(
         config.data.phases,

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: warm-up, stable, decay (WSD, arXiv:2404.06395)."""
+"""The learning rate as a pure function of the step: warmup, stable, decay (WSD, arXiv:2404.06395)."""
 
 from fourbits.train.config import OptimConfig
 
@@ -6,8 +6,9 @@ from fourbits.train.config import OptimConfig
 def learning_rate(step: int, num_steps: int, config: OptimConfig) -> float:
     """Learning rate of one step. step: 0 for the first.
 
-    Linear from lr/W to lr over the W = round(warmup_share * num_steps) first steps, then lr, then linear over
-    the last round(decay_share * num_steps) steps, of which the very last runs at final_lr_factor * lr.
+    Linear from lr/W to lr over the first W = round(warmup_share * num_steps) steps, then constant, then
+    linear over the last round(decay_share * num_steps) steps; the very last step runs at final_lr_factor *
+    lr.
     """
     warmup = round(config.warmup_share * num_steps)
     decay = min(round(config.decay_share * num_steps), num_steps - warmup)

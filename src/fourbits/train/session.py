@@ -1,4 +1,4 @@
-"""A run in one process: build or resume, loop over steps, and write down how it ended."""
+"""A run in one process: set up or resume, loop over steps, and record how it ended."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.checkpoint import remove_old, save_checkpoint
-from fourbits.train.clock import Mark
 from fourbits.train.config import RunConfig
 from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
 from fourbits.train.metrics import MetricsFile
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.profile import StepProfile, profiled
-from fourbits.train.report import Report, RunStart
+from fourbits.train.report import RunListener, RunStart
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.stop import StopRequest
 from fourbits.train.summary import Summary, summarize
+from fourbits.train.timing import Timestamp
 from fourbits.train.trainer import PendingStep, Trainer
 
-#: steps that compile what must be compiled, and steps that are timed
+#: warmup steps, in which everything compiles, and steps that are timed
 PROFILE_WARM_UP, PROFILE_STEPS = 2, 2
 
 
@@ -35,7 +35,7 @@ class Session:
         folder: RunFolder,
         config: RunConfig,
         data: PreparedData,
-        report: Report,
+        report: RunListener,
         on_profile: Callable[[StepProfile], None] | None = None,
     ) -> None:
         """Build the trainer, continue from the newest checkpoint, and write the manifest."""
@@ -44,9 +44,9 @@ class Session:
         torch_device = torch.device(self.device.torch_device)
         self.memory = PeakMemory(torch_device)
         self.trainer = Trainer(config, data, torch_device)
-        for said in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
-            if said:
-                report.note(said)
+        for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
+            if note:
+                report.note(note)
         manifest = describe_run(self.trainer, data, self.device)
         if checkpoint := folder.newest_checkpoint():
             folder.check_data(manifest["hashes"])
@@ -57,10 +57,10 @@ class Session:
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = peak / flops if peak else None
         self.waiting: PendingStep | None = None
-        self.mark = Mark(torch_device)
+        self._last = Timestamp(torch_device)
 
     def run(self, request: StopRequest) -> Summary:
-        """Loop, then write summary.json whatever happens. Raises ValueError for damaged metrics."""
+        """Train, and write summary.json however the run ends. Raises ValueError for damaged metrics."""
         with MetricsFile(self.folder.metrics, self.trainer.step) as metrics:
             self.report.begin(self._start())
             return self._summarized(metrics, request)
@@ -88,28 +88,28 @@ class Session:
 
     def _loop(self, metrics: MetricsFile, request: StopRequest) -> str:
         train, trainer = self.config.train, self.trainer
-        self.mark = Mark(self.trainer.device)
+        self._last = Timestamp(self.trainer.device)
         if self.on_profile:
             self._profile(self.on_profile, metrics)
         while trainer.step < train.num_steps:
             self._record(trainer.run_step(), metrics)
             last = trainer.step == train.num_steps or request.requested
             if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
-                self._drain(metrics)
+                self._log_waiting(metrics)
                 self._validate(metrics)
             if last or _due(trainer.step, train.checkpoint_interval):
-                self._drain(metrics)
+                self._log_waiting(metrics)
                 self._save(metrics)
             if last:
                 break
         return "finished" if trainer.step == train.num_steps else "interrupted"
 
     def _profile(self, on_profile: Callable[[StepProfile], None], metrics: MetricsFile) -> None:
-        """Begin the run with steps whose kernels are timed one by one; their own pace says nothing."""
+        """Start with steps whose kernels are timed one by one; the speed of these steps means nothing."""
         needed, left = PROFILE_WARM_UP + PROFILE_STEPS, self.config.train.num_steps - self.trainer.step
         if left < needed:
             raise ValueError(
-                f"--profile: needs {needed} steps still to be trained, {left} are left. "
+                f"--profile: needs {needed} remaining steps, the run has {left}. "
                 "Raise train.steps, or profile a new run."
             )
 
@@ -120,22 +120,22 @@ class Session:
             for _ in range(PROFILE_WARM_UP):
                 step()
             on_profile(profiled(step, PROFILE_STEPS))
-        self._drain(metrics)
-        self.mark = Mark(self.trainer.device)
+        self._log_waiting(metrics)
+        self._last = Timestamp(self.trainer.device)
 
     def _record(self, pending: PendingStep, metrics: MetricsFile) -> None:
-        """Write the numbers of a step, or where they take time to arrive, those of the step before."""
-        self._drain(metrics)
+        """Log the step before this one, and this one too if its numbers have already arrived."""
+        self._log_waiting(metrics)
         self.waiting = pending
-        if not pending.on_its_way:
-            self._drain(metrics)
+        if not pending.in_flight:
+            self._log_waiting(metrics)
 
-    def _drain(self, metrics: MetricsFile) -> None:
+    def _log_waiting(self, metrics: MetricsFile) -> None:
         if self.waiting is None:
             return
         pending, self.waiting = self.waiting, None
         result = self.trainer.check(pending)
-        seconds, self.mark = result.finished.seconds_since(self.mark), result.finished
+        seconds, self._last = result.finished.seconds_since(self._last), result.finished
         rate = self.config.train.tokens_per_step / seconds
         record: dict[str, Any] = {
             "kind": "train",
@@ -169,7 +169,7 @@ class Session:
             record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
         metrics.append(record)
         self.report.validation(record)
-        self.mark = Mark(self.trainer.device)
+        self._last = Timestamp(self.trainer.device)
 
     def _save(self, metrics: MetricsFile) -> None:
         metrics.sync()
@@ -180,7 +180,7 @@ class Session:
         }
         save_checkpoint(self.folder.checkpoints, step, self.trainer.tensors(), state)
         remove_old(self.folder.checkpoints, self.config.train.keep_checkpoints)
-        self.mark = Mark(self.trainer.device)
+        self._last = Timestamp(self.trainer.device)
 
     def _start(self) -> RunStart:
         return RunStart(

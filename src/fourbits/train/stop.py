@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: the step is finished and saved, then the run ends."""
+"""Ctrl-C and SIGTERM as requests: the run finishes its step, saves, and ends."""
 
 import contextlib
 import signal
@@ -11,23 +11,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether somebody asked the run to stop, and by which signal."""
+    """Whether the run was asked to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
 
     @property
     def requested(self) -> bool:
-        """Whether to stop after the present step."""
+        """Whether to stop after the current step."""
         return self.signal is not None
 
 
 @contextmanager
-def stop_on_signals(tell: Callable[[str], None]) -> Generator[StopRequest]:
+def stop_on_signals(notify: Callable[[str], None]) -> Generator[StopRequest]:
     """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once.
 
-    tell: called with one sentence at the first. Outside the main thread, where Python allows no handlers,
-    signals keep their meaning.
+    notify: called with one sentence at the first signal. Outside the main thread, where Python allows no
+    handlers, signals are handled as before.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -38,9 +38,9 @@ def stop_on_signals(tell: Callable[[str], None]) -> Generator[StopRequest]:
         if request.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.signal = signal.Signals(number)
-        # A signal in the middle of printing finds the stream busy; the request counts all the same.
+        # A signal that arrives during printing finds the stream busy; the request is valid all the same.
         with contextlib.suppress(RuntimeError):
-            tell("stopping after this step; Ctrl-C again stops at once, without saving")
+            notify("stopping after this step; Ctrl-C again stops at once, without saving")
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:

@@ -1,4 +1,4 @@
-"""summary.json: a whole run in a few numbers, from its metrics."""
+"""summary.json: a run in a few numbers, computed from its metrics."""
 
 import statistics
 from pathlib import Path
@@ -10,7 +10,7 @@ Summary = dict[str, Any]
 
 
 def summarize(metrics: Path, ended: str, reason: str | None) -> Summary:
-    """summary.json from the metrics of a run, so that it covers all its parts."""
+    """The content of summary.json, from the metrics file, so that it covers all parts of a resumed run."""
     records = read_metrics(metrics) if metrics.is_file() else []
     steps = [record for record in records if record["kind"] == "train"]
     validations = [record for record in records if record["kind"] == "validation"]

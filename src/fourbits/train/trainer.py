@@ -1,7 +1,4 @@
-"""The trainer: a model, its recipe, its data and its optimizer, and one step of them.
-
-This is the one place where model and recipe meet: the model is built, then converted.
-"""
+"""The trainer: builds the model, converts it to its recipe, and runs steps on its data."""
 
 import math
 import time
@@ -14,33 +11,34 @@ import torch
 from torch import Tensor
 
 from fourbits.data.stream.dataset import PreparedData
-from fourbits.device import Backend, facts_of
+from fourbits.device import Backend, probe
 from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state, saturated_and_all
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
-from fourbits.train.backend import settled_backend
-from fourbits.train.captured import CapturedGradients, why_not_captured
+from fourbits.train import cuda_graph
+from fourbits.train.backend import resolve_backend
 from fourbits.train.checkpoint import Checkpoint, load_tensors
-from fourbits.train.clock import Mark
 from fourbits.train.config import RunConfig
+from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
+from fourbits.train.timing import Timestamp
 
-# A run that leaves out this many steps in a row is not going to recover.
+# A run that skips this many steps in a row is not going to recover.
 MAX_SKIPPED_IN_A_ROW = 10
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One finished step. step: 1 for the first. skipped: not finite, so the update was left out.
+    """One finished step. step: 1 for the first. skipped: whether the update was skipped as not finite.
 
-    data_seconds: what the host spent on reading the step's samples.
+    data_seconds: host time spent reading the step's samples.
     """
 
     step: int
@@ -49,13 +47,13 @@ class StepResult:
     grad_norm: float
     skipped: bool
     data_seconds: float
-    #: share of the blocks quantized in this step whose scale saturated; None where nothing counts them
+    #: share of the blocks quantized in this step whose scale saturated; None if they are not counted
     saturated: float | None
-    finished: Mark
+    finished: Timestamp
 
 
 def compile_model(model: LanguageModel, how: Literal["none", "regions", "model"]) -> None:
-    """Compile what TrainConfig.compile names, at its first call."""
+    """Set up the compilation that TrainConfig.compile selects; it happens at the first call."""
     if how == "regions":
         compile_regions(model)
     elif how == "model":
@@ -64,37 +62,35 @@ def compile_model(model: LanguageModel, how: Literal["none", "regions", "model"]
 
 
 class PendingStep:
-    """A step whose numbers may still be on their way from the device."""
+    """A step whose numbers may not have arrived from the device yet."""
 
     def __init__(self, step: int, lr: float, data_seconds: float, numbers: Tensor) -> None:
-        """numbers: loss, share of saturated blocks, whether the update was left out, gradient norm, norm per
-        parameter.
-        """
+        """numbers: loss, share of saturated blocks, whether skipped, gradient norm, norm per parameter."""
         self.step, self.lr, self.data_seconds = step, lr, data_seconds
         self._numbers = numbers
         if numbers.is_cuda:
             self._numbers = torch.empty(numbers.shape, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
-        self._finished = Mark(numbers.device)
+        self._finished = Timestamp(numbers.device)
 
     @property
-    def on_its_way(self) -> bool:
-        """Whether `wait` would wait."""
+    def in_flight(self) -> bool:
+        """Whether `wait` would block."""
         return not self._finished.reached
 
     def wait(self) -> tuple[StepResult, list[float]]:
-        """The numbers, and the gradient norm of each parameter."""
+        """Block until the numbers have arrived; return them and the gradient norm of each parameter."""
         self._finished.wait()
-        loss, share, left_out, grad_norm, *norms = self._numbers.tolist()
+        loss, share, skipped, grad_norm, *norms = self._numbers.tolist()
         saturated = None if math.isnan(share) else share
         result = StepResult(
-            self.step, loss, self.lr, grad_norm, left_out != 0, self.data_seconds, saturated, self._finished
+            self.step, loss, self.lr, grad_norm, skipped != 0, self.data_seconds, saturated, self._finished
         )
         return result, norms
 
 
 class Trainer:
-    """The state of a run between two steps: masters, optimizer, and `step`, the number of steps done."""
+    """The state of a run: masters, optimizer, and `step`, the number of steps done."""
 
     def __init__(self, config: RunConfig, data: PreparedData, device: torch.device) -> None:
         """Build everything for `config`, whose model.vocab_size must be the data's. Raises ValueError."""
@@ -110,7 +106,7 @@ class Trainer:
         self.model.recompute_blocks = train.activation_checkpointing == "full"
         if config.optim.masters != "fp32":
             bf16_masters(self.model)
-        self.backend, self.backend_reason = settled_backend(train.backend, facts_of(device))
+        self.backend, self.backend_reason = resolve_backend(train.backend, probe(device))
         self.conversion = convert(
             self.model,
             config.recipe,
@@ -124,7 +120,8 @@ class Trainer:
         self._captured: CapturedGradients | None = None
         if self.eager_because is None:
             self._captured = CapturedGradients(self._gradients, self.model, list(self.masters.values()))
-        # Not 0 once a non-finite step must hold up all later ones, until the host has heard of it.
+        # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
+        # run.
         self._blocked = torch.zeros((), device=device)
         self._skipped_in_a_row = 0
         self._data_seconds = 0.0
@@ -132,13 +129,13 @@ class Trainer:
 
     @contextmanager
     def kernel_by_kernel(self) -> Generator[None]:
-        """Steps without CUDA graphs, for a profiler."""
+        """Run the steps inside without CUDA graphs, for a profiler."""
         captured, self._captured = self._captured, None
         yield
         self._captured = captured
 
     def run_step(self) -> PendingStep:
-        """One optimizer step; nothing here waits for the device."""
+        """Run one optimizer step without waiting for the device."""
         lr = learning_rate(self.step, self.config.train.num_steps, self.config.optim)
         self._data_seconds = 0.0
         loss = self._accumulate_gradients()
@@ -150,38 +147,38 @@ class Trainer:
         return PendingStep(self.step, lr, self._data_seconds, numbers)
 
     def check(self, pending: PendingStep) -> StepResult:
-        """The step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop for them."""
+        """Wait for a step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop."""
         result, norms = pending.wait()
         if not result.skipped:
             self._skipped_in_a_row = 0
             return result
         self._skipped_in_a_row += 1
-        culprit = self._name_culprit(result, norms)
+        origin = self._origin(result, norms)
         if self.config.train.non_finite == "stop":
             raise NonFiniteError(
-                f"step {result.step}: {culprit}. No update was made from it. "
-                "Lower optim.lr, or let train.non_finite skip such steps."
+                f"step {result.step}: {origin}. The update was skipped. "
+                "Lower optim.lr, or set train.non_finite to skip."
             )
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteError(
-                f"step {result.step}: {culprit}, after {MAX_SKIPPED_IN_A_ROW - 1} skipped steps in a row. "
-                "Go on from a checkpoint before them with a lower optim.lr, in another --out."
+                f"step {result.step}: {origin}, after {MAX_SKIPPED_IN_A_ROW - 1} skipped steps in a row. "
+                "Start from a checkpoint before them with a lower optim.lr, in another --out."
             )
         return result
 
     def validate(self) -> dict[str, Loss]:
-        """The loss on the fixed samples of every source, and of all together under "loss"."""
+        """The loss on the fixed samples of every source, and over all of them under "loss"."""
         losses = evaluate(self.model, self.held_out, self.config.train.micro_batch_size)
         return {"loss": total_loss(losses.values()), **losses}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint holds, by file; what the recipe remembers of its operands if it remembers any."""
+        """The tensors of a checkpoint by file, with the recipe's state if it has any."""
         state = recipe_state(self.model)
         own: dict[str, dict[str, Tensor]] = {"model": {**self.masters}, "optimizer": self.optimizer.state()}
         return {**own, "recipe": state} if state else own
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue after the step of a checkpoint. Raises ValueError if it is of another model."""
+        """Continue after the step of a checkpoint. Raises ValueError if it belongs to another model."""
         own = self.tensors()
         saved = {name: load_tensors(checkpoint, name, tensors) for name, tensors in own.items()}
         with torch.no_grad():
@@ -192,7 +189,7 @@ class Trainer:
         self.step = checkpoint.step
 
     def _accumulate_gradients(self) -> Tensor:
-        """Gradients of the mean loss over all tokens of the step. Returns that loss, FP32, on the device."""
+        """Gradients of the mean loss over the step's tokens. Returns that loss, FP32, on the device."""
         total = torch.zeros((), device=self.device)
         for micro_batch in range(self.config.train.gradient_accumulation):
             samples = self._begin(self.step, micro_batch)
@@ -200,7 +197,7 @@ class Trainer:
         return total
 
     def _saturated(self) -> Tensor:
-        """Share of the step's blocks whose scale saturated, FP32, on the device; NaN where none counts."""
+        """Share of the step's blocks whose scale saturated, FP32, on the device; NaN if not counted."""
         counted = saturated_and_all(self.model)
         if counted is None:
             return self._uncounted
@@ -217,13 +214,13 @@ class Trainer:
         return self.model.loss(*split_sample(samples))[0]
 
     def _begin(self, step: int, micro_batch: int) -> Tensor:
-        """Samples [B, T + 1] of a micro-batch, on the device; random bits are its from here on."""
+        """Samples [B, T + 1] of a micro-batch, on the device; also sets the counter of the random bits."""
         train = self.config.train
         first = micro_batch * train.micro_batch_size
         set_step(self.model, step, first_token=first * train.seq_len, same_weights=micro_batch > 0)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         samples = self.stream.batch(step * train.samples_per_step + first, train.micro_batch_size)
-        self._data_seconds += time.perf_counter() - begun
+        self._data_seconds += time.perf_counter() - start
         batch = torch.from_numpy(samples)
         if self.device.type == "cuda":
             batch = batch.pin_memory()
@@ -233,14 +230,14 @@ class Trainer:
         """Why micro-batches are not replayed from CUDA graphs, or None."""
         if not self.config.train.cuda_graph:
             return "train.cuda_graph is false"
-        return why_not_captured(self.model, self.device)
+        return cuda_graph.unsupported(self.model, self.device)
 
-    def _name_culprit(self, result: StepResult, norms: list[float]) -> str:
+    def _origin(self, result: StepResult, norms: list[float]) -> str:
         if math.isfinite(result.loss):
             name = first_in_backward(list(self.masters), norms)
             return f"the gradient of {name} is not finite" if name else "the gradient norm overflows"
         name = first_in_forward(self.model, self._all_forwards(result.step - 1))
-        where = f"first in the output of {name}" if name else "only when first computed, not when repeated"
+        where = f"first in the output of {name}" if name else "in the first run only, not when repeated"
         return f"the loss is {result.loss}; values are not finite {where}"
 
     def _all_forwards(self, step: int) -> Callable[[], Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.evaluate import generate
-from fourbits.train.trained import load_trained
+from fourbits.train.load_run import load_trained
 
 PROMPT_TOKENS, GENERATED_TOKENS = 32, 96
 # Low enough for real words, high enough to avoid the loops that a small model falls into at 0.

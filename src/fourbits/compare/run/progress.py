@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fourbits.compare.number_format import count, duration
 from fourbits.compare.run.run_matrix import RunMatrix
-from fourbits.train.report import Record, Report, RunStart
+from fourbits.train.report import Record, RunListener, RunStart
 
 # Decay per step of the running average of step times: steady enough to read, quick to follow a new recipe.
 STEP_TIME_DECAY = 0.9
@@ -87,7 +87,7 @@ class MatrixProgress:
             self.note(text)
 
 
-class RunProgress(Report):
+class RunProgress(RunListener):
     """Listens to one run of a comparison and shows its progress."""
 
     def __init__(self, progress: MatrixProgress, bar: Progress, number: int) -> None:

@@ -22,7 +22,7 @@ import torch
 
 from fourbits.compare.run.run_matrix import RunSpec
 from fourbits.train.non_finite import NonFiniteError
-from fourbits.train.report import Record, Report, RunStart
+from fourbits.train.report import Record, RunListener, RunStart
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 
@@ -34,7 +34,7 @@ WARNING, DONE, FAILED = "warning", "done", "failed"
 Send = Callable[[str, Any], None]
 
 
-def execute_run(spec: RunSpec, data_cache: Path, listener: Report, stop: StopRequest) -> str:
+def execute_run(spec: RunSpec, data_cache: Path, listener: RunListener, stop: StopRequest) -> str:
     """Start or resume a run, and return how it ended: finished, interrupted or non-finite.
 
     A non-finite loss is a result; `listener` is notified. Raises what `run` raises for anything else.
@@ -77,7 +77,7 @@ def work(connection: Connection) -> None:
             send(FAILED, portable(error))
 
 
-class ForwardingListener(Report):
+class ForwardingListener(RunListener):
     """Sends the events of a run to the parent process."""
 
     def __init__(self, send: Send) -> None:

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import torch
 
-from fourbits.device import facts_of, triton_blocker
+from fourbits.device import probe, triton_unsupported
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS, FP8_LENGTHS, LENGTHS, TRANSFORMS
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandRequest, Signature
@@ -111,7 +111,7 @@ def transposes(request: OperandRequest) -> bool:
 def unsupported_device(device: torch.device) -> str | None:
     """Why the fused kernels, quantizers and GEMMs, do not run on a device, or None."""
     if device.type == "cuda":
-        return triton_blocker(facts_of(device))
+        return triton_unsupported(probe(device))
     if INTERPRETED:
         return None
     return f"the fused kernels are for NVIDIA GPUs, the tensor is on {device.type}"

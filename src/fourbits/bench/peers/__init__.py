@@ -1,0 +1,1 @@
+"""Other implementations of the same work, measured where they are installed."""

@@ -1,0 +1,1 @@
+"""Whole training steps: their speed by recipe, memory, and device time by type of layer."""

@@ -1,0 +1,1 @@
+"""The causal convolution and its SiLU: PyTorch and Triton kernels."""

@@ -1,0 +1,1 @@
+"""The gated RMS norm: PyTorch and Triton kernels."""
