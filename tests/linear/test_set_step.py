@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fourbits.linear import module as linear_module
 from fourbits.linear.convert import convert
-from fourbits.linear.step import set_step
+from fourbits.linear.step import counters_of, set_step
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.recipe.presets import get_recipe
@@ -158,22 +158,83 @@ def test_without_set_step_a_backward_pass_keeps_the_noise_of_its_forward(monkeyp
     """Two forwards before two backwards: both belong to the step in which they began."""
     monkeypatch.setattr(linear_module, "_warned", [True])
     x, dy = batch()
-    (linear,) = linears(converted())
-    leaves = [x.clone().requires_grad_() for _ in range(2)]
-    outputs = [linear(leaf) for leaf in leaves]
-    for y in reversed(outputs):
-        y.backward(dy)
-    assert_same_bytes(grad_of(leaves[0]), grad_of(leaves[1]))
-    assert not torch.equal(gradients(linear, x, dy)[0], grad_of(leaves[0]))
+    found = []
+    for order in (1, -1):
+        (linear,) = linears(converted())
+        leaves = [x.clone().requires_grad_() for _ in range(2)]
+        outputs = [linear(leaf) for leaf in leaves]
+        for y in outputs[::order]:
+            y.backward(dy)
+        found.append([grad_of(leaf) for leaf in leaves])
+    for one, other in zip(*found, strict=True):
+        assert_same_bytes(one, other)
+    assert not torch.equal(*found[0]), "the second forward met other tokens"
 
 
 def test_with_set_step_there_is_no_warning_and_a_backward_moves_nothing():
     x, dy = batch()
     model = converted()
     set_step(model, 0)
+    (counter,) = counters_of(model)
+    before = counter.tolist()
     first = gradients(linears(model)[0], x, dy)
+    assert counters_of(model)[0] is counter
+    assert counter.tolist() == before
+    set_step(model, 0)
     for got, want in zip(gradients(linears(model)[0], x, dy), first, strict=True):
         assert_same_bytes(got, want)
+
+
+def test_a_layer_called_in_chunks_draws_the_bits_of_the_tokens_it_meets():
+    """The rows of dY that are rounded for dX are those of the whole, 64 tokens after 32."""
+    x, dy = batch(96)
+    model = converted()
+    (linear,) = linears(model)
+    set_step(model, 3)
+    whole = x.clone().requires_grad_()
+    linear(whole).backward(dy)
+    set_step(model, 3)
+    chunks = [part.clone().requires_grad_() for part in x.split([32, 64])]
+    amax = dy.abs().amax()
+    outputs = [linear(chunk) for chunk in chunks]
+    parts = [part.clone() for part in dy.split([32, 64])]
+    for part in parts:
+        part[0, 0] = amax  # one scale of the tensor for all parts
+    dy[0, 0] = dy[32, 0] = amax
+    for y, part in zip(outputs, parts, strict=True):
+        y.backward(part)
+    set_step(model, 3)
+    whole = x.clone().requires_grad_()
+    linear(whole).backward(dy)
+    assert_same_bytes(torch.cat([grad_of(chunk) for chunk in chunks]), grad_of(whole))
+
+
+def test_chunks_that_are_recomputed_repeat_their_bits():
+    x, dy = batch(96)
+    found = []
+    for recompute in (False, True):
+        model = converted()
+        set_step(model, 3)
+        leaf = x.clone().requires_grad_()
+
+        def run(rows, model=model):
+            return torch.cat([model(part) for part in rows.split(48)])
+
+        y = checkpoint(run, leaf, use_reentrant=False) if recompute else run(leaf)
+        y.backward(dy)
+        found.append(grad_of(leaf))
+    assert_same_bytes(*found)
+
+
+def test_a_step_costs_no_walk_over_the_modules(monkeypatch):
+    model = converted(layers=3)
+    set_step(model, 0)
+    monkeypatch.setattr(nn.Module, "modules", lambda self: pytest.fail("walked over the modules"))
+    set_step(model, 1)
+    monkeypatch.undo()
+    convert(model, "nvfp4", seed=9)
+    set_step(model, 2)
+    assert [counter.tolist()[:2] for counter in counters_of(model)] == [[9, 2]], "a new conversion is seen"
 
 
 def test_set_step_between_forward_and_backward_does_not_reach_the_running_micro_batch():
@@ -183,6 +244,7 @@ def test_set_step_between_forward_and_backward_does_not_reach_the_running_micro_
     expected = gradients(linears(model)[0], x, dy)
     leaf = x.clone().requires_grad_()
     model.zero_grad()
+    set_step(model, 0)
     y = model(leaf)
     set_step(model, 1)
     y.backward(dy)

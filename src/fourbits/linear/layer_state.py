@@ -109,7 +109,7 @@ class LayerState:
         return self.own_counter
 
     def call_counter(self, device: torch.device, layer: int, tokens: int, training: bool) -> Tensor:
-        """The counter of one eager call, which nothing writes later. layer: the number that it computes as."""
+        """The counter of one eager call, which nothing writes later. layer: the number it computes as."""
         counter = self.counter_on(device)
         if self.counter is None:
             counter = counter.clone()

@@ -12,7 +12,7 @@ from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
-from fourbits.linear.operand_cache import SharedInput
+from fourbits.linear.operand_cache import SharedInput, shareable
 from fourbits.linear.ops import flattened, is_part, linear_backward, linear_forward, unflattened
 from fourbits.linear.plan import LinearPlan, linear_plan, reads_through_bf16
 from fourbits.quant.quantize import Operand
@@ -255,7 +255,7 @@ def eager_matmul(
     needs = trains and input.requires_grad, trains and weight.requires_grad
     key = (x.dtype, x.shape, x.stride(), x.device, weight.dtype, weight.stride(), dtype, needs, config.table)
     plan, casts = state.plans.get(key) or _planned(state, key, x, weight, bias is not None)
-    eager = EagerCall(plan, state, input if needs[1] and input.grad_fn is not None else None)
+    eager = EagerCall(plan, state, input if needs[1] and shareable(input) else None)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     x = x.to(dtype) if casts else x
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)

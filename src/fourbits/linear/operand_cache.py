@@ -80,8 +80,7 @@ class _Last:
 class SharedInput:
     """The operands of the tensor that a thread quantized last, for layers that read the same one.
 
-    Shared are inputs that an autograd graph has just computed and that training reads: a write between two
-    readers that no version counter shows would corrupt the gradients of nn.Linear, too, which saves them.
+    For inputs that `shareable` admits.
     """
 
     def __init__(self) -> None:
@@ -92,8 +91,6 @@ class SharedInput:
 
         They live no longer than `source` itself.
         """
-        if source.grad_fn is None or not torch.is_grad_enabled():
-            return make()
         last: _Last | None = getattr(self._threads, "last", None)
         if last is None:
             last = self._threads.last = _Last()
@@ -105,6 +102,15 @@ class SharedInput:
         made = make()
         last.entry = (weakref.ref(source, last.forget), key, made)
         return made
+
+
+def shareable(source: Tensor) -> bool:
+    """Whether layers that read a tensor in training may share its operands: if an autograd graph computed it.
+
+    nn.Linear saves such a tensor, so that a write between two readers which no version counter shows would
+    corrupt nn.Linear's gradients, too. A buffer may be written at any time, by collectives or replays.
+    """
+    return source.grad_fn is not None and not source.is_inference()
 
 
 def _is_captured(x: Tensor) -> bool:

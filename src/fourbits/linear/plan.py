@@ -104,9 +104,10 @@ def linear_plan(
     bias: bool,
     observed: bool,
 ) -> LinearPlan:
-    """The plan of a layer. table: as text; x: of [M, K]; weight: of [N, K]; needs: whether dX and dW will be
-    needed; bias: whether the layer has one; observed: whether operands with an amax policy are given what they
-    use.
+    """The plan of a layer.
+
+    table: as text; x: of [M, K]; weight: of [N, K]; needs: whether dX and dW will be needed; bias: whether
+    there is one; observed: whether operands with an amax policy are given what they use.
     """
     parsed = table_from_text(table)
     if x.dtype != out_dtype:
