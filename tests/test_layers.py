@@ -39,8 +39,25 @@ BANNED = {(high, low) for high in ("model", "data", "exchange") for low in PRECI
 # Rooms of one layer, in one direction: compare/report reads what compare/run executed.
 ROOM_BANNED = {("compare.run", "compare.report")}
 
-# A file that computes in one particular way is reached through its entry file only, e.g. quantize.py.
-IMPLEMENTATIONS = ("_reference", "_compiled", "_triton", "_emulated", "_native")
+# A room holds one way to compute. It is reached from its own package through the entries named here, from the
+# same kind of room of another package, and from rooms that build on it: kernels and compiled code on the
+# reference.
+ROOMS = ("reference", "cpu", "kernels", "native")
+BUILDS_ON = {"cpu": {"reference"}, "kernels": {"reference"}, "native": {"reference"}, "reference": set()}
+ENTRIES = {
+    "quant/quantize.py",  # the dispatcher, what it checks, and the statistics of what it quantizes
+    "quant/arguments.py",
+    "quant/amax_stats.py",
+    "gemm/matmul.py",
+    "linear/amax_policy.py",
+    "linear/fake_shapes.py",
+    "model/ops/self_check.py",
+    "model/ops/conv/op.py",
+    "model/ops/gated_norm/op.py",
+    "model/ops/ssd/op.py",
+}
+# What others may know of a room: the self-check of a native backend, and the generator behind every random bit.
+SHARED = {"gemm.native.self_check", "quant.reference.philox", "quant.cpu.compiled"}
 # Heavy packages that only some users need: imported late, with an error that names the extra.
 LATE = {"matplotlib", "transformers", "tensorboard", "lm_eval", "pyarrow", "datasets", "megatron"}
 
@@ -110,15 +127,25 @@ def test_a_room_does_not_import_the_room_above_it(low, high):
             assert not name.startswith(f"fourbits.{high}."), f"{path} imports {name}"
 
 
+def room_of(parts: list[str]) -> tuple[str, str] | None:
+    """(package, room) of a dotted name or path below the root; None outside of rooms."""
+    for i, part in enumerate(parts):
+        if part in ROOMS and i:
+            return ".".join(parts[:i]), part
+    return None
+
+
 @pytest.mark.parametrize("path", MODULES, ids=str)
-def test_an_implementation_is_reached_through_its_entry_file(path):
-    for stem in siblings(path):
-        for suffix in IMPLEMENTATIONS:
-            if stem.endswith(suffix):
-                entry = stem.removesuffix(suffix)
-                own = path.stem == entry or path.stem.startswith(f"{entry}_")
-                allowed = own or (suffix == "_triton" and path.stem.endswith("_triton"))  # kernels share code
-                assert allowed, f"{path} imports {stem}; only {entry}.py and its other implementations may"
+def test_a_way_to_compute_is_reached_through_its_entry(path):
+    here_room = room_of(list(path.parent.parts))
+    for name in own_imports(path):
+        parts = name.split(".")[1:]
+        there = room_of(parts)
+        if there is None or str(path) in ENTRIES or any(".".join(parts).startswith(s) for s in SHARED):
+            continue
+        assert here_room is not None, f"{path} imports {name}; only entries and rooms of its kind may"
+        same_kind = there[1] == here_room[1]
+        assert same_kind or there[1] in BUILDS_ON[here_room[1]], f"{path}: {here_room[1]} imports {name}"
 
 
 def test_files_of_one_folder_import_each_other_in_one_direction():
@@ -132,7 +159,7 @@ def test_files_of_one_folder_import_each_other_in_one_direction():
 def test_third_parties_are_known_in_one_place(path):
     for name in imports(path):
         if name.split(".")[0] == "triton":
-            assert path.stem.endswith("_triton"), f"{path}: Triton belongs in *_triton.py"
+            assert path.parent.name == "kernels", f"{path}: Triton belongs in a room of kernels"
         if name.startswith("torch.distributed"):
             assert here(path) == "train", f"{path}: torch.distributed belongs in train/"
         if name.split(".")[0] == "safetensors":
