@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fourbits.linear.checkpoint_state import recipe_state
 from fourbits.linear.convert import convert
-from recipe import two_ranks
+from linear import two_ranks
 from support.assertions import assert_same_bytes
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")

@@ -16,6 +16,7 @@ from fourbits.linear.operand_cache import KeptWeight, SharedInput
 from fourbits.linear.sr_counter import SrCounter
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand
+from fourbits.quant.tensor import ExactOperand
 
 
 class Maker:
@@ -46,6 +47,7 @@ class Micro:
     def used(self, plan="plan"):
         """The operand that a forward gets, which must always be that of the weight as it is."""
         operand = self.kept.operand(self.weight, plan, self.counter, self.make)
+        assert isinstance(operand, ExactOperand)
         assert torch.equal(operand.values, exact_operand(self.weight.detach(), OperandSpec(), 1).values)
         return operand
 

@@ -28,7 +28,7 @@ def without_conversion_in_hardware(monkeypatch):
     monkeypatch.setattr(launch_packed, "_converts", lambda device: False)
 
 
-def launches(x, *requests, amax=AMAX, stats=None):
+def launches(x, *requests, amax: torch.Tensor | None = AMAX, stats=None):
     """What would be launched for these operands: no amax pass where an amax is given."""
     given = tuple(r._replace(amax="own" if amax is None else "given") for r in requests)
     plan = kernel_quantizer(signature(x), given)

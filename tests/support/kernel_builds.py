@@ -130,14 +130,19 @@ def recording(*modules: ModuleType) -> Generator[list[Start]]:
     def empty(*sizes: Any, device: object = None, **options: Any) -> torch.Tensor:
         return allocate(*sizes, **options)
 
-    launch, allocate = Launcher.__call__, torch.empty
+    def empty_strided(*sizes: Any, device: object = None, **options: Any) -> torch.Tensor:
+        return allocate_strided(*sizes, **options)
+
+    launch, allocate, allocate_strided = Launcher.__call__, torch.empty, torch.empty_strided
     try:
-        Launcher.__call__, torch.empty = record, empty
+        setattr(Launcher, "__call__", record)  # noqa: B010
+        torch.empty, torch.empty_strided = empty, empty_strided
         for module, name, kernel in kernels:
             setattr(module, name, _Recorder(kernel, starts))
         yield starts
     finally:
-        Launcher.__call__, torch.empty = launch, allocate
+        setattr(Launcher, "__call__", launch)  # noqa: B010
+        torch.empty, torch.empty_strided = allocate, allocate_strided
         for module, name, kernel in kernels:
             setattr(module, name, kernel)
 

@@ -67,9 +67,9 @@ def quantizer(signature: Signature, requests: tuple[OperandRequest, ...]) -> Qua
     check_dtype(signature.dtype)
     if unsupported(signature, requests) is None:
         return kernel_quantizer(signature, requests)
-    if len(requests) > 1:
-        return _Separately(tuple(quantizer(signature, (request,)) for request in requests))
-    return _WithoutKernels(signature, requests[0])
+    if len(requests) == 1:
+        return _WithoutKernels(signature, requests[0])
+    return _Separately(tuple(quantizer(signature, (request,)) for request in requests))
 
 
 def one_pass(signature: Signature, requests: tuple[OperandRequest, ...]) -> bool:

@@ -9,9 +9,13 @@ from torch import Tensor
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 
 #: the allocation that compiled graphs make, on the current device; a third of torch.empty's time
-_GUARDS: Any = torch._C._dynamo.guards  # pyright: ignore[reportPrivateUsage]
+_GUARDS: Any = torch._C._dynamo.guards  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 _ON_CURRENT_DEVICE: Any = getattr(_GUARDS, "_empty_strided_cuda", None)
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_current_device: Callable[[], int] = getattr(
+    torch._C,  # pyright: ignore[reportPrivateUsage]
+    "_cuda_getDevice",
+    lambda: -1,
+)
 
 
 def allocator(device: torch.device) -> Allocate:
