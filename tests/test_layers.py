@@ -56,7 +56,7 @@ ENTRIES = {
     "model/ops/gated_norm/op.py",
     "model/ops/ssd/op.py",
 }
-# What others may know of a room: the self-check of a native backend, the generator of all random bits, the compiler.
+# What others may know of a room: the self-check of a native backend, the random generator, the compiler.
 SHARED = {"gemm.native.self_check", "quant.reference.philox", "quant.cpu.compiled"}
 # Heavy packages that only some users need: imported late, with an error that names the extra.
 LATE = {"matplotlib", "transformers", "tensorboard", "lm_eval", "pyarrow", "datasets", "megatron"}

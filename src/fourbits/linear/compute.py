@@ -121,7 +121,7 @@ def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved:
         return _operands(step.weight, call, call.weight)[0]
     kept = saved.weight or _exact(plan.weight, call, call.weight)
     if plan.shares_weight:
-        return kept.along(0)
+        return ExactOperand(kept.values, kept.scale, 0, kept.spec)  # square blocks: the same along both axes
     values = _dequantized(kept, call.weight.shape[1])
     return _operands(side(plan.table, signature_of(values), DGRAD_WEIGHT, plan.observed), call, values)[0]
 

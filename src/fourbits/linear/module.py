@@ -251,13 +251,16 @@ def eager_matmul(
 ) -> Tensor:
     """Y [M, N], launched directly. input: [..., K] as the layer got it."""
     dtype = autocast_dtype(input)
-    x, trains = rows_of(input), torch.is_grad_enabled()
+    x, trains, past = rows_of(input), torch.is_grad_enabled(), state.book is not None
     needs = trains and input.requires_grad, trains and weight.requires_grad
     key = (x.dtype, x.shape, x.stride(), x.device, weight.dtype, weight.stride(), dtype, needs, config.table)
     plan, casts = state.plans.get(key) or _planned(state, key, x, weight, bias is not None)
     eager = EagerCall(plan, state, input if needs[1] and shareable(input) else None)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     x = x.to(dtype) if casts else x
+    if not (trains or past):
+        used = state.call_counter(x.device, config.layer, x.shape[0], training=False)
+        return forward(plan, LinearCall(x, weight, used, config.layer), bias)[0]
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)
 
 

@@ -62,6 +62,8 @@ class LinearPlan:
     weight: Side
     #: whether the forward keeps W and X as it multiplied or packed them
     keeps_weight: bool
+    #: whether Dgrad multiplies the very operand that Fprop did; FP4 tensor cores want its transpose
+    shares_weight: bool
     keeps_input: bool
     #: whether operands of X and of W depend on more than the tensors, so that no other call may use them
     input_is_private: bool
@@ -87,11 +89,6 @@ class LinearPlan:
             weight=side(table, self.weight_signature, DGRAD_WEIGHT, observed) if weight_again else None,
             input=side(table, self.x, WGRAD_INPUT, observed) if input_again else None,
         )
-
-    @property
-    def shares_weight(self) -> bool:
-        """Whether Dgrad multiplies the very operand that Fprop did; FP4 tensor cores want its transpose."""
-        return self.table.shares_weight and not is_native(self.table, "dgrad.rhs")
 
 
 @functools.lru_cache(maxsize=1 << 13)
@@ -124,6 +121,7 @@ def linear_plan(
         input=side(parsed, x, roles, observed),
         weight=side(parsed, weight, [("fprop.rhs", 1)], observed),
         keeps_weight=needs[0] and parsed.keeps_weight and not native,
+        shares_weight=parsed.shares_weight and not is_native(parsed, "dgrad.rhs"),
         keeps_input=len(roles) > 1,
         input_is_private=observed or any(_request(parsed, role, 1, observed).draws for role, _ in roles),
         weight_is_private=observed or _request(parsed, "fprop.rhs", 1, observed).draws,

@@ -54,7 +54,9 @@ class Launcher:
     their addresses only. A pair (tensor, n) stands for the tensor from its n-th element on.
     """
 
-    __slots__ = ("_boxes", "_compiled", "_constants", "_device", "_grid", "_kernel", "_maps", "_tail")
+    __slots__ = (
+        *("_boxes", "_compiled", "_constants", "_device", "_grid", "_kernel", "_maps", "_tail", "_tensors"),
+    )
 
     def __init__(
         self,
@@ -77,8 +79,11 @@ class Launcher:
             for name in kernel.arg_names
             if name in constants or defaults[name].default is not inspect.Parameter.empty
         )
-        #: compiled kernels by which addresses lie on 16 bytes, from which the compiler takes vector widths
-        self._compiled: dict[int, _Compiled | None] = {}
+        #: places of tensors among the arguments, as the first call shows them
+        self._tensors: tuple[int, ...] = ()
+        #: compiled kernels by which tensors lie on 16 bytes, from which compilers take vector widths; None
+        #: where all do
+        self._compiled: dict[tuple[bool, ...] | None, _Compiled | None] = {}
         self._maps: tuple[dict[int, Any], ...] = tuple({} for _ in boxes)
 
     def __call__(self, *arguments: Any) -> None:
@@ -91,28 +96,33 @@ class Launcher:
             with torch.cuda.device(device):
                 self(*arguments)
             return
-        values: list[Any] = []
-        aligned = 0
-        for argument in arguments:
-            kind = type(argument)
-            if kind is int:
-                values.append(argument)
-                continue
-            if kind is tuple:
+        values, low_bits = list(arguments), 0
+        for i in self._tensors:
+            argument = arguments[i]
+            if type(argument) is tuple:
                 address = argument[0].data_ptr() + argument[1] * argument[0].element_size()
             else:
                 address = argument.data_ptr()
-            aligned = aligned * 2 + (address & 15 == 0)
-            values.append(address)
+            values[i] = address
+            low_bits |= address
+        aligned = None if low_bits & 15 == 0 else tuple([values[i] & 15 == 0 for i in self._tensors])
         compiled = self._compiled.get(aligned)
         if compiled is None or _HOOKS[0].calls or _HOOKS[1].calls:
-            kernel = self._start(arguments)
-            if aligned not in self._compiled:
-                self._compiled[aligned] = _ready(kernel, self._boxes)
+            self._compile(arguments)
             return
         if self._boxes:
             values = self._with_maps(compiled, values)
         compiled.launch(*self._grid, _raw_stream(device), *compiled.head, *values, *self._tail)
+
+    def _compile(self, arguments: tuple[Any, ...]) -> None:
+        """Launch as Triton does, and keep the compiled kernel for tensors that lie as these."""
+        kernel = self._start(arguments)
+        self._tensors = tuple(i for i, argument in enumerate(arguments) if type(argument) is not int)
+        plain = [value[0].view(-1)[value[1] :] if type(value) is tuple else value for value in arguments]
+        lies = tuple([plain[i].data_ptr() & 15 == 0 for i in self._tensors])
+        key = None if all(lies) else lies
+        if key not in self._compiled:
+            self._compiled[key] = _ready(kernel, self._boxes)
 
     def _with_maps(self, compiled: _Compiled, values: list[Any]) -> list[Any]:
         """The arguments with tensor maps, extents and strides in the place of addresses."""
