@@ -53,6 +53,8 @@ def packed_tile(shape: Shape, config: KernelConfig) -> tuple[Tile, int]:
     rows, square = tall(config), config.block_rows == config.block_columns
     if not shape.on_gpu:
         return Tile(rows, 128, 4), min(16, rows) if config.axis == 0 else 16
+    if rows > 64:
+        return Tile(rows, 32, 4), 32
     if rows > SHORT:
         return wide(shape.K, rows, 64, 1), 0
     if square and config.metric:  # errors are summed along the contraction, 16 elements in one thread
