@@ -54,14 +54,14 @@ def dequantized(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
         return out
     if lies_transposed(q):
         codes, scales = codes.t(), scales.t()
-        launch = transposed_launcher(device, *codes.shape, block[1], power_of_two, dequantized=True)
+        launch = transposed_launcher(device, *codes.shape, block[1], power_of_two, (size, dtype))
         assert launch is not None
         launch(codes, scales, q.global_scale, out, size, q.rows, q.rows)
         return out
     per, entry = (4, torch.int16) if q.axis == 1 and dtype == torch.float32 else (8, torch.int32)
     entries = codes.reshape(-1).view(entry)
     R, width = codes.shape[0], 2 * codes.shape[1] // per
-    launch = dequantizer(device, R, size, width, q.axis, block, power_of_two)
+    launch = dequantizer(device, (R, size, width), q.axis, block, power_of_two, dtype)
     extents = (R, size) if q.axis == 1 else (size, R)
     launch(entries, scales.contiguous(), q.global_scale, out, *extents, width, scales.shape[1])
     return out
@@ -69,9 +69,16 @@ def dequantized(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
 
 @functools.lru_cache(maxsize=4096)
 def dequantizer(
-    device: torch.device, R: int, size: int, width: int, axis: int, block: tuple[int, int], power_of_two: bool
+    device: torch.device,
+    extents: tuple[int, int, int],
+    axis: int,
+    block: tuple[int, int],
+    power_of_two: bool,
+    dtype: torch.dtype,
 ) -> Launcher:
-    """The launch for R rows of stored codes, each `width` entries that have `size` elements."""
+    """The launch for stored codes. extents: rows, elements and entries of a row; dtype: of the values."""
+    R, size, width = extents
+    del dtype  # part of the key: a launcher's types are fixed
     on_gpu = device.type == "cuda"
     common: dict[str, Any] = {"BLOCK_ROWS": block[0], "BLOCK": block[1], "POWER_OF_TWO": power_of_two}
     common |= {"HARDWARE": on_gpu, "enable_fp_fusion": False}
@@ -96,7 +103,7 @@ def transposed(q: QuantizedTensor) -> QuantizedTensor:
     out_scales = torch.empty((scales.shape[1], scales.shape[0]), dtype=torch.uint8, device=device)
     if out.numel():
         words, width = q.codes.reshape(-1).view(torch.int32), q.codes.shape[1] // 4
-        launch = transposer(device, R, width, size[0])
+        launch = transposer(device, R, C, width, size[0])
         launch(words, scales, out, out_scales, R, width, C, out.shape[1], *scales.shape)
     return replace(
         q,
@@ -107,8 +114,9 @@ def transposed(q: QuantizedTensor) -> QuantizedTensor:
 
 
 @functools.lru_cache(maxsize=4096)
-def transposer(device: torch.device, R: int, width: int, block: int) -> Launcher:
-    """The launch for codes [R, width] in words."""
+def transposer(device: torch.device, R: int, C: int, width: int, block: int) -> Launcher:
+    """The launch for codes [R, width] in words, whose rows have C elements."""
+    del C  # part of the key: a launcher's integers are fixed
     eights, words, warps = _TRANSPOSED_TILE
     return Launcher(
         transpose_kernel,

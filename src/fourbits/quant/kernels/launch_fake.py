@@ -11,6 +11,8 @@ from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.kernels.tiles import Shape, exact_tile, programs
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature
 
+_NO_INPUTS = OperandInputs()
+
 
 def unsupported_fake(signature: Signature, request: OperandRequest) -> str | None:
     """Why no kernel quantizes and dequantizes in one pass, or None."""
@@ -43,14 +45,14 @@ class FakeQuantizer:
         M, K = self.shape.M, self.shape.K
         out = torch.empty((M, K), dtype=self.dtype, device=self.device)
         scale = torch.empty((), dtype=torch.float32, device=self.device)
-        sides = (inputs, None) if self.axis == 1 else (None, inputs)
+        sides = (inputs, _NO_INPUTS) if self.axis == 1 else (_NO_INPUTS, inputs)
         amax = self.amaxes(x, *sides)[1 - self.axis] or Amax(scale, 0, 1)
         launcher = self.launchers.get(amax.count) or self._launcher(amax.count)
-        key = scale if inputs.counter is None else inputs.counter
+        parts, key = (amax.parts, amax.first), scale if inputs.counter is None else inputs.counter
         launcher(
             *(x, self.stride, M, K),
-            *(out, K, K, amax.pointer, key, inputs.stream),
-            *(out, K, scale, M, amax.pointer, key, inputs.stream),
+            *(out, K, K, parts, key, inputs.stream),
+            *(out, K, scale, M, parts, key, inputs.stream),
             *(scale, scale, scale, scale),
         )
         return out

@@ -72,11 +72,17 @@ def launcher(
 
 @functools.lru_cache(maxsize=4096)
 def transposed_launcher(
-    device: torch.device, pairs: int, K: int, block: int, power_of_two: bool, dequantized: bool = False
+    device: torch.device,
+    pairs: int,
+    K: int,
+    block: int,
+    power_of_two: bool,
+    dequantized: tuple[int, torch.dtype] | None = None,
 ) -> Launcher | None:
     """The launch for codes [pairs of rows, K] in the layout of the tensor; None if there are none.
 
-    dequantized: the values are multiplied by the global scale.
+    dequantized: rows and dtype of values that are multiplied by the global scale too. A launcher's integers
+    and types are fixed.
     """
     on_gpu = device.type == "cuda"
     rows, columns = (16, 1024) if on_gpu else (16, 64)
@@ -89,7 +95,7 @@ def transposed_launcher(
         device,
         BLOCK=block,
         POWER_OF_TWO=power_of_two,
-        DEQUANTIZED=dequantized,
+        DEQUANTIZED=dequantized is not None,
         ROWS=rows,
         COLUMNS=columns,
         HARDWARE=on_gpu,
