@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.gemm.matmul import matmul as matmul
     from fourbits.linear.convert import convert as convert
     from fourbits.linear.step import set_step as set_step
+    from fourbits.quant.fake_quantize import fake_quantize as fake_quantize
     from fourbits.quant.operand import OperandSpec as OperandSpec
     from fourbits.quant.quantize import quantize as quantize
     from fourbits.quant.tensor import QuantizedTensor as QuantizedTensor
@@ -25,6 +26,7 @@ _HOME = {
     "OperandSpec": "fourbits.quant.operand",
     "QuantizedTensor": "fourbits.quant.tensor",
     "quantize": "fourbits.quant.quantize",
+    "fake_quantize": "fourbits.quant.fake_quantize",
     "matmul": "fourbits.gemm.matmul",
     "Recipe": "fourbits.recipe.recipe",
     "get_recipe": "fourbits.recipe.presets",

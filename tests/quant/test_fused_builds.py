@@ -2,24 +2,28 @@
 
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from fourbits.quant.kernels import launch_packed, launch_stats, launch_unpack
-from fourbits.quant.kernels.kernel_config import kernel_config
+from fourbits.quant.kernels import launch_dequantize, launch_packed, launch_stats, launch_unpack
+from fourbits.quant.kernels.kernel_config import FP8_FORMATS, kernel_config
 from fourbits.quant.kernels.quantizers import kernel_quantizer
 from fourbits.quant.kernels.words_triton import code_words
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget
 from fourbits.quant.tensor import QuantizedTensor
+from support.fused_cases import PAIRS
 from support.kernel_builds import Start, on_gpu, recording, registers, signature, stack_bytes
 
 ARCHITECTURES = [90, 100, 120]
 KEY = torch.zeros(5, dtype=torch.int64)
 AMAX = torch.ones(512)
+#: bytes of a thread's stack that registers may be spilled to
+SPILLED = 64
 SR_PAIR = OperandSpec(rounding="sr"), OperandSpec(rounding="sr", rht=16)
 
 
@@ -125,6 +129,29 @@ def unpacking(spec, codes, scales, axis):
     return starts
 
 
+def test_values_are_dequantized_and_codes_transposed_by_words_on_every_gpu():
+    square = OperandSpec(block=(16, 16))
+    q = QuantizedTensor(
+        on_gpu(64, 1024, dtype=torch.uint8),
+        torch.zeros(4, 128).to(torch.float8_e4m3fn),
+        *(torch.ones(()), 1, (64, 2048), square),
+    )
+    column = replace(q, axis=0, shape=(2048, 64))
+    launch_dequantize.dequantizer.cache_clear()
+    launch_dequantize.transposer.cache_clear()
+    with recording() as starts:
+        for of in (q, column):
+            launch_dequantize.dequantized(of, torch.bfloat16)
+            launch_dequantize.dequantized(of, torch.float32)
+        launch_dequantize.transposed(q)
+    for start, card in zip(starts, (80, 89, 90, 100, 120), strict=True):
+        built = start.build(card)
+        assert re.search(r"ld\.global\S*\.(v\d\.b32|b32|b64|b16)", built.asm["ptx"]), (
+            "codes are read by bytes"
+        )
+        assert stack_bytes(built) == 0
+
+
 @pytest.mark.parametrize("card", ARCHITECTURES)
 def test_an_input_that_stays_packed_is_written_by_words(card):
     starts, _ = launches(on_gpu(64, 2048), *both(OperandSpec(), OperandSpec(rht=16), packed=True))
@@ -136,6 +163,31 @@ def test_codes_are_converted_in_hardware_where_it_can(card, monkeypatch):
     monkeypatch.setattr(launch_packed, "_converts", lambda device: card >= 100)
     starts, _ = launches(on_gpu(64, 1024), OperandRequest(OperandSpec(), 1, packed=True))
     assert ("cvt.rn.satfinite.e2m1x2.f32" in ptx_of(starts, card)) == (card >= 100)
+
+
+PACKED = [
+    pytest.param(spec, axis, card, id=f"{name}, axis {axis}, sm_{card}")
+    for i, (name, pair) in enumerate(PAIRS.items())
+    for axis, spec in enumerate(reversed(pair))
+    if spec is not None
+    for card in [(90, 100, 120, 89)[(i + axis) % 4]]
+]
+
+
+@pytest.mark.parametrize(("spec", "axis", "card"), PACKED)
+def test_every_packed_operand_compiles_for_its_tile_and_spills_next_to_nothing(spec, axis, card, monkeypatch):
+    monkeypatch.setattr(launch_packed, "_converts", lambda device: card >= 100)
+    kept = spec.format not in FP8_FORMATS  # FP8's kernel writes the same codes for both forms
+    starts, _ = launches(on_gpu(64, 2048), OperandRequest(spec, axis, packed=kept))
+    built = starts[-1].build(card)
+    assert built.metadata.shared <= 99 << 10, "more shared memory than sm_89 and sm_120 have"
+    assert stack_bytes(built) <= SPILLED, f"{stack_bytes(built)} bytes of registers are spilled"
+
+
+def test_an_ampere_gpu_runs_the_same_tiles():
+    for spec, axis in ((OperandSpec(), 1), (OperandSpec(rht=16), 0)):
+        starts, _ = launches(on_gpu(64, 2048), OperandRequest(spec, axis, packed=True))
+        assert stack_bytes(starts[-1].build(80)) <= SPILLED
 
 
 @triton.jit

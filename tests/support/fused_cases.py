@@ -1,4 +1,4 @@
-"""Cases in which the fused kernels must give the reference's bytes, for the interpreter and for a card.
+"""Cases in which the fused kernels must give the reference's bytes, for the interpreter and for a GPU.
 
 Run as a program it checks cases in Triton's interpreter:
 TRITON_INTERPRET=1 python -m support.fused_cases NAME...
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.amax_stats import own_amax
-from fourbits.quant.kernels import launch_unpack, quantizers, support
+from fourbits.quant.kernels import launch_dequantize, launch_unpack, quantizers, support
+from fourbits.quant.kernels.launch_fake import FakeQuantizer, unsupported_fake
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import exact_operand, quantize
+from fourbits.quant.reference import quantize as reference
 from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget, signature_of
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor, dequantized, transposed, unpacked
 from support.triton_interpreter import prepare
 
 ROW = OperandSpec()
@@ -29,6 +30,8 @@ EDEN = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
 MX4 = OperandSpec(format="mxfp4")
 MX8 = OperandSpec(format="mxfp8")
 FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 #: (row operand, column operand); either may be missing
 PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
@@ -70,7 +73,7 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     values: str = "wide"
     given: float | None = None
-    #: how the tensor lies in memory: plain, rows apart, turned
+    #: how the tensor lies in memory: plain, rows apart, transposed
     layout: str = "plain"
     #: whether to compare exact operands too; codes and scales say nearly everything
     exact: bool = True
@@ -104,7 +107,7 @@ def tensor(case: Case, device: torch.device | str) -> Tensor:
     if case.layout == "rows apart":
         x = torch.nn.functional.pad(x, (0, 24), value=torch.nan)
     x = x.to(case.dtype).to(device)[:, : case.shape[1]]
-    return x.t().contiguous().t() if case.layout == "turned" else x
+    return x.t().contiguous().t() if case.layout == "transposed" else x
 
 
 def by_kernels(
@@ -142,8 +145,9 @@ def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
         given = amax if request.amax == "given" else None
         (made,) = by_kernels(x, [request._replace(packed=True)], OperandInputs(key, 0, given))
         assert isinstance(made, QuantizedTensor)
-        true = quantize(x.cpu(), request.spec, request.axis, _cpu(given), key.cpu())
+        true = _quantized(x, request, given, key)
         found += _packed_differences(f"axis {request.axis}", made, true)
+        found += _fake_differences(x, request, OperandInputs(key, 0, given), true)
     kept = [request._replace(packed=request.axis == 0) for request in requests]
     if len(kept) == 2 and support.unsupported(signature_of(x), kept) is None:
         found += _kept_packed_differences(x, kept, amax, key)
@@ -155,7 +159,7 @@ def _exact_differences(
 ) -> list[str]:
     """An exact operand of the kernels against the reference's."""
     given = amax if request.amax == "given" else None
-    true = exact_operand(x.cpu(), request.spec, request.axis, _cpu(given), key.cpu())
+    true = _exact_operand(x, request, given, key)
     name = name or f"axis {request.axis}"
     shapes = _unequal(f"{name} padded", made.values[:0], true.values.to(made.values.dtype)[:0])
     values, true_values = (op.values[: x.shape[0], : x.shape[1]].to(torch.bfloat16) for op in (made, true))
@@ -172,7 +176,26 @@ def _packed_differences(name: str, made: QuantizedTensor, true: QuantizedTensor)
         again = launch_unpack.unpacked(made)
         values = again.values.t() if again.axis == 0 else again.values
         found += _unequal(f"{name} unpacked", values, unpacked(true).values)
+    for dtype in DTYPES:
+        if launch_dequantize.unsupported_dequantize(made, dtype) is None:
+            values = launch_dequantize.dequantized(made, dtype)
+            found += _unequal(f"{name} dequantized", values, dequantized(true, dtype))
+    if launch_dequantize.unsupported_transpose(made) is None:
+        moved, true_moved = launch_dequantize.transposed(made), transposed(true)
+        assert (moved.shape, moved.axis) == (true_moved.shape, true_moved.axis)
+        for field in ("codes", "block_scale", "global_scale"):
+            found += _unequal(f"{name} transposed {field}", getattr(moved, field), getattr(true_moved, field))
     return found
+
+
+def _fake_differences(
+    x: Tensor, request: OperandRequest, inputs: OperandInputs, true: QuantizedTensor
+) -> list[str]:
+    """What one pass that quantizes and dequantizes gives, against dequantizing the reference's codes."""
+    if unsupported_fake(signature_of(x), request) is not None:
+        return []
+    made = FakeQuantizer(signature_of(x), request)(x, inputs)
+    return _unequal(f"axis {request.axis} fake", made, dequantized(true, x.dtype))
 
 
 def _kept_packed_differences(
@@ -183,7 +206,7 @@ def _kept_packed_differences(
     row, column = by_kernels(x, requests, inputs)
     assert isinstance(row, ExactOperand)
     assert isinstance(column, QuantizedTensor)
-    stored = quantize(x.cpu(), requests[1].spec, 0, _cpu(inputs[1].amax), key.cpu())
+    stored = _quantized(x, requests[1], inputs[1].amax, key)
     found = _exact_differences(x, row, requests[0], amax, key, "kept row")
     return found + _packed_differences("kept column", column, stored)
 
@@ -210,7 +233,7 @@ def policy_differences(stored: tuple[float, float], device: torch.device | str =
         assert isinstance(made, ExactOperand)
         spec, axis = request.spec, request.axis
         true = own_amax(x.cpu(), spec, axis, given[1 - axis].cpu(), key.cpu())
-        operand = exact_operand(x.cpu(), spec, axis, true.used, key.cpu())
+        operand = _exact_operand(x, request, true.used, key)
         found += _unequal(f"axis {axis} values", made.values, operand.values)
         found += _unequal(f"axis {axis} scale", made.scale, operand.scale)
         found += _unequal(f"axis {axis} own amax", own[place], true.own)
@@ -224,7 +247,7 @@ def _unequal(what: str, made: Tensor, true: Tensor) -> list[str]:
     made = made.cpu()
     if made.shape != true.shape or made.dtype != true.dtype:
         return [f"{what}: {made.dtype} {list(made.shape)} for {true.dtype} {list(true.shape)}"]
-    if made.dtype in (torch.float32, torch.bfloat16):
+    if made.dtype in DTYPES:
         nan = torch.isnan(true)
         if not torch.equal(torch.isnan(made), nan):
             return [f"{what}: NaN elsewhere"]
@@ -234,8 +257,16 @@ def _unequal(what: str, made: Tensor, true: Tensor) -> list[str]:
     return [f"{what}: {count} of {made.numel()} differ"] if count else []
 
 
-def _cpu(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.cpu()
+def _quantized(x: Tensor, request: OperandRequest, amax: Tensor | None, key: Tensor) -> QuantizedTensor:
+    """The reference's packed operand; `fourbits.quantize` would run kernels in the interpreter too."""
+    amax = None if amax is None else amax.abs().cpu()
+    return reference.quantize(x.cpu(), request.spec, request.axis, amax, key.cpu())
+
+
+def _exact_operand(x: Tensor, request: OperandRequest, amax: Tensor | None, key: Tensor) -> ExactOperand:
+    """The reference's exact operand."""
+    amax = None if amax is None else amax.abs().cpu()
+    return reference.exact_operand(x.cpu(), request.spec, request.axis, amax, key.cpu())
 
 
 EDGES = [
@@ -264,7 +295,7 @@ SMALL = [
     Case("fp8 weight", (130, 140), torch.float32),
     *(Case("nearest", shape, given=given) for shape in ((0, 32), (32, 0)) for given in (None, 2.0)),
     *(Case(pair, (18, 50), layout="rows apart") for pair in ("stochastic", "fp8")),
-    Case("nearest", (18, 50), layout="turned"),
+    Case("nearest", (18, 50), layout="transposed"),
     *(replace(case, exact=False) for case in EDGES),
 ]
 

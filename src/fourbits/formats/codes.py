@@ -35,7 +35,8 @@ def grid_codes(magnitude: Tensor, sign_of: Tensor, fmt: FloatFormat) -> Tensor:
 
 def decode(codes: Tensor, fmt: FloatFormat) -> Tensor:
     """Values of codes, exact. codes: uint8 -> fp32 of its shape."""
-    return _values(fmt).to(codes.device)[codes.long()]
+    values = _values(fmt) if torch.compiler.is_compiling() else _kept_values(fmt)  # it warns of caches
+    return values.to(codes.device)[codes.long()]
 
 
 def _magnitude_code(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
@@ -59,7 +60,6 @@ def _exponent(magnitude: Tensor) -> Tensor:
     return magnitude.view(torch.int32) >> 23
 
 
-@functools.cache
 def _values(fmt: FloatFormat) -> Tensor:
     """All 2**bits values of a format, fp32, in the order of their codes."""
     code = torch.arange(1 << fmt.bits, dtype=torch.int32)
@@ -75,3 +75,6 @@ def _values(fmt: FloatFormat) -> Tensor:
     if not fmt.has_zero:
         value = torch.where(magnitude == 0, torch.full_like(value, 2.0 ** (fmt.min_exponent - 1)), value)
     return torch.where((code & fmt.sign_code) != 0, -value, value)
+
+
+_kept_values = functools.cache(_values)

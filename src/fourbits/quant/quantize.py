@@ -20,10 +20,16 @@ from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference import quantize as reference
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget, signature_of
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor, unpacked
+from fourbits.quant.tensor import ExactOperand, Methods, QuantizedTensor, set_methods, unpacked
+from fourbits.quant.tensor import dequantized as reference_dequantized
+from fourbits.quant.tensor import transposed as reference_transposed
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
+    from fourbits.quant.kernels.launch_dequantize import dequantized as kernel_dequantized
+    from fourbits.quant.kernels.launch_dequantize import transposed as kernel_transposed
+    from fourbits.quant.kernels.launch_dequantize import unsupported_dequantize, unsupported_transpose
+    from fourbits.quant.kernels.launch_fake import FakeQuantizer, unsupported_fake
     from fourbits.quant.kernels.launch_unpack import unpacked as kernel_unpacked
     from fourbits.quant.kernels.launch_unpack import unsupported_unpack
     from fourbits.quant.kernels.quantizers import kernel_quantizer
@@ -87,6 +93,47 @@ def exact(q: QuantizedTensor) -> ExactOperand:
     if q.codes.is_cuda and q.spec.block_format.quantized:
         _warn_of_reference(f"packed {q.spec.format}", reason)
     return unpacked(q)
+
+
+def dequantize(q: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values of a packed operand; what `QuantizedTensor.dequantize` calls."""
+    if _leaves_kernels_out(q.codes) or unsupported_dequantize(q, dtype) is not None:
+        return reference_dequantized(q, dtype)
+    return kernel_dequantized(q, dtype)
+
+
+def transposed(q: QuantizedTensor) -> QuantizedTensor:
+    """The operand of the transposed tensor; what `QuantizedTensor.t` calls."""
+    if _leaves_kernels_out(q.codes) or unsupported_transpose(q) is not None:
+        return reference_transposed(q)
+    return kernel_transposed(q)
+
+
+set_methods(Methods(dequantize, transposed))
+
+
+def quantized_and_back(
+    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> Tensor:
+    """What dequantizing `quantize`'s operand gives, in x's dtype; arguments as there, without a transform."""
+    axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
+    if not _leaves_kernels_out(x):
+        request = OperandRequest(spec, axis, False, "own" if amax is None else "given")
+        plan = _fake_quantizer(signature_of(x), request)
+        if plan is not None:
+            return plan(x, OperandInputs(key, 0, amax))
+    return dequantize(quantize(x, spec, axis, amax, key), x.dtype)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _fake_quantizer(signature: Signature, request: OperandRequest) -> "FakeQuantizer | None":
+    """A plan that quantizes and dequantizes in one pass, or None where no kernel does."""
+    return FakeQuantizer(signature, request) if unsupported_fake(signature, request) is None else None
+
+
+def _leaves_kernels_out(x: Tensor) -> bool:
+    """Whether the reference computes in any case: the compiler takes its source into its caller's graph."""
+    return not HAS_TRITON or x.device.type == "meta" or torch.compiler.is_compiling()
 
 
 def _one_operand(

@@ -2,7 +2,9 @@
 GEMM).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,44 +55,14 @@ class QuantizedTensor:
         Only square blocks mean the same in both directions. Raises ValueError for others, and after a
         transform.
         """
-        _check_square(self.spec, f"QuantizedTensor.t() along axis {self.axis}")
-        codes = self.element_codes()[:, : self.contraction_size].t()
-        codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 16)).contiguous()
-        element = self.spec.block_format.element
-        return replace(
-            self,
-            codes=pack_nibbles(codes) if element is not None and element.bits == 4 else codes,
-            block_scale=self._transposed_block_scale(codes.shape),
-            global_scale=_transposed(self.global_scale, self.spec.outer_size, codes.shape, fill=1.0),
-            shape=(self.shape[1], self.shape[0]),
-        )
-
-    def _transposed_block_scale(self, shape: torch.Size) -> Tensor:
-        """Scales of t(), whose codes have this shape. Blocks of nothing but padding have the scale of zeros.
-
-        Where all are poisoned by the tensor's amax, so are those of padding.
-        """
-        size, fmt = self.spec.block_size, self.spec.block_format
-        if size is None:
-            return self.block_scale
-        scale = decode_scales(self.block_scale, fmt)
-        zeros = {"fp32": 1.0, "e8m0": 2.0**-127}.get(fmt.scale or "", 0.0)
-        moved = _transposed(scale, size, shape, fill=zeros)
-        if fmt.has_global_scale and self.global_scale.dim() == 0:
-            all_poisoned = torch.isnan(scale).all() & (self.global_scale == 1.0)
-            moved = torch.where(all_poisoned, torch.nan, moved)
-        return encode_scales(moved, fmt)
+        return _methods.transposed(self)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Values in the original shape; after a transform, the transformed tensor with Cp along the axis.
 
         fp32(fp32(code * block_scale) * global_scale), then dtype.
         """
-        values = self.block_values()
-        values = values * spread(self.global_scale, self.spec.outer_size, values.shape)
-        if not self.spec.rht:
-            values = values[:, : self.contraction_size]
-        return (values.t() if self.axis == 0 else values).to(dtype)
+        return _methods.dequantized(self, dtype)
 
     def block_values(self) -> Tensor:
         """code * block_scale, fp32 [R, Cp]: exact for formats whose block scales have few bits."""
@@ -107,6 +79,65 @@ class QuantizedTensor:
         """One code per element, uint8 [R, Cp] (values for bf16 and fp32)."""
         element = self.spec.block_format.element
         return unpack_nibbles(self.codes) if element is not None and element.bits == 4 else self.codes
+
+
+def dequantized(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """The reference of `QuantizedTensor.dequantize`."""
+    values = q.block_values()
+    values = values * spread(q.global_scale, q.spec.outer_size, values.shape)
+    if not q.spec.rht:
+        values = values[:, : q.contraction_size]
+    return (values.t() if q.axis == 0 else values).to(dtype)
+
+
+def transposed(q: QuantizedTensor) -> QuantizedTensor:
+    """The reference of `QuantizedTensor.t`."""
+    _check_square(q.spec, f"QuantizedTensor.t() along axis {q.axis}")
+    codes = q.element_codes()[:, : q.contraction_size].t()
+    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 16)).contiguous()
+    element = q.spec.block_format.element
+    return replace(
+        q,
+        codes=pack_nibbles(codes) if element is not None and element.bits == 4 else codes,
+        block_scale=_transposed_block_scale(q, codes.shape),
+        global_scale=_transposed(q.global_scale, q.spec.outer_size, codes.shape, fill=1.0),
+        shape=(q.shape[1], q.shape[0]),
+    )
+
+
+def _transposed_block_scale(q: QuantizedTensor, shape: torch.Size) -> Tensor:
+    """Scales of t(), whose codes have this shape. Blocks of nothing but padding have the scale of zeros.
+
+    Where all are poisoned by the tensor's amax, so are those of padding.
+    """
+    size, fmt = q.spec.block_size, q.spec.block_format
+    if size is None:
+        return q.block_scale
+    scale = decode_scales(q.block_scale, fmt)
+    zeros = {"fp32": 1.0, "e8m0": 2.0**-127}.get(fmt.scale or "", 0.0)
+    moved = _transposed(scale, size, shape, fill=zeros)
+    if fmt.has_global_scale and q.global_scale.dim() == 0:
+        all_poisoned = torch.isnan(scale).all() & (q.global_scale == 1.0)
+        moved = torch.where(all_poisoned, torch.nan, moved)
+    return encode_scales(moved, fmt)
+
+
+class Methods(NamedTuple):
+    """What QuantizedTensor's methods call."""
+
+    dequantized: Callable[[QuantizedTensor, torch.dtype], Tensor]
+    transposed: Callable[[QuantizedTensor], QuantizedTensor]
+
+
+# Kernels take and return QuantizedTensor, so this file cannot import them: quantize.py, which chooses between
+# implementations, puts its choice here. Until it is imported the reference computes, with the same bytes.
+_methods = Methods(dequantized, transposed)
+
+
+def set_methods(methods: Methods) -> None:
+    """Choose what `QuantizedTensor.dequantize` and `QuantizedTensor.t` call."""
+    global _methods
+    _methods = methods
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from fourbits.device import Device
 _NAMES = {
     "communication": ("nccl",),
     "quantization": (
-        *("operands_kernel", "amax_kernel", "packed_kernel", "unpack_kernel", "unpack_turned_kernel"),
-        *("dequantize", "transpose_kernel", "fp8_kernel", "notes_kernel", "observe_kernel"),
+        *("operands_kernel", "amax_kernel", "packed_kernel", "unpack_", "dequantize_", "transpose_kernel"),
+        *("fp8_kernel", "notes_kernel", "observe_kernel"),
     ),
     "GEMM": ("tma_kernel", "pointer_kernel", "sum_kernel", "gemm", "nvjet", "cutlass", "xmma"),
     "attention": ("flash", "fmha", "sdpa", "attention"),

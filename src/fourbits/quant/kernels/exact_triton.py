@@ -110,8 +110,8 @@ def operands_kernel(
     """Exact operands of x [M, K]: row_ptr [M, row_k] by the plan ROW, column_ptr [column_m, K] by COLUMN.
 
     Either plan may be None. With COLUMN_PACKED column_ptr is uint8 [column_m / 2, K], two rows to a byte, and
-    column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form turned, which moves no byte away
-    from its neighbours. global_ptr: where the global scale goes. amax: fp32 partial maxima.
+    column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form transposed, which moves no byte
+    away from its neighbours. global_ptr: where the global scale goes. amax: fp32 partial maxima.
     DEQUANTIZED: what is written is multiplied by the global scale and rounded to the type of the outputs.
     With OBSERVE row_maxima_ptr and column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
     """

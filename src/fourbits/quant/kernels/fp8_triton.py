@@ -1,8 +1,9 @@
 """FP8 in blocks of 128, both operands from one read: the baseline that 4-bit training is compared with.
 
 FP8 tensor cores want the contraction last, so the operand of axis 0 is written transposed. Block scales are
-FP32 and there is no scale of the whole tensor: no amax pass. A thread holds four neighbours in both
-directions, so that four codes make a word without leaving it. docs/nvfp4.md, sections 7.3 and 13.
+FP32 and there is no scale of the whole tensor: no amax pass. A tile is read a few rows at a time, for the row
+operand and the columns' maxima, and once more, from the cache, for the column operand: few registers leave
+room for many programs. Four codes make a word without leaving a thread. docs/nvfp4.md, sections 7.3 and 13.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -19,11 +20,13 @@ from fourbits.quant.kernels.rounding_triton import (
     nearest,
     to_bf16,
 )
-from fourbits.quant.kernels.scaling_triton import encode_scale
-from fourbits.quant.kernels.words_triton import rows_apart
+from fourbits.quant.kernels.scaling_triton import encode_scale, halved_columns, larger
+from fourbits.quant.kernels.words_triton import columns_apart, rows_apart
 
 SIZE = tl.constexpr(128)
 FOURS = tl.constexpr(32)
+#: neighbouring columns that a thread reads of the row operand
+HELD = tl.constexpr(16)
 _CONVERT = tl.constexpr("""{
     .reg .b16 low, high;
     cvt.rn.satfinite.GRIDx2.f32 low, $2, $1;
@@ -82,53 +85,72 @@ def block_scale(encode, poisoned):
 
 
 @triton.jit
-def write_row(y, row, column, codes_ptr, width, scale_ptr, scale_row, scale_block, M, K, SQUARE: tl.constexpr,
-              PADDED: tl.constexpr, GRID: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
-    """Codes [M, width] and scales of a tile's rows. y: fp32 [groups of 4 rows, SIZE columns, 4 rows]."""
-    amax = tl.max(bits_of(y) & ABS_BITS, axis=1)  # [FOURS, 4]
+def store_scales(scale_ptr, row_stride, block_stride, scale, row, block, R, SQUARE: tl.constexpr):
+    """Write the scales of one block of rows from row on, fp32; of a square block one, with its first row."""
+    rows = row + tl.arange(0, scale.shape[0])
+    inside = rows < R
     if SQUARE:
-        amax = tl.max(tl.max(amax, axis=1), axis=0) + tl.zeros_like(amax)
-    encode = encode_scale(amax, GRID.largest)
-    poisoned = amax >= EXPONENT_BITS
-    v = marked(y * encode[:, None, :], poisoned[:, None, :], y, HARDWARE)
-    v = tl.permute(tl.reshape(v, (FOURS, FOURS, 4, 4)), (0, 1, 3, 2))  # the last: neighbouring columns
-    left = K - column - 4 * (tl.arange(0, SIZE) // 4)[None, :]
-    words = fp8_words(tl.reshape(v, (FOURS, SIZE, 4)), left, PADDED, GRID, HARDWARE)
-    words = tl.permute(tl.reshape(words, (FOURS, FOURS, 4)), (0, 2, 1))
-    r = row + tl.arange(0, SIZE)[:, None]
-    c = column // 4 + tl.arange(0, FOURS)[None, :]
-    out = codes_ptr + r.to(tl.int64) * width + c
-    tl.store(out, tl.reshape(words, (SIZE, FOURS)), mask=(r < M) & (c < width))
-    scale = tl.reshape(block_scale(encode, poisoned), (SIZE,))
-    down = row + tl.arange(0, SIZE)
-    inside = down < M
-    if SQUARE:
-        down, inside = row // SIZE + tl.zeros_like(down), down == row
-    tl.store(scale_ptr + down * scale_row + (column // SIZE) * scale_block, scale, mask=inside)
+        inside = (rows % SIZE == 0) & inside
+        rows = rows // SIZE
+    tl.store(scale_ptr + rows * row_stride + block * block_stride, scale, mask=inside)
 
 
 @triton.jit
-def write_column(y, row, column, codes_ptr, width, scale_ptr, scale_row, scale_block, M, K,
-                 SQUARE: tl.constexpr, PADDED: tl.constexpr, GRID: tl.constexpr,
-                 HARDWARE: tl.constexpr):  # fmt: skip
-    """Codes [K, width] and scales of a tile's columns, as `write_row`."""
-    amax = tl.max(tl.max(bits_of(y) & ABS_BITS, axis=2), axis=0)  # [SIZE]
-    if SQUARE:
-        amax = tl.max(amax, axis=0) + tl.zeros_like(amax)
+def write_row(y, amax, row, column, codes_ptr, width, scale_ptr, scale_row, scale_block, M, K,
+              PLAN: tl.constexpr, PADDED: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
+    """Codes [M, width] and scales of rows. y: fp32 [rows, SIZE / HELD, HELD]; amax: pattern, of every row."""
+    GRID: tl.constexpr = PLAN.element
+    ROWS: tl.constexpr = y.shape[0]
     encode = encode_scale(amax, GRID.largest)
     poisoned = amax >= EXPONENT_BITS
-    left = M - row - 4 * tl.arange(0, FOURS)[:, None]
+    v = marked(y * encode[:, None, None], poisoned[:, None, None], y, HARDWARE)
+    left = K - column - 4 * tl.arange(0, FOURS)[None, :]
+    words = fp8_words(tl.reshape(v, (ROWS, FOURS, 4)), left, PADDED, GRID, HARDWARE)
+    r = row + tl.arange(0, ROWS)[:, None]
+    c = column // 4 + tl.arange(0, FOURS)[None, :]
+    tl.store(codes_ptr + r.to(tl.int64) * width + c, words, mask=(r < M) & (c < width))
+    scale = block_scale(encode, poisoned)
+    store_scales(scale_ptr, scale_row, scale_block, scale, row, column // SIZE, M, PLAN.square)
+
+
+@triton.jit
+def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, PLAN: tl.constexpr,
+                 PADDED: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
+    """Codes [K, width] of columns. y: fp32 [fours of rows, SIZE, 4]; encode, poisoned: of every column."""
+    GRID: tl.constexpr = PLAN.element
+    DOWN: tl.constexpr = y.shape[0]
     v = marked(y * encode[None, :, None], poisoned[None, :, None], y, HARDWARE)
+    left = M - row - 4 * tl.arange(0, DOWN)[:, None]
     words = fp8_words(v, left, PADDED, GRID, HARDWARE)
     r = column + tl.arange(0, SIZE)[:, None]
-    c = row // 4 + tl.arange(0, FOURS)[None, :]
+    c = row // 4 + tl.arange(0, DOWN)[None, :]
     tl.store(codes_ptr + r.to(tl.int64) * width + c, tl.trans(words), mask=(r < K) & (c < width))
-    down = column + tl.arange(0, SIZE)
-    inside = down < K
-    if SQUARE:
-        down, inside = column // SIZE + tl.zeros_like(down), down == column
-    out = scale_ptr + down * scale_row + (row // SIZE) * scale_block
-    tl.store(out, block_scale(encode, poisoned), mask=inside)
+
+
+@triton.jit
+def through(y, PLAN: tl.constexpr, HARDWARE: tl.constexpr):
+    """What the plan quantizes: y, or y rounded to bf16."""
+    return to_bf16(y, HARDWARE) if PLAN.through_bf16 else y
+
+
+@triton.jit
+def rows_held(x_ptr, stride, row, column, M, K, ROWS: tl.constexpr, HARDWARE: tl.constexpr):
+    """Rows of a tile, HELD neighbours in one thread: fp32 [ROWS, SIZE / HELD, HELD]."""
+    WIDE: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth
+    return columns_apart(x_ptr, stride, row, column, M, K, HELD, HELD, WIDE, ROWS, SIZE // HELD, HARDWARE)
+
+
+@triton.jit
+def column_maxima(x_ptr, stride, first, column, M, K, ROWS: tl.constexpr, HARDWARE: tl.constexpr):
+    """Largest magnitude of each column of a tile, fp32 [SIZE]; NaN if there is one."""
+    largest = tl.zeros((ROWS // 4, SIZE), tl.float32)
+    for i in range(SIZE // ROWS):
+        row = first + i * ROWS
+        x = rows_apart(x_ptr, stride, row, column, M, K, 1, 4, ROWS // 4, SIZE, HARDWARE)
+        even, odd = tl.split(tl.reshape(x, (ROWS // 4, SIZE, 2, 2)))
+        low, high = tl.split(larger(even, odd))
+        largest = larger(largest, larger(low, high))
+    return float_of(tl.max(bits_of(largest) & ABS_BITS, axis=0))
 
 
 @triton.jit
@@ -136,24 +158,41 @@ def fp8_kernel(
     x_ptr, x_stride, M, K, row_ptr, row_width, row_scale_ptr, row_scale_row, row_scale_block,
     column_ptr, column_width, column_scale_ptr, column_scale_row, column_scale_block,
     ROW: tl.constexpr, ROW_PADDED: tl.constexpr, COLUMN: tl.constexpr, COLUMN_PADDED: tl.constexpr,
-    HARDWARE: tl.constexpr,
+    ROWS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """Codes and scales of x [M, K] by the Fp8Plans ROW and COLUMN, either of which may be None.
+    """Codes and scales of x [M, K] by the Fp8Configs ROW and COLUMN, either of which may be None.
 
     Row operand: codes [M, row_width] in words of four, int32, scales [M or blocks, ..] with strides
     (scale_row, scale_block); column operand: [K, column_width] and [K or blocks, ..]. PADDED: the contraction
-    is no multiple of 16. One program per 128 x 128 tile.
+    is no multiple of 16. One program per 128 x 128 tile, ROWS of it at a time.
     """
-    row = tl.program_id(0) // tl.cdiv(K, SIZE) * SIZE
+    first = tl.program_id(0) // tl.cdiv(K, SIZE) * SIZE
     column = tl.program_id(0) % tl.cdiv(K, SIZE) * SIZE
-    x = rows_apart(x_ptr, x_stride, row, column, M, K, 1, 4, FOURS, SIZE, HARDWARE)
+    SQUARE_ROW: tl.constexpr = ROW is not None and ROW.square
+    if COLUMN is not None or SQUARE_ROW:
+        of_columns = column_maxima(x_ptr, x_stride, first, column, M, K, ROWS, HARDWARE)
+        of_tile = float_of(tl.max(bits_of(of_columns), axis=0))
     if ROW is not None:
-        GRID: tl.constexpr = ROW.element
-        y = to_bf16(x, HARDWARE) if ROW.through_bf16 else x
-        write_row(y, row, column, row_ptr, row_width, row_scale_ptr, row_scale_row, row_scale_block, M, K,
-                  ROW.square, ROW_PADDED, GRID, HARDWARE)  # fmt: skip
+        for i in range(SIZE // ROWS):
+            row = first + i * ROWS
+            y = through(rows_held(x_ptr, x_stride, row, column, M, K, ROWS, HARDWARE), ROW, HARDWARE)
+            if SQUARE_ROW:
+                amax = bits_of(through(of_tile + tl.zeros((ROWS,), tl.float32), ROW, HARDWARE)) & ABS_BITS
+            else:
+                in_thread = halved_columns(tl.reshape(y, (ROWS, SIZE)), 4, ROWS, SIZE)
+                amax = tl.max(bits_of(in_thread) & ABS_BITS, axis=1)
+            write_row(y, amax, row, column, row_ptr, row_width, row_scale_ptr, row_scale_row,
+                      row_scale_block, M, K, ROW, ROW_PADDED, HARDWARE)  # fmt: skip
     if COLUMN is not None:
-        GRID_2: tl.constexpr = COLUMN.element
-        y = to_bf16(x, HARDWARE) if COLUMN.through_bf16 else x
-        write_column(y, row, column, column_ptr, column_width, column_scale_ptr, column_scale_row,
-                     column_scale_block, M, K, COLUMN.square, COLUMN_PADDED, GRID_2, HARDWARE)  # fmt: skip
+        if COLUMN.square:
+            of_columns = of_tile + tl.zeros_like(of_columns)
+        amax = bits_of(through(of_columns, COLUMN, HARDWARE)) & ABS_BITS
+        encode = encode_scale(amax, COLUMN.element.largest)
+        poisoned = amax >= EXPONENT_BITS
+        store_scales(column_scale_ptr, column_scale_row, column_scale_block, block_scale(encode, poisoned),
+                     column, first // SIZE, K, COLUMN.square)  # fmt: skip
+        for i in range(SIZE // ROWS):
+            row = first + i * ROWS
+            y = rows_apart(x_ptr, x_stride, row, column, M, K, 1, 4, ROWS // 4, SIZE, HARDWARE)
+            write_column(through(y, COLUMN, HARDWARE), encode, poisoned, row, column, column_ptr,
+                         column_width, M, K, COLUMN, COLUMN_PADDED, HARDWARE)  # fmt: skip

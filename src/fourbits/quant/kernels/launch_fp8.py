@@ -1,4 +1,4 @@
-"""The launch that turns a tensor into FP8 operands in blocks of 128, row, column or both from one pass."""
+"""The launch that makes FP8 operands of a tensor in blocks of 128, row, column or both from one pass."""
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 _DTYPES = {"fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
 _BLOCK = 128
+#: rows of a tile that a program takes at a time, and its warps
+_ROWS, _WARPS = 32, 4
 
 
 class Fp8Quantizer:
@@ -33,8 +35,9 @@ class Fp8Quantizer:
             ROW_PADDED=self.K % 16 != 0,
             COLUMN=self.column,
             COLUMN_PADDED=self.M % 16 != 0,
+            ROWS=_ROWS,
             HARDWARE=signature.device.type == "cuda",
-            num_warps=8,
+            num_warps=_WARPS,
             enable_fp_fusion=False,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The launches that turn a tensor into codes and scales, as a checkpoint or FP4 tensor cores store them."""
+"""The launches that make codes and scales of a tensor, as a checkpoint or FP4 tensor cores store them."""
 
 import functools
 
@@ -77,7 +77,6 @@ class PackedQuantizer:
             PLAN=self.config,
             FIELDS=self.key_fields,
             PARTS=parts,
-            SWIZZLED=False,
             E2M1X2=_converts(self.device) and self.config.element.largest == 6.0,
             PADDED=self.padded,
             HELD=held,

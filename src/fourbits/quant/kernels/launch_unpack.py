@@ -1,4 +1,4 @@
-"""The launches that turn codes and scales back into values a GEMM can use."""
+"""The launches that make of codes and scales the values a GEMM can use."""
 
 import functools
 
@@ -7,7 +7,7 @@ import torch
 from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.kernels.support import UNPACKED_FORMATS, unsupported_device
 from fourbits.quant.kernels.tiles import matrix
-from fourbits.quant.kernels.unpack_triton import unpack_kernel, unpack_turned_kernel
+from fourbits.quant.kernels.unpack_triton import unpack_kernel, unpack_transposed_kernel
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 
@@ -20,18 +20,23 @@ def unsupported_unpack(q: QuantizedTensor) -> str | None:
     return None
 
 
+def lies_transposed(q: QuantizedTensor) -> bool:
+    """Whether a column operand lies in the layout of its tensor, where a quantizing pass has packed it."""
+    return q.axis == 0 and not q.codes.is_contiguous() and q.codes.t().is_contiguous()
+
+
 def unpacked(q: QuantizedTensor) -> ExactOperand:
     """The exact form of a packed operand that the kernels support."""
     size = q.spec.block_size
     assert size is not None
     power_of_two = q.spec.block_format.scale == "e8m0"
     scales, device = q.block_scale.view(torch.uint8), q.codes.device
-    if q.axis == 0 and not q.codes.is_contiguous():  # a column operand that a quantizing pass packed in place
+    if lies_transposed(q):
         codes, scales = q.codes.t(), scales.t()
         pairs, K = codes.shape
         values = matrix(2 * pairs, K, device)
         if launch := transposed_launcher(device, pairs, K, size[1], power_of_two):
-            launch(codes, scales, values, values.stride(0), K)
+            launch(codes, scales, q.global_scale, values, 2 * pairs, values.stride(0), K)
         return ExactOperand(values, q.global_scale, 0, q.spec)
     R, width = q.codes.shape
     values = torch.empty((R, 2 * width), dtype=torch.bfloat16, device=device)
@@ -67,20 +72,30 @@ def launcher(
 
 @functools.lru_cache(maxsize=4096)
 def transposed_launcher(
-    device: torch.device, pairs: int, K: int, block: int, power_of_two: bool
+    device: torch.device,
+    pairs: int,
+    K: int,
+    block: int,
+    power_of_two: bool,
+    dequantized: tuple[int, torch.dtype] | None = None,
 ) -> Launcher | None:
-    """The launch for codes [pairs of rows, K] in the layout of the tensor; None if there are none."""
+    """The launch for codes [pairs of rows, K] in the layout of the tensor; None if there are none.
+
+    dequantized: rows and dtype of values that are multiplied by the global scale too. A launcher's integers
+    and types are fixed.
+    """
     on_gpu = device.type == "cuda"
     rows, columns = (16, 1024) if on_gpu else (16, 64)
     programs = -(-2 * pairs // rows) * -(-K // columns)
     if not programs:
         return None
     return Launcher(
-        unpack_turned_kernel,
+        unpack_transposed_kernel,
         (programs,),
         device,
         BLOCK=block,
         POWER_OF_TWO=power_of_two,
+        DEQUANTIZED=dequantized is not None,
         ROWS=rows,
         COLUMNS=columns,
         HARDWARE=on_gpu,

@@ -1,7 +1,7 @@
 """One operand as codes and scales: what Blackwell multiplies, and what is saved or sent at 4.5 bits each.
 
 They are written as docs/nvfp4.md, section 5, stores them: rows of the stored matrix are columns of the tensor
-for an operand of axis 0, so such a tile is turned while it is written.
+for an operand of axis 0, so such a tile is transposed while it is written.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -82,17 +82,6 @@ def scale_codes(scale, PLAN: tl.constexpr):
 
 
 @triton.jit
-def scale_offset(row, block, across, SWIZZLED: tl.constexpr):
-    """Where a block scale is stored: row-major, or in the 128x4 tiles of block-scaled tensor cores."""
-    if SWIZZLED:
-        tile = (row // 128) * ((across + 3) // 4) + block // 4
-        offset = tile * 512 + (row % 32) * 16 + (row % 128 // 32) * 4 + block % 4
-    else:
-        offset = row * across + block
-    return offset
-
-
-@triton.jit
 def store_words(codes_ptr, words, row, column, R, width, PLAN: tl.constexpr, ROWS: tl.constexpr,
                 COLUMNS: tl.constexpr):  # fmt: skip
     """Write a tile of codes, int32 words of 8 (or of 4, or of bytes of 8 bits), to codes_ptr [R, width]."""
@@ -112,7 +101,7 @@ def store_words(codes_ptr, words, row, column, R, width, PLAN: tl.constexpr, ROW
 
 @triton.jit
 def store_scales(scale_ptr, code, row, column, down, across, PLAN: tl.constexpr, ROWS: tl.constexpr,
-                 COLUMNS: tl.constexpr, SWIZZLED: tl.constexpr):  # fmt: skip
+                 COLUMNS: tl.constexpr):  # fmt: skip
     """Write a tile's block scales, int32 [R, 1, C, 1], to the grid of stored blocks [down, across]."""
     ABOVE: tl.constexpr = ROWS // PLAN.block_rows
     BESIDE: tl.constexpr = COLUMNS // PLAN.block_columns
@@ -123,14 +112,14 @@ def store_scales(scale_ptr, code, row, column, down, across, PLAN: tl.constexpr,
         r, c = i[:, None], j[None, :]
     else:
         r, c, byte = j[:, None], i[None, :], tl.trans(byte)
-    tl.store(scale_ptr + scale_offset(r, c, across, SWIZZLED), byte, mask=(r < down) & (c < across))
+    tl.store(scale_ptr + r * across + c, byte, mask=(r < down) & (c < across))
 
 
 @triton.jit(do_not_specialize=["stream"])
 def packed_kernel(
     x_ptr, x_stride, M, K, codes_ptr, R, width, scale_ptr, down, across, amax_ptr, global_ptr,
     key_ptr, stream,
-    PLAN: tl.constexpr, FIELDS: tl.constexpr, PARTS: tl.constexpr, SWIZZLED: tl.constexpr,
+    PLAN: tl.constexpr, FIELDS: tl.constexpr, PARTS: tl.constexpr,
     E2M1X2: tl.constexpr, PADDED: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     HARDWARE: tl.constexpr,
 ):  # fmt: skip
@@ -156,4 +145,4 @@ def packed_kernel(
     )
     bytes_ = scale_codes(scale, PLAN)
     store_words(codes_ptr, words, row, column, R, width, PLAN, ROWS, COLUMNS)
-    store_scales(scale_ptr, bytes_, row, column, down, across, PLAN, ROWS, COLUMNS, SWIZZLED)
+    store_scales(scale_ptr, bytes_, row, column, down, across, PLAN, ROWS, COLUMNS)

@@ -89,17 +89,17 @@ def max_target(amax_bits, tensor_bits, PLAN: tl.constexpr):
 
 
 @triton.jit
-def two_level(wanted, amax_bits, tensor_bits, PLAN: tl.constexpr):
+def two_level(ideal, amax_bits, tensor_bits, PLAN: tl.constexpr):
     """(block scale, multiplier of the elements) on a grid, under the tensor's scale where it has one.
 
-    wanted: the unrounded block scales, fp32.
+    ideal: the unrounded block scales, fp32.
     """
     SCALE: tl.constexpr = PLAN.scale
     s_enc = tl.full((), 1.0, tl.float32)
     if PLAN.target != 0.0:
         s_enc = encode_scale(tensor_bits, PLAN.target)
     s_dec = tl.div_rn(tl.full((), 1.0, tl.float32), s_enc)
-    scale = nearest(wanted, SCALE)
+    scale = nearest(ideal, SCALE)
     divisor = scale * s_dec
     encode = tl.minimum(tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor), FLT_MAX)
     bad = (amax_bits >= EXPONENT_BITS) | (tensor_bits >= EXPONENT_BITS)

@@ -105,10 +105,10 @@ def rounded_tile(y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS
         scale, encode = power_of_two(amax_bits, PLAN)
     else:
         if PLAN.metric == "":
-            wanted = max_target(amax_bits, tensor_bits, PLAN)
+            ideal = max_target(amax_bits, tensor_bits, PLAN)
         else:
-            wanted = four_over_six(blocks, amax_bits, tensor_bits, PLAN)
-        scale, encode = two_level(wanted, amax_bits, tensor_bits, PLAN)
+            ideal = four_over_six(blocks, amax_bits, tensor_bits, PLAN)
+        scale, encode = two_level(ideal, amax_bits, tensor_bits, PLAN)
     if PLAN.rounding == "ms-eden":
         encode = tl.where(scale == 0.0, 0.0, encode)
     scaled = blocks * encode

@@ -50,14 +50,22 @@ def amax_tile(shape: Shape, column: KernelConfig | None) -> Tile:
 
 def packed_tile(shape: Shape, config: KernelConfig) -> tuple[Tile, int]:
     """The tile of a packed operand, and how many neighbours along the contraction a thread reads (0: any)."""
+    rows, square = tall(config), config.block_rows == config.block_columns
     if not shape.on_gpu:
-        return Tile(tall(config), 128, 4), min(16, tall(config)) if config.axis == 0 else 16
-    rows = max(8, tall(config))
-    if config.axis == 0 and config.block_columns == 1 and rows <= SHORT:
-        return Tile(64, 128, 8 * 16 // (2 * rows)), rows
-    if config.axis == 1 and config.block_rows == 1 and rows <= SHORT:
+        return Tile(rows, 128, 4), min(16, rows) if config.axis == 0 else 16
+    if rows > 64:
+        return Tile(rows, 32, 4), 32
+    if rows > SHORT:
+        return wide(shape.K, rows, 64, 1), 0
+    if square and config.metric:  # errors are summed along the contraction, 16 elements in one thread
+        return Tile(rows, 128, 4), rows
+    if square:  # 64 elements a thread
+        tile = wide(shape.K, rows, 512 * 16 // rows, 8)
+        return tile._replace(warps=tile.columns * rows // (32 * 64)), 0
+    if config.axis == 1:
         return Tile(4, 512, 2), config.block_columns
-    return (wide(shape.K, rows, 64, 1) if rows > SHORT else wide(shape.K, rows, 512, 8)), 0
+    simple = config.metric == "" and config.rounding == "rne"
+    return Tile(64, 128 if simple or rows > 16 else 64, 4), rows
 
 
 def wide(K: int, rows: int, columns: int, vector: int) -> Tile:

@@ -9,7 +9,7 @@ nothing is rounded. docs/nvfp4.md, sections 4 and 5.
 import triton
 import triton.language as tl
 
-from fourbits.quant.kernels.rounding_triton import as_bf16, float_of
+from fourbits.quant.kernels.rounding_triton import as_bf16, float_of, rounded_to
 
 
 @triton.jit
@@ -61,14 +61,14 @@ def unpack_kernel(
 
 
 @triton.jit
-def unpack_turned_kernel(
-    codes_ptr, scales_ptr, out_ptr, out_stride, K,
-    BLOCK: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+def unpack_transposed_kernel(
+    codes_ptr, scales_ptr, global_ptr, out_ptr, M, out_stride, K,
+    BLOCK: tl.constexpr, POWER_OF_TWO: tl.constexpr, DEQUANTIZED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """out [M, K] bf16 from codes [M / 2, K], two rows to a byte, and scales [M / BLOCK, K].
+    """out [M, K] from codes [Mp / 2, K], two rows to a byte, and scales [Mp / BLOCK, K].
 
-    M and BLOCK are multiples of ROWS.
+    Mp, which is M with padding, and BLOCK are multiples of ROWS. DEQUANTIZED: values times the global scale.
     """
     wide = tl.cdiv(K, COLUMNS)
     row = (tl.program_id(0) // wide) * ROWS
@@ -78,6 +78,13 @@ def unpack_turned_kernel(
     block = (row // BLOCK).to(tl.int64) * K + columns
     scale = scale_value(tl.load(scales_ptr + block, mask=columns < K, other=0).to(tl.int32), POWER_OF_TWO)
     low, high = e2m1_value(byte & 15) * scale, e2m1_value(byte >> 4) * scale
+    if DEQUANTIZED:
+        global_scale = tl.load(global_ptr)
+        low, high = low * global_scale, high * global_scale
     out = out_ptr + (2 * pairs).to(tl.int64) * out_stride + columns
-    tl.store(out, as_bf16(low, HARDWARE), mask=columns < K)
-    tl.store(out + out_stride, as_bf16(high, HARDWARE), mask=columns < K)
+    low, high = (
+        rounded_to(low, out_ptr.dtype.element_ty, HARDWARE),
+        rounded_to(high, out_ptr.dtype.element_ty, HARDWARE),
+    )
+    tl.store(out, low, mask=(2 * pairs < M) & (columns < K))
+    tl.store(out + out_stride, high, mask=(2 * pairs + 1 < M) & (columns < K))

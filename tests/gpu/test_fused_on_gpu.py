@@ -1,26 +1,33 @@
-"""The fused kernels on a card: the reference's bytes, products within the bound, noise as its bits say."""
+"""The fused kernels on a GPU: the reference's bytes, products within the bound, noise as its bits say."""
 
 import pytest
 import torch
 
-from fourbits.formats.packing import swizzle_scales
+from fourbits import fake_quantize, quantize
 from fourbits.gemm.cpu import matmul as matmul_emulated
-from fourbits.gemm.kernels import launch as matmul_cuda
-from fourbits.gemm.matmul import matmul
+from fourbits.gemm.matmul import matmul, multiply
 from fourbits.gemm.native.self_check import check_native
 from fourbits.quant.cpu import compiled
-from fourbits.quant.kernels.kernel_config import NoiseKey
-from fourbits.quant.kernels.launch_exact import fused_operands
-from fourbits.quant.kernels.launch_packed import fused_quantize, fused_swizzled
-from fourbits.quant.kernels.support import Wanted
 from fourbits.quant.operand import OperandSpec
-from support.fused_cases import PAIRS, POLICIES, SMALL, Case, differences, policy_differences
+from fourbits.quant.quantize import exact_operand
+from fourbits.quant.request import OperandInputs, OperandRequest
+from fourbits.quant.tensor import ExactOperand, dequantized, transposed
+from support.fused_cases import (
+    DTYPES,
+    PAIRS,
+    POLICIES,
+    SMALL,
+    Case,
+    by_kernels,
+    differences,
+    policy_differences,
+)
 from support.matmul_cases import LAYOUTS, Product, excess
 from support.matmul_cases import SMALL as SMALL_PRODUCTS
 
 pytestmark = pytest.mark.gpu
 
-CARD = torch.device("cuda")
+GPU = torch.device("cuda")
 LARGE = [
     *(Case(pair, (304, 1072)) for pair in PAIRS),
     *(Case(pair, (1024, 2048)) for pair in ("nearest", "stochastic", "weight")),
@@ -29,7 +36,7 @@ LARGE = [
 ]
 LARGE_PRODUCTS = [
     *(Product(layout, (520, 264, 1040)) for layout in LAYOUTS),
-    *(Product("wgrad", (264, 520, 1040), torch.float32, accumulate=added) for added in (False, True)),
+    Product("wgrad", (264, 520, 1040), torch.float32),
     Product("fprop", (264, 520, 1040), torch.float16, bias=True),
 ]
 
@@ -44,17 +51,17 @@ def references_are_eager_and_unwritten_memory_is_nan(monkeypatch):
 
 @pytest.mark.parametrize("case", [*SMALL, *LARGE], ids=lambda case: case.name)
 def test_bytes_are_the_references(case):
-    assert differences(case, CARD) == []
+    assert differences(case, GPU) == []
 
 
 @pytest.mark.parametrize("stored", POLICIES, ids=str)
 def test_amax_policies_use_and_observe_what_the_reference_does(stored):
-    assert policy_differences(stored, CARD) == []
+    assert policy_differences(stored, GPU) == []
 
 
 @pytest.mark.parametrize("product", [*SMALL_PRODUCTS, *LARGE_PRODUCTS], ids=lambda product: product.name)
 def test_products_stay_within_the_bound(product):
-    assert excess(product, CARD) <= 1
+    assert excess(product, GPU) <= 1
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name.startswith("fp8")])
@@ -62,44 +69,59 @@ def test_products_stay_within_the_bound(product):
 def test_fp8_sums_are_promoted_before_their_few_bits_add_up(layout, shape):
     """Section 12.5's second promise, which unpromoted sums of 4096 terms miss by a factor of about four."""
     (M, N, K), (spec_a, axis_a, spec_b, axis_b) = shape, LAYOUTS[layout]
-    x, w = torch.randn(M, K, device=CARD), torch.randn(N, K, device=CARD)
+    x, w = torch.randn(M, K, device=GPU), torch.randn(N, K, device=GPU)
     kept = [(t if axis == 1 else t.t().contiguous(), axis) for t, axis in ((x, axis_a), (w, axis_b))]
-    (a,), (b,) = (
-        fused_operands(t, (Wanted(spec, axis),))
-        for (t, axis), spec in zip(kept, (spec_a, spec_b), strict=True)
-    )
+    a, b = (exact_operand(t, spec, axis) for (t, axis), spec in zip(kept, (spec_a, spec_b), strict=True))
     true = matmul_emulated.matmul(a, b, torch.float32, None).double()
-    error = matmul_cuda.matmul(a, b, torch.float32).double() - true
+    error = multiply(a, b, torch.float32).double() - true
     assert error.square().mean().sqrt() <= 2.0**-12 * true.square().mean().sqrt()
 
 
-def test_swizzled_scales_are_the_plain_ones_in_the_tensor_cores_layout():
-    x = torch.randn(300, 1040, device=CARD)
-    for want in (Wanted(OperandSpec(), 1), Wanted(OperandSpec(rht=16), 0)):
-        codes, scales, _ = fused_swizzled(x, want)
-        (plain,) = fused_quantize(x, (want,))
-        assert torch.equal(codes, plain.codes)
-        assert torch.equal(scales, swizzle_scales(plain.block_scale).view(torch.uint8))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("spec", [OperandSpec(), OperandSpec(block=(16, 16)), OperandSpec(format="mxfp4")])
+def test_public_functions_give_the_bytes_of_the_reference(spec, axis, dtype):
+    x = torch.randn(300, 1048, device=GPU).to(dtype)
+    q = quantize(x, spec, axis)
+    assert torch.equal(q.dequantize(dtype), dequantized(q, dtype))
+    assert torch.equal(fake_quantize(x, spec, axis), dequantized(q, dtype))
+    if spec.block == (16, 16):
+        assert torch.equal(q.t().codes, transposed(q).codes)
+        assert torch.equal(q.t().dequantize(), dequantized(transposed(q), torch.float32))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_fake_quantize_compiles_whole_with_the_same_bytes(axis):
+    x = torch.randn(96, 160, device=GPU, requires_grad=True)
+    made = torch.compile(lambda x: fake_quantize(x, OperandSpec(), axis), fullgraph=True)(x)
+    assert torch.equal(made, fake_quantize(x, OperandSpec(), axis))
+    made.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.ones_like(x))
 
 
 def test_the_self_check_passes_with_the_emulated_product():
-    findings = check_native(CARD, matmul)
+    findings = check_native(GPU, matmul)
     assert all(finding.passed for finding in findings), findings
 
 
 def test_tiles_and_offsets_do_not_move_random_bits():
     """A tensor quantized in two halves, with its coordinates in the key, has the bytes of the whole."""
-    x = torch.randn(256, 512, device=CARD)
+    x = torch.randn(256, 512, device=GPU)
     amax = x.abs().amax()
     # seed, step, zero, zero, first token of the second half, the same / 16
-    clock = torch.tensor([7, 3, 0, 0, 128, 8], device=CARD)
+    clock = torch.tensor([7, 3, 0, 0, 128, 8], device=GPU)
     row, column = OperandSpec(rounding="sr"), OperandSpec(rounding="sr", rht=16)
-    column_amax = torch.tensor(9.0, device=CARD)
+    column_amax = torch.tensor(9.0, device=GPU)
 
     def made(part, token, token_block):
-        keys = NoiseKey(clock, (0, 2, 1, token, 2), 36), NoiseKey(clock, (0, 2, 1, 2, token_block), 38)
-        wanted = Wanted(row, 1, keys[0], amax), Wanted(column, 0, keys[1], column_amax)
-        return [operand.values for operand in fused_operands(part, wanted)]
+        requests = [
+            OperandRequest(row, 1, amax="given", key_fields=(0, 2, 1, token, 2)),
+            OperandRequest(column, 0, amax="given", key_fields=(0, 2, 1, 2, token_block)),
+        ]
+        inputs = [OperandInputs(clock, 36, amax), OperandInputs(clock, 38, column_amax)]
+        operands = by_kernels(part, requests, inputs)
+        return [operand.values for operand in operands if isinstance(operand, ExactOperand)]
 
     whole, halves = made(x, 2, 2), [made(x[:128], 2, 2), made(x[128:], 4, 5)]
     for i in range(2):
@@ -108,17 +130,17 @@ def test_tiles_and_offsets_do_not_move_random_bits():
 
 def test_stochastic_rounding_goes_up_as_often_as_its_bits_say():
     """Over many keys each element's mean is that of floor(256 f) / 256, within six standard errors."""
-    x = torch.randn(64, 256, device=CARD).to(torch.bfloat16)
-    amax, keys = torch.tensor(8.0, device=CARD), 2048
+    x = torch.randn(64, 256, device=GPU).to(torch.bfloat16)
+    amax, keys = torch.tensor(8.0, device=GPU), 2048
     total = torch.zeros_like(x, dtype=torch.float64)
     for step in range(keys):
-        key = torch.tensor([1, 44, step, 0, 0], device=CARD)
-        (made,) = fused_operands(x, (Wanted(OperandSpec(rounding="sr"), 1, key, amax),))
+        key = torch.tensor([1, 44, step, 0, 0], device=GPU)
+        made = exact_operand(x, OperandSpec(rounding="sr"), 1, amax, key)
         total += (made.values.float() * made.scale).double()
-    (q,) = fused_quantize(x, (Wanted(OperandSpec(), 1, None, amax),))
+    q = quantize(x, OperandSpec(), 1, amax)
     scale = (q.block_scale.float() * q.global_scale).double().repeat_interleave(16, 1)
     magnitude = (x.double().abs() / scale).clamp_max(6.0)
-    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 8], dtype=torch.float64, device=CARD)
+    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 8], dtype=torch.float64, device=GPU)
     below = torch.bucketize(magnitude, grid, right=True) - 1
     low, step_size = grid[below], grid[below + 1] - grid[below]
     share = torch.floor(256 * (magnitude - low) / step_size) / 256
@@ -128,32 +150,26 @@ def test_stochastic_rounding_goes_up_as_often_as_its_bits_say():
 
 
 def test_a_captured_graph_replays_with_new_noise():
-    x = torch.randn(64, 256, device=CARD)
-    clock = torch.tensor([1, 44, 0, 0, 0], device=CARD)
-    want = Wanted(OperandSpec(rounding="sr"), 1, clock)
-    fused_operands(x, (want,))
+    x = torch.randn(64, 256, device=GPU)
+    clock = torch.tensor([1, 44, 0, 0, 0], device=GPU)
+    spec = OperandSpec(rounding="sr")
+    exact_operand(x, spec, 1, sr_key=clock)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        (captured,) = fused_operands(x, (with_key(want, clock),))
+        captured = exact_operand(x, spec, 1, sr_key=clock)
     for step in (0, 5):
         clock[2] = step
         graph.replay()
-        (eager,) = fused_operands(x, (with_key(want, clock.clone()),))
+        eager = exact_operand(x, spec, 1, sr_key=clock.clone())
         assert torch.equal(captured.values, eager.values)
     clock[2] = 0
     graph.replay()
     assert not torch.equal(captured.values, eager.values)
 
 
-def with_key(want, entries):
-    return want._replace(key=NoiseKey(entries))
-
-
 def test_large_strides_and_views_give_equal_bytes():
-    x = torch.randn(512, 512, device=CARD).to(torch.bfloat16)
-    want = Wanted(OperandSpec(), 1)
-    (whole,) = fused_operands(x[32:160, 64:320].contiguous(), (want,))
-    (view,) = fused_operands(x[32:160, 64:320], (want,))
-    (turned,) = fused_operands(x[32:160, 64:320].t().contiguous().t(), (want,))
-    assert torch.equal(whole.values, view.values)
-    assert torch.equal(whole.values, turned.values)
+    x = torch.randn(512, 512, device=GPU).to(torch.bfloat16)
+    part, spec = x[32:160, 64:320], OperandSpec()
+    whole = exact_operand(part.contiguous(), spec)
+    assert torch.equal(exact_operand(part, spec).values, whole.values)
+    assert torch.equal(exact_operand(part.t().contiguous().t(), spec).values, whole.values)

@@ -1,0 +1,45 @@
+"""Quantize and dequantize in one step, with a gradient: for those who write layers of their own.
+
+Rounding has no useful derivative. The straight-through estimator takes that of the identity, so the gradient
+of the result is the gradient of x. docs/nvfp4.md, section 6.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import quantized_and_back
+
+
+def fake_quantize(
+    x: Tensor, spec: OperandSpec, axis: int = -1, amax: Tensor | None = None, sr_key: Tensor | None = None
+) -> Tensor:
+    """x as quantization leaves it: the bytes of `quantize(x, spec, axis).dequantize(x.dtype)`.
+
+    Arguments as for `quantize`. The gradient passes to x unchanged (straight-through), and none to amax.
+    Raises ValueError for the inputs that `quantize` refuses, and for a spec with a transform.
+    """
+    if isinstance(spec, OperandSpec) and spec.rht:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"fake_quantize: spec.rht must be 0, got {spec.rht}: the result would be a rotated tensor. "
+            "Write replace(spec, rht=0), or multiply what quantize returns by matmul: there rotations cancel."
+        )
+    return _StraightThrough.apply(x, spec, axis, amax, sr_key)  # pyright: ignore[reportReturnType]
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Quantizes and dequantizes forward, and hands the gradient on backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+    ) -> Tensor:
+        del ctx
+        return quantized_and_back(x, spec, axis, amax, sr_key)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        del ctx
+        return grad, None, None, None, None
