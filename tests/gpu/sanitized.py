@@ -1,4 +1,4 @@
-"""Every kernel once, for compute-sanitizer: products, policies, swizzled scales, quantizers, Mamba layers.
+"""Every kernel once, for compute-sanitizer: products, policies, quantizers, Mamba layers.
 
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests
     compute-sanitizer --error-exitcode 9 python -m gpu.sanitized
@@ -19,9 +19,6 @@ import triton.language as tl
 
 from fourbits.model.ops import self_check
 from fourbits.quant.cpu import compiled
-from fourbits.quant.kernels.launch_packed import fused_swizzled
-from fourbits.quant.kernels.support import Wanted
-from fourbits.quant.operand import OperandSpec
 from support.fused_cases import POLICIES, SMALL, differences, policy_differences
 from support.matmul_cases import SMALL as PRODUCTS
 from support.matmul_cases import excess
@@ -47,9 +44,6 @@ def main(planted: bool, share: int = 0, shares: int = 1) -> int:
     scans, convs, norms = SCANS[every], CONVS[every], NORMS[every]
     wrong = sum(not excess(product, "cuda") <= 1 for product in products)
     wrong += sum(bool(policy_differences(stored, "cuda")) for stored in policies)
-    x = torch.randn(300, 1040, device="cuda")
-    for want in (Wanted(OperandSpec(), 1), Wanted(OperandSpec(rht=16), 0)) if share == 0 else ():
-        fused_swizzled(x, want)
     wrong += sum(bool(differences(case, "cuda")) for case in cases)
     for sizes in scans:
         errors = self_check.check(torch.device("cuda"), torch.bfloat16, *sizes).values()

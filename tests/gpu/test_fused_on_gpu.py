@@ -124,6 +124,7 @@ def test_tiles_and_offsets_do_not_move_random_bits():
         return [operand.values for operand in operands if isinstance(operand, ExactOperand)]
 
     whole, halves = made(x, 2, 2), [made(x[:128], 2, 2), made(x[128:], 4, 5)]
+    assert len(whole) == 2
     for i in range(2):
         assert torch.equal(whole[i], torch.cat([half[i] for half in halves]))
 
