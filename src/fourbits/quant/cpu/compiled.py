@@ -6,8 +6,8 @@ Where no C++ compiler works, the eager function runs instead, slower, and one wa
 import ctypes
 import functools
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -36,7 +36,10 @@ _broken: list[str] = []
 
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """`function` compiled for any shape. A compiler that fails raises nothing: one warning reports it."""
+    """`function` compiled for any shape. A compiler that fails raises nothing: one warning reports it.
+
+    It returns tensors or plain tuples of them: torch 2.11 cannot return a named tuple from compiled code.
+    """
     return _compiled(function)
 
 
@@ -45,16 +48,13 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # Limits of the whole process: to patch them around each call costs as much as a small call.
     for limit, least in _LIMITS.items():
         setattr(dynamo_config, limit, max(least, getattr(dynamo_config, limit)))
-    named = getattr(get_type_hints(function).get("return"), "_make", None)
-    source = function if named is None else _plain(function)
-    fast = torch.compile(source, fullgraph=True, dynamic=True, options=_EXACT)  # pyright: ignore
+    fast = torch.compile(function, fullgraph=True, dynamic=True, options=_EXACT)  # pyright: ignore
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _broken:
             return function(*args, **kwargs)
         try:
-            result = fast(*args, **kwargs)
-            return result if named is None else named(result)
+            return fast(*args, **kwargs)
         except (BackendCompilerFailed, InductorError) as error:
             _broken.append(str(error))
             warnings.warn(
@@ -87,15 +87,6 @@ def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., 
     function = getattr(library, name)
     function.argtypes, function.restype = arguments, ctypes.c_int
     return cast("Callable[..., int]", function)
-
-
-def _plain(function: Callable[P, T]) -> Callable[P, tuple[object, ...]]:
-    """`function` returning a plain tuple for its named one, which torch 2.11 cannot return when compiled."""
-
-    def plain(*args: P.args, **kwargs: P.kwargs) -> tuple[object, ...]:
-        return tuple(cast(Iterable[object], function(*args, **kwargs)))
-
-    return plain
 
 
 def eager(function: Callable[P, T]) -> Callable[P, T]:

@@ -47,12 +47,14 @@ from fourbits.quant.reference.quantize import (
 )
 from fourbits.quant.reference.scale_search import (
     best_of,
+    better_of,
     block_errors,
-    candidates,
     element_slices,
+    octaves,
     row_errors,
+    six_and_four,
 )
-from fourbits.quant.reference.scales import Scales, block_maxima
+from fourbits.quant.reference.scales import Level, Scales, block_maxima
 from fourbits.quant.scale_codes import encode_scales
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
@@ -123,7 +125,8 @@ def _scales(full: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_
     words = _scale_words(sr_key, spec, grid_shape(full, spec, axis), axis)
     if spec.error_metric is not None:
         return _searched_scales(full, words, spec, axis, amax)
-    scales = compiled(scales_of_blocks)(_blocks(full, spec, axis), amax, words, for_scales(spec), axis)
+    fields = compiled(scales_of_blocks)(_blocks(full, spec, axis), amax, words, for_scales(spec), axis)
+    scales = Scales(*fields)
     if spec.rounding != "ms-eden":
         return scales
     assert words is not None
@@ -137,16 +140,20 @@ def _searched_scales(
     spec, dim = for_scales(spec), 1 if axis == 1 else 2
     slices = _slices(full, spec, axis)
     block_amax = compiled(block_maxima)(slices) if axis == 0 else compiled(slice_maxima)(slices)
-    level = compiled(level_over_blocks)(block_amax, amax, spec, axis)
+    level = Level(*compiled(level_over_blocks)(block_amax, amax, spec, axis))
 
-    def error(candidate: Tensor) -> Tensor:
-        rows = compiled(row_errors)(slices, candidate, level, spec, axis)
+    def error(scale: Tensor) -> Tensor:
+        rows = compiled(row_errors)(slices, scale, level, spec, axis)
         if rows.shape[dim] == 1:
             return rows.squeeze(dim)
         return compiled(block_errors)(with_static_sizes(rows, dim), spec, dim)
 
-    ideal = best_of(candidates(block_amax, level, spec), error)
-    return compiled(scales_of_maxima)(block_amax, amax, ideal, words, spec, axis)
+    if spec.scale_rule.startswith("4over6"):
+        (six, six_scale), (four, four_scale) = compiled(six_and_four)(block_amax, level, spec)
+        ideal = compiled(better_of)(six, error(six_scale), four, error(four_scale))
+    else:
+        ideal = best_of(octaves(block_amax, level, spec), error)
+    return Scales(*compiled(scales_of_maxima)(block_amax, amax, ideal, words, spec, axis))
 
 
 def _corrected_scales(full: Tensor, scales: Scales, words: Tensor, spec: OperandSpec, axis: int) -> Scales:

@@ -13,8 +13,6 @@ from torch import Tensor
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.elements import codes_of, exact_values_of, rounded_magnitudes
 from fourbits.quant.reference.scales import (
-    Level,
-    Scales,
     block_maxima,
     block_scales,
     level_of,
@@ -54,8 +52,8 @@ def for_elements(spec: OperandSpec) -> OperandSpec:
 
 def scales_of_blocks(
     blocks: Tensor, amax: Tensor | None, words: Tensor | None, spec: OperandSpec, axis: int
-) -> Scales:
-    """Scales of blocks [A, a, B, b], where no search has to choose them."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The fields of the Scales of blocks [A, a, B, b], where no search has to choose them."""
     return scales_of_maxima(block_maxima(blocks), amax, None, words, spec, axis)
 
 
@@ -66,16 +64,20 @@ def scales_of_maxima(
     words: Tensor | None,
     spec: OperandSpec,
     axis: int,
-) -> Scales:
-    """Scales of blocks with these maxima. ideal, words: as for `block_scales`."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The fields of the Scales of blocks with these maxima. ideal, words: as for `block_scales`."""
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
-    return block_scales(block_amax, level, ideal, words, spec, axis)
+    scales = block_scales(block_amax, level, ideal, words, spec, axis)
+    return scales.block_scale, scales.global_scale, scales.encode
 
 
-def level_over_blocks(block_amax: Tensor, amax: Tensor | None, spec: OperandSpec, axis: int) -> Level:
-    """The level that holds for each block."""
+def level_over_blocks(
+    block_amax: Tensor, amax: Tensor | None, spec: OperandSpec, axis: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The fields of the Level that holds for each block."""
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
-    return over_blocks(level, block_amax, spec, axis)
+    level = over_blocks(level, block_amax, spec, axis)
+    return level.amax, level.encode, level.decode
 
 
 def slice_maxima(slices: Tensor) -> Tensor:

@@ -16,6 +16,9 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.elements import element_of
 from fourbits.quant.reference.scales import Level, divide, element_encode, target_and_kappa
 
+#: block scales to compare, fp32 grids: before and after their rounding to nearest
+Candidates = Sequence[tuple[Tensor, Tensor]]
+
 _HEADROOM = 1.0625
 
 
@@ -26,52 +29,53 @@ def searched_scales(blocks: Tensor, block_amax: Tensor, level: Level, spec: Oper
     """
     slices = element_slices(blocks, axis)
 
-    def error(candidate: Tensor) -> Tensor:
-        return block_errors(row_errors(slices, candidate, level, spec, axis), spec, 1 if axis == 1 else 2)
+    def error(scale: Tensor) -> Tensor:
+        return block_errors(row_errors(slices, scale, level, spec, axis), spec, 1 if axis == 1 else 2)
 
-    return best_of(candidates(block_amax, level, spec), error)
+    rule, _, _ = spec.scale_rule.partition("-")
+    return best_of(CANDIDATES[rule](block_amax, level, spec), error)
 
 
-def best_of(ideals: Sequence[Tensor], error: Callable[[Tensor], Tensor]) -> Tensor:
-    """The candidate with the least error, block by block. A later one has to be better, not as good."""
-    best, *others = ideals
-    least = error(best)
-    for ideal in others:
-        found = error(ideal)
-        better = found < least
-        best, least = torch.where(better, ideal, best), torch.where(better, found, least)
+def best_of(candidates: Candidates, error: Callable[[Tensor], Tensor]) -> Tensor:
+    """The ideal scale whose rounded one has the least error. A later one has to be better, not as good."""
+    (best, scale), *others = candidates
+    least = error(scale)
+    for ideal, scale in others:
+        found = error(scale)
+        best, least = better_of(best, least, ideal, found), better_of(least, least, found, found)
     return best
 
 
-def candidates(block_amax: Tensor, level: Level, spec: OperandSpec) -> Sequence[Tensor]:
-    """Block scales to compare, before their rounding to nearest: fp32 grids."""
-    rule, _, _ = spec.scale_rule.partition("-")
-    return CANDIDATES[rule](block_amax, level, spec)
+def better_of(first: Tensor, first_error: Tensor, second: Tensor, second_error: Tensor) -> Tensor:
+    """The second where its error is less; the first in a tie, and where an error is NaN."""
+    return torch.where(second_error < first_error, second, first)
 
 
-def six_and_four(block_amax: Tensor, level: Level, spec: OperandSpec) -> Sequence[Tensor]:
+def six_and_four(block_amax: Tensor, level: Level, spec: OperandSpec) -> Candidates:
     """The scale that maps the block's maximum to 6, and the one that maps it to 4."""
     to_six = _map_to_emax(block_amax, level, spec)
-    return to_six, to_six * 1.5
+    to_four = to_six * 1.5
+    return (to_six, round_nearest(to_six, E4M3)), (to_four, round_nearest(to_four, E4M3))
 
 
-def octaves(block_amax: Tensor, level: Level, spec: OperandSpec) -> Sequence[Tensor]:
+def octaves(block_amax: Tensor, level: Level, spec: OperandSpec) -> Candidates:
     """The scale nearest to amax / emax, then seven codes up and eight down; repeats tie and never win."""
     first = round_nearest(_map_to_emax(block_amax, level, spec), E4M3)
     code = encode(first, E4M3).to(torch.int32)
     up = [(code + i).clamp_max(E4M3.max_code) for i in range(1, 8)]
     down = [(code - i).clamp_min(1) for i in range(1, 9)]
-    return first, *(decode(visited.to(torch.uint8), E4M3) for visited in (*up, *down))
+    scales = (first, *(decode(visited.to(torch.uint8), E4M3) for visited in (*up, *down)))
+    return tuple((scale, scale) for scale in scales)
 
 
 #: a rule's candidates, by its name without the metric
-CANDIDATES: dict[str, Callable[[Tensor, Level, OperandSpec], Sequence[Tensor]]] = {
+CANDIDATES: dict[str, Callable[[Tensor, Level, OperandSpec], Candidates]] = {
     "4over6": six_and_four,
     "search": octaves,
 }
 
 
-def row_errors(slices: Tensor, ideal: Tensor, level: Level, spec: OperandSpec, axis: int) -> Tensor:
+def row_errors(slices: Tensor, candidate: Tensor, level: Level, spec: OperandSpec, axis: int) -> Tensor:
     """Error of every row of every block under a candidate scale: [A, a, B] for axis 1, [A, B, a] for axis 0.
 
     slices: as from `element_slices`. Elements round to nearest whatever spec.rounding says. A power of two
@@ -79,7 +83,7 @@ def row_errors(slices: Tensor, ideal: Tensor, level: Level, spec: OperandSpec, a
     """
     shift = _per_row(normalizer(level.amax), axis)
     level = Level(*(_per_row(part, axis) for part in level))
-    scale = _per_row(round_nearest(ideal, E4M3), axis)
+    scale = _per_row(candidate, axis)
     encode_ = element_encode(scale, level)
     total: Tensor | None = None
     for values in slices.unbind(1 + axis):
