@@ -226,6 +226,18 @@ def test_chunks_that_are_recomputed_repeat_their_bits():
     assert_same_bytes(*found)
 
 
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_chunks_that_are_recomputed_one_by_one_draw_bits_of_their_own(reentrant):
+    """Backward recomputes the last chunk first, so that chunks may change their bits among them."""
+    x, dy = batch(48)
+    model = converted()
+    set_step(model, 3)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [checkpoint(model, leaf, use_reentrant=reentrant) for leaf in leaves]
+    torch.cat(outputs).backward(torch.cat([dy, dy]))
+    assert not torch.equal(grad_of(leaves[0]), grad_of(leaves[1]))
+
+
 def test_a_step_costs_no_walk_over_the_modules(monkeypatch):
     model = converted(layers=3)
     set_step(model, 0)

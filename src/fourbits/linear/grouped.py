@@ -62,7 +62,7 @@ class QuantizedGroup(nn.Module):
                 f"QuantizedGroup: the input must have in_features={self.in_features} columns, got shape "
                 f"{list(input.shape)}."
             )
-        config = state.config(self.training and torch.is_grad_enabled())
+        config = state.config(self.training, self.training and torch.is_grad_enabled())
         parts = input.split(list(counts))
         used = [place for place, part in enumerate(parts) if len(part)]
         # unbind's gradient is one stack; indexing would make a tensor of all experts' size for each

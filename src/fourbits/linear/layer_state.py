@@ -22,7 +22,8 @@ class CallConfig(NamedTuple):
     table: str
     #: whether the layer counts its own steps, because set_step was never called
     counts_itself: bool
-    #: whether this is training, which amax policies record
+    #: whether the layer is in training mode, and whether gradients are recorded too, which amax policies want
+    training: bool
     observes: bool
     #: operands whose layout's statistics are taken, as by adaptive_layout.measured_at
     measured: str
@@ -85,18 +86,18 @@ class LayerState:
         """Whether the layer advances its own counter."""
         return self.counter is None
 
-    def config(self, training: bool) -> CallConfig:
+    def config(self, training: bool, observes: bool) -> CallConfig:
         """The configuration of a call. Raises ValueError where layouts adapt and set_step was not called."""
         table, measured = self.table, ""
         if self.book is not None:
             table, measured = self.book.in_force[self.slot], self.book.measured[self.slot]
-            if training and self.counts_itself and self.book.adapts(self.slot):
+            if observes and self.counts_itself and self.book.adapts(self.slot):
                 raise ValueError(
                     "QuantizedLinear: adaptive layouts are chosen between optimizer steps. Call "
                     "fourbits.set_step(model, step) before each micro-batch."
                 )
-        measured = measured if training else ""
-        return CallConfig(self.layer, table, self.counts_itself, training, measured, self.slot)
+        measured = measured if observes else ""
+        return CallConfig(self.layer, table, self.counts_itself, training, observes, measured, self.slot)
 
     def counter_on(self, device: torch.device) -> Tensor:
         """The counter where the layer computes; it stays there, so that a step copies it at most once."""

@@ -67,7 +67,7 @@ class _QuantizedMatmul(torch.autograd.Function):
     ) -> Tensor:
         amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
         if eager is not None:
-            counter_used = eager.state.call_counter(x.device, config.layer, x.shape[0], config.observes)
+            counter_used = eager.state.call_counter(x.device, config.layer, x.shape[0], config.training)
             outputs = _eager_forward(eager, x, weight, bias, counter_used, amax, config)
         else:
             counter_used = counter.clone() if config.counts_itself else counter
@@ -226,7 +226,7 @@ class QuantizedLinear(nn.Linear):
                 f"QuantizedLinear: the last dimension of the input must be in_features={self.in_features}, "
                 f"got shape {list(input.shape)}."
             )
-        config = state.config(training=self.training and torch.is_grad_enabled())
+        config = state.config(self.training, self.training and torch.is_grad_enabled())
         if runs_eagerly(input):
             y = eager_matmul(state, config, input, self.weight, self.bias)
         else:
@@ -259,7 +259,7 @@ def eager_matmul(
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     x = x.to(dtype) if casts else x
     if not (trains or past):
-        used = state.call_counter(x.device, config.layer, x.shape[0], training=False)
+        used = state.call_counter(x.device, config.layer, x.shape[0], config.training)
         return forward(plan, LinearCall(x, weight, used, config.layer), bias)[0]
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)
 
