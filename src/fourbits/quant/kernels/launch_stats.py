@@ -51,7 +51,13 @@ class Stats:
         places = [target.places[i] if i >= 0 else -1 for i in order]
         entries = max(self._entries)
         sides = [
-            (of_blocks, self._entries[i], self._blocks[i], places[i], amaxes[i].parts[amaxes[i].first :])
+            (
+                of_blocks,
+                self._entries[i],
+                self._blocks[i],
+                places[i],
+                amaxes[i].parts.view(-1)[amaxes[i].first :],
+            )
             for i, of_blocks in enumerate(maxima)
         ]
         notes_kernel[(min(_PROGRAMS, max(1, -(-entries // _CHUNK))),)](
