@@ -14,7 +14,7 @@ from fourbits.gemm.kernels import gemms
 from fourbits.gemm.kernels.launch_bf16 import TmaGemm
 from fourbits.gemm.native.self_check import share_of_bound
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import exact_operand, quantize
+from fourbits.quant.reference import quantize as reference
 from fourbits.quant.tensor import ExactOperand
 from support.triton_interpreter import prepare
 
@@ -78,17 +78,17 @@ def excess(product: Product, device: torch.device | str = "cpu") -> float:
     assert reason is None, reason
     multiply = gemms.kernel_gemm(left, right, product.out_dtype, product.bias)
     out = multiply(left, right, _on(bias, device)).cpu()
-    a, b = (quantize(t, spec, axis) for t, spec, axis in kept)
+    a, b = (reference.quantize(t, spec, axis, None, None) for t, spec, axis in kept)
     on_fp8_cores = spec_a.format == "fp8" and torch.device(device).type == "cuda"
     return share_of_bound(out, a, b, bias, FP8_SUM_ERROR if on_fp8_cores else None)
 
 
 def _operand(x: Tensor, spec: OperandSpec, axis: int, device: torch.device | str) -> ExactOperand:
     """An operand from the reference; FP8 with its contraction contiguous, as the fused kernel leaves it."""
-    made = exact_operand(x, spec, axis)
+    made = reference.exact_operand(x, spec, axis, None, None)
     if spec.format != "fp8":
         return ExactOperand(made.values.to(device), made.scale.to(device), axis, spec)
-    values = quantize(x, spec, axis).codes.to(device).view(torch.float8_e4m3fn)
+    values = reference.quantize(x, spec, axis, None, None).codes.to(device).view(torch.float8_e4m3fn)
     return ExactOperand(values if axis == 1 else values.t(), made.scale.to(device), axis, spec)
 
 
