@@ -22,7 +22,11 @@ def checked_inputs(
                 f"quantize: {spec.format} has no scale of the whole tensor, so it takes no amax. "
                 "Remove the argument."
             )
-        amax = amax.to(x.device, torch.float32).reshape(())
+        amax = (
+            amax
+            if amax.dtype == torch.float32 and amax.device == x.device
+            else amax.to(x.device, torch.float32)
+        )
     if spec.stochastic and sr_key is None:
         raise ValueError(
             f"quantize: rounding={spec.rounding!r}, scale_rounding={spec.scale_rounding!r} needs sr_key, "

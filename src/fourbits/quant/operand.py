@@ -1,6 +1,6 @@
 """OperandSpec: everything that decides the bits of one GEMM operand. docs/nvfp4.md, section 3.3."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal, get_args
 
 from fourbits.formats.descriptors import BLOCK_FORMATS, BlockFormat
@@ -28,8 +28,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+class _HashedOnce:
+    """A value that is looked up in caches at every call, and has many fields to hash."""
+
+    __slots__ = ("_hash",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperandSpec:
+class OperandSpec(_HashedOnce):
     """How one operand of a GEMM is quantized. Checks itself once and never computes.
 
     Raises ValueError for a combination that has no meaning, naming the field.
@@ -76,6 +82,14 @@ class OperandSpec:
     def __post_init__(self) -> None:
         if message := problem(self, CHOICES):
             raise ValueError(f"OperandSpec.{message}")
+
+    def __hash__(self) -> int:
+        """The hash of all fields, computed once; a copy from another process has none yet."""
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash(astuple(self)))
+            return self._hash
 
     @property
     def block_format(self) -> BlockFormat:

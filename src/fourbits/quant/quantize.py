@@ -141,7 +141,7 @@ def _one_operand(
 ) -> Operand:
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
     if torch.compiler.is_compiling():  # the compiler takes the reference's source into its caller's graph
-        amax = None if amax is None else amax.abs()
+        amax = None if amax is None else amax.reshape(()).abs()
         return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
     request = OperandRequest(spec, axis, packed, "own" if amax is None else "given")
     plan = quantizer(signature_of(x), (request,))

@@ -93,6 +93,7 @@ def _counted(model: nn.Module) -> Generator[_Counter]:
 
 def saved_bytes(step: TrainingStep) -> SavedBytes:
     """Count up to the head, whose logits the loss saves only briefly. The step must have run before."""
+    step.begin_step()
     with _counted(step.model) as counter:
         step.model.hidden(step.samples[:, :-1])
     return counter.saved

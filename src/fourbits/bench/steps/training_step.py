@@ -53,14 +53,19 @@ class TrainingStep:
     def _step(self, captured: CapturedGradients | None) -> Tensor:
         number, loss, train = next(self._steps), self._not_blocked, self.config.train
         for micro_batch in range(train.gradient_accumulation):
-            set_step(self.model, number, micro_batch * train.micro_batch_size * train.seq_len)
+            first = micro_batch * train.micro_batch_size * train.seq_len
+            set_step(self.model, number, first, same_weights=micro_batch > 0)
             loss = captured(self.samples, micro_batch == 0) if captured else self._gradients(self.samples)
         return self.optimizer.step(_LR, loss, self._not_blocked)
 
     def one_micro_batch(self) -> Tensor:
         """Run a step of one micro-batch, kernel by kernel."""
-        set_step(self.model, next(self._steps))
+        self.begin_step()
         return self.optimizer.step(_LR, self._gradients(self.samples), self._not_blocked)
+
+    def begin_step(self) -> None:
+        """Begin the first micro-batch of a step."""
+        set_step(self.model, next(self._steps))
 
     def _gradients(self, samples: Tensor) -> Tensor:
         summed, _ = self.model.loss(samples[:, :-1], samples[:, 1:])

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.fp8_triton import fp8_kernel
 from fourbits.quant.kernels.kernel_config import fp8_config
 from fourbits.quant.kernels.launcher import Launcher
@@ -13,7 +14,7 @@ from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 _DTYPES = {"fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
 _BLOCK = 128
 #: rows of a tile that a program takes at a time, and its warps
-_ROWS, _WARPS = 32, 4
+_ROWS, _WARPS = 64, 4
 
 
 class Fp8Quantizer:
@@ -21,7 +22,7 @@ class Fp8Quantizer:
 
     def __init__(self, signature: Signature, requests: tuple[OperandRequest, ...]) -> None:
         self.M, self.K = signature.shape
-        self.device, self.requests = signature.device, requests
+        self.device, self.requests, self.empty = signature.device, requests, allocator(signature.device)
         self.copies = signature.strides[1] != 1
         self.stride = self.K if self.copies else signature.strides[0]
         by_axis = {request.axis: fp8_config(request.spec) for request in requests}
@@ -62,12 +63,12 @@ class Fp8Quantizer:
         config = self.row if axis == 1 else self.column
         rows, length = (self.M, self.K) if axis == 1 else (self.K, self.M)
         shape = (0, 0) if config is None else (rows, rounded_up(length, 16))
-        codes = torch.empty((shape[0], shape[1] // 4), dtype=torch.int32, device=self.device)
+        codes = self.empty((shape[0], shape[1] // 4), (shape[1] // 4, 1), torch.int32)
         across = -(-shape[1] // _BLOCK)
         if config is not None and config.square:
-            return codes, torch.empty((-(-rows // _BLOCK), across), dtype=torch.float32, device=self.device)
-        scales = torch.empty((across, shape[0]), dtype=torch.float32, device=self.device)
-        return codes, scales.t()  # GEMMs read the scales of many rows at once
+            return codes, self.empty((-(-rows // _BLOCK), across), (across, 1), torch.float32)
+        # GEMMs read the scales of many rows at once
+        return codes, self.empty((shape[0], across), (1, shape[0]), torch.float32)
 
     def _operand(
         self, request: OperandRequest, codes: Tensor, scales: Tensor

@@ -5,6 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
+from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.amax_pass import Amax, AmaxPass
 from fourbits.quant.kernels.kernel_config import kernel_config
 from fourbits.quant.kernels.launcher import Launcher
@@ -24,6 +25,7 @@ class PackedQuantizer:
         (request,) = requests
         M, K = signature.shape
         self.device, self.spec, self.axis = signature.device, request.spec, request.axis
+        self.empty = allocator(signature.device)
         self.config = config = kernel_config(request.spec, request.axis, packed=True)
         self.copies = signature.strides[1] != 1
         self.stride = K if self.copies else signature.strides[0]
@@ -50,9 +52,9 @@ class PackedQuantizer:
         assert stats is None, "packed operands have no amax policy"
         if self.copies:
             x = x.contiguous()
-        codes = torch.empty((self.rows, self.width), dtype=self.dtype, device=self.device)
-        block_scale = torch.empty(self.grid, dtype=torch.uint8, device=self.device)
-        global_scale = torch.empty((), dtype=torch.float32, device=self.device)
+        codes = self.empty((self.rows, self.width), (self.width, 1), self.dtype)
+        block_scale = self.empty(self.grid, (self.grid[1], 1), torch.uint8)
+        global_scale = self.empty((), (), torch.float32)
         sides = (inputs[0], _NO_INPUTS) if self.axis == 1 else (_NO_INPUTS, inputs[0])
         amax = self.amaxes(x, *sides)[1 - self.axis]
         amax = amax or Amax(global_scale, 0, 1)
