@@ -42,4 +42,6 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         del ctx
+        if torch.compiler.is_compiling():  # of a gradient that is handed on as it is, torch 2.11 makes zeros
+            grad = grad.clone()
         return grad, None, None, None, None
