@@ -43,8 +43,9 @@ def main(steps: int = 20, micro_batches: int = 2) -> list[float]:
     for step in range(steps):
         losses.append(0.0)
         for index, batch in enumerate(tokens.chunk(micro_batches)):
-            # noise is a function of (step, token): the same for any number of ranks and micro-batches
-            fb.set_step(model, step, first_token=index * batch[:, 1:].numel())
+            # noise is a function of (step, token): the same for any number of ranks and micro-batches;
+            # after the first micro-batch the weights are those of before, so their operands serve again
+            fb.set_step(model, step, first_token=index * batch[:, 1:].numel(), same_weights=index > 0)
             loss = model(batch[:, :-1], batch[:, 1:]) / micro_batches
             loss.backward()
             losses[-1] += loss.item()

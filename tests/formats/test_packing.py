@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fourbits.formats.packing import (
-    pack_columns,
+    column_words,
     pack_nibbles,
+    rows_of_words,
     swizzle_scales,
     unpack_nibbles,
     unswizzle_scales,
@@ -50,4 +51,4 @@ def test_each_scale_goes_where_the_tensor_core_reads_it(rows, cols):
 @pytest.mark.parametrize("shape", [(16, 1), (16, 5), (32, 7), (48, 64), (0, 5), (16, 0)])
 def test_packed_columns_are_the_packed_transpose(shape):
     codes = torch.randint(16, shape, dtype=torch.uint8)
-    assert_same_bytes(pack_columns(codes), pack_nibbles(codes.t()))
+    assert_same_bytes(rows_of_words(column_words(codes)), pack_nibbles(codes.t()))

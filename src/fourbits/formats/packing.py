@@ -17,11 +17,6 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     return (quads | (quads >> 16)).to(torch.int32).view(torch.uint8).view(shape)
 
 
-def pack_columns(codes: Tensor) -> Tensor:
-    """The packed transpose: uint8 codes [C, R] below 16, C a multiple of 16 -> uint8 [R, C / 2]."""
-    return rows_of_words(column_words(codes))
-
-
 def column_words(codes: Tensor) -> Tensor:
     """Sixteen codes of a column in a word, the first lowest: uint8 [C, R] -> int64 [C / 16, R].
 
@@ -36,7 +31,7 @@ def column_words(codes: Tensor) -> Tensor:
 
 
 def rows_of_words(words: Tensor) -> Tensor:
-    """int64 [C / 16, R] of `column_words` -> uint8 [R, C / 2]."""
+    """int64 [C / 16, R] of `column_words` -> uint8 [R, C / 2]: the packed transpose of the codes."""
     return words.t().reshape(-1).view(torch.uint8).view(words.shape[1], words.shape[0] * 8)
 
 

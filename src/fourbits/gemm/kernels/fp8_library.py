@@ -2,7 +2,7 @@
 
 It is what FP8 training on Hopper multiplies with, so it is what 4-bit training is compared with: about 1.5
 times the rate of a BF16 product, and sums like those of this package's own FP8 kernel, which serves other
-shapes and cards. docs/nvfp4.md, section 12.5, says what the sums promise.
+shapes and GPUs. docs/nvfp4.md, section 12.5, says what the sums promise.
 """
 
 import functools

@@ -10,7 +10,8 @@ docs/nvfp4.md, section 12.5.
 import triton
 import triton.language as tl
 
-from fourbits.gemm.kernels.tile_triton import bias_of, rounded_to, tile_position
+from fourbits.gemm.kernels.tile_triton import bias_of, tile_position
+from fourbits.quant.kernels.rounding_triton import rounded_to
 
 BLOCK = tl.constexpr(128)
 #: of the contraction, after which the tensor core's sum goes to FP32: one instruction, at no cost in time

@@ -9,8 +9,6 @@ operand would not be exact. docs/nvfp4.md, section 12.
 import triton
 import triton.language as tl
 
-from fourbits.quant.kernels.rounding_triton import as_bf16
-
 #: tiles of this many rows share their columns in time, so that both operands are found in the L2 cache
 _BAND = tl.constexpr(8)
 
@@ -40,16 +38,6 @@ def finished(acc, scale_a, scale_b, bias, HAS_BIAS: tl.constexpr):
     result = (acc * scale_a) * scale_b
     if HAS_BIAS:
         result = result + bias[None, :]
-    return result
-
-
-@triton.jit
-def rounded_to(x, TYPE: tl.constexpr, HARDWARE: tl.constexpr):
-    """fp32 in the type of the output."""
-    if tl.bfloat16 == TYPE:
-        result = as_bf16(x, HARDWARE)
-    else:
-        result = x.to(TYPE)
     return result
 
 

@@ -11,7 +11,8 @@ the parts are added in order.
 import triton
 import triton.language as tl
 
-from fourbits.gemm.kernels.tile_triton import added_product, bias_of, finished, rounded_to, tile_position
+from fourbits.gemm.kernels.tile_triton import added_product, bias_of, finished, tile_position
+from fourbits.quant.kernels.rounding_triton import rounded_to
 
 
 @triton.jit

@@ -1,6 +1,6 @@
-"""Is a card's arithmetic the specification's? The self-check that a native backend passes before it trains.
+"""Is a GPU's arithmetic the specification's? The self-check that a native backend passes before it trains.
 
-Public stacks have trained on all-zero gradients on new cards without a word. So on the user's own chip:
+Public stacks have silently trained on all-zero gradients on new GPUs. So on the user's own GPU:
 quantizer bytes equal the reference's, products lie within the bound of docs/nvfp4.md, section 12.4, and
 stochastic rounding goes up as often as its bits say.
 """
@@ -84,12 +84,12 @@ def share_of_bound(
 
 
 def _or_what_stopped(what: str, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """The findings of a check, or the error that a card or a library has in their place."""
+    """The findings of a check, or the error that a GPU or a library raises in their place."""
     try:
         return check()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - libraries and compilers raise what they like on a new card
+    except Exception as error:  # noqa: BLE001 - libraries and compilers raise what they like on a new GPU
         lines = [line for line in str(error).splitlines() if line.strip()]
         return [Finding(what, False, f"{type(error).__name__}: {lines[0] if lines else 'no message'}")]
 

@@ -2,7 +2,7 @@
 
 Each program leaves one partial maximum for each operand; whoever needs the amax takes the maximum of those.
 There are no atomics and nothing to clear beforehand. An amax that a policy has stored takes the place of the
-operand's own; if nothing is left to measure, the pass ends at once, decided on the card.
+operand's own; if nothing is left to measure, the pass ends at once, decided on the GPU.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
