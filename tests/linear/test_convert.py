@@ -196,7 +196,7 @@ def test_a_linear_that_was_wrapped_after_its_conversion_cannot_be_converted_agai
     model = mlp()
     convert(model, RECIPE)
     linears(model)[0].__class__ = type("FSDPQuantizedLinear", (QuantizedLinear,), {})
-    with pytest.raises(ValueError, match=r"convert: '0' was wrapped .* FSDPQuantizedLinear .*to blocks"):
+    with pytest.raises(ValueError, match=r"convert: '0' was wrapped .* FSDPQuantizedLinear, .*to blocks"):
         convert(model, "bf16")
 
 
@@ -293,7 +293,7 @@ def test_an_unknown_recipe_and_a_seed_out_of_range_are_refused():
 @pytest.mark.parametrize(
     ("position", "message"),
     [
-        ((1.5, 0), r"step must be an int, got 1\.5\. Use a whole number\."),
+        ((1.5, 0), r"step must be an int, got 1\.5\. Pass a whole number\."),
         ((True, 0), r"step must be an int, got True"),
         ((0, 16.0), r"first_token must be an int, got 16\.0"),
         ((-1, 0), r"step must be in \[0, 2\*\*32\), got -1\. Count optimizer steps from 0\."),

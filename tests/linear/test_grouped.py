@@ -170,11 +170,12 @@ def test_stacked_experts_of_a_stranger_are_listed_and_stay():
     model = nn.Sequential(nn.Linear(16, 16), Experts(), nn.Conv1d(16, 16, 8))
     summary = convert(model, "nvfp4-naive")
     kept = {row.name: (row.shape, row.reason) for row in summary.rows if not row.quantized}
-    assert kept == {"1.up_proj": ((128, 16), "stacked weights of Experts, which is not a module of linears")}
+    why = "stacked weights of Experts, not a known group of linear layers"
+    assert kept == {"1.up_proj": ((128, 16), why)}
     assert summary.share_of_linears == 0.5
 
 
 def test_a_group_has_no_amax_policy_and_says_so():
     recipe = override(get_recipe("nvfp4-naive"), {"fprop.lhs.amax_policy": "delayed"})
     reasons = {row.name: row.reason for row in convert(Mixture(), recipe).rows if not row.quantized}
-    assert reasons == {"experts": "a group of linears has no amax policy and no adaptive layout"}
+    assert reasons == {"experts": "groups of linear layers do not support amax policies or adaptive layouts"}

@@ -81,7 +81,7 @@ def test_a_training_step_runs_every_linear_that_was_converted(name):
 def test_experts_in_one_parameter_are_named_as_what_stays():
     config = MixtralConfig(**SIZES, num_hidden_layers=1, num_local_experts=4)
     summary = convert(MixtralForCausalLM(config), "nvfp4-naive")
-    stays = "stacked weights of MixtralExperts, which is not a module of linears"
+    stays = "stacked weights of MixtralExperts, not a known group of linear layers"
     kept = {row.name.rpartition("layers.0.")[2]: row.reason for row in summary.rows if not row.quantized}
     assert kept == {
         "lm_head": "output head or embedding",
@@ -111,4 +111,4 @@ def test_a_projection_that_a_fused_kernel_multiplies_by_is_kept_and_named(monkey
     reason = "a fused kernel of NemotronHMamba2Mixer reads this weight directly"
     kept = {row.name: row.reason for row in summary.rows if not row.quantized}
     assert kept == {"lm_head": "output head or embedding", "model.layers.0.mixer.out_proj": reason}
-    assert f"1 linears bf16     {reason}" in str(summary)
+    assert f"1 linear layers bf16     {reason}" in str(summary)

@@ -123,9 +123,9 @@ def test_linears_that_read_one_tensor_share_no_form_that_one_of_them_cannot_mult
     assert sorted(products) == sorted(fprop_of_one + dgrad + wgrad)
 
 
-def test_a_recipe_does_not_choose_who_multiplies():
+def test_a_recipe_cannot_choose_the_gemm_backend():
     table = get_recipe("nvfp4").table
-    with pytest.raises(ValueError, match="a recipe does not choose who multiplies"):
+    with pytest.raises(ValueError, match="a recipe cannot choose the GEMM backend"):
         LayerRule(names=("*",), table=made_native(table))
 
 

@@ -1,4 +1,4 @@
-"""The summary of a conversion: what became what, why, and which share of the model it is."""
+"""The summary of a conversion: which layers were converted, why, and the quantized share of the model."""
 
 import json
 
@@ -55,8 +55,8 @@ def test_the_summary_is_plain_data_for_a_manifest_and_a_few_lines_for_a_reader()
         "reason": "output head or embedding",
     }
     text = str(summary)
-    assert "6 linears nvfp4" in text
-    assert f"{summary.share_of_flops:.1%} of the linears' FLOPs" in text
+    assert "6 linear layers nvfp4" in text
+    assert f"{summary.share_of_flops:.1%} of the linear layers' FLOPs" in text
 
 
 def test_bf16_quantizes_nothing_and_says_so():

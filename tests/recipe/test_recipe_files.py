@@ -94,7 +94,7 @@ def test_a_transform_that_a_file_states_for_one_operand_is_that_of_both(side, fi
         ("fprop: {lhs: {rht: 12}}", r"fprop\.lhs: OperandSpec\.rht: must be one of \(0, 4, 8.*, got 12"),
         (
             "base: nvfp4\nwgrad: {lhs: {rht: 32}, rhs: {rht: 16}}",
-            r"wgrad: GemmSpec: lhs has the transform .*Set rht .* alike",
+            r"wgrad: GemmSpec: both operands must have the same transform.*Set rht .* alike",
         ),
         ("keep_bf16: {last_blocks: 9/8}", r"keep_bf16: KeepBF16\.last_blocks: must be a count or a share"),
         ("layers: [{names: ['*'], tabel: {}}]", r"layers\.0: unknown key 'tabel'\. Did you mean 'table'\?"),

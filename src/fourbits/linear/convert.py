@@ -1,7 +1,7 @@
-"""convert: give the linears of any PyTorch model a recipe, in place, and say what became what.
+"""convert: apply a recipe to the linear layers of any PyTorch model, in place, and report the conversion.
 
 A layer keeps its identity: parameters, hooks, name, state_dict and every reference to it stay; only its class
-changes. So do groups of linears in one parameter, such as experts.
+changes. The same holds for groups of linear layers in one parameter, such as experts.
 """
 
 from typing import Any, Literal
@@ -30,12 +30,13 @@ def convert(
     seed: int = 0,
     backend: Literal["emulated", "native"] = "emulated",
 ) -> ConversionSummary:
-    """Make the model's linears compute by a recipe, in place; `bf16` gives the nn.Linears back.
+    """Convert the model's linear layers to a recipe, in place; "bf16" restores the nn.Linear layers.
 
     model: any module tree, on any device, meta included. recipe: a shipped name, a YAML file or a Recipe.
-    seed: of all random bits, in [0, 2**32). backend: who multiplies; native, for what the FP4 tensor cores of
-    Blackwell take, runs a self-check first. Returns which linear became what, and why. Raises ValueError for
-    an unknown recipe, and for native where there are no such cores or the check fails.
+    seed: the seed of all random bits, in [0, 2**32). backend: the GEMM backend; "native" uses Blackwell FP4
+    tensor cores for the GEMMs they support, after a self-check. Returns the precision of each layer, with the
+    reason. Raises ValueError for an unknown recipe, and for native on a GPU without FP4 tensor cores or one
+    that fails the self-check.
     """
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
@@ -43,10 +44,10 @@ def convert(
         )
     chosen = get_recipe(recipe)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"convert: seed must be an int in [0, 2**32), got {seed!r}. Choose such a number.")
+        raise ValueError(f"convert: seed must be an int in [0, 2**32), got {seed!r}. Pass such an int.")
     if backend not in ("emulated", "native"):
         raise ValueError(
-            f"convert: backend must be emulated or native, got {backend!r}. Leave it out to emulate."
+            f"convert: backend must be emulated or native, got {backend!r}. The default is emulated."
         )
     if backend == "native":
         require_native()
@@ -80,20 +81,18 @@ def convert(
 
 
 def conversions() -> int:
-    """How many layers this process has converted or restored; what was found in a model at another count is
-    stale.
-    """
+    """How many layers this process has converted or restored; a cache made at another count is stale."""
     return _conversions[0]
 
 
 def require_native(device: Device | None = None) -> None:
-    """Raises ValueError unless this process may train on a device's FP4 tensor cores, present and checked."""
+    """Raises ValueError unless the device has FP4 tensor cores that passed the self-check."""
     device = device or probe()
     reason = native_unsupported(device)
     if reason is None and (wrong := why_not_trusted(torch.device(device.torch_device))):
         reason = f"the self-check failed on {device.name}: {wrong}"
     if reason is not None:
-        raise ValueError(f"backend native: {reason}. Use emulated: the same bits on BF16 tensor cores.")
+        raise ValueError(f"backend native: {reason}. Use emulated, which quantizes to the same bits.")
 
 
 def _adopt(linear: Any, state: LayerState) -> None:
@@ -107,8 +106,8 @@ def _restore(name: str, linear: Any) -> None:
         return
     if type(linear) not in (QuantizedLinear, QuantizedGroup):
         raise ValueError(
-            f"convert: {name!r} was wrapped after its conversion and is a {type(linear).__name__} now; its "
-            "class cannot change any more. Apply fully_shard and the like to blocks, not to single linears."
+            f"convert: {name!r} was wrapped after its conversion and is now {type(linear).__name__}, whose "
+            "class cannot be changed. Apply fully_shard and similar wrappers to blocks, not to single layers."
         )
     _conversions[0] += 1
     original = linear.quantization.original

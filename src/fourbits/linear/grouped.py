@@ -1,8 +1,8 @@
-"""Groups of linears whose weights are one parameter: the experts of a mixture, in the same recipe.
+"""Groups of linear layers whose weights are one parameter: the experts of a mixture, in the same recipe.
 
-A group computes, expert by expert, what as many QuantizedLinears in a row would, with the same bits: each
-expert's rows and each expert's weight are tensors of their own, with their own scales and random bits. An
-expert that gets no rows takes no part, and its gradient is zero.
+A group returns bit for bit what one QuantizedLinear per expert would: each expert's rows and weight are
+quantized as separate tensors, with separate scales and random bits. An expert without rows is skipped, and
+its gradient is zero.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,29 +14,29 @@ from torch import Tensor, nn
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.module import autocast, eager_matmul, runs_eagerly, traced_matmul
 
-#: the smallest side of a stacked weight that is worth a word; taps of convolutions are smaller
+#: smallest side of a stacked weight that is reported; taps of convolutions are smaller
 _SMALLEST = 8
 
 
 def is_group(module: object) -> bool:
-    """Whether a module is a group: its class says `groups_linears`, as model.experts.GroupedLinear's does."""
+    """Whether a module is a group: its class sets `groups_linears`, as model.experts.GroupedLinear does."""
     return getattr(type(module), "groups_linears", False) is True
 
 
 def stacked_weights(model: nn.Module) -> Iterator[tuple[str, tuple[int, int], str]]:
-    """Parameters that look like experts in a module `convert` does not know: (name, shape, what to say)."""
+    """Parameters that look like experts in a module `convert` does not know: (name, shape, reason)."""
     for name, module in model.named_modules():
         if is_group(module) or type(module).__module__.startswith("torch.nn."):
             continue
         for own, parameter in module.named_parameters(recurse=False):
             if parameter.dim() == 3 and min(parameter.shape[1:]) >= _SMALLEST:
                 shape = (parameter.shape[:2].numel(), parameter.shape[2])
-                why = f"stacked weights of {type(module).__name__}, which is not a module of linears"
+                why = f"stacked weights of {type(module).__name__}, not a known group of linear layers"
                 yield f"{name}.{own}" if name else own, shape, why
 
 
 class QuantizedGroup(nn.Module):
-    """A group of linears that `convert` has given a table. Made by conversion only, never constructed."""
+    """A group of linear layers that `convert` has given a table. Created by `convert` only."""
 
     groups_linears = True
     casts_weight = True
@@ -54,8 +54,8 @@ class QuantizedGroup(nn.Module):
             return original.forward(self, input, counts)
         if len(counts) != len(self.weight) or sum(counts) != len(input):
             raise ValueError(
-                f"QuantizedGroup: counts must have one entry per linear ({len(self.weight)}) and the rows' "
-                f"number ({len(input)}) as their sum, got {len(counts)} and {sum(counts)}."
+                f"QuantizedGroup: counts must be the rows of each of {len(self.weight)} linear layers, "
+                f"{len(input)} in all, got {len(counts)} entries that sum to {sum(counts)}."
             )
         if input.shape[1] != self.in_features:
             raise ValueError(
@@ -65,7 +65,7 @@ class QuantizedGroup(nn.Module):
         config = state.config(self.training, self.training and torch.is_grad_enabled())
         parts = input.split(list(counts))
         used = [place for place, part in enumerate(parts) if len(part)]
-        # unbind's gradient is one stack; indexing would make a tensor of all experts' size for each
+        # unbind's gradient is one stack; indexing would allocate a tensor of all experts' size for each
         weights = self.weight.unbind(0)
         outputs = [_matmul(state, config, parts[i], weights[i], i, i == used[-1]) for i in used]
         return torch.cat(outputs) if outputs else autocast(input).new_empty(0, self.out_features)
@@ -74,7 +74,7 @@ class QuantizedGroup(nn.Module):
 def _matmul(
     state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, place: int, last: bool
 ) -> Tensor:
-    """One expert's product, as a layer `place` numbers on; the last one counts the layer's own steps."""
+    """One expert's GEMM, as layer number layer + place; the last expert counts the layer's own steps."""
     config = config._replace(layer=config.layer + place, counts_itself=config.counts_itself and last)
     if runs_eagerly(x):
         return eager_matmul(state, config, x, weight, None)

@@ -1,4 +1,4 @@
-"""QuantizedLinear: nn.Linear whose three GEMMs obey a table. Same parameters, same state_dict, same call."""
+"""QuantizedLinear: nn.Linear whose three GEMMs follow a table. Same parameters, state_dict and call."""
 
 import warnings
 from collections.abc import Callable
@@ -20,36 +20,36 @@ from fourbits.quant.request import signature_of
 
 #: dtypes that autocast casts
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
-#: plans that a layer keeps; inputs of ever new shapes must not pile up
+#: plans that a layer keeps, which bounds memory where every input has a new shape
 _PLANS_KEPT = 256
 _warned: list[bool] = []
 _last_input = SharedInput()
 
 
 class EagerCall(NamedTuple):
-    """What an eager call has besides the tensors of its autograd function."""
+    """The arguments of an eager call besides the tensors of its autograd function."""
 
     plan: LinearPlan
     state: LayerState
-    #: the layer's input as it came, whose operands sibling layers share; None where they must not
+    #: the layer's input before casts, whose operands sibling layers share; None where they must not
     source: Tensor | None = None
 
     def reuse_input(self, x: Tensor, compute: Callable[[], tuple[Operand, ...]]) -> tuple[Operand, ...]:
-        """X's operands, from the layer that read the same input before, where there was one."""
+        """X's operands, reused from a sibling layer that has read the same input, if any."""
         assert self.source is not None
         return _last_input.operands(self.source, self.plan.input.quantize, compute)
 
     def reuse_weight(self, weight: Tensor, compute: Callable[[], tuple[Operand, ...]]) -> tuple[Operand, ...]:
-        """W's operand, from an earlier micro-batch, where `set_step` allows it."""
+        """W's operand, reused from an earlier micro-batch where `set_step` allows it."""
         state = self.state
         assert state.counter is not None
         return (state.weight.operand(weight, self.plan.weight.quantize, state.counter, lambda: compute()[0]),)
 
 
 class _QuantizedMatmul(torch.autograd.Function):
-    """The three GEMMs, and what the layer's counter and recipe state record around them.
+    """The three GEMMs, and the updates of the layer's counter and recipe state around them.
 
-    Eagerly the functions of compute.py run; in graphs that are traced, the operators around them.
+    Eager calls run the functions of compute.py; traced graphs run the operators of ops.py around them.
     """
 
     @staticmethod
@@ -128,7 +128,7 @@ def _eager_forward(
     amax: Tensor | None,
     config: CallConfig,
 ) -> list[Tensor | None]:
-    """What `linear_forward` returns, with operands that other calls may have computed."""
+    """As `linear_forward`, but may reuse operands that other calls have computed."""
     plan, state = eager.plan, eager.state
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
     y, saved = forward(
@@ -151,7 +151,7 @@ def _eager_backward(
     parts: list[Tensor | None],
     needs: list[bool],
 ) -> list[Tensor | None]:
-    """What `linear_backward` returns, with None for gradients that are not needed."""
+    """As `linear_backward`, but returns None for gradients that are not needed."""
     plan, config = ctx.plan, ctx.config
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
     call = LinearCall(x, weight, counter, config.layer, observer)
@@ -182,15 +182,15 @@ class _FirstDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
-            "QuantizedLinear: its gradients cannot be differentiated again, because rounding has no "
-            "derivative. For a gradient penalty or a Hessian product restore the model's nn.Linear layers "
-            'with fourbits.convert(model, "bf16"), or keep the layers concerned in BF16 with keep_bf16.names.'
+            "QuantizedLinear: second derivatives are not supported, because rounding has no derivative. For "
+            "a gradient penalty or a Hessian-vector product, restore the model's nn.Linear layers with "
+            'fourbits.convert(model, "bf16"), or keep the affected layers in BF16 with keep_bf16.names.'
         )
 
 
 @custom_op("fourbits::tick", mutates_args={"counter"})
 def tick(counter: Tensor) -> None:
-    """Advance a layer's own counter by one step, and warn once of what that cannot give."""
+    """Advance a layer's own counter by one step, and warn once about the limits of doing so."""
     counter[1] += 1
     _warn_of_own_steps()
 
@@ -204,15 +204,15 @@ def _warn_of_own_steps() -> None:
     if not _warned:
         _warned.append(True)
         warnings.warn(
-            "fourbits: set_step was never called, so each layer counts its own backward passes. Noise is "
-            "fresh at every step, but it depends on the number of ranks and micro-batches, and a resumed run "
-            "draws other noise. Call fourbits.set_step(model, step) before each micro-batch.",
+            "fourbits: set_step was never called, so each layer counts its own backward passes. Rounding "
+            "noise differs at every step, but it depends on the number of ranks and micro-batches, and a "
+            "resumed run does not repeat it. Call fourbits.set_step(model, step) before each micro-batch.",
             stacklevel=3,
         )
 
 
 class QuantizedLinear(nn.Linear):
-    """An nn.Linear that `convert` has given a table. Made by conversion only, never constructed."""
+    """An nn.Linear that `convert` has given a table. Created by `convert` only."""
 
     quantization: LayerState
 
@@ -224,7 +224,7 @@ class QuantizedLinear(nn.Linear):
         if input.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"QuantizedLinear: the last dimension of the input must be in_features={self.in_features}, "
-                f"got shape {list(input.shape)}."
+                f"got shape {list(input.shape)}. Pass an input of that width."
             )
         config = state.config(self.training, self.training and torch.is_grad_enabled())
         if runs_eagerly(input):
@@ -234,14 +234,14 @@ class QuantizedLinear(nn.Linear):
         return y.view(*input.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """nn.Linear's, and the layer's number."""
+        """As nn.Linear, plus the layer's number."""
         return f"{super().extra_repr()}, layer={self.quantization.layer}"
 
 
 def traced_matmul(
     state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Y [M, N] by the operators that compilers trace. x: [M, K]."""
+    """Y [M, N], computed by the operators that compilers trace. x: [M, K]."""
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, None)
 
@@ -249,7 +249,7 @@ def traced_matmul(
 def eager_matmul(
     state: LayerState, config: CallConfig, input: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Y [M, N], launched directly. input: [..., K] as the layer got it."""
+    """Y [M, N], launched directly. input: [..., K], as passed to the layer."""
     dtype = autocast_dtype(input)
     x, trains, past = rows_of(input), torch.is_grad_enabled(), state.book is not None
     needs = trains and input.requires_grad, trains and weight.requires_grad
@@ -267,7 +267,7 @@ def eager_matmul(
 def _planned(
     state: LayerState, key: PlanKey, x: Tensor, weight: Tensor, bias: bool
 ) -> tuple[LinearPlan, bool]:
-    """The plan of calls with this key, and whether autocast's cast comes before it; kept by the layer."""
+    """The plan of calls with this key, and whether autocast's cast precedes it; the layer keeps both."""
     *_, dtype, needs, table = key
     signature, past = signature_of(x), state.book is not None
     fused = (dtype, x.dtype) == (torch.bfloat16, torch.float32) and not past
@@ -281,7 +281,7 @@ def _planned(
 
 
 def autocast_dtype(input: Tensor) -> torch.dtype:
-    """The dtype in which autocast, where it is on, would give an input to nn.Linear."""
+    """The dtype of nn.Linear's input under the current autocast state."""
     kind = input.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind) and input.dtype in _CAST:
         return torch.get_autocast_dtype(kind)
@@ -289,7 +289,7 @@ def autocast_dtype(input: Tensor) -> torch.dtype:
 
 
 def autocast(input: Tensor) -> Tensor:
-    """The input in that dtype."""
+    """The input, cast to `autocast_dtype`."""
     return input.to(autocast_dtype(input))
 
 

@@ -1,4 +1,4 @@
-"""Which table a linear gets, and the reason: the recipe's rules against the facts of the model."""
+"""Which table a linear layer gets, and why: the recipe's rules, applied to the facts of the model."""
 
 import fnmatch
 import importlib.util
@@ -11,12 +11,12 @@ from fourbits.linear.amax_history import depends_on_the_past
 from fourbits.linear.grouped import is_group
 from fourbits.recipe.recipe import GemmTable, Recipe
 
-#: packages whose mixers call mamba_ssm's kernels; the second is code that came with a checkpoint
+#: packages whose mixers call mamba_ssm's kernels; the second holds remote code loaded with a checkpoint
 _HOMES_OF_MAMBA = ("transformers", "transformers_modules", "mamba_ssm")
 
 
 class Decider:
-    """The recipe's rules for one model; facts about the whole model are gathered once."""
+    """The recipe's rules for one model. Facts about the whole model are collected once."""
 
     def __init__(self, model: nn.Module, recipe: Recipe):
         self.recipe = recipe
@@ -27,7 +27,7 @@ class Decider:
         self.head = get_head() if callable(get_head) else None
 
     def decide(self, name: str, linear: nn.Linear) -> tuple[GemmTable | None, str]:
-        """The table of a linear, or None to keep it in BF16; and why."""
+        """The table of a linear layer, or None to keep it in BF16, and the reason."""
         table, reason = self._rule(name)
         if table.fprop.high_precision and table.dgrad.high_precision and table.wgrad.high_precision:
             return None, reason
@@ -35,7 +35,7 @@ class Decider:
         if kept:
             return None, kept
         if is_group(linear) and depends_on_the_past(table):
-            return None, "a group of linears has no amax policy and no adaptive layout"
+            return None, "groups of linear layers do not support amax policies or adaptive layouts"
         if linear.in_features % 16 or linear.out_features % 16:
             shape = f"{linear.out_features}x{linear.in_features}"
             reason = f"{reason}; {shape} is padded to multiples of 16"
@@ -55,7 +55,7 @@ class Decider:
         if type(linear) is not nn.Linear and not getattr(type(linear), "casts_weight", False):
             return f"{type(linear).__name__} computes more than nn.Linear"
         if "forward" in vars(linear):
-            return "its forward was replaced on the instance, which a change of class would not reach"
+            return "its forward was replaced on the instance, so changing its class would have no effect"
         if linear is self.head or _matches(name, self.recipe.keep_bf16.names):
             return "output head or embedding"
         return self._kept_block(name)
@@ -72,16 +72,16 @@ class Decider:
 
 
 def tied_parameters(model: nn.Module) -> set[int]:
-    """ids of parameters that more than one module holds."""
+    """The id() of every parameter that more than one module holds."""
     held = (p for module in model.modules() for p in module.parameters(recurse=False))
     holders = Counter(id(p) for p in held)
     return {key for key, count in holders.items() if count > 1}
 
 
 def repeated_blocks(model: nn.Module) -> tuple[str, int]:
-    """Prefix of the names in the model's largest list of blocks, and its length; ("", 0) without one.
+    """Name prefix and length of the model's largest list of blocks; ("", 0) without one.
 
-    Of outermost ModuleLists of at least two entries it is the one with most parameters.
+    The largest is the outermost ModuleList of at least two entries that has the most parameters.
     """
     best, size = ("", 0), -1
     inside: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def repeated_blocks(model: nn.Module) -> tuple[str, int]:
 
 
 def fused_weights(model: nn.Module) -> dict[str, str]:
-    """Linears whose weight some fused kernel reads without calling the module, by name, with the reason."""
+    """Linear layers whose weight a fused kernel reads without calling the module: name -> reason."""
     modules = list(model.named_modules())
     kernels = importlib.util.find_spec("mamba_ssm") is not None
     kernels = kernels or any(getattr(module, "use_kernels", False) is True for _, module in modules)
@@ -110,7 +110,7 @@ def fused_weights(model: nn.Module) -> dict[str, str]:
 
 
 def _read_directly(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
-    """Names of the children whose weights a module reads past their forward."""
+    """Names of the children whose weights a module reads without calling their forward."""
     if isinstance(module, nn.MultiheadAttention):
         return ("out_proj",)
     if isinstance(module, nn.TransformerEncoderLayer):
@@ -118,7 +118,7 @@ def _read_directly(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
     home = type(module).__module__.partition(".")[0]
     if home not in _HOMES_OF_MAMBA or not hasattr(module, "conv1d"):
         return ()
-    # A Mamba-1 mixer multiplies by dt_proj's weight itself in any case, mamba_ssm's own by in_proj's too.
+    # A Mamba-1 mixer always reads dt_proj's weight directly; the one in mamba_ssm also reads in_proj's.
     if home == "mamba_ssm":
         return ("x_proj", "dt_proj", "out_proj") + (("in_proj",) if hasattr(module, "x_proj") else ())
     return ("x_proj", "dt_proj", "out_proj") if mamba_kernels else ("dt_proj",)

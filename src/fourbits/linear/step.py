@@ -1,4 +1,4 @@
-"""set_step: where a micro-batch stands in a run, from which every random bit and amax policy follows."""
+"""set_step: the position of a micro-batch in a run, which determines all random bits and amax policies."""
 
 import weakref
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ from fourbits.linear.sr_counter import SrCounter
 
 
 class _Found(NamedTuple):
-    """What a model's layers share, found by one walk over its modules."""
+    """The state that a model's layers share, collected by one walk over its modules."""
 
     conversions: int
     counters: tuple[SrCounter, ...]
     books: tuple[OperandBook, ...]
 
 
-#: by model, so that a step does not walk over its modules
+#: cached per model, so that a step does not walk over its modules
 _found: "weakref.WeakKeyDictionary[nn.Module, _Found]" = weakref.WeakKeyDictionary()
 
 
@@ -34,19 +34,19 @@ def set_step(
     reduce: Reduce | None = None,
     same_weights: bool = False,
 ) -> None:
-    """Move every random stream of the model, and its amax policies; call before each micro-batch.
+    """Advance the stochastic-rounding RNG and the amax policies; call before each micro-batch.
 
     step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
     step (over ranks and micro-batches), a multiple of 16. Random bits are then a function of (seed, step,
     token), whatever the number of ranks and micro-batches, and a resumed run repeats them. reduce: needed by
     amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
-    that no weight was written since the last set_step, so that layers may multiply the operands of their
-    weights once more. If you capture your own CUDA graph, copy the new `counters_of(model)` into the captured
-    ones before each replay. Raises ValueError for values out of range.
+    that no weight was written since the last set_step, so that layers may reuse their quantized weights. If
+    you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured tensors before
+    each replay. Raises ValueError for values out of range.
     """
     for name, number in (("step", step), ("first_token", first_token)):
         if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"set_step: {name} must be an int, got {number!r}. Use a whole number.")
+            raise ValueError(f"set_step: {name} must be an int, got {number!r}. Pass a whole number.")
     if not 0 <= step < 1 << 32:
         raise ValueError(f"set_step: step must be in [0, 2**32), got {step}. Count optimizer steps from 0.")
     if first_token < 0 or first_token % 16:
@@ -64,7 +64,7 @@ def set_step(
 
 
 def counters_of(model: nn.Module) -> list[Tensor]:
-    """The counters that the model's layers draw random bits by, int64 [5] each; one after `set_step`."""
+    """The counters that determine the layers' random bits, int64 [5] each; one tensor after `set_step`."""
     tensors: dict[int, Tensor] = {}
     for layer in _layers(model):
         state = layer.quantization
@@ -74,7 +74,7 @@ def counters_of(model: nn.Module) -> list[Tensor]:
 
 
 def _walk(model: nn.Module) -> _Found:
-    """Give every layer the counter of its seed and device, and collect what there is."""
+    """Give every layer the counter of its seed and device, and collect the shared state."""
     counters: dict[tuple[int, torch.device], SrCounter] = {}
     layers = _layers(model)
     for layer in layers:

@@ -1,4 +1,4 @@
-"""What a conversion did: one row a linear, and the shares that recipes are judged by."""
+"""The report of a conversion: one row per linear layer, and the quantized shares of the model."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from fourbits.recipe.recipe import GemmSpec, GemmTable
 
 @dataclass(frozen=True, slots=True)
 class LinearReport:
-    """One nn.Linear of the model, or one parameter that holds several linears' weights.
+    """One nn.Linear of the model, or one parameter that holds the weights of several linear layers.
 
-    Experts count with all their weights, of which a token meets some.
+    Experts count with all their weights, although each token uses only some.
     """
 
     name: str
-    #: (out_features, in_features), out_features of all linears together
+    #: (out_features, in_features), with out_features summed over the layers of a group
     shape: tuple[int, int]
-    #: as by `precision_of`
+    #: as returned by `precision_of`
     precision: str
-    #: why this precision
+    #: the reason for this precision
     reason: str
 
     @property
@@ -28,13 +28,13 @@ class LinearReport:
 
     @property
     def size(self) -> int:
-        """Weights; also half the FLOPs of one token's forward."""
+        """Number of weights; also half the forward FLOPs per token."""
         return self.shape[0] * self.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionSummary:
-    """Which linear became what, and why. Shares are quantized over all, in [0, 1]."""
+    """The precision of every linear layer, and why. Shares are quantized / total, in [0, 1]."""
 
     recipe: str
     digest: str
@@ -44,26 +44,24 @@ class ConversionSummary:
 
     @property
     def share_of_linears(self) -> float:
-        """Of the nn.Linear modules, by count."""
+        """Quantized share of the linear layers, by count."""
         return _share(sum(row.quantized for row in self.rows), len(self.rows))
 
     @property
     def share_of_parameters(self) -> float:
-        """Of all parameters of the model."""
+        """Quantized share of all parameters of the model."""
         return _share(self._quantized_size(), self.model_parameters)
 
     @property
     def share_of_flops(self) -> float:
-        """Of the linears' FLOPs on one token, the output head included; attention and scans are not
-        linears.
-        """
+        """Quantized share of the linear layers' FLOPs per token, without attention and SSD scans."""
         return _share(self._quantized_size(), sum(row.size for row in self.rows))
 
     def _quantized_size(self) -> int:
         return sum(row.size for row in self.rows if row.quantized)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data for a manifest."""
+        """The summary as plain data, for a manifest."""
         return {
             "recipe": self.recipe,
             "digest": self.digest,
@@ -79,17 +77,18 @@ class ConversionSummary:
     def __str__(self) -> str:
         counts = Counter((row.precision, row.reason) for row in self.rows)
         lines = [f"recipe {self.recipe} ({self.digest})"]
-        lines += [f"  {n:4d} linears {precision:<8} {reason}" for (precision, reason), n in counts.items()]
+        lines += [
+            f"  {n:4d} linear layers {precision:<8} {reason}" for (precision, reason), n in counts.items()
+        ]
         lines.append(
-            f"  quantized: {self.share_of_linears:.1%} of linears, {self.share_of_parameters:.1%} of "
-            f"parameters, "
-            f"{self.share_of_flops:.1%} of the linears' FLOPs"
+            f"  quantized: {self.share_of_linears:.1%} of linear layers, {self.share_of_parameters:.1%} of "
+            f"parameters, {self.share_of_flops:.1%} of the linear layers' FLOPs"
         )
         return "\n".join(lines)
 
 
 def precision_of(table: GemmTable) -> str:
-    """One word for a table: the format, or the formats of Fprop/Dgrad/Wgrad where they differ."""
+    """A table in one word: its format, or the formats of Fprop/Dgrad/Wgrad where they differ."""
     names = [_gemm_precision(gemm) for gemm in (table.fprop, table.dgrad, table.wgrad)]
     return names[0] if len(set(names)) == 1 else "/".join(names)
 

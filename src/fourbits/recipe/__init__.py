@@ -1,1 +1,1 @@
-"""Which operand of which GEMM gets which format, and the linear layer that obeys it."""
+"""Recipes: the format of every operand of the three GEMMs of a linear layer."""

@@ -1,7 +1,7 @@
-"""Settings of a recipe, dotted or nested: a transform that is set on one operand of a GEMM is set on both.
+"""Overrides of a recipe, dotted or nested: a transform set on one operand of a GEMM applies to both.
 
-It cancels in a product only if both operands have it, so no other meaning is possible; a value given for the
-other operand is kept, and is an error of the GEMM if it differs.
+A transform cancels only if both operands have it, so no other meaning is possible. A value given for the
+other operand is kept, and GemmSpec rejects it if it differs.
 """
 
 import re
@@ -16,7 +16,7 @@ _TRANSFORM = re.compile(
 
 
 def with_both_sides(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`changes` by dotted names and, for a transform named for one operand only, the same for the other."""
+    """Dotted `changes`, with a transform that is set on one operand only copied to the other."""
     found = dict(changes)
     for name, value in changes.items():
         if match := _TRANSFORM.fullmatch(name):
@@ -25,7 +25,7 @@ def with_both_sides(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gemms_with_both_sides(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for nested changes to a recipe that has all its operands already."""
+    """As `with_both_sides`, for nested changes to a complete recipe."""
     found = dict(changes)
     for name in ("fprop", "dgrad", "wgrad"):
         gemm = found.get(name)
@@ -35,6 +35,6 @@ def gemms_with_both_sides(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_transform_of(gemm: Mapping[str, Any], side: str) -> dict[str, Any]:
-    """One operand's changes, and what the other's say of its transform."""
+    """One operand's changes, plus the transform set in the other's."""
     other = gemm.get(_OTHER[side], {})
     return {**{field: other[field] for field in _FIELDS if field in other}, **gemm.get(side, {})}

@@ -1,6 +1,4 @@
-"""Published recipes as data, and how a recipe is named. docs/nvfp4.md, section 14 has the table and the
-deviations.
-"""
+"""Published recipes as data, and look-up by name. docs/nvfp4.md, section 14, lists their deviations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,14 +39,14 @@ _EDEN = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
 _EDEN_FORWARD = replace(_EDEN, source="forward")
 _QUARTET2_BACKWARD = GemmSpec(lhs=_EDEN, rhs=_EDEN_FORWARD)
 _QUARTET2_TAKEN = (
-    "unaligned 1x16 weights, MS-EDEN on all four backward operands, W and X re-quantized from forward "
-    "codes, no BF16 blocks"
+    "1x16 weights, MS-EDEN on all four backward operands, W and X re-quantized from the forward operands, "
+    "no BF16 blocks"
 )
 _QUARTET2_DEVIATES = (
-    "ties to even (their simulation: away); one multiply by a rounded reciprocal per block instead of "
-    "a division per element; BF16 after the rotation; underflowed blocks get scale 0 instead of 1 "
-    "with zero codes; signs drawn per layer, GEMM and optimizer step instead of one running product "
-    "per call; rows that are no multiple of 128 are padded"
+    "ties to even (the authors' simulation rounds away from zero); one multiplication by a rounded "
+    "reciprocal per block instead of a division per element; rounding to BF16 after the rotation; "
+    "underflowed blocks have scale 0 instead of scale 1 with zero codes; signs drawn per layer, GEMM and "
+    "optimizer step instead of one running product per call; rows padded to multiples of 128"
 )
 
 _FP8 = OperandSpec(format="fp8", block=(1, 128))
@@ -59,8 +57,8 @@ _RECIPES = (
     Recipe(
         name="fp8",
         source="arXiv:2509.25149",
-        taken="its FP8 baseline: blocks 1x128 and 128x128, E4M3, RNE, BF16 blocks",
-        deviates="its first 1 and last 2 of 62 blocks are scaled to L like those of nvfp4",
+        taken="the paper's FP8 baseline: blocks of 1x128 and 128x128, E4M3, RNE, BF16 blocks",
+        deviates="the number of BF16 blocks, 1 + 2 of 62, scales with the depth of the model, as in nvfp4",
         fprop=GemmSpec(lhs=_FP8, rhs=_FP8_TILE),
         dgrad=GemmSpec(lhs=_FP8, rhs=_FP8_TILE),
         wgrad=GemmSpec(lhs=_FP8, rhs=_FP8),
@@ -69,8 +67,8 @@ _RECIPES = (
     Recipe(
         name="mxfp8",
         source="arXiv:2506.08027",
-        taken="E4M3 everywhere, 1x32, scales rounded up",
-        deviates="none known; embedding and head stay BF16 there too",
+        taken="E4M3 in 1x32 blocks everywhere, scales rounded up",
+        deviates="none known; the paper keeps embedding and head in BF16, too",
         fprop=_MXFP8.fprop,
         dgrad=_MXFP8.dgrad,
         wgrad=_MXFP8.wgrad,
@@ -78,9 +76,9 @@ _RECIPES = (
     Recipe(
         name="mxfp4",
         source="arXiv:2509.25149",
-        taken="the MXFP4 of its comparison: RHT 32, SR on gradients, OCP scale (floor)",
-        deviates="weights 32x32 so that both directions agree; BF16 blocks as nvfp4, so that a comparison "
-        "differs in format only",
+        taken="the MXFP4 baseline of the paper's comparison: RHT 32, SR on gradients, OCP scale (floor)",
+        deviates="32x32 weights, so that forward and backward use the same values; BF16 blocks as in "
+        "nvfp4, so that the two differ in format only",
         fprop=GemmSpec(lhs=_MX4, rhs=_MX4_TILE),
         dgrad=GemmSpec(lhs=_MX4_SR, rhs=_MX4_TILE),
         wgrad=GemmSpec(lhs=replace(_MX4_SR, rht=32), rhs=replace(_MX4, rht=32)),
@@ -89,8 +87,8 @@ _RECIPES = (
     Recipe(
         name="nvfp4",
         source="arXiv:2509.25149",
-        taken="all of it: 2D weights, RHT 16 on Wgrad, SR on gradients, BF16 blocks",
-        deviates="BF16 blocks scaled from 2 + 8 of 62",
+        taken="the full recipe: 16x16 weights, RHT 16 on Wgrad, SR on gradients, BF16 blocks",
+        deviates="the number of BF16 blocks, 2 + 8 of 62, scales with the depth of the model",
         fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
         dgrad=_NVFP4_DGRAD,
         wgrad=_NVFP4_WGRAD,
@@ -99,7 +97,7 @@ _RECIPES = (
     Recipe(
         name="nvfp4-naive",
         source="arXiv:2509.25149",
-        taken="the base method of its ablations: 1x16 and RNE everywhere, no BF16 blocks",
+        taken="the base method of the paper's ablations: 1x16 blocks and RNE everywhere, no BF16 blocks",
         deviates="none",
         fprop=_NAIVE_WEIGHT,
         dgrad=_NAIVE_WEIGHT,
@@ -108,18 +106,17 @@ _RECIPES = (
     Recipe(
         name="nvfp4-fwd",
         source="arXiv:2509.25149",
-        taken="its observation that the forward carries most of the gap, inverted into a recipe: FP4 in "
-        "the forward only",
-        deviates="not a recipe of that paper; BF16 backward",
+        taken="NVFP4 forward, BF16 backward: an ablation suggested by the paper",
+        deviates="not a recipe from the paper",
         fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
         keep_bf16=_PAPER_BLOCKS,
     ),
     Recipe(
         name="nvfp4-46",
         source="arXiv:2512.02010",
-        taken="Four Over Six on top of nvfp4: MSE choice, bound 256, forward operands",
-        deviates="gradients and X of Wgrad keep max (TransformerEngine's scope); the authors' library can "
-        "apply it to gradients",
+        taken="Four Over Six on top of nvfp4, for the forward operands: choice by MSE, scale bound 256",
+        deviates="gradients and X in Wgrad keep the max rule, as in TransformerEngine; the authors' "
+        "library can apply Four Over Six to gradients, too",
         fprop=GemmSpec(lhs=_ROW_46, rhs=_TILE_46),
         dgrad=GemmSpec(lhs=_ROW_SR, rhs=_TILE_46),
         wgrad=_NVFP4_WGRAD,
@@ -146,9 +143,9 @@ _RECIPES = (
     Recipe(
         name="nemotron3-super",
         source="the report of Nemotron 3 Super, section 2.2",
-        taken="nvfp4, but the linears of attention blocks (q, k, v, o) and the last 15 % of blocks stay "
-        "BF16, and Mamba out_proj is mxfp8 1x32 rne ceil in all six operands",
-        deviates="no latent projections and no MTP here",
+        taken="nvfp4, but the attention projections (q, k, v, o) and the last 15 % of blocks stay in BF16, "
+        "and all six operands of Mamba's out_proj are mxfp8 1x32 rne ceil",
+        deviates="without latent projections and MTP",
         fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
         dgrad=_NVFP4_DGRAD,
         wgrad=_NVFP4_WGRAD,
@@ -170,15 +167,15 @@ RECIPES = MappingProxyType({recipe.name: recipe for recipe in _RECIPES})
 
 
 def list_recipes() -> tuple[str, ...]:
-    """Names of the shipped recipes."""
+    """The names of the shipped recipes."""
     return tuple(RECIPES)
 
 
 def get_recipe(recipe: str | Path | Recipe) -> Recipe:
-    """A shipped recipe by name, or one read from a YAML file. ValueError names the nearest recipe or key.
+    """A shipped recipe by name, or one read from a YAML file. Errors suggest the nearest recipe or key.
 
-    A file may begin from a shipped recipe with `base: NAME` and states only what differs; a transform stated
-    for one operand is set on both operands of its GEMM.
+    A file may start from a shipped recipe with `base: NAME` and set only what differs; a transform set on one
+    operand applies to both operands of its GEMM.
     """
     if isinstance(recipe, Recipe):
         return recipe
@@ -191,12 +188,12 @@ def get_recipe(recipe: str | Path | Recipe) -> Recipe:
         return recipe_from_mapping(load_yaml(path), str(path), path.stem)
     raise ValueError(
         f"recipe: no recipe is called {str(recipe)!r}.{nearest(str(recipe), list_recipes())} "
-        f"Shipped: {', '.join(RECIPES)}; or name a .yaml file."
+        f"Shipped: {', '.join(RECIPES)}. Pass one of them, or a .yaml file."
     )
 
 
 def credited(recipe: Recipe) -> Recipe:
-    """The recipe, without the credits of a shipped one that settings have changed."""
+    """The recipe, without the credits of the shipped one if its settings were changed."""
     shipped = RECIPES.get(recipe.name)
     if shipped is None or recipe.digest == shipped.digest or recipe.source != shipped.source:
         return recipe
@@ -208,9 +205,9 @@ def _credits_of_changed(name: str) -> dict[str, object]:
 
 
 def recipe_from_mapping(mapping: dict[str, object], where: str, name: str = "custom") -> Recipe:
-    """A recipe from nested dicts, on top of the shipped recipe that its `base` names, if any.
+    """A recipe from nested dicts, on top of the shipped recipe named by `base`, if any.
 
-    where begins every error, e.g. a file name; name is used where the mapping gives none.
+    where: the prefix of every error, e.g. a file name. name: used where the mapping has none.
     """
     changes = dict(mapping)
     base = changes.pop("base", None)
@@ -227,7 +224,7 @@ def recipe_from_mapping(mapping: dict[str, object], where: str, name: str = "cus
 
 
 def _merged(base: dict[str, object], changes: dict[str, object]) -> dict[str, object]:
-    """base with changes laid over it, mapping by mapping."""
+    """base, updated recursively with changes."""
     result = dict(base)
     for key, value in changes.items():
         below = result.get(key)

@@ -1,6 +1,6 @@
-"""Recipe: the table of the three GEMMs, and which linears stay out of it.
+"""Recipe: the table of the three GEMMs, and which linear layers keep BF16.
 
-One frozen, typed object; every precision baseline is another table, not other code. docs/nvfp4.md, sections 2
+One frozen, typed object: a precision baseline is another table, not other code. docs/nvfp4.md, sections 2
 and 14.
 """
 
@@ -16,7 +16,7 @@ from fourbits.settings import build, to_dict
 
 BF16 = OperandSpec(format="bf16")
 
-#: operands by role, and the operand of Fprop that a source of `forward` stands for
+#: role -> the Fprop operand that a source of `forward` refers to
 _MAY_BE_FORWARD = {
     "fprop.lhs": None,
     "fprop.rhs": None,
@@ -27,7 +27,7 @@ _MAY_BE_FORWARD = {
 }
 
 
-#: settings of a recipe or table that decide no bits
+#: settings of a recipe or table that do not affect results bitwise
 _NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native")
 
 
@@ -41,32 +41,33 @@ class GemmSpec:
     def __post_init__(self) -> None:
         if self.lhs.transform != self.rhs.transform:
             raise ValueError(
-                f"GemmSpec: lhs has the transform {self.lhs.transform}, rhs {self.rhs.transform}; "
-                "they cancel only if equal. Set rht and rht_signs alike on both."
+                f"GemmSpec: both operands must have the same transform, which cancels only then, got "
+                f"{self.lhs.transform} (lhs) and {self.rhs.transform} (rhs). Set rht and rht_signs alike on "
+                "both."
             )
 
     @property
     def high_precision(self) -> bool:
-        """Whether neither operand is quantized."""
+        """Whether both operands stay unquantized."""
         return not (self.lhs.block_format.quantized or self.rhs.block_format.quantized)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmTable:
-    """The three GEMMs of a linear: Y = X W^T, dX = dY W, dW = dY^T X."""
+    """The three GEMMs of a linear layer: Y = X W^T, dX = dY W, dW = dY^T X."""
 
     fprop: GemmSpec = field(default_factory=GemmSpec)
     dgrad: GemmSpec = field(default_factory=GemmSpec)
     wgrad: GemmSpec = field(default_factory=GemmSpec)
-    #: how a linear keeps X for its weight gradient: ready to multiply, or as codes and scales, with the same
+    #: how a layer saves X for Wgrad: as a dequantized operand, or as codes and scales, which hold the same
     #: values in less memory
     saved_inputs: Literal["exact", "packed"] = "exact"
-    #: the GEMMs that FP4 tensor cores multiply; `convert` sets them, a recipe does not
+    #: the GEMMs that run on FP4 tensor cores; set by `convert`, not by a recipe
     native: tuple[Literal["fprop", "dgrad", "wgrad"], ...] = ()
 
     def __post_init__(self) -> None:
         if self.saved_inputs == "packed" and (reason := _why_not_packed(self.wgrad.rhs)):
-            raise ValueError(f"saved_inputs: packed needs a wgrad.rhs of codes; {reason}. Set it to exact.")
+            raise ValueError(f"saved_inputs: packed needs a wgrad.rhs with codes; {reason}. Set it to exact.")
         for role, of_fprop in _MAY_BE_FORWARD.items():
             spec = self.operand(role)
             if spec.source == "forward" and (of_fprop is None or self.operand(of_fprop).rht):
@@ -79,20 +80,20 @@ class GemmTable:
 
     @property
     def keeps_weight(self) -> bool:
-        """Whether Dgrad starts from W as Fprop multiplied it: its codes, or its values quantized anew."""
+        """Whether Dgrad starts from Fprop's operand W: reuses its codes, or re-quantizes its values."""
         remakes = self.dgrad.rhs.source == "forward" and self.fprop.rhs.block_format.quantized
         return self.shares_weight or remakes
 
     @property
     def shares_weight(self) -> bool:
-        """Whether Dgrad multiplies the codes of W that Fprop did: one spec, square blocks, no transform."""
+        """Whether Dgrad reuses Fprop's codes of W: one spec, square blocks, no transform."""
         spec = self.fprop.rhs
         square = all(size is None or size[0] == size[1] for size in (spec.block_size, spec.outer_size))
         same = spec == self.dgrad.rhs and spec.block_format.quantized
         return same and square and not spec.rht and not spec.stochastic
 
     def to_text(self) -> str:
-        """The table as text that `from_text` reads: what a graph carries in place of an object."""
+        """The table as text for `table_from_text`, which compiled graphs carry in place of an object."""
         return json.dumps(to_dict(self), sort_keys=True, separators=(",", ":"))
 
 
@@ -104,14 +105,14 @@ def table_from_text(text: str) -> GemmTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepBF16:
-    """Linears that are not quantized. Raises ValueError for a share that is none.
+    """Linear layers that are not quantized. Raises ValueError for an invalid count or share.
 
     A number of blocks is a count, or a share of the model's blocks as text ('8/62'), rounded half up; a share
     of the last blocks keeps at least one. A block is one entry of the model's largest ModuleList of repeated
     blocks.
     """
 
-    #: patterns (as in a shell) of module names; '*' also crosses dots
+    #: shell-style patterns of module names; '*' also matches dots
     names: tuple[str, ...] = ("head", "*.head", "lm_head", "*.lm_head", "*embed*")
     first_blocks: int | str = 0
     last_blocks: int | str = 0
@@ -131,9 +132,7 @@ class KeepBF16:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRule:
-    """A table for the linears whose names match, instead of the recipe's own. The first rule that matches
-    holds.
-    """
+    """A table that replaces the recipe's for the linear layers whose names match. The first match applies."""
 
     names: tuple[str, ...]
     table: GemmTable
@@ -141,15 +140,15 @@ class LayerRule:
 
     def __post_init__(self) -> None:
         if self.table.native:
-            raise ValueError("native: a recipe does not choose who multiplies. Set train.backend.")
+            raise ValueError("native: a recipe cannot choose the GEMM backend. Set train.backend instead.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that decides how a model's linears train."""
+    """Everything that determines how a model's linear layers train."""
 
     name: str
-    #: publication; what is taken from it; where this deviates from it
+    #: the publication; what the recipe takes from it; how it deviates from it
     source: str = ""
     taken: str = ""
     deviates: str = ""
@@ -158,9 +157,9 @@ class Recipe:
     wgrad: GemmSpec = field(default_factory=GemmSpec)
     keep_bf16: KeepBF16 = field(default_factory=KeepBF16)
     layers: tuple[LayerRule, ...] = ()
-    #: as in GemmTable, for linears that no rule singles out; decides no bits
+    #: as in GemmTable, for linear layers that no rule matches; does not affect results bitwise
     saved_inputs: Literal["exact", "packed"] = "exact"
-    #: whether evaluation and no_grad forwards are quantized as training's are
+    #: whether evaluation and no_grad forwards are quantized as in training
     quantize_eval: bool = True
 
     def __post_init__(self) -> None:
@@ -168,12 +167,12 @@ class Recipe:
 
     @property
     def table(self) -> GemmTable:
-        """The table of linears that no rule singles out."""
+        """The table of linear layers that no rule matches."""
         return GemmTable(fprop=self.fprop, dgrad=self.dgrad, wgrad=self.wgrad, saved_inputs=self.saved_inputs)
 
     @property
     def digest(self) -> str:
-        """Hash of everything that decides bits; name, origin and reasons are not part of it."""
+        """Hash of everything that affects results bitwise; excludes name, source and reasons."""
         content = {key: value for key, value in to_dict(self).items() if key not in _NO_BITS}
         content["layers"] = [
             {**rule, "why": "", "table": {k: v for k, v in rule["table"].items() if k not in _NO_BITS}}
@@ -184,18 +183,18 @@ class Recipe:
 
 def _why_not_packed(spec: OperandSpec) -> str | None:
     if not spec.block_format.quantized or spec.block_format.scale == "fp32" or spec.outer_size is not None:
-        return f"{spec.format} has none of its own below one scale for the tensor"
+        return f"{spec.format} does not store codes under one scale per tensor"
     if spec.source == "forward" or spec.amax_policy != "current" or spec.adaptive != "none":
-        return "it depends on Fprop's copy or on past steps"
+        return "it depends on the forward operand or on past steps"
     return None
 
 
 def _no_forward(role: str, of_fprop: str | None) -> str:
     if of_fprop is None:
-        reason = "only dgrad.rhs (W) and wgrad.rhs (X) are operands of Fprop, too"
+        reason = "only dgrad.rhs (W) and wgrad.rhs (X) have one"
     else:
-        reason = f"it needs {of_fprop} in Fprop without a transform; set {of_fprop}.rht to 0"
-    return f"{role}.source: forward quantizes anew what Fprop multiplied; {reason}."
+        reason = f"{of_fprop} must have no transform; set {of_fprop}.rht to 0"
+    return f"{role}.source: forward re-quantizes the forward operand; {reason}."
 
 
 def _share(value: int | str, where: str) -> Fraction | int:
