@@ -61,9 +61,9 @@ def failed(findings):
 def test_the_self_check_sees_gradients_that_are_zero():
     zero = lambda a, b, dtype, bias: torch.zeros(a.rows, b.rows, dtype=dtype)  # noqa: E731
     assert failed(matmul_check.check_native(torch.device("cpu"), zero)) == [
-        "fprop: product",
-        "dgrad: product",
-        "wgrad: product",
+        "fprop: GEMM",
+        "dgrad: GEMM",
+        "wgrad: GEMM",
     ]
 
 
@@ -80,7 +80,7 @@ def test_the_self_check_sees_a_sum_in_half_precision():
         product = (a.block_values().to(torch.bfloat16) @ b.block_values().to(torch.bfloat16).t()).half()
         return (product.float() * a.global_scale * b.global_scale * 1.02).to(dtype)
 
-    assert "fprop: product" in failed(matmul_check.check_native(torch.device("cpu"), coarse))
+    assert "fprop: GEMM" in failed(matmul_check.check_native(torch.device("cpu"), coarse))
 
 
 def test_an_error_of_a_card_or_a_library_is_a_finding(monkeypatch):

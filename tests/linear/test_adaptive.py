@@ -212,5 +212,5 @@ def test_a_compiled_layer_follows_its_choices():
 
 
 def test_a_format_without_the_option_is_refused_when_the_spec_is_built():
-    with pytest.raises(ValueError, match=r"adaptive: outer starts from nvfp4 \(1, 16\), got mxfp4"):
+    with pytest.raises(ValueError, match=r"adaptive: outer needs nvfp4 \(1, 16\), got mxfp4"):
         GemmSpec(lhs=OperandSpec(format="mxfp4", adaptive="outer"))

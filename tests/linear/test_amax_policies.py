@@ -270,7 +270,7 @@ def test_converting_again_begins_a_new_state():
 def test_the_state_of_another_recipe_is_refused(policy):
     state = recipe_state(converted(amax_policy="delayed"))
     with pytest.raises(
-        ValueError, match=r"load_recipe_state: .* does not fit .* Convert the model by the recipe"
+        ValueError, match=r"load_recipe_state: .* does not fit .* Convert the model with the recipe"
     ):
         load_recipe_state(converted(**policy), state)
 

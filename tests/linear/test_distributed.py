@@ -100,4 +100,4 @@ def test_amax_policies_of_two_ranks_are_those_of_one_process_with_two_micro_batc
 
 def test_several_ranks_without_a_reduction_are_refused(ranks):
     for found in ranks:
-        assert "other than current and none need values over all ranks" in found["amax policies"]["refused"]
+        assert "must use values from all ranks, got reduce=None" in found["amax policies"]["refused"]

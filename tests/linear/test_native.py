@@ -136,8 +136,8 @@ def test_native_is_refused_without_tensor_cores():
 
 def test_native_is_refused_where_the_self_check_fails(monkeypatch):
     monkeypatch.setattr(conversion, "probe", lambda: BLACKWELL)
-    monkeypatch.setattr(conversion, "why_not_trusted", lambda device: "dgrad: product (all zero)")
-    with pytest.raises(ValueError, match=r"the self-check failed on NVIDIA B200: dgrad: product \(all zero"):
+    monkeypatch.setattr(conversion, "why_not_trusted", lambda device: "dgrad: GEMM (all zero)")
+    with pytest.raises(ValueError, match=r"the self-check failed on NVIDIA B200: dgrad: GEMM \(all zero"):
         convert(nn.Sequential(nn.Linear(16, 16)), "nvfp4", backend="native")
 
 
@@ -159,7 +159,7 @@ def test_a_run_trains_natively_where_the_check_passes(monkeypatch, requested, wr
 
 
 def test_a_run_that_wants_native_stops_where_the_check_fails(monkeypatch):
-    monkeypatch.setattr(conversion, "why_not_trusted", lambda device: "wgrad: product (all zero)")
+    monkeypatch.setattr(conversion, "why_not_trusted", lambda device: "wgrad: GEMM (all zero)")
     with pytest.raises(ValueError, match="backend native: the self-check failed on NVIDIA B200: wgrad"):
         backend.resolve_backend("native", BLACKWELL)
     with pytest.raises(ValueError, match="FP4 tensor cores need NVIDIA sm_100"):

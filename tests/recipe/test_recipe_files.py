@@ -100,7 +100,7 @@ def test_a_transform_that_a_file_states_for_one_operand_is_that_of_both(side, fi
         ("layers: [{names: ['*'], tabel: {}}]", r"layers\.0: unknown key 'tabel'\. Did you mean 'table'\?"),
         (
             "fprop: {lhs: {format: nvfp4, amax_policy: history, amax_history: 100000000000}}",
-            r"amax_history: at most 65,536 steps are remembered, got 100000000000",
+            r"amax_history: must be at most 65,536 steps, got 100000000000",
         ),
         ("layers: [{table: {}}]", r"layers\.0: needs a value for names"),
         ("nvfp4", r"mine\.yaml: must hold a mapping of keys to values"),

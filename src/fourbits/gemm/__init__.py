@@ -1,1 +1,1 @@
-"""Products of quantized operands."""
+"""GEMMs of quantized operands."""

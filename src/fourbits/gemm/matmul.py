@@ -1,4 +1,4 @@
-"""The one entry of GEMMs of quantized operands, and the one place that chooses an implementation.
+"""The single entry to GEMMs of quantized operands, which chooses the implementation.
 
 docs/nvfp4.md, section 12.
 """
@@ -19,9 +19,9 @@ from fourbits.triton_version import HAS_TRITON
 if TYPE_CHECKING or HAS_TRITON:
     from fourbits.gemm.kernels.gemms import kernel_gemm, unsupported
 
-#: what sums may be rounded to
+#: dtypes that sums may be rounded to
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-#: multiplies operands of one layout; bias last
+#: a planned GEMM for operands of one layout: (a, b, bias) -> out
 Gemm = Callable[..., Tensor]
 
 
@@ -31,18 +31,18 @@ def matmul(
     out_dtype: torch.dtype = torch.bfloat16,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Stored rows of a times stored rows of b: a [M, K], b [N, K] -> [M, N] in out_dtype.
+    """GEMM of stored rows: a [M, K], b [N, K] -> a @ b^T [M, N] in out_dtype.
 
-    Operands enter exactly; sums are FP32; both global scales and the bias are applied in FP32. Raises
-    ValueError where the contraction or the transform differ, for another out_dtype than bfloat16, float16 and
-    float32, and for a bias that is not one number per row of b.
+    Operands enter exactly; accumulation, both global scales and the bias are FP32. Raises ValueError if the
+    contraction sizes or transforms of a and b differ, for an out_dtype other than bfloat16, float16 and
+    float32, and for a bias without exactly one entry per row of b.
     """
     _check_types(a, b, out_dtype)
     if a.contraction_size != b.contraction_size:
         raise ValueError(
-            f"matmul: contractions differ: a has {a.contraction_size} (axis {a.axis} of {a.shape}), "
-            f"b has {b.contraction_size} (axis {b.axis} of {b.shape}). Quantize both along the axis that the "
-            "GEMM sums over."
+            f"matmul: a and b must have equal contraction sizes, got {a.contraction_size} (axis {a.axis} of "
+            f"{a.shape}) and {b.contraction_size} (axis {b.axis} of {b.shape}). Quantize both along the "
+            "contraction axis of the GEMM."
         )
     if bias is not None and tuple(bias.shape) != (b.rows,):
         raise ValueError(
@@ -52,7 +52,7 @@ def matmul(
 
 
 def multiply(a: Operand, b: Operand, out_dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """a [M, K] times b [N, K]^T -> [M, N]: on FP4 tensor cores if both are packed, else both are exact.
+    """a [M, K] @ b [N, K]^T -> [M, N]: on FP4 tensor cores if both are packed, else emulated.
 
     Raises ValueError for one of each.
     """
@@ -60,14 +60,14 @@ def multiply(a: Operand, b: Operand, out_dtype: torch.dtype, bias: Tensor | None
 
 
 def gemm(a: Operand, b: Operand, out_dtype: torch.dtype, bias: bool) -> Gemm:
-    """A plan that multiplies operands with the specs, shapes and strides of a and b: (a, b, bias) -> out."""
+    """The plan of a GEMM for operands with the specs, shapes and strides of a and b: (a, b, bias) -> out."""
     _check_transforms(a.spec, b.spec)
     if isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor):
         return _Plain(native.matmul, out_dtype)
     if not (isinstance(a, ExactOperand) and isinstance(b, ExactOperand)):
         raise ValueError(
-            f"matmul: one operand is packed, the other is not: {type(a).__name__} and {type(b).__name__}. "
-            "Unpack it."
+            f"matmul: both operands must be packed or neither, got {type(a).__name__} and "
+            f"{type(b).__name__}. Unpack the packed one."
         )
     if HAS_TRITON and unsupported(a, b) is None:
         return kernel_gemm(a, b, out_dtype, bias)
@@ -75,7 +75,7 @@ def gemm(a: Operand, b: Operand, out_dtype: torch.dtype, bias: bool) -> Gemm:
 
 
 class _Plain:
-    """A GEMM by torch's own operators, which autocast must not touch."""
+    """A GEMM of torch operators, with autocast disabled."""
 
     def __init__(self, multiply: Callable[..., Tensor], out_dtype: torch.dtype) -> None:
         self._multiply, self._out_dtype = multiply, out_dtype
@@ -89,13 +89,13 @@ class _Plain:
 def _check_transforms(a: OperandSpec, b: OperandSpec) -> None:
     if a.transform != b.transform:
         raise ValueError(
-            f"matmul: transforms differ, so they would not cancel: a has {a.transform}, b has "
-            f"{b.transform}. Give both operands of a GEMM the same rht and rht_signs."
+            f"matmul: a and b must have the same transform, which cancels only then, got {a.transform} and "
+            f"{b.transform}. Give both operands the same rht and rht_signs."
         )
 
 
 def _check_types(a: object, b: object, out_dtype: object) -> None:
-    """What annotations say, for callers who do not check them."""
+    """Checks the annotations at run time."""
     for name, operand in (("a", a), ("b", b)):
         if not isinstance(operand, QuantizedTensor):
             raise ValueError(

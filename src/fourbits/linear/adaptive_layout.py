@@ -1,4 +1,4 @@
-"""Adaptive layouts: the table in force, and which steps take statistics. docs/nvfp4.md, section 17."""
+"""Adaptive layouts: the effective table, and which steps record statistics. docs/nvfp4.md, section 17."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,12 +9,12 @@ from fourbits.recipe.recipe import GemmSpec, GemmTable
 
 
 def adapts(table: GemmTable) -> bool:
-    """Whether statistics choose the layout of any operand."""
+    """Whether any operand has an adaptive layout."""
     return any(table.operand(role).adaptive != "none" for role in OPERANDS)
 
 
 def resolved(table: GemmTable, choices: Sequence[int]) -> GemmTable:
-    """The table with fixed layouts. choices: by role, 1 for the layout that is not the spec's own."""
+    """The table with fixed layouts. choices: per role, 1 for the alternative to the spec's own layout."""
     other = dict(zip(OPERANDS, choices, strict=True))
     if table.shares_weight:
         other["dgrad.rhs"] = other["fprop.rhs"]
@@ -29,7 +29,7 @@ def resolved(table: GemmTable, choices: Sequence[int]) -> GemmTable:
 
 
 def measured_at(table: GemmTable, step: int) -> str:
-    """The operands whose statistics this step takes: 'role:outer' or 'role:block', by commas."""
+    """The operands whose statistics this step records: 'role:outer' or 'role:block', comma-separated."""
     found: list[str] = []
     for role in OPERANDS:
         spec = table.operand(role)

@@ -1,4 +1,4 @@
-"""The book of a model: what its layers' operands have been, and what the step in hand does with it."""
+"""Recipe state of a model: the amax history and layouts of its layers, and their effect on this step."""
 
 from collections.abc import Sequence
 
@@ -26,31 +26,31 @@ def depends_on_the_past(table: GemmTable) -> bool:
 
 
 class OperandBook:
-    """State of the layers with these tables. A layer's place in the list is its slot."""
+    """Recipe state of the layers with these tables. A layer's index in the list is its slot."""
 
     def __init__(self, tables: Sequence[GemmTable]):
         self.tables = tuple(tables)
-        #: as in amax.py: fp64 [layers, 6, 4], fp32 [layers, 6, 2 + L], int64 [layers, 6, 8]
+        #: as in amax_policy.py: fp64 [layers, 6, 4], fp32 [layers, 6, 2 + L], int64 [layers, 6, 8]
         self.policy = torch.tensor([policy_of(table) for table in tables], dtype=torch.float64)
         self.amaxes, self.counters = empty(self.policy)
-        #: the step that what is observed belongs to; None before the first set_step
+        #: the step that observations belong to; None before the first set_step
         self.step: int | None = None
-        #: by slot: the table in force, and the operands whose statistics this step takes (`measured_at`)
+        #: by slot: the effective table, and the operands whose statistics this step records (`measured_at`)
         self.in_force = tuple(resolved(table, [0] * len(OPERANDS)).to_text() for table in tables)
         self.measured = ("",) * len(self.tables)
 
     def to(self, device: torch.device) -> "OperandBook":
-        """Itself, with its tensors on the device where layers compute."""
+        """Itself, with its tensors moved to the layers' device."""
         if self.amaxes.device != device and device.type != "meta":
             self.amaxes, self.counters = self.amaxes.to(device), self.counters.to(device)
             self.policy = self.policy.to(device)
         return self
 
     def advance(self, step: int, reduce: Reduce | None) -> None:
-        """Go to an optimizer step: commit what an earlier one observed, discard what a later one did.
+        """Go to an optimizer step: commit the observations of an earlier step, discard those of a later one.
 
-        New tensors take the place of the old, so that a backward pass still under way keeps what its forward
-        used. Raises ValueError where several ranks would each use a maximum of their own.
+        New tensors replace the old ones, so that a pending backward pass uses the same values as its forward.
+        Raises ValueError on several ranks without `reduce`, where each would use a different maximum.
         """
         if step == self.step:
             return
@@ -62,8 +62,8 @@ class OperandBook:
         self.begin(step)
 
     def begin(self, step: int | None) -> None:
-        """Fix what a step uses, from the amaxes and counters as they are. None: before any step."""
-        chosen = self.step is None or step is None or any(self.measured)  # else the host need not ask
+        """Set what a step uses, from the current amaxes and counters. None: before any step."""
+        chosen = self.step is None or step is None or any(self.measured)  # else no device-to-host copy
         self.step = step
         self.amaxes[..., IN_USE] = in_use(self.amaxes, self.policy, step or 0)
         if chosen and any(adapts(table) for table in self.tables):
@@ -74,5 +74,5 @@ class OperandBook:
         self.measured = tuple("" if step is None else measured_at(table, step) for table in self.tables)
 
     def adapts(self, slot: int) -> bool:
-        """Whether statistics choose a layout of this layer."""
+        """Whether the layer has an adaptive layout."""
         return adapts(self.tables[slot])

@@ -1,8 +1,8 @@
-"""What training learns of operands: amax policies and adaptive layouts. docs/nvfp4.md, sections 16 and 17.
+"""Amax tracking: amax policies and adaptive layouts. docs/nvfp4.md, sections 16 and 17.
 
-The state of all layers of a model is three stacked tensors, [layers, 6 roles, fields], so that a step costs a
-few kernels whatever the number of layers, and compiled graphs see a few tensors. Training observes into them;
-once per optimizer step what was observed is committed, which fixes what the next step uses.
+The state of a model's layers is three stacked tensors, [layers, 6 roles, fields], so that a step launches
+few kernels whatever the number of layers, and compiled graphs take few inputs. Training records observations
+in them; once per optimizer step they are committed, which sets what the next step uses.
 """
 
 from collections.abc import Callable
@@ -20,18 +20,18 @@ from fourbits.triton_version import HAS_TRITON
 if TYPE_CHECKING or HAS_TRITON:
     from fourbits.linear.kernels import observe_triton as amax_triton
 
-#: the six operands of a linear, in the order of their streams
+#: the six operands of a linear layer, in the order of their streams
 OPERANDS = ROLES[:6]
-#: fields of `amaxes`: what this step uses (-1: the operand's own), what it has observed (-1: nothing), and
-#: from HISTORY on the committed steps, newest first
+#: fields of `amaxes`: the amax that this step uses (-1: the operand's own), the largest that it has observed
+#: (-1: none), and from HISTORY on the committed steps, newest first
 IN_USE, PENDING, HISTORY = range(3)
-#: fields of `counters`: committed steps in the history, the layout chosen (1: the other one), saturated and
-#: all blocks of past steps; then of the running step, from RUNNING on: saturated and all blocks, and of the
-#: layout's statistics all and those that speak for the other layout
+#: fields of `counters`: committed steps in the history, the chosen layout (1: the alternative), saturated and
+#: all blocks of past steps; then, from RUNNING on, of the current step: saturated and all blocks, and of the
+#: layout statistics all and those in favour of the alternative layout
 COUNT, LAYOUT, ALL_SATURATED, ALL_BLOCKS, SATURATED, BLOCKS, LAYOUT_ALL, LAYOUT_OTHER = range(8)
 RUNNING, COUNTERS = SATURATED, 8
 #: fields of `policy`: length of the history (0: current), interval (0: none), headroom, and how many times
-#: LAYOUT_OTHER must exceed LAYOUT_ALL for the other layout (0: not adaptive)
+#: LAYOUT_OTHER must exceed LAYOUT_ALL for the alternative layout (0: not adaptive)
 _LENGTH, _INTERVAL, _HEADROOM, _LAYOUT_FACTOR = range(4)
 _LAYOUT_FACTORS = {"none": 0, "outer": 64, "block": 4}
 
@@ -53,7 +53,7 @@ def policy_of(table: GemmTable) -> list[tuple[float, float, float, float]]:
     for role in OPERANDS:
         spec = table.operand(role)
         if role == "dgrad.rhs" and table.shares_weight:
-            found.append((0.0, 0.0, 1.0, 0.0))  # it is Fprop's operand
+            found.append((0.0, 0.0, 1.0, 0.0))  # shares Fprop's operand
             continue
         lengths = {"current": 0, "history": spec.amax_history}
         interval = spec.amax_interval if spec.amax_policy == "interval" else 0
@@ -63,8 +63,8 @@ def policy_of(table: GemmTable) -> list[tuple[float, float, float, float]]:
 
 
 def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor, Tensor]:
-    """Both after the end of a step: pending becomes the newest entry of the history, counts are added up, and
-    where the layout's statistics were taken, they choose.
+    """Both after the end of a step: pending becomes the newest entry of the history, counts are added to the
+    totals, and recorded layout statistics choose the layout.
     """
     pending, history = amaxes[..., PENDING], amaxes[..., HISTORY:]
     length = policy[..., _LENGTH]
@@ -85,7 +85,7 @@ def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor,
 
 
 def discarded(amaxes: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
-    """Both without what the running step has observed."""
+    """Both without the observations of the current step."""
     amaxes, counters = amaxes.clone(), counters.clone()
     amaxes[..., PENDING] = -1.0
     counters[..., RUNNING:] = 0
@@ -93,7 +93,7 @@ def discarded(amaxes: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_use(amaxes: Tensor, policy: Tensor, step: int | Tensor) -> Tensor:
-    """The amax of every operand at a step, fp32; -1 where it is the operand's own."""
+    """The amax that every operand uses at a step, fp32; -1 for the operand's own."""
     newest = amaxes[..., HISTORY:].amax(-1)
     interval = policy[..., _INTERVAL].long()
     measured = (interval > 0) & (step % interval.clamp_min(1) == 0)
@@ -103,7 +103,7 @@ def in_use(amaxes: Tensor, policy: Tensor, step: int | Tensor) -> Tensor:
 
 
 def reduced(amaxes: Tensor, counters: Tensor, reduce: Reduce | None) -> tuple[Tensor, Tensor]:
-    """Both with pending and the counts of the running step taken over all ranks, on every rank."""
+    """Both with pending and the current step's counts all-reduced over ranks."""
     if reduce is None:
         _check_alone()
         return amaxes, counters
@@ -117,14 +117,14 @@ def reduced(amaxes: Tensor, counters: Tensor, reduce: Reduce | None) -> tuple[Te
 def observe(
     amaxes: Tensor, counters: Tensor, own: Tensor, counts: Tensor, slot: int, first_role: int
 ) -> None:
-    """Note what operands of a training step were: n roles from first_role on.
+    """Record the amax stats of n operands in a training step, roles first_role and following.
 
-    own: fp32 [n], NaN or negative where there is nothing to note; counts: int64 [n, 4], the fields from
+    own: fp32 [n], NaN or negative where there is nothing to record; counts: int64 [n, 4], the fields from
     RUNNING on.
     """
     roles = slice(first_role, first_role + own.shape[0])
     pending, running = amaxes[slot, roles, PENDING], counters[slot, roles, RUNNING:]
-    # a forward inside a backward pass recomputes what was counted before; for a maximum that does not matter
+    # a forward inside a backward pass is a recomputation, already counted; a maximum is not affected
     counted_before = not first_role and torch._C._current_graph_task_id() != -1  # pyright: ignore
     if unsupported_device(amaxes.device) is None:
         amax_triton.observe(pending, running, own, counts, not counted_before)
@@ -141,7 +141,7 @@ def _(amaxes: Tensor, counters: Tensor, own: Tensor, counts: Tensor, slot: int, 
 
 @custom_op("fourbits::commit", mutates_args={"amaxes", "counters"})
 def commit(amaxes: Tensor, counters: Tensor, policy: Tensor, clock: Tensor, slot: int) -> None:
-    """Commit one layer by itself, where nobody calls set_step. clock: its own, at the step that begins."""
+    """Commit a single layer, if set_step is not called. clock: its own counter, at the step that starts."""
     new_amaxes, new_counters = committed(amaxes[slot], counters[slot], policy[slot])
     new_amaxes[..., IN_USE] = in_use(new_amaxes, policy[slot], clock[1])
     amaxes[slot], counters[slot] = new_amaxes, new_counters
@@ -153,10 +153,10 @@ def _(amaxes: Tensor, counters: Tensor, policy: Tensor, clock: Tensor, slot: int
 
 
 def _check_alone() -> None:
-    """Raises ValueError where several ranks would each use a maximum of their own."""
+    """Raises ValueError on several ranks, where each would use a different maximum."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ValueError(
-            "amax_policy and adaptive: options other than current and none need values over all ranks. Pass "
-            "set_step and recipe_state reduce=function, which all-reduces (x, 'max' or 'sum') and returns it."
+            "amax policies and adaptive layouts: must use values from all ranks, got reduce=None. Pass "
+            "set_step and recipe_state a reduce(x, 'max' or 'sum') that returns x all-reduced over the ranks."
         )

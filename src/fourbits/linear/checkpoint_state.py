@@ -1,6 +1,6 @@
-"""The state of a recipe between steps, for checkpoints: what its operands have been.
+"""Recipe state, for checkpoints: the amax history and layouts that a recipe keeps between steps.
 
-It is no part of a model's state_dict, whose keys stay those of nn.Linear. docs/nvfp4.md, sections 16 and 17.
+It is not part of a model's state_dict, whose keys stay those of nn.Linear. docs/nvfp4.md, sections 16 and 17.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,21 +28,21 @@ from fourbits.recipe.recipe import table_from_text
 
 
 def recipe_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Tensor]:
-    """What a checkpoint must hold beside masters and optimizer; empty where no operand depends on the past.
+    """The state to save besides master weights and optimizer; empty if no operand depends on past steps.
 
-    Keys: "step", and NAME.FIELD for each layer with an amax policy or an adaptive layout, of its six operands
-    in the order of their streams: history fp32 [6, L] newest first; count, pending (fp32), saturated, blocks
-    and layout, int64 [6]; layout_counts int64 [6, 2]. reduce: as for set_step; on several ranks all call
-    this, and all get the same.
+    Keys: "step", and NAME.FIELD for each layer with an amax policy or an adaptive layout. Fields, for the six
+    operands in the order of their streams: history fp32 [6, L], newest first; count, pending (fp32),
+    saturated, blocks and layout, int64 [6]; layout_counts int64 [6, 2]. reduce: as for set_step; all ranks
+    must call this, and all get the same state.
     """
     return _collected(model, lambda book: reduced(book.amaxes, book.counters, reduce))
 
 
 def saturated_and_all(model: nn.Module) -> Tensor | None:
-    """Blocks of the step in hand whose scale saturated, and all blocks of it: int64 [2], summed over layers.
+    """Saturated blocks and all blocks of the current step: int64 [2], summed over layers.
 
-    On the device of the layers, before any reduction over ranks; None where no operand depends on the past.
-    What counts is in docs/nvfp4.md, section 16.
+    On the device of the layers, before any reduction over ranks; None if no operand depends on past steps.
+    docs/nvfp4.md, section 16, defines the counts.
     """
     books = books_of(model)
     if not books:
@@ -51,14 +51,14 @@ def saturated_and_all(model: nn.Module) -> Tensor | None:
 
 
 def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Put a saved state into a converted model. Raises ValueError where it is of another recipe or model."""
+    """Load a saved state into a converted model. Raises ValueError for that of another recipe or model."""
     own = _collected(model, lambda book: (book.amaxes, book.counters))
     expected, given = ({key: x.shape for key, x in tree.items()} for tree in (own, state))
     if given != expected:
         differing = sorted(key for key in {*given, *expected} if given.get(key) != expected.get(key))
         raise ValueError(
-            f"load_recipe_state: the state does not fit the model's recipe; {len(differing)} entries differ, "
-            f"first {differing[0]!r}. Convert the model by the recipe that the state was saved under."
+            f"load_recipe_state: the state does not fit the model's recipe: {len(differing)} entries differ, "
+            f"first {differing[0]!r}. Convert the model with the recipe that the state was saved under."
         )
     for book in books_of(model):
         amaxes, counters = book.amaxes.cpu().clone(), torch.zeros_like(book.counters, device="cpu")
@@ -76,7 +76,7 @@ def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
 
 
 def _collected(model: nn.Module, parts: Callable[[OperandBook], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """The state of all layers on the CPU, from the (amaxes, counters) of each book."""
+    """The state of all layers on the CPU, from the (amaxes, counters) of each recipe state."""
     found: dict[str, Tensor] = {}
     for book in books_of(model):
         amaxes, counters = (part.cpu() for part in parts(book))
@@ -95,7 +95,7 @@ def _collected(model: nn.Module, parts: Callable[[OperandBook], tuple[Tensor, Te
 
 
 def open_books(model: nn.Module) -> None:
-    """Give the layers whose tables depend on the past a new, empty book."""
+    """Give the layers whose tables depend on past steps a new, empty recipe state."""
     states = [(state, table_from_text(state.table)) for _, state in _states(model)]
     states = [(state, table) for state, table in states if depends_on_the_past(table)]
     if states:
@@ -105,7 +105,7 @@ def open_books(model: nn.Module) -> None:
 
 
 def books_of(model: nn.Module) -> list[OperandBook]:
-    """The books of a model: one, unless parts of it were converted apart."""
+    """The recipe states of a model: one, unless parts of it were converted separately."""
     found = {id(state.book): state.book for _, state in _states(model) if state.book is not None}
     return list(found.values())
 

@@ -16,12 +16,12 @@ from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.request import OperandInputs, signature_of
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, spread
 
-#: operands of a tensor, from whoever may have computed them before: (tensor, compute) -> operands
+#: returns the operands of a tensor, cached or computed: (tensor, compute) -> operands
 Reuse = Callable[[Tensor, Callable[[], tuple[Operand, ...]]], tuple[Operand, ...]]
 
 
 class LinearCall(NamedTuple):
-    """The tensors of one call, and what it records."""
+    """The tensors of one call, and the observer of its amax stats."""
 
     #: [M, K]; None in a backward pass that does not need it
     x: Tensor | None
@@ -29,22 +29,22 @@ class LinearCall(NamedTuple):
     weight: Tensor
     #: int64 [5], `sr_counter.COUNTER_FIELDS`
     counter: Tensor
-    #: number of the layer, which separates its random stream from others
+    #: number of the layer, which selects its random streams
     layer: int
     observer: Observer | None = None
 
 
 class SavedOperands(NamedTuple):
-    """What a forward pass leaves for the backward pass."""
+    """Operands that the forward saves for the backward."""
 
-    #: W as Fprop multiplied it, where Dgrad starts from that
+    #: Fprop's operand W, where Dgrad starts from that
     weight: ExactOperand | None
-    #: X as Wgrad multiplies it, or packed so
+    #: Wgrad's operand X, dequantized or packed
     input: Operand | None
 
 
 class Gradients(NamedTuple):
-    """dX [M, K] in dY's dtype, dW [N, K] and dbias [N] in FP32; None where not needed."""
+    """dX [M, K] in dY's dtype; dW [N, K] and dbias [N] in FP32; None where not needed."""
 
     x: Tensor | None
     weight: Tensor | None
@@ -58,7 +58,7 @@ def forward(
     reuse_input: Reuse | None = None,
     reuse_weight: Reuse | None = None,
 ) -> tuple[Tensor, SavedOperands]:
-    """Y [M, N] in the plan's dtype, and what the backward pass will use."""
+    """Y [M, N] in the plan's dtype, and the operands saved for the backward."""
     x, weight = call.x, call.weight
     assert x is not None
     if reuse_input is None or plan.input_is_private:
@@ -79,7 +79,7 @@ def forward(
 def backward(
     plan: LinearPlan, call: LinearCall, saved: SavedOperands, dy: Tensor, needs: tuple[bool, bool, bool]
 ) -> Gradients:
-    """The gradients that are needed of X, W and bias. dy: [M, N], contiguous."""
+    """The gradients of X, W and bias, as far as needed. dy: [M, N], contiguous."""
     step = plan.gradients(signature_of(dy), needs[0], needs[1])
     dx = dw = None
     operands = list(_operands(step.dy, call, dy)) if step.dy is not None else []
@@ -89,7 +89,7 @@ def backward(
         if step.dgrad is None:
             step.dgrad = gemm(lhs, w, dy.dtype, bias=False)
         dx = step.dgrad(lhs, w, None)
-        if dx.shape[1] != call.weight.shape[1]:  # columns of nothing but padding
+        if dx.shape[1] != call.weight.shape[1]:  # columns of padding only
             dx = dx[:, : call.weight.shape[1]].contiguous()
     if needs[1]:
         rhs = _wgrad_input(plan, step, call, saved)
@@ -101,7 +101,7 @@ def backward(
 
 
 def _operands(side: Side, call: LinearCall, x: Tensor) -> tuple[Operand, ...]:
-    """The operands that one tensor gives, with this call's random streams and amaxes."""
+    """The operands quantized from one tensor, with this call's random streams and amaxes."""
     counter, first, observer = call.counter, call.layer * 8, call.observer
     if observer is None:
         inputs = tuple([OperandInputs(counter, first + place) for place in side.places])
@@ -116,7 +116,7 @@ def _operands(side: Side, call: LinearCall, x: Tensor) -> tuple[Operand, ...]:
 
 
 def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: SavedOperands) -> Operand:
-    """W as Dgrad multiplies it: Fprop's operand, that operand's values quantized again, or W quantized."""
+    """Dgrad's operand W: Fprop's operand, that operand re-quantized, or W quantized."""
     if step.weight is not None:
         return _operands(step.weight, call, call.weight)[0]
     kept = saved.weight or _exact(plan.weight, call, call.weight)
@@ -127,7 +127,7 @@ def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved:
 
 
 def _wgrad_input(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: SavedOperands) -> Operand:
-    """X as Wgrad multiplies it: what the forward left, X quantized, or the values of Fprop's operand."""
+    """Wgrad's operand X: the saved operand, X quantized, or Fprop's operand re-quantized."""
     if saved.input is not None:
         if isinstance(saved.input, ExactOperand) or is_native(plan.table, "wgrad.rhs"):
             return saved.input
@@ -140,13 +140,13 @@ def _wgrad_input(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: 
 
 
 def _exact(side: Side, call: LinearCall, x: Tensor) -> ExactOperand:
-    """The operand of Fprop, made once more, which is cheaper than to keep it."""
+    """Fprop's operand, quantized again rather than saved, which takes less memory."""
     operand = _operands(side, call, x)[0]
     return exact(operand) if isinstance(operand, QuantizedTensor) else operand
 
 
 def _dequantized(operand: ExactOperand, columns: int) -> Tensor:
-    """Values of an operand along axis 1 without its padding, fp32 [R, columns]. docs/nvfp4.md, section 8."""
+    """An operand's values along axis 1, without padding, fp32 [R, columns]. docs/nvfp4.md, section 8."""
     values = operand.values if operand.axis == 1 else operand.values.t()
     scale = operand.scale
     if scale.dim():

@@ -1,6 +1,6 @@
-"""What the forward operator returns, without computing it: shapes, dtypes and strides for the compiler.
+"""Shapes, dtypes and strides of the forward operator's outputs, for the compiler.
 
-Sizes may be symbols here, so nothing is looked up by them.
+Sizes may be symbolic here, so they cannot serve as keys of caches.
 """
 
 import torch
@@ -33,7 +33,7 @@ def fake_forward(x: Tensor, weight: Tensor, table: str, needs: list[bool], obser
 
 
 def _packed(x: Tensor, spec: OperandSpec, in_layout: bool) -> list[Tensor]:
-    """A packed X along axis 0. in_layout: whether its bytes lie in X's layout."""
+    """A packed X along axis 0. in_layout: whether it has X's memory layout."""
     (M, K), size, element = x.shape, spec.block_size, spec.block_format.element
     assert size is not None
     assert element is not None
@@ -52,7 +52,7 @@ def _packed(x: Tensor, spec: OperandSpec, in_layout: bool) -> list[Tensor]:
 
 
 def _column(x: Tensor, spec: OperandSpec) -> list[Tensor]:
-    """X along axis 0 as the fused kernels write it."""
+    """X along axis 0, as the fused kernels write it."""
     M, K = x.shape
     if spec.format in FP8_FORMATS:
         values = x.new_empty((K, -(-M // 16) * 16), dtype=_values_dtype(spec, x.device)).t()
@@ -63,13 +63,13 @@ def _column(x: Tensor, spec: OperandSpec) -> list[Tensor]:
 
 
 def _scale_shape(spec: OperandSpec, shape: torch.Size) -> tuple[int, ...]:
-    """Shape of the scale of an exact operand kept along axis 1."""
+    """Shape of the scale of a dequantized operand along axis 1."""
     size = spec.outer_size or (spec.block_size if spec.block_format.scale == "fp32" else None)
     return () if size is None else (-(-shape[0] // size[0]), -(-shape[1] // size[1]))
 
 
 def _values_dtype(spec: OperandSpec, device: torch.device) -> torch.dtype:
-    """dtype of an exact operand's values on a device: FP8 stays FP8 where kernels multiply it."""
+    """dtype of a dequantized operand's values on a device: FP8 stays FP8 where GEMM kernels support it."""
     fmt = spec.block_format
     element = None if fmt.element is None else fmt.element.dtype
     if device.type == "cuda" and spec.format in FP8_FORMATS and element is not None:

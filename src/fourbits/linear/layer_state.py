@@ -1,4 +1,4 @@
-"""What a converted layer holds beyond nn.Linear's parameters."""
+"""The state of a converted layer besides nn.Linear's parameters."""
 
 from typing import Any, NamedTuple
 
@@ -16,16 +16,16 @@ PlanKey = tuple[Any, ...]
 
 
 class CallConfig(NamedTuple):
-    """What a call depends on besides its tensors."""
+    """The configuration of a call: all that it depends on besides its tensors."""
 
     layer: int
     table: str
     #: whether the layer counts its own steps, because set_step was never called
     counts_itself: bool
-    #: whether the layer is in training mode, and whether gradients are recorded too, which amax policies want
+    #: whether the layer is in training mode; whether it also records amax stats, which requires gradients
     training: bool
     observes: bool
-    #: operands whose layout's statistics are taken, as by adaptive_layout.measured_at
+    #: operands whose layout statistics are recorded, as returned by adaptive_layout.measured_at
     measured: str
     slot: int
 
@@ -33,19 +33,19 @@ class CallConfig(NamedTuple):
 class Calls:
     """The training calls of a layer in one micro-batch.
 
-    A layer that is called several times, such as on chunks of a sequence, meets other tokens each time, so
-    later calls draw bits from where the earlier ones ended. Recomputation repeats the calls in their order.
+    A layer that is called several times, e.g. on chunks of a sequence, gets different tokens each time, so
+    each call draws random bits from where the previous one ended. Recomputation repeats the calls in order.
     """
 
     __slots__ = ("_offsets", "_recomputed", "_tokens")
 
     def __init__(self) -> None:
-        #: tokens that were met before each call
+        #: tokens of the micro-batch before each call
         self._offsets: list[int] = []
         self._tokens = self._recomputed = 0
 
     def offset(self, tokens: int) -> int:
-        """How many tokens of the micro-batch come before a call, a multiple of 16."""
+        """Number of tokens of the micro-batch before a call, a multiple of 16."""
         if self._offsets and torch._C._current_graph_task_id() != -1:  # pyright: ignore  # in a backward pass
             self._recomputed += 1
             return self._offsets[(self._recomputed - 1) % len(self._offsets)]
@@ -69,16 +69,16 @@ class LayerState:
         self.draws = any(draws(table.operand(role)) for role in OPERAND_ROLES)
         #: the model's counter, once set_step has been called
         self.counter: SrCounter | None = None
-        #: until then the layer's own, int64 [5], which every backward pass advances by a step
+        #: until then the layer's own, int64 [5], which every backward pass advances by one step
         self.own_counter = new_counter(seed, 0, 0)
         #: the model's recipe state and this layer's slot in it, where its table depends on past steps
         self.book: OperandBook | None = None
         self.slot = 0
         self.weight = KeptWeight()
-        #: eager plans, and whether a cast comes before them, by what decides them
+        #: eager plans, and whether a cast precedes them, by `PlanKey`
         self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
         self._generation = -1
-        #: by number, of which a group of linears has several
+        #: by layer number; a group of linear layers has several
         self._calls: dict[int, Calls] = {}
 
     @property
@@ -87,20 +87,20 @@ class LayerState:
         return self.counter is None
 
     def config(self, training: bool, observes: bool) -> CallConfig:
-        """The configuration of a call. Raises ValueError where layouts adapt and set_step was not called."""
+        """The configuration of a call. Raises ValueError for adaptive layouts without set_step."""
         table, measured = self.table, ""
         if self.book is not None:
             table, measured = self.book.in_force[self.slot], self.book.measured[self.slot]
             if observes and self.counts_itself and self.book.adapts(self.slot):
                 raise ValueError(
-                    "QuantizedLinear: adaptive layouts are chosen between optimizer steps. Call "
-                    "fourbits.set_step(model, step) before each micro-batch."
+                    "QuantizedLinear: adaptive layouts are chosen between optimizer steps, so they need "
+                    "set_step. Call fourbits.set_step(model, step) before each micro-batch."
                 )
         measured = measured if observes else ""
         return CallConfig(self.layer, table, self.counts_itself, training, observes, measured, self.slot)
 
     def counter_on(self, device: torch.device) -> Tensor:
-        """The counter where the layer computes; it stays there, so that a step copies it at most once."""
+        """The counter on the layer's device; it stays there, so a step copies it at most once."""
         if self.counter is not None:
             return self.counter.on(device)
         if device.type == "meta":
@@ -110,7 +110,7 @@ class LayerState:
         return self.own_counter
 
     def call_counter(self, device: torch.device, layer: int, tokens: int, training: bool) -> Tensor:
-        """The counter of one eager call, which nothing writes later. layer: the number it computes as."""
+        """The counter of one eager call, never written afterwards. layer: the layer number of the call."""
         counter = self.counter_on(device)
         if self.counter is None:
             counter = counter.clone()
@@ -123,15 +123,15 @@ class LayerState:
         return moved_on(counter, offset) if offset else counter
 
     def forget_calls(self) -> None:
-        """Begin a micro-batch: the next call meets its first token."""
+        """Start a micro-batch: the next call gets its first token."""
         self._calls.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without plans, which copies and saved files of a model make anew."""
+        """Without plans; copies and saved files of a model create their own."""
         return {**vars(self), "plans": {}}
 
     def recipe_tensors(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The recipe state's amaxes, counters and policy where the layer computes; None without one."""
+        """The recipe state's amaxes, counters and policy on the layer's device; None without one."""
         if self.book is None:
             return (None, None, None)
         book = self.book.to(device)

@@ -1,4 +1,4 @@
-"""Which GEMMs of a table FP4 tensor cores multiply."""
+"""Which GEMMs of a table run on FP4 tensor cores."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ GEMMS = ("fprop", "dgrad", "wgrad")
 
 
 def made_native(table: GemmTable) -> GemmTable:
-    """The table with every GEMM that FP4 tensor cores take given to them.
+    """The table with every GEMM that FP4 tensor cores support marked as native.
 
-    Decided once, from the recipe's own specs: the layouts in force of an adaptive operand look like others.
+    Decided once, from the recipe's own specs: an adaptive operand's effective layout looks like a fixed one.
     """
     return replace(
         table, native=tuple(name for name in GEMMS if why_not_native(getattr(table, name)) is None)
@@ -19,12 +19,12 @@ def made_native(table: GemmTable) -> GemmTable:
 
 
 def why_not_native(gemm: GemmSpec) -> str | None:
-    """Why FP4 tensor cores do not multiply a GEMM, or None."""
+    """Why a GEMM cannot run on FP4 tensor cores, or None."""
     return _why_not(gemm.lhs) or _why_not(gemm.rhs)
 
 
 def emulated_gemms(table: GemmTable) -> str:
-    """The quantized GEMMs that FP4 tensor cores leave to others, and why, in one phrase; empty if none."""
+    """The quantized GEMMs that do not run on FP4 tensor cores, and why, as text; empty if none."""
     found = {name: getattr(table, name) for name in GEMMS}
     reasons = {name: why_not_native(gemm) for name, gemm in found.items() if not gemm.high_precision}
     return ", ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)

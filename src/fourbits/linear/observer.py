@@ -1,4 +1,4 @@
-"""What a call records of its operands, where its recipe has amax policies or adaptive layouts."""
+"""The amax stats that a call records, if its recipe has amax policies or adaptive layouts."""
 
 import torch
 from torch import Tensor
@@ -8,35 +8,35 @@ from fourbits.quant.amax_stats import layout_counts
 from fourbits.quant.request import OPERAND_ROLES, StatsTarget
 from fourbits.recipe.recipe import GemmTable
 
-#: roles of the operands that the forward and the backward pass may make, in order
+#: roles of the operands that the forward and the backward may quantize, in order
 FORWARD, BACKWARD = OPERAND_ROLES, OPERAND_ROLES[2:]
 
 
 class Observer:
-    """Amaxes that a call uses, and what its operands turn out to be. docs/nvfp4.md, sections 16 and 17."""
+    """The amaxes that a call uses, and the stats of its operands. docs/nvfp4.md, sections 16 and 17."""
 
     def __init__(self, table: GemmTable, measured: str, amax: Tensor, counter: Tensor, layer: int) -> None:
-        """amax: fp32 [6], what operands with a policy use (negative: their own); measured: operands whose
-        layout's statistics are taken, as by `adaptive_layout.measured_at`.
+        """amax: fp32 [6], the amax of operands with a policy (negative: their own). measured: operands whose
+        layout statistics are recorded, as returned by `adaptive_layout.measured_at`.
         """
         self._table, self._measured, self._amax = table, measured, amax
         self._counter, self._layer = counter, layer
         self._own, self._counts = nothing_recorded(amax, len(OPERAND_ROLES))
 
     def amax(self, role: str) -> Tensor | None:
-        """What an operand with a policy uses; None for one without."""
+        """The amax that an operand with a policy uses; None without a policy."""
         if not has_policy(self._table, role):
             return None
         return self._amax[OPERAND_ROLES.index(role)]
 
     def target(self, roles: tuple[str, ...]) -> StatsTarget | None:
-        """Where the quantizer of these operands records; None where none has a policy."""
+        """Where the quantizer of these operands records stats; None if none has a policy."""
         if not any(has_policy(self._table, role) for role in roles):
             return None
         return StatsTarget(self._own, self._counts, tuple(OPERAND_ROLES.index(role) for role in roles))
 
     def measure(self, x: Tensor, role: str, axis: int) -> None:
-        """Take the statistics of an operand's layout, if this step does."""
+        """Record an operand's layout statistics, if this step records them."""
         if role not in self._measured:
             return
         kind = self._measured.partition(f"{role}:")[2].partition(",")[0]
@@ -47,14 +47,14 @@ class Observer:
         self._counts[place, 2:] = layout_counts(x, spec, axis, kind, key)
 
     def recorded(self, roles: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """(own amaxes fp32 [n], counts int64 [n, 4]) of neighbouring roles, for `amax_policy.observe`."""
+        """(own amaxes fp32 [n], counts int64 [n, 4]) of consecutive roles, for `amax_policy.observe`."""
         for role in roles:
             self._forget_what_nobody_needs(role)
         first = OPERAND_ROLES.index(roles[0])
         return self._own[first : first + len(roles)], self._counts[first : first + len(roles)]
 
     def _forget_what_nobody_needs(self, role: str) -> None:
-        """Drop the own amax of an operand without a policy, and of one between two intervals."""
+        """Drop the own amax of an operand without a policy, or between the steps of an interval policy."""
         policy, place = self._table.operand(role).amax_policy, OPERAND_ROLES.index(role)
         if policy == "interval":
             self._own[place] = torch.where(self._amax[place] < 0, self._own[place], -1.0)
@@ -63,11 +63,11 @@ class Observer:
 
 
 def has_policy(table: GemmTable, role: str) -> bool:
-    """Whether past steps decide the amax of an operand."""
+    """Whether an operand's amax depends on past steps."""
     return table.operand(role).amax_policy != "current"
 
 
 def nothing_recorded(amax: Tensor, roles: int) -> tuple[Tensor, Tensor]:
-    """Negative amaxes and zero counts for that many roles."""
+    """Empty stats of `roles` roles: negative amaxes and zero counts."""
     own = amax.new_full((roles,), -1.0)
     return own, torch.zeros((roles, 4), dtype=torch.int64, device=amax.device)

@@ -1,8 +1,7 @@
-"""Operands that serve again: a weight's in later micro-batches of a step, an input's in sibling layers.
+"""Reused operands: a weight's in later micro-batches of a step, an input's in sibling layers.
 
-Nothing here changes a bit, so an operand is used again only where its tensor cannot have been written since.
-Version counters do not suffice for that: fused optimizers, `.data`, collectives and raw kernels write without
-advancing them.
+Reuse must not change a bit, so an operand is reused only if its tensor cannot have been written since.
+Version counters cannot show that: fused optimizers, `.data`, collectives and raw kernels do not advance them.
 """
 
 import threading
@@ -20,25 +19,25 @@ Operands = tuple[Operand, ...]
 
 
 class KeptWeight:
-    """A layer's weight as Fprop multiplies it, for the later micro-batches of an optimizer step.
+    """Fprop's operand of a layer's weight, kept for the later micro-batches of an optimizer step.
 
     Only the caller of `set_step` knows that no weight was written since the last one, so an operand is kept
-    and used again only under `set_step(..., same_weights=True)`, by the first call of the layer after it.
+    and reused only under `set_step(..., same_weights=True)`, by the first call of the layer after it.
     """
 
     def __init__(self) -> None:
         self._kept: tuple[tuple[Any, ...], int, Operand] | None = None
         self._generation = -1
-        #: whether the weight is an ordinary parameter; what sharding gathers must not outlive its forward
+        #: whether the weight is an ordinary parameter; one gathered by sharding must not outlive a forward
         self.plain = True
 
     def operand(
         self, weight: Tensor, plan: object, counter: SrCounter, make: Callable[[], Operand]
     ) -> Operand:
-        """The weight's operand: the kept one where it may serve, else a new one, kept where that may pay.
+        """The weight's operand: the kept one if valid, else a new one, kept if it may be reused.
 
-        A layer that is called again within a micro-batch computes its own and leaves the kept one in place:
-        a CUDA graph of a later micro-batch may read it there.
+        A further call within a micro-batch computes a new operand and leaves the kept one in place: a CUDA
+        graph of a later micro-batch may read it there.
         """
         first_call = self._generation != counter.generation
         self._generation = counter.generation
@@ -58,7 +57,7 @@ class KeptWeight:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the operand: copies and saved files of a model hold none."""
+        """Without the operand, which copies and saved files of a model do not need."""
         return {"_kept": None, "_generation": -1, "plain": self.plain}
 
 
@@ -71,25 +70,25 @@ class _Last:
         self.entry: tuple[weakref.ref[Tensor], tuple[Any, ...], Operands] | None = None
 
     def forget(self, source: "weakref.ref[Tensor]") -> None:
-        """Drop the operands of a tensor that is gone; any thread may have freed it."""
+        """Drop the operands of a freed tensor; any thread may have freed it."""
         entry = self.entry
         if entry is not None and entry[0] is source:
             self.entry = None
 
 
 class SharedInput:
-    """The operands of the tensor that a thread quantized last, for layers that read the same one.
+    """The operands of the tensor that a thread quantized last, shared by layers that read the same tensor.
 
-    For inputs that `shareable` admits.
+    Only for inputs that are `shareable`.
     """
 
     def __init__(self) -> None:
         self._threads = threading.local()
 
     def operands(self, source: Tensor, plan: object, make: Callable[[], Operands]) -> Operands:
-        """The operands of `source` by a plan: the last ones if they are these, else new ones.
+        """The operands of `source` under a plan: the last ones if they match, else new ones.
 
-        They live no longer than `source` itself.
+        They are freed with `source`.
         """
         last: _Last | None = getattr(self._threads, "last", None)
         if last is None:
@@ -107,16 +106,16 @@ class SharedInput:
 def shareable(source: Tensor) -> bool:
     """Whether layers that read a tensor in training may share its operands: if an autograd graph computed it.
 
-    nn.Linear saves such a tensor, so that a write between two readers which no version counter shows would
-    corrupt nn.Linear's gradients, too. A buffer may be written at any time, by collectives or replays.
+    nn.Linear saves such a tensor, so a write between two readers that leaves the version counter unchanged
+    would corrupt nn.Linear's gradients, too. Buffers may be written at any time, by collectives or replays.
     """
     return source.grad_fn is not None and not source.is_inference()
 
 
 def _is_captured(x: Tensor) -> bool:
-    """Whether a CUDA graph records what is done to x now.
+    """Whether a CUDA graph is being captured on x's device.
 
-    A graph must compute its own operands: a replay finds other numbers in x, and what the graph computes
-    exists at replays only.
+    A graph must compute its own operands: at a replay x holds other values, and the graph's tensors are
+    computed by replays only.
     """
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

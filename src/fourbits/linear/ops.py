@@ -1,7 +1,7 @@
-"""A quantized linear layer as operators of torch.library, for graphs that torch.compile traces.
+"""A quantized linear layer as torch.library operators, for graphs that torch.compile traces.
 
-Operators are opaque to the compiler, so a model around them compiles without breaks, and one compiled graph
-serves every recipe: the table travels as text. Both are compute.py's functions with typed tuples flattened.
+Operators are opaque to the compiler, so a model around them compiles without graph breaks, and one compiled
+graph serves every recipe: the table is passed as text. They are compute.py's functions with flat tuples.
 """
 
 from collections.abc import Sequence
@@ -33,13 +33,13 @@ def linear_forward(
     measured: str,
     needs: list[bool],
 ) -> list[Tensor]:
-    """Y [M, N] in x's dtype, five parts of saved operands (`flattened`; empty where there is none), and with
-    amax what was recorded of the operands.
+    """Y [M, N] in x's dtype, five parts of saved operands (`flattened`; empty for none), and with amax the
+    recorded stats.
 
-    x: [M, K]; weight: [N, K]; amax: fp32 [6], what operands with an amax policy use (negative: their own),
-    None where nothing depends on past steps; measured: as by `adaptive_layout.measured_at`; needs: whether dX
-    and dW will be needed. Own amaxes, fp32 [6], and counts, int64 [6, 4], are as `amax_policy.observe` takes
-    them.
+    x: [M, K]; weight: [N, K]; amax: fp32 [6], the amax of operands with a policy (negative: their own), None
+    if nothing depends on past steps; measured: as returned by `adaptive_layout.measured_at`; needs: whether
+    dX and dW will be needed. Stats are the arguments of `amax_policy.observe`: own amaxes, fp32 [6], and
+    counts, int64 [6, 4].
     """
     plan = _plan(signature_of(x), weight, x.dtype, table, needs, bias is not None, amax)
     observer = _observer(plan, measured, amax, counter, layer)
@@ -78,9 +78,9 @@ def linear_backward(
     measured: str,
     needs: list[bool],
 ) -> list[Tensor]:
-    """The gradients of x, weight and bias, empty where not needed, and with amax what was recorded.
+    """The gradients of x, weight and bias, empty where not needed, and with amax the recorded stats.
 
-    dy: [M, N]; x: None where the forward kept an operand of it; saved: the forward's parts; shape: [M, K];
+    dy: [M, N]; x: None if the forward saved an operand of it; saved: the forward's parts; shape: [M, K];
     needs: which gradients are needed.
     """
     M, K = shape
@@ -117,8 +117,8 @@ def _(
 
 
 def flattened(saved: SavedOperands) -> list[Tensor | None]:
-    """Five tensors of saved operands, None where there is none: W's values and scale; X's values and scale,
-    or its codes, block scales and global scale.
+    """Saved operands as five tensors, None for missing ones: W's values and scale; X's values and scale, or
+    its codes, block scales and global scale.
     """
     parts: list[Tensor | None] = [None, None]
     if saved.weight is not None:
@@ -147,17 +147,17 @@ def unflattened(table: GemmTable, parts: Sequence[Tensor | None], shape: tuple[i
 
 
 def is_part(values: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether an operand was saved: eagerly None stands for none, in operators an empty vector."""
+    """Whether an operand was saved: if not, it is None in eager calls and an empty vector in operators."""
     return values is not None and values.dim() == 2
 
 
 def _owned(part: Tensor | None, x: Tensor) -> Tensor:
-    """A saved tensor as an operator may return it: sharing no memory with another one, in a dtype that
-    compilers know, empty for none.
+    """A saved tensor as an operator may return it: not aliasing another output, in a dtype that the compiler
+    supports, empty for none.
     """
     if part is None:
         return x.new_empty(0)
-    if part.dim() == 0:  # both operands of X keep their scales in one tensor
+    if part.dim() == 0:  # both operands of X have their scales in one tensor
         return part.clone()
     return part.view(torch.uint8) if part.dtype == torch.float8_e8m0fnu else part
 

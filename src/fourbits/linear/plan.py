@@ -1,6 +1,6 @@
-"""What table, shapes, dtypes and device decide about a quantized linear layer, planned once and kept.
+"""The plan of a quantized linear layer, made once per table, shapes, dtypes and device.
 
-A plan holds who makes each operand and, after its first call, how each GEMM is launched. A call brings
+A plan holds the quantizer of each operand and, after its first call, the launch of each GEMM. Calls pass
 tensors only. docs/nvfp4.md, section 2, has the table of the three GEMMs.
 """
 
@@ -17,30 +17,30 @@ from fourbits.quant.quantize import Quantizer, one_pass, quantizer
 from fourbits.quant.request import OPERAND_ROLES, OperandRequest, Signature
 from fourbits.recipe.recipe import GemmTable, table_from_text
 
-#: (role, contraction axis) of the operands that a backward pass may make of W and X
+#: (role, contraction axis) of the operands that a backward pass may quantize from W and X
 DGRAD_WEIGHT, WGRAD_INPUT = (("dgrad.rhs", 0),), (("wgrad.rhs", 0),)
 
 
 @dataclass(slots=True, eq=False)
 class Side:
-    """Operands that one tensor gives: their roles, and who makes them."""
+    """The operands quantized from one tensor: their roles, and their quantizer."""
 
     roles: tuple[str, ...]
     #: contraction axes, by role
     axes: tuple[int, ...]
     quantize: Quantizer
-    #: places of the roles among OPERAND_ROLES, which their random streams end in
+    #: indices of the roles in OPERAND_ROLES, which select their random streams
     places: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
 class GradientPlan:
-    """The backward pass for gradients of one dtype: which of dX and dW it computes."""
+    """The plan of a backward pass for one signature of dY: the GEMMs and operands of dX and dW."""
 
     dy: Side | None
-    #: W for Dgrad, quantized from the weight; None where it comes from the operand of Fprop or is not needed
+    #: W for Dgrad, quantized from the weight; None if derived from Fprop's operand or not needed
     weight: Side | None
-    #: X for Wgrad, quantized from X; None where it comes from the forward or is not needed
+    #: X for Wgrad, quantized from X; None if derived from the forward operand or not needed
     input: Side | None
     dgrad: Gemm | None = None
     wgrad: Gemm | None = None
@@ -48,7 +48,7 @@ class GradientPlan:
 
 @dataclass(slots=True, eq=False)
 class LinearPlan:
-    """One layer's forward and backward for inputs of one signature."""
+    """The forward and backward plan of a layer, for inputs of one signature."""
 
     table: GemmTable
     x: Signature
@@ -57,22 +57,22 @@ class LinearPlan:
     out_dtype: torch.dtype
     observed: bool
     bias: bool
-    #: X for Fprop, and for Wgrad too where it is kept so
+    #: X for Fprop, and for Wgrad where the forward also quantizes that
     input: Side
     weight: Side
-    #: whether the forward keeps W and X as it multiplied or packed them
+    #: whether the forward saves its operand W for the backward pass
     keeps_weight: bool
-    #: whether Dgrad multiplies the very operand that Fprop did; FP4 tensor cores want its transpose
+    #: whether Dgrad reuses Fprop's operand W; FP4 tensor cores need a transposed copy instead
     shares_weight: bool
     keeps_input: bool
-    #: whether operands of X and of W depend on more than the tensors, so that no other call may use them
+    #: whether the operands of X and W depend on more than the tensors, so that other calls cannot reuse them
     input_is_private: bool
     weight_is_private: bool
     fprop: Gemm | None = None
     _gradients: dict[tuple[Signature, bool, bool], GradientPlan] = field(default_factory=dict)
 
     def gradients(self, dy: Signature, dx: bool, dw: bool) -> GradientPlan:
-        """The plan of a backward pass. dx, dw: whether the gradients of X and of W are needed."""
+        """The plan of a backward pass. dx, dw: whether the gradients of X and W are needed."""
         key = dy, dx, dw
         plan = self._gradients.get(key)
         if plan is None:
@@ -104,7 +104,7 @@ def linear_plan(
     """The plan of a layer.
 
     table: as text; x: of [M, K]; weight: of [N, K]; needs: whether dX and dW will be needed; bias: whether
-    there is one; observed: whether operands with an amax policy are given what they use.
+    the layer has one; observed: whether operands with an amax policy use a stored amax.
     """
     parsed = table_from_text(table)
     if x.dtype != out_dtype:
@@ -129,7 +129,7 @@ def linear_plan(
 
 
 def side(table: GemmTable, signature: Signature, roles: Sequence[tuple[str, int]], observed: bool) -> Side:
-    """The operands of these (role, contraction axis) that tensors of a signature give."""
+    """The operands (role, contraction axis) quantized from tensors of a signature."""
     requests = tuple(_request(table, role, axis, observed) for role, axis in roles)
     return Side(
         roles=tuple(role for role, _ in roles),
@@ -140,12 +140,12 @@ def side(table: GemmTable, signature: Signature, roles: Sequence[tuple[str, int]
 
 
 def is_native(table: GemmTable, role: str) -> bool:
-    """Whether FP4 tensor cores multiply the GEMM of this role."""
+    """Whether the GEMM of this role runs on FP4 tensor cores."""
     return role.partition(".")[0] in table.native
 
 
 def keeps_column(table: GemmTable, x: Signature, observed: bool) -> bool:
-    """Whether one pass over X makes its operands of Fprop and of Wgrad, so that the second is kept."""
+    """Whether a single pass over X quantizes it for both Fprop and Wgrad, so that the second is saved."""
     if table.wgrad.rhs.source == "forward" or is_native(table, "fprop.lhs") or is_native(table, "wgrad.rhs"):
         return False
     requests = tuple(_request(table, role, axis, observed) for role, axis in _BOTH)
@@ -153,7 +153,7 @@ def keeps_column(table: GemmTable, x: Signature, observed: bool) -> bool:
 
 
 def reads_through_bf16(table: str, x: Signature, needs_dw: bool) -> bool:
-    """Whether kernels round an FP32 input to BF16 as they read it, which saves a pass for autocast."""
+    """Whether kernels round an FP32 input to BF16 as they read it, which saves autocast's pass."""
     return _all_in_one_pass(table, x, needs_dw)
 
 
@@ -173,7 +173,7 @@ _BOTH = (("fprop.lhs", 1), ("wgrad.rhs", 0))
 def _input_roles(
     table: GemmTable, x: Signature, needs_dw: bool, observed: bool
 ) -> tuple[tuple[str, int], ...]:
-    """The operands that the forward makes of X."""
+    """The operands that the forward quantizes from X."""
     packed = table.saved_inputs == "packed"
     return _BOTH if needs_dw and (packed or keeps_column(table, x, observed)) else _BOTH[:1]
 
@@ -186,7 +186,7 @@ def _request(table: GemmTable, role: str, axis: int, observed: bool) -> OperandR
 
 
 def _read_through_bf16(table: GemmTable) -> GemmTable:
-    """The table for an FP32 tensor that stands for its BF16 rounding."""
+    """The table for an FP32 input that is rounded to BF16 before it is quantized."""
     fprop, wgrad = table.fprop, table.wgrad
     as_bf16 = [
         spec if spec.source == "forward" else replace(spec, source="bf16") for spec in (fprop.lhs, wgrad.rhs)

@@ -1,4 +1,4 @@
-"""What random bits depend on at run time: one counter for the layers that were converted together."""
+"""The run-time inputs of the random bits: one counter for all layers that were converted together."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from fourbits.quant.request import OPERAND_ROLES
 #: entries of a counter, int64 [5]
 COUNTER_FIELDS = ("seed", "step", "first_token", "first_token / 16", "zero")
 _SEED, _STEP, _TOKEN, _TOKEN_BLOCK, _ZERO = range(5)
-#: for each role, which entries are (seed, stream, step, first row, first block) of its key
+#: role -> the entries that its key (seed, stream, step, first row, first block) consists of
 _TOKENS_ARE_ROWS = (_SEED, _ZERO, _STEP, _TOKEN, _ZERO)
 _TOKENS_ARE_SUMMED = (_SEED, _ZERO, _STEP, _ZERO, _TOKEN_BLOCK)
 _NO_TOKENS = (_SEED, _ZERO, _STEP, _ZERO, _ZERO)
@@ -24,16 +24,16 @@ assert tuple(KEY_FIELDS) == OPERAND_ROLES
 
 
 def new_counter(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
-    """The counter of one micro-batch: int64 [5], COUNTER_FIELDS."""
+    """The counter of one micro-batch: int64 [5], in the order of COUNTER_FIELDS."""
     entries = [seed, step, first_token, first_token // 16, 0]
     if torch.device(device).type != "cuda":
         return torch.tensor(entries, dtype=torch.int64, device=device)
     counter = torch.tensor(entries, dtype=torch.int64, pin_memory=True)
-    return counter.to(device, non_blocking=True)  # without waiting for the GPU
+    return counter.to(device, non_blocking=True)  # does not synchronize
 
 
 def moved_on(counter: Tensor, tokens: int) -> Tensor:
-    """The counter of a call that begins `tokens` tokens into the micro-batch, a multiple of 16."""
+    """The counter of a call that starts `tokens` tokens into the micro-batch, a multiple of 16."""
     moved = counter.clone()
     moved[_TOKEN] += tokens
     moved[_TOKEN_BLOCK] += tokens // 16
@@ -41,27 +41,27 @@ def moved_on(counter: Tensor, tokens: int) -> Tensor:
 
 
 class SrCounter:
-    """The counter that `set_step` moves, shared by all layers of a model on one device with one seed."""
+    """The counter that `set_step` advances, shared by all layers of a model with the same device and seed."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.seed = seed
         self.tensor = new_counter(seed, 0, 0, device)
-        #: raised by every set_step: a layer that has seen a lower one begins a micro-batch
+        #: incremented by every set_step; a layer that last saw a lower one starts a micro-batch
         self.generation = 0
-        #: equal for the micro-batches in which the caller has promised that weights are not written
+        #: unchanged over micro-batches between which, as the caller promised, no weight is written
         self.weights_version = 0
-        #: whether any micro-batch has reused the weights of the one before
+        #: whether any micro-batch has reused the weights of the previous one
         self.reuses_weights = False
 
     def advance(self, step: int, first_token: int, same_weights: bool) -> None:
-        """Go to a micro-batch. The old tensor stays as it is: a backward pass still to come reads it."""
+        """Go to a micro-batch. The old tensor is not written: a pending backward pass may read it."""
         self.tensor = new_counter(self.seed, step, first_token, self.tensor.device)
         self.generation += 1
         self.reuses_weights |= same_weights
         self.weights_version += not same_weights
 
     def on(self, device: torch.device) -> Tensor:
-        """The tensor where the layer computes; it stays there, so that a step copies it at most once."""
+        """The tensor on a layer's device; it stays there, so a step copies it at most once."""
         if self.tensor.device != device:
             if device.type == "meta":
                 return self.tensor.to(device)

@@ -1,6 +1,6 @@
-"""Statistics of an operand before it is quantized. docs/nvfp4.md, sections 16 and 17.
+"""Amax stats of an operand before it is quantized. docs/nvfp4.md, sections 16 and 17.
 
-Its own amax, how much of it a given amax saturates, and the counts by which a tensor chooses its blocks.
+Its own amax, how many blocks a given amax saturates, and the counts that choose an adaptive layout.
 """
 
 from typing import NamedTuple
@@ -27,40 +27,40 @@ from fourbits.quant.reference.elements import element_of
 from fourbits.quant.reference.philox import as_sr_key
 from fourbits.quant.reference.scales import encode_scale_of, target_and_kappa
 
-#: largest values that still round to the largest element, where a block of the whole tensor counts elements
+#: largest values that round to the largest element; a block of the whole tensor counts saturated elements
 _ELEMENT_LIMITS = {"e4m3": 464.0, "e5m2": 61440.0, "int8": 127.5}
-#: block scales rounded to nearest stay on their grid up to half a step above 448
+#: largest block scale that rounds to 448, half a step above it
 _SCALE_LIMIT = 464.0
-#: the blocks that adaptive layouts count
+#: the blocks that layout statistics count
 _ROWS = OperandSpec(block=(1, 16), scale_bound=448)
 _SMALLEST_NORMAL_SCALE = 2.0**-6
 
 
 class OwnAmax(NamedTuple):
-    """An operand under an amax policy."""
+    """The amaxes and counts of an operand with an amax policy."""
 
     #: fp32 scalar: the amax to quantize with
     used: Tensor
     #: fp32 scalar: the operand's own
     own: Tensor
-    #: int64 [2]: saturated blocks and all blocks; elements for a block of the whole tensor
+    #: int64 [2]: saturated and all blocks; elements instead for a block of the whole tensor
     counts: Tensor
 
 
 def own_amax(x: Tensor, spec: OperandSpec, axis: int, given: Tensor, sr_key: Tensor | None) -> OwnAmax:
     """Measure an operand before it is quantized. x, spec, axis and sr_key as for `quantize`; axis 0 or 1.
 
-    given: fp32 scalar, the amax to use; negative to use the operand's own.
+    given: fp32 scalar, the amax to use; negative for the operand's own.
     """
     blocks = block_view(completed(_source_of(x, spec, axis, sr_key), spec, axis), spec, axis)
     return OwnAmax(*runner_for(x)(_measured)(blocks, given, for_scales(spec)))
 
 
 def layout_counts(x: Tensor, spec: OperandSpec, axis: int, kind: str, sr_key: Tensor | None) -> Tensor:
-    """int64 [2]: all, and those in favour of the layout that is not the spec's own; adds up over tensors.
+    """int64 [2]: all counted, and those in favour of the alternative layout; additive over tensors.
 
-    x, spec, axis (0 or 1) and sr_key as for `quantize`. kind: `outer` counts 1x16 blocks and those among them
-    with a subnormal or zero scale, `block` rows of 16x16 blocks and those two octaves below their block.
+    x, spec, axis (0 or 1) and sr_key as for `quantize`. kind: `outer` counts 1x16 blocks, and those with a
+    subnormal or zero scale; `block` counts rows of 16x16 blocks, and those two octaves below their block.
     """
     y = _source_of(x, spec, axis, sr_key)
     maxima = torch.zeros(grid_shape(y, _ROWS, axis), device=x.device)
@@ -72,7 +72,7 @@ def layout_counts(x: Tensor, spec: OperandSpec, axis: int, kind: str, sr_key: Te
 
 
 def _source_of(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None) -> Tensor:
-    """The tensor that is quantized, in the layout of x."""
+    """The source tensor to quantize, in the layout of x."""
     key = None if sr_key is None else as_sr_key(sr_key)
     return (cpu if worth_compiling(x) else reference).source_of(x, spec, axis, key)
 
@@ -95,7 +95,7 @@ def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor,
 
 
 def _subnormal_scales(maxima: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Blocks that are not zero, and blocks with a subnormal or zero scale."""
+    """Masks of nonzero blocks, and of blocks with a subnormal or zero scale."""
     amax = maxima.amax() if maxima.numel() else maxima.new_zeros(())
     target, kappa = target_and_kappa(_ROWS)
     scales = maxima * (encode_scale_of(target, amax, _ROWS) * kappa)
@@ -103,7 +103,7 @@ def _subnormal_scales(maxima: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _low_rows(maxima: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Rows of 16x16 blocks that are not zero, and rows two octaves below the maximum of their block."""
+    """Masks of rows of nonzero 16x16 blocks, and of rows two octaves below the maximum of their block."""
     square = in_layout((16, 1), axis)
     assert square is not None
     of_square = finer(coarser_maxima(maxima, square), square, maxima.shape)

@@ -1,6 +1,6 @@
 """The rules that an OperandSpec must satisfy; all other combinations are valid. docs/nvfp4.md, section 3.3.
 
-`operand.py` imports this file, so the specs here are `Any`: every rule runs whenever a spec is built.
+Every rule runs whenever a spec is built. `operand.py` imports this file, so the specs here are `Any`.
 """
 
 import math
@@ -11,7 +11,7 @@ from fourbits.formats.descriptors import BLOCK_FORMATS
 
 RHT_SIZES = (0, 4, 8, 16, 32, 64, 128)
 _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
-#: most committed steps that an amax history holds
+#: maximum length of an amax history, in steps
 MAX_HISTORY = 1 << 16
 _SMALL_FLOAT_SCALES = ("e4m3", "ue5m3")
 _WHOLE_NUMBERS = ("rht", "scale_bound", "amax_interval", "amax_history", "adaptive_interval")
@@ -22,7 +22,7 @@ _FLAGS = ("sr_headroom", "te_compat")
 def problem(spec: Any, choices: Mapping[str, tuple[str, ...]]) -> str | None:
     """The first rule that an OperandSpec breaks: field, rule, value, remedy. None for a valid spec.
 
-    choices: the words that a field may be, by field.
+    choices: the allowed values by field.
     """
     if message := _types(spec) or _format(spec) or _choices(spec, choices):
         return message
@@ -33,7 +33,7 @@ def problem(spec: Any, choices: Mapping[str, tuple[str, ...]]) -> str | None:
 
 
 def _types(spec: Any) -> str | None:
-    """Values from a recipe file have their types already; those of a Python caller may have any."""
+    """Checks types: settings from a recipe file are checked already, those of a Python caller are not."""
     for names, kind, words in (
         (_WHOLE_NUMBERS, int, "a whole number"),
         (_TEXTS, str, "text"),
@@ -81,7 +81,7 @@ def _outer(spec: Any) -> str | None:
     if not spec.block_format.outer_block:
         if spec.outer is None:
             return None
-        return f"outer: only nvfp4-double has outer blocks, got {spec.outer} for {spec.format}. Leave it out."
+        return f"outer: only nvfp4-double has outer blocks, got {spec.outer} for {spec.format}. Remove it."
     outer, block = spec.outer_size, spec.block_size
     assert outer is not None
     assert block is not None
@@ -94,22 +94,24 @@ def _transform(spec: Any) -> str | None:
     if spec.rht not in RHT_SIZES:
         return f"rht: must be one of {RHT_SIZES}, got {spec.rht}."
     if spec.rht_signs == "te16" and spec.rht != 16:
-        return f"rht_signs: te16 is a vector of 16 signs, got rht={spec.rht}. Use fixed:SEED for other sizes."
+        return (
+            f"rht_signs: te16 is a vector of 16 signs and needs rht=16, got rht={spec.rht}. Use fixed:SEED."
+        )
     kind, _, seed = spec.rht_signs.partition(":")
     if spec.rht_signs in _SIGN_RULES or (
         kind == "fixed" and seed.isascii() and seed.isdecimal() and int(seed) < 1 << 32
     ):
         return None
     return (
-        f"rht_signs: got {spec.rht_signs!r}. "
-        "Allowed: te16, fixed:SEED (0 <= SEED < 2**32), per-layer, per-call, none."
+        "rht_signs: must be one of te16, fixed:SEED (0 <= SEED < 2**32), per-layer, per-call, none, "
+        f"got {spec.rht_signs!r}."
     )
 
 
 def _scale_rule(spec: Any) -> str | None:
     fmt, rule = spec.block_format, spec.scale_rule
     if rule == "ceil" and fmt.scale != "e8m0":
-        return f"scale_rule: ceil rounds powers of two up and needs an MX format, got {spec.format}."
+        return f"scale_rule: ceil needs power-of-two scales (mxfp4, mxfp8, mxfp8-e5m2), got {spec.format}."
     if rule.startswith("4over6") and (
         fmt.scale != "e4m3" or fmt.element is None or fmt.element.name != "e2m1"
     ):
@@ -117,22 +119,22 @@ def _scale_rule(spec: Any) -> str | None:
     if rule.startswith("search") and fmt.scale != "e4m3":
         return f"scale_rule: {rule} searches E4M3 scales, got {spec.format}. Use nvfp4, nve1m2 or nvint4."
     if rule.startswith("search") and spec.scale_rounding == "sr":
-        return f"scale_rounding: {rule} chooses a stored scale, which leaves nothing to round. Use rne."
+        return f"scale_rounding: {rule} chooses among rounded scales and needs rne, got sr. Use rne."
     return None
 
 
 def _scale(spec: Any) -> str | None:
     fmt = spec.block_format
     if spec.scale_bound not in (0, 256, 448):
-        return f"scale_bound: must be 256, 448 or 0 for the rule's own, got {spec.scale_bound}."
+        return f"scale_bound: must be 256, 448, or 0 for the scale rule's default, got {spec.scale_bound}."
     if spec.scale_bound and fmt.scale != "e4m3":
         return f"scale_bound: {spec.format} has no E4M3 scales to bound, got {spec.scale_bound}. Use 0."
     if spec.scale_rounding == "sr" and fmt.scale not in _SMALL_FLOAT_SCALES:
         return f"scale_rounding: sr needs E4M3 or UE5M3 scales, got {spec.format}. Use rne."
     if spec.scale_rounding == "sr" and spec.block_size is not None and spec.block_size[1] < 4:
         return (
-            f"scale_rounding: sr has random bits for every four elements along the contraction, "
-            f"got blocks of {spec.block_size}. Use blocks of at least 4, or rne."
+            f"scale_rounding: sr needs blocks of at least 4 along the contraction, "
+            f"got blocks of {spec.block_size}. Use larger blocks, or rne."
         )
     if spec.fp32_scale == "pow2" and not (fmt.has_global_scale or fmt.scale == "fp32"):
         return f"fp32_scale: {spec.format} has no FP32 scale to round. Use exact."
@@ -143,9 +145,9 @@ def _headroom(spec: Any) -> str | None:
     if not spec.sr_headroom:
         return None
     if spec.block_format.scale not in _SMALL_FLOAT_SCALES:
-        return f"sr_headroom: needs a scale of two levels (nvfp4 and its relatives), got {spec.format}."
+        return f"sr_headroom: needs E4M3 or UE5M3 block scales (nvfp4 and its variants), got {spec.format}."
     if spec.rounding not in ("sr", "sr32"):
-        return f"sr_headroom: is for rounding sr and sr32, got {spec.rounding}. Set it to false."
+        return f"sr_headroom: needs rounding sr or sr32, got {spec.rounding}. Set it to false."
     return None
 
 
@@ -159,7 +161,7 @@ def _eden(spec: Any) -> str | None:
     if spec.block_size != (1, 16):
         return f"block: ms-eden needs (1, 16), got {spec.block_size}."
     if spec.rht < 16:
-        return f"rht: ms-eden corrects the groups of a transform of at least 16, got rht={spec.rht}."
+        return f"rht: ms-eden needs a transform of size 16 or larger, got rht={spec.rht}."
     return None
 
 
@@ -168,29 +170,31 @@ def _amax(spec: Any) -> str | None:
         return f"amax_policy: {spec.amax_policy} needs one FP32 scale per tensor, got {spec.format}."
     if min(spec.amax_interval, spec.amax_history) < 1:
         return (
-            f"amax_interval: amax_interval and amax_history count steps from 1, "
+            f"amax_interval: amax_interval and amax_history must be at least 1, "
             f"got {spec.amax_interval} and {spec.amax_history}."
         )
     if spec.amax_interval >= 1 << 32:
-        return f"amax_interval: steps are below 2**32, got {spec.amax_interval}."
+        return f"amax_interval: must be below 2**32, got {spec.amax_interval}."
     if spec.amax_history > MAX_HISTORY:
         return (
-            f"amax_history: at most {MAX_HISTORY:,} steps are remembered, got {spec.amax_history}. Usual are "
-            "8 to 1,024."
+            f"amax_history: must be at most {MAX_HISTORY:,} steps, got {spec.amax_history}. Typical values "
+            "are 8 to 1,024."
         )
     if not 0.0 < spec.amax_headroom < math.inf:
-        return f"amax_headroom: must be a positive factor, got {spec.amax_headroom}."
+        return f"amax_headroom: must be positive and finite, got {spec.amax_headroom}."
     return None
 
 
 def _adaptive(spec: Any) -> str | None:
     block = {"outer": (1, 16), "block": (16, 16)}.get(spec.adaptive)
     if block is not None and (spec.format != "nvfp4" or spec.block_size != block):
-        return f"adaptive: {spec.adaptive} starts from nvfp4 {block}, got {spec.format} {spec.block_size}."
+        return f"adaptive: {spec.adaptive} needs nvfp4 {block}, got {spec.format} {spec.block_size}."
     if spec.adaptive == "outer" and spec.amax_policy != "current":
-        return f"adaptive: outer chooses FP32 scales, so amax_policy must be current, got {spec.amax_policy}."
+        return (
+            f"adaptive: outer chooses the FP32 scales and needs amax_policy current, got {spec.amax_policy}."
+        )
     if spec.adaptive_interval < 1:
-        return f"adaptive_interval: counts steps from 1, got {spec.adaptive_interval}."
+        return f"adaptive_interval: must be at least 1, got {spec.adaptive_interval}."
     return None
 
 

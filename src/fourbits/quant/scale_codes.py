@@ -1,4 +1,4 @@
-"""Block scales as they are stored, and back. docs/nvfp4.md, section 5."""
+"""Encoding and decoding of stored block scales. docs/nvfp4.md, section 5."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from fourbits.formats.descriptors import E4M3, E8M0, UE5M3, BlockFormat
 
 #: block scales on the grid of a small float
 SCALE_FORMATS = {"e4m3": E4M3, "ue5m3": UE5M3}
-#: dtypes of stored block scales, by their format
+#: storage dtypes of block scales, by scale format
 SCALE_DTYPES = {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu, "ue5m3": torch.uint8}
 
 
@@ -33,10 +33,10 @@ def decode_scales(block_scale: Tensor, block_format: BlockFormat) -> Tensor:
 
 
 def spread(scale: Tensor, block: tuple[int, int] | None, shape: tuple[int, ...]) -> Tensor:
-    """Repeat a grid of scales over what it covers: [ceil(R / r), ceil(C / c)] -> [R, C]; not a scalar."""
+    """Repeat scales over their blocks: [ceil(R / r), ceil(C / c)] -> [R, C]; scalars are unchanged."""
     if scale.dim() == 0 or block is None:
         return scale
-    # Not by repeat_interleave: compiled by torch 2.13 with what comes after it, it reads beyond a last block.
+    # Not repeat_interleave: torch 2.13 compiles it, with later operations, to reads beyond a partial block.
     down, across = (
         torch.arange(size, device=scale.device) // step for size, step in zip(shape, block, strict=True)
     )
@@ -44,7 +44,7 @@ def spread(scale: Tensor, block: tuple[int, int] | None, shape: tuple[int, ...])
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same bytes in another dtype. The compiler has no code for E8M0, so there an operator does it."""
+    """The same bytes in another dtype. The compiler does not support E8M0, so it calls an operator."""
     if torch.compiler.is_compiling() and torch.float8_e8m0fnu in (x.dtype, dtype):
         return cast_bytes(x, dtype)
     return x.view(dtype)
@@ -52,7 +52,7 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @custom_op("fourbits::cast_bytes", mutates_args=())
 def cast_bytes(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of x, whose bytes are read as another dtype of one byte."""
+    """A copy of x, reinterpreted as another one-byte dtype."""
     return x.view(torch.uint8).clone().view(dtype)
 
 

@@ -1,6 +1,4 @@
-"""The two forms of a quantized operand: packed (codes and scales) and exact (values ready for a BF16 or FP32
-GEMM).
-"""
+"""The two forms of a quantized operand: packed (codes and scales), dequantized (values for a BF16 GEMM)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,8 +19,8 @@ __all__ = ["SCALE_FORMATS", "ExactOperand", "QuantizedTensor", "decode_scales", 
 class QuantizedTensor:
     """Codes and scales of one operand; value = code * block_scale * global_scale. docs/nvfp4.md, section 5.
 
-    R is the other axis' extent, C the contraction axis', Cp is C rounded up to a multiple of 16 and of the
-    transform.
+    C is the extent of the contraction axis, R that of the other axis, Cp is C rounded up to a multiple of 16
+    and of the size of the transform.
     """
 
     #: uint8 [R, Cp / 2] (even element in the low nibble) or [R, Cp] for 8-bit elements; bf16 and fp32 hold
@@ -33,7 +31,7 @@ class QuantizedTensor:
     block_scale: Tensor
     #: fp32 scalar; [R, Cp / outer block] for a format with several; 1 where a format has none
     global_scale: Tensor
-    #: the axis of the original tensor that the GEMM sums over; for 0 the codes are stored transposed
+    #: the contraction axis in the original tensor; for 0 the codes are stored transposed
     axis: int
     #: shape of the original tensor
     shape: tuple[int, int]
@@ -46,19 +44,19 @@ class QuantizedTensor:
 
     @property
     def rows(self) -> int:
-        """R: extent of the axis that is not summed over."""
+        """R: extent of the other axis."""
         return self.shape[1 - self.axis]
 
     def t(self) -> "QuantizedTensor":
-        """The operand of the transposed tensor: bytes moved, none changed; same axis, shape reversed.
+        """The operand of the transposed tensor: the same codes and scales, transposed; same axis.
 
-        Only square blocks mean the same in both directions. Raises ValueError for others, and after a
+        Requires square blocks, which are the same along both axes. Raises ValueError for others, and after a
         transform.
         """
         return _methods.transposed(self)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Values in the original shape; after a transform, the transformed tensor with Cp along the axis.
+        """Values in the original shape; after a transform, the transformed tensor, with Cp along the axis.
 
         fp32(fp32(code * block_scale) * global_scale), then dtype.
         """
@@ -106,9 +104,9 @@ def transposed(q: QuantizedTensor) -> QuantizedTensor:
 
 
 def _transposed_block_scale(q: QuantizedTensor, shape: torch.Size) -> Tensor:
-    """Scales of t(), whose codes have this shape. Blocks of nothing but padding have the scale of zeros.
+    """Scales of t(), whose codes have this shape. Blocks of padding only have the scale of zeros.
 
-    Where all are poisoned by the tensor's amax, so are those of padding.
+    If a non-finite amax of the tensor made all scales NaN, those of padding are NaN, too.
     """
     size, fmt = q.spec.block_size, q.spec.block_format
     if size is None:
@@ -123,28 +121,28 @@ def _transposed_block_scale(q: QuantizedTensor, shape: torch.Size) -> Tensor:
 
 
 class Methods(NamedTuple):
-    """What QuantizedTensor's methods call."""
+    """The implementations of QuantizedTensor's methods."""
 
     dequantized: Callable[[QuantizedTensor, torch.dtype], Tensor]
     transposed: Callable[[QuantizedTensor], QuantizedTensor]
 
 
-# Kernels take and return QuantizedTensor, so this file cannot import them: quantize.py, which chooses between
-# implementations, puts its choice here. Until it is imported the reference computes, with the same bytes.
+# Kernels take and return QuantizedTensor, so this file cannot import them: quantize.py, which chooses the
+# implementations, sets its choice here. Until it is imported the reference runs, with the same bytes.
 _methods = Methods(dequantized, transposed)
 
 
 def set_methods(methods: Methods) -> None:
-    """Choose what `QuantizedTensor.dequantize` and `QuantizedTensor.t` call."""
+    """Set the implementations of `QuantizedTensor.dequantize` and `QuantizedTensor.t`."""
     global _methods
     _methods = methods
 
 
 @dataclass(frozen=True, slots=True)
 class ExactOperand:
-    """An operand whose values a GEMM can use as they are: value = values * scale, with values exact in BF16.
+    """A dequantized operand, ready for a GEMM: value = values * scale, where values are exact in BF16.
 
-    Kept in the layout of the tensor it came from, so that neither orientation needs a transposing copy.
+    It has the layout of the tensor it was quantized from, so no contraction axis needs a transposed copy.
     """
 
     #: bf16 (fp32 for format fp32), the original shape with the contraction axis padded to Cp
@@ -162,7 +160,7 @@ class ExactOperand:
         return size
 
     def along(self, axis: int) -> "ExactOperand":
-        """The same values summed over the other axis; square blocks without transform only."""
+        """The same values with the other contraction axis; square blocks without transform only."""
         if axis == self.axis:
             return self
         _check_square(self.spec, f"ExactOperand.along({axis})")
@@ -170,21 +168,21 @@ class ExactOperand:
 
 
 def _check_square(spec: OperandSpec, what: str) -> None:
-    """Raises ValueError unless the operand means the same along both axes."""
+    """Raises ValueError unless the operand is the same along both axes."""
     for name, size in (("blocks", spec.block_size), ("outer blocks", spec.outer_size)):
         if size is not None and size[0] != size[1]:
             raise ValueError(
                 f"{what}: needs square blocks, got {name} of {size[0]}x{size[1]}. "
-                "Quantize the other axis instead."
+                "Quantize along the other axis instead."
             )
     if spec.rht:
         raise ValueError(
-            f"{what}: the transform fits one axis only (rht {spec.rht}). Quantize the other axis."
+            f"{what}: needs an operand without transform, got rht={spec.rht}. Quantize along the other axis."
         )
 
 
 def _transposed(scale: Tensor, block: tuple[int, int] | None, shape: torch.Size, fill: float) -> Tensor:
-    """A grid of scales for the transpose, whose codes have this shape; a scalar stays one."""
+    """The scales of the transposed operand, whose codes have this shape; scalars are unchanged."""
     if scale.dim() == 0 or block is None:
         return scale
     rows, cols = -(-shape[0] // block[0]), -(-shape[1] // block[1])
@@ -193,7 +191,7 @@ def _transposed(scale: Tensor, block: tuple[int, int] | None, shape: torch.Size,
 
 
 def unpacked(q: QuantizedTensor) -> ExactOperand:
-    """The exact form of a packed operand, rows first (axis 1)."""
+    """A packed operand, dequantized, with contraction axis 1."""
     fmt = q.spec.block_format
     if fmt.element is None:
         return ExactOperand(q.codes, q.global_scale, 1, q.spec)

@@ -1,8 +1,8 @@
-"""The product on hardware without FP4 units: exact operands, FP32 sums, scales in the FP32 epilogue.
+"""The GEMM in plain torch: dequantized BF16 operands, FP32 accumulation, global scales in the FP32 epilogue.
 
 An NVFP4 element times its block scale has at most six significant bits, so BF16 holds it exactly and only the
 order of the FP32 additions differs from an FP4 tensor core. Folding the global scale into the operand would
-not be exact. docs/nvfp4.md, section 12.4 states the bound.
+not be exact. docs/nvfp4.md, section 12.4, states the error bound.
 """
 
 import torch
@@ -14,10 +14,10 @@ from fourbits.quant.tensor import ExactOperand
 
 
 def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """a [M, K] times b [N, K]^T -> [M, N] in out_dtype, whatever the layout each operand is kept in."""
+    """a [M, K] @ b [N, K]^T -> [M, N] in out_dtype, for any operand layouts."""
     left = a.values if a.axis == 1 else a.values.t()
     right = b.values.t() if b.axis == 1 else b.values
-    length = min(left.shape[1], right.shape[0])  # what one operand has beyond is the other's zero padding
+    length = min(left.shape[1], right.shape[0])  # beyond it, one operand has only zero padding
     left, right = left[:, :length], right[:length]
     one = torch.ones((), dtype=torch.float32, device=left.device)
     scale_a, scale_b = (op.scale if op.scale.dim() == 0 else one for op in (a, b))
@@ -34,9 +34,7 @@ def _sum(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _scaled_sum(left: Tensor, right: Tensor, a: ExactOperand, b: ExactOperand) -> Tensor:
-    """FP32 sum over segments of the contraction, each promoted and scaled as it is added (FP8 in
-    128-blocks).
-    """
+    """FP32 sum over segments of K, each scaled in FP32 before it is added (FP8 in blocks of 128)."""
     rows_a, rows_b = _scale_rows(a, left.shape[0]), _scale_rows(b, right.shape[1])
     length_a, length_b = _segment_length(a), _segment_length(b)
     total = torch.zeros((left.shape[0], right.shape[1]), dtype=torch.float32, device=left.device)
@@ -51,7 +49,7 @@ def _scaled_sum(left: Tensor, right: Tensor, a: ExactOperand, b: ExactOperand) -
 
 
 def _scale_rows(operand: ExactOperand, rows: int) -> Tensor | None:
-    """FP32 scales of every row and segment, [rows, segments]; None for a scalar."""
+    """FP32 scale of every row and segment, [rows, segments]; None for a scalar."""
     if operand.scale.dim() == 0:
         return None
     stored = operand.scale if operand.axis == 1 else operand.scale.t()

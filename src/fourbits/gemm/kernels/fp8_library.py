@@ -1,8 +1,8 @@
-"""The product of FP8 operands in blocks of 128 on Hopper, by cuBLAS through PyTorch's scaled product.
+"""The GEMM of FP8 operands in blocks of 128 on Hopper: cuBLAS, through PyTorch's scaled_mm.
 
-It is what FP8 training on Hopper multiplies with, so it is what 4-bit training is compared with: about 1.5
-times the rate of a BF16 product, and sums like those of this package's own FP8 kernel, which serves other
-shapes and GPUs. docs/nvfp4.md, section 12.5, says what the sums promise.
+FP8 training on Hopper uses it, so it is the speed baseline for 4-bit training: about 1.5 times the rate of a
+BF16 GEMM, with sums as accurate as those of this package's FP8 kernel, which serves other shapes and GPUs.
+docs/nvfp4.md, section 12.5, states their accuracy.
 """
 
 import functools
@@ -13,14 +13,14 @@ from torch.nn.functional import ScalingType
 
 from fourbits.quant.tensor import ExactOperand
 
-#: what rows of both operands must be multiples of
+#: the row counts of both operands must be multiples of this
 _ROWS = 16
-#: cuBLAS wants the scales of square blocks four to a group along the contraction
+#: cuBLAS requires the scales of square blocks in groups of four along K
 _GROUP = 4
 
 
 def takes(a: ExactOperand, b: ExactOperand) -> bool:
-    """Whether cuBLAS multiplies these FP8 operands: on sm_90, a in 1x128 blocks, full groups of rows."""
+    """Whether cuBLAS supports these FP8 operands: on sm_90, a in 1x128 blocks, rows in full groups."""
     rows = (a.values.shape[1 - a.axis], b.values.shape[1 - b.axis])
     contraction = a.values.shape[a.axis]
     return (
@@ -34,7 +34,7 @@ def takes(a: ExactOperand, b: ExactOperand) -> bool:
 
 
 def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype) -> Tensor:
-    """a [M, K] times b [N, K]^T -> [M, N]; out_dtype: bf16 or fp32."""
+    """a [M, K] @ b [N, K]^T -> [M, N]; out_dtype: bf16 or fp32."""
     left, right = _contraction_last(a.values, a.axis), _contraction_last(b.values, b.axis)
     scale_b, how = _scale(b), ScalingType.BlockWise1x128
     if b.scale_block[0] == 128:
@@ -50,7 +50,7 @@ def _contraction_last(values: Tensor, axis: int) -> Tensor:
 
 
 def _scale(operand: ExactOperand) -> Tensor:
-    """Scales [R', C'], for 1x128 blocks with those of one block of the contraction side by side."""
+    """Scales [R', C']; for 1x128 blocks contiguous along R'."""
     scale = operand.scale if operand.axis == 1 else operand.scale.t()
     if operand.scale_block[0] == 1 and scale.stride(0) != 1:
         return scale.t().contiguous().t()
@@ -58,7 +58,7 @@ def _scale(operand: ExactOperand) -> Tensor:
 
 
 def _square_scale(scale: Tensor) -> Tensor:
-    """Scales [N', K'] of square blocks as [K' in full groups, N'], contiguous along K'."""
+    """Scales [N', K'] of square blocks as [K' padded to full groups, N'], contiguous along K'."""
     padded = scale.new_zeros((scale.shape[0], -(-scale.shape[1] // _GROUP) * _GROUP))
     padded[:, : scale.shape[1]] = scale
     return padded.t()

@@ -1,7 +1,8 @@
 """The GEMM of FP8 operands in blocks of 128, on FP8 tensor cores (sm_89 and newer).
 
-Every 32 of the contraction the partial sum leaves the tensor core, whose own sums are narrow (about 14 bits
-on Hopper, arXiv:2412.19437, section 3.3.2); every 128 it is scaled by both block scales and added in FP32.
+Every 32 elements of K the partial sum is promoted to FP32, because the tensor core accumulates in about 14
+bits on Hopper (arXiv:2412.19437, section 3.3.2). Every 128 it is scaled by both block scales and added in
+FP32.
 docs/nvfp4.md, section 12.5.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
@@ -14,7 +15,7 @@ from fourbits.gemm.kernels.tile_triton import bias_of, tile_position
 from fourbits.quant.kernels.rounding_triton import rounded_to
 
 BLOCK = tl.constexpr(128)
-#: of the contraction, after which the tensor core's sum goes to FP32: one instruction, at no cost in time
+#: elements of K after which the tensor core's sum is promoted to FP32: one instruction, at no cost in time
 PROMOTED_EVERY = tl.constexpr(32)
 
 
@@ -28,8 +29,8 @@ def fp8_gemm_kernel(
 ):  # fmt: skip
     """out [M, N] = sum over blocks of (a @ b^T) * scale_a * scale_b, + bias.
 
-    a: fp8 [M, K], b: fp8 [N, K], unit stride along K. A scale serves A_ROWS (B_ROWS) rows, 1 or 128, and 128
-    of K; scale_row and scale_block are the strides of the grids of scales.
+    a: fp8 [M, K], b: fp8 [N, K], unit stride along K. A scale covers A_ROWS (B_ROWS) rows, 1 or 128, and 128
+    elements of K; scale_row and scale_block are the strides of the scale grids.
     """
     i, j = tile_position(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN))
     rows = i * BM + tl.arange(0, BM)

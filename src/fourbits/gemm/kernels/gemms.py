@@ -1,4 +1,4 @@
-"""Which launches serve a GEMM of exact operands: the one entry to the GEMM kernels."""
+"""The single entry to the GEMM kernels, for dequantized operands."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Gemm = Callable[[ExactOperand, ExactOperand, Tensor | None], Tensor]
 
 
 def unsupported(a: ExactOperand, b: ExactOperand) -> str | None:
-    """Why the kernels do not multiply a and b, or None."""
+    """Why no kernel supports the GEMM of a and b, or None."""
     if reason := unsupported_device(a.values.device):
         return reason
     if not (a.spec.block_format.quantized or b.spec.block_format.quantized):
@@ -26,11 +26,11 @@ def unsupported(a: ExactOperand, b: ExactOperand) -> str | None:
         return None
     if len(types) == 1 and a.values.dtype in _FP8 and a.scale.dim() == b.scale.dim() == 2:
         return None
-    return f"no kernel multiplies {a.values.dtype} ({a.spec.format}) by {b.values.dtype} ({b.spec.format})"
+    return f"no GEMM kernel for {a.values.dtype} ({a.spec.format}) by {b.values.dtype} ({b.spec.format})"
 
 
 def kernel_gemm(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: bool) -> Gemm:
-    """A plan for operands that lie in memory as a and b do, which the kernels support."""
+    """The plan of a GEMM for operands with the memory layout of a and b, which the kernels support."""
     if a.values.dtype in _FP8:
         by_library = fp8_library.takes(a, b)
         return functools.partial(_fp8, out_dtype=out_dtype, by_library=by_library)
@@ -39,7 +39,7 @@ def kernel_gemm(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: 
 
 
 class _Bf16:
-    """A GEMM of BF16 operands, planned for how a and b lie in memory."""
+    """A GEMM of BF16 operands, planned for the memory layout of a and b."""
 
     __slots__ = ("_multiply", "_out_dtype", "_strides")
 
@@ -50,20 +50,20 @@ class _Bf16:
         self._strides = a.values.stride(), b.values.stride()
 
     def __call__(self, a: ExactOperand, b: ExactOperand, bias: Tensor | None) -> Tensor:
-        if (a.values.stride(), b.values.stride()) != self._strides:  # a compiler may have moved them
+        if (a.values.stride(), b.values.stride()) != self._strides:  # the compiler may have changed layouts
             return kernel_gemm(a, b, self._out_dtype, bias is not None)(a, b, bias)
         return self._multiply(_rows(a.values), _rows(b.values), a.scale, b.scale, bias)
 
 
 def _rows(values: Tensor) -> Tensor:
-    """The values with unit stride along their rows."""
+    """The values, or their transpose, with unit stride along rows."""
     if values.stride(1) == 1:
         return values
     return values.t() if values.stride(0) == 1 else values.contiguous()
 
 
 def _layout(operand: ExactOperand) -> Layout:
-    """How the operand's values lie, with unit stride along their rows."""
+    """The memory layout of the operand's values, as `_rows` returns them."""
     values, axis = operand.values, operand.axis
     rows = _rows(values)
     if values.stride(1) != 1 and values.stride(0) == 1:

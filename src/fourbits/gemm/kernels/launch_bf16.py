@@ -1,4 +1,4 @@
-"""The launches of GEMMs of exact BF16 operands: by TMA where the operands' rows allow, else by pointers."""
+"""Launches of GEMMs of BF16 operands: by TMA where the operands' rows allow it, else by pointers."""
 
 import functools
 from typing import NamedTuple
@@ -13,23 +13,23 @@ from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.launcher import Box, Launcher
 
 _SUM_COLUMNS = 512
-#: bytes of shared memory in which a tile leaves the TMA kernel
+#: bytes of shared memory for staging an output tile of the TMA kernel
 _LEAVING = 32 << 10
 
 
 class Layout(NamedTuple):
-    """How a BF16 operand lies in memory, with unit stride along its rows."""
+    """Memory layout of a BF16 operand with unit stride along its rows."""
 
     shape: tuple[int, int]
     row_stride: int
     #: the contraction axis
     axis: int
-    #: whether it begins on 16 bytes
+    #: whether its base address is a multiple of 16 bytes
     aligned: bool
 
     @property
     def rows(self) -> int:
-        """The extent that the GEMM does not sum over."""
+        """The extent of the other axis."""
         return self.shape[1 - self.axis]
 
 
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 def bf16_gemm(
     a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device
 ) -> "TmaGemm | PointerGemm":
-    """The plan of a GEMM of operands that lie so."""
+    """The plan of a GEMM of operands with these layouts."""
     gpu = gpu_model(device)
     out_bytes = b.rows * torch.empty(0, dtype=out_dtype).element_size()
     by_tma = gpu.tma and _tma_reads(a) and _tma_reads(b) and out_bytes % 16 == 0 and a.rows * b.rows > 0
@@ -45,13 +45,13 @@ def bf16_gemm(
 
 
 class TmaGemm:
-    """a [M, K] times b [N, K]^T by persistent programs, split-K where that fills more SMs."""
+    """a [M, K] @ b [N, K]^T by persistent programs, split-K where that fills more SMs."""
 
     def __init__(
         self, a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device, gpu: GpuModel
     ) -> None:
         self.M, self.N, self.out_dtype, self.empty = a.rows, b.rows, out_dtype, allocator(device)
-        self.K = min(a.shape[a.axis], b.shape[b.axis])  # what one has beyond is the other's zero padding
+        self.K = min(a.shape[a.axis], b.shape[b.axis])  # beyond it, one operand has only zero padding
         tile, self.split_k = best_work(gpu, self.M, self.N, self.K)
         self.slab = ceil_div(self.M, tile.m) * tile.m
         self.parts_shape = (self.split_k * self.slab, ceil_div(self.N, 4) * 4)
@@ -71,7 +71,7 @@ class TmaGemm:
     def _product(
         self, tile: Tile, operands: tuple[Layout, Layout], bias: bool, device: torch.device, sms: int
     ) -> Launcher:
-        """The launch that multiplies, into the output or into split-K sums."""
+        """The launch of the GEMM, which writes the output or the split-K sums."""
         split = self.split_k > 1
         a, b = operands
         rows, columns = self.parts_shape if split else (self.M, self.N)
@@ -103,7 +103,7 @@ class TmaGemm:
         )
 
     def __call__(self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
-        """The scaled product, in the plan's dtype. a, b: bf16; scales: fp32 scalars."""
+        """The scaled GEMM, in the plan's dtype. a, b: bf16; scales: fp32 scalars."""
         target = out = self.empty((self.M, self.N), (self.N, 1), self.out_dtype)
         if self.split_k > 1:
             target = self.empty(self.parts_shape, (self.parts_shape[1], 1), torch.float32)
@@ -115,7 +115,7 @@ class TmaGemm:
 
 
 class PointerGemm:
-    """The same with ordinary loads, for any strides."""
+    """As `TmaGemm`, with pointer loads, for any strides."""
 
     def __init__(
         self, a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device, gpu: GpuModel
@@ -152,7 +152,7 @@ class PointerGemm:
 
 
 def _box(x: Layout, length: int, rows: int, step: int) -> Box:
-    """An operand as TMA reads it: cropped to `length` along the contraction, in boxes of rows by step."""
+    """An operand's TMA box: cropped to `length` along K, in tiles of rows by step."""
     strides = (x.row_stride, 1)
     if x.axis == 1:
         return Box((x.shape[0], length), strides, (rows, step))
@@ -160,10 +160,10 @@ def _box(x: Layout, length: int, rows: int, step: int) -> Box:
 
 
 def _strides(x: Layout) -> tuple[int, int]:
-    """Strides of an operand: across its rows of the product, and along the contraction."""
+    """Strides of an operand: across its rows in the GEMM, and along K."""
     return (x.row_stride, 1) if x.axis == 1 else (1, x.row_stride)
 
 
 def _tma_reads(x: Layout) -> bool:
-    """Whether TMA can address a BF16 operand: rows and base on 16 bytes, not empty."""
+    """Whether TMA can address a BF16 operand: not empty, row stride and base multiples of 16 bytes."""
     return x.row_stride * 2 % 16 == 0 and x.aligned and x.shape[0] * x.shape[1] > 0

@@ -1,4 +1,4 @@
-"""The launch of GEMMs of FP8 operands in blocks of 128, where no library multiplies them."""
+"""The launch of GEMMs of FP8 operands in blocks of 128, where no library supports them."""
 
 import functools
 
@@ -14,7 +14,7 @@ _TILE = (128, 128)
 
 
 def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """a [M, K] times b [N, K]^T -> [M, N] in out_dtype."""
+    """a [M, K] @ b [N, K]^T -> [M, N] in out_dtype."""
     (left, scale_a), (right, scale_b) = _stored(a), _stored(b)
     M, N = left.shape[0], right.shape[0]
     out = torch.empty((M, N), dtype=out_dtype, device=left.device)
@@ -60,7 +60,7 @@ def launcher(
 
 
 def _stored(operand: ExactOperand) -> tuple[Tensor, Tensor]:
-    """Values and scales with the contraction last; square blocks along the other axis are copied for it."""
+    """Values and scales with K last; values stored along the other axis are copied."""
     values = operand.values if operand.axis == 1 else operand.values.t()
     scale = operand.scale if operand.axis == 1 else operand.scale.t()
     return values if values.stride(1) == 1 else values.contiguous(), scale

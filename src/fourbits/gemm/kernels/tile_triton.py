@@ -1,6 +1,6 @@
-"""Tiles of a GEMM, and its epilogue: both global scales, bias, rounding.
+"""Tiles and epilogue of a GEMM: both global scales, bias, rounding.
 
-The scales are applied one after the other in FP32; their product alone may overflow, and folding one into an
+The scales are applied one after the other in FP32: the product of both may overflow, and folding one into an
 operand would not be exact. docs/nvfp4.md, section 12.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
@@ -9,13 +9,13 @@ operand would not be exact. docs/nvfp4.md, section 12.
 import triton
 import triton.language as tl
 
-#: tiles of this many rows share their columns in time, so that both operands are found in the L2 cache
+#: height of a band of tiles that run at the same time, so that both operands stay in the L2 cache
 _BAND = tl.constexpr(8)
 
 
 @triton.jit
 def tile_position(tile, down, across):
-    """(row, column) of a tile in the grid of tiles, walking bands of rows column by column."""
+    """(row, column) of a tile in the tile grid, which is traversed in bands of rows, column by column."""
     per_band = _BAND * across
     first = (tile // per_band) * _BAND
     height = tl.minimum(down - first, _BAND)
@@ -24,7 +24,7 @@ def tile_position(tile, down, across):
 
 @triton.jit
 def added_product(acc, left, right, HARDWARE: tl.constexpr):
-    """acc + left @ right. Without HARDWARE in fp32 throughout: the interpreter cannot multiply bf16."""
+    """acc + left @ right; in fp32 without HARDWARE, because the interpreter does not support bf16."""
     if HARDWARE:
         acc = tl.dot(left, right, acc)
     else:
@@ -43,7 +43,7 @@ def finished(acc, scale_a, scale_b, bias, HAS_BIAS: tl.constexpr):
 
 @triton.jit
 def bias_of(bias_ptr, columns, N, HAS_BIAS: tl.constexpr):
-    """Bias of a tile's columns, fp32; zeros without one."""
+    """Bias of a tile's columns, fp32; zeros without a bias."""
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     else:

@@ -1,7 +1,7 @@
-"""Which tile of the output a program computes, from a model of the GPU.
+"""Tile sizes and split-K, chosen by a model of the GPU.
 
-Not by timing: the order of FP32 additions, and so the last bits of a run, must not depend on what else the
-GPU was doing when a program started.
+Not by timing: the order of FP32 additions, and so the last bits of a run, must not depend on the load of the
+GPU when the run started.
 """
 
 import functools
@@ -11,20 +11,20 @@ import torch
 
 
 class Tile(NamedTuple):
-    """A tile of the output, its step along the contraction, pipeline stages and warps."""
+    """A tile of the output, its step along K, pipeline stages and warps."""
 
     m: int
     n: int
     k: int
     stages: int
     warps: int
-    #: microseconds per step and of all that is not steps, as measured on an H100; only ratios matter
+    #: microseconds per step, and for everything else, measured on an H100; only ratios matter
     step_time: float
     rest_time: float
 
 
 class GpuModel(NamedTuple):
-    """What tiles depend on."""
+    """The GPU properties that tiles depend on."""
 
     sms: int
     tma: bool
@@ -32,7 +32,7 @@ class GpuModel(NamedTuple):
 
 
 class Work(NamedTuple):
-    """How a GEMM is divided: into tiles, and into how many parts of its contraction."""
+    """The division of a GEMM into tiles and split-K parts."""
 
     tile: Tile
     split_k: int
@@ -43,12 +43,12 @@ _LARGE_MEMORY = (
     Tile(128, 128, 64, 4, 8, 0.37, 1.4),
     Tile(64, 128, 64, 4, 4, 0.31, 1.0),
 )
-#: sm_100 also keeps sums in tensor memory, and stages the output beside the operands
+#: sm_100 accumulates in tensor memory and stages the output in addition to the operands
 _TENSOR_MEMORY = tuple(tile._replace(stages=3) for tile in _LARGE_MEMORY)
 _SMALL_MEMORY = (Tile(128, 128, 32, 3, 8, 0.19, 1.4), Tile(64, 64, 32, 3, 4, 0.12, 1.0))
 _INTERPRETED = GpuModel(8, True, (Tile(32, 32, 32, 1, 4, 1.0, 0.0),))
 _SPLITS = (1, 2, 4, 8)
-#: microseconds to start the kernel that adds split-K sums, and bytes that it moves per microsecond
+#: launch time in microseconds of the kernel that adds split-K sums, and its bytes per microsecond
 _SUM_START, _SUM_RATE = 4.0, 2e6
 
 
@@ -66,7 +66,7 @@ def gpu_model(device: torch.device) -> GpuModel:
 
 @functools.lru_cache(maxsize=4096)
 def best_work(gpu: GpuModel, M: int, N: int, K: int, splits: tuple[int, ...] = _SPLITS) -> Work:
-    """The division with the least time: waves of tiles times a tile's time, and adding split-K sums."""
+    """The fastest division: waves times the time of a tile, plus adding the split-K sums."""
 
     def time(work: Work) -> float:
         tile = work.tile

@@ -1,9 +1,8 @@
-"""The GEMM on sm_90 and newer: persistent programs whose tiles arrive by TMA.
+"""The GEMM on sm_90 and newer: persistent programs that load tiles by TMA.
 
-An operand is read in the layout it is kept in: the tensor core addresses one whose contraction axis is 0 as
-its transpose in shared memory, so no layout needs a transposing copy. A small output with a long contraction
-(the weight gradient of a narrow layer) is computed split-K, so that all SMs work;
-the parts are added in order.
+Operands are read in the layout they are stored in: an operand with contraction axis 0 is transposed in shared
+memory, so no layout needs a transposed copy. Small outputs with a large K (the weight gradient of a narrow
+layer) use split-K to fill all SMs; the parts are added in a fixed order.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -17,7 +16,7 @@ from fourbits.quant.kernels.rounding_triton import rounded_to
 
 @triton.jit
 def store_parts(out, acc, row, column, PARTS: tl.constexpr, HARDWARE: tl.constexpr):
-    """Write acc to out in PARTS column ranges, which bounds the shared memory that leaving takes."""
+    """Write acc to out in PARTS column ranges, which bounds the shared memory for staging."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     if PARTS == 1:
@@ -39,7 +38,7 @@ def tma_kernel(
 
     a, b, out: tensor descriptors; a is [M, K], or [K, M] if A_TRANSPOSED; b is [K, N], or [N, K] if
     B_TRANSPOSED.
-    With SPLIT_K > 1 out is fp32 [SPLIT_K * M rounded up to BM, N] and takes the bare sum of each part of K.
+    With SPLIT_K > 1 out is fp32 [SPLIT_K * M rounded up to BM, N] and gets the unscaled sum per part of K.
     """
     scale_a = tl.load(scale_a_ptr)
     scale_b = tl.load(scale_b_ptr)
@@ -51,7 +50,7 @@ def tma_kernel(
         first = (work % SPLIT_K) * steps
         acc = tl.zeros((BM, BN), tl.float32)
         for i_step in range(steps):
-            step = first + i_step  # beyond K there are zeros
+            step = first + i_step  # TMA loads zeros beyond K
             if A_TRANSPOSED:
                 left = a.load([step * BK, i * BM]).T
             else:
@@ -74,7 +73,7 @@ def sum_kernel(
     HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, COLUMNS: tl.constexpr,
     HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """Add the split-K sums in order and finish them. parts_ptr: fp32, `slab` rows for each part of K."""
+    """Add the split-K sums in order and apply the epilogue. parts_ptr: fp32, `slab` rows per part of K."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < N

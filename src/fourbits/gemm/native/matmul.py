@@ -1,8 +1,8 @@
-"""The product on FP4 tensor cores (sm_100 and newer), through PyTorch's block-scaled matrix product.
+"""The GEMM on FP4 tensor cores (sm_100 and newer), through PyTorch's scaled_mm.
 
-cuBLAS takes NVFP4 as it is stored here: codes with the contraction last for both operands, one E4M3 scale per
-1x16 block in tiles of 128x4, one FP32 scale per tensor. PyTorch multiplies the two FP32 scales first, in
-FP32; where that product leaves the range of normal numbers the emulated product is the one to use.
+cuBLAS takes NVFP4 as it is stored here: codes with K last for both operands, one E4M3 scale per 1x16 block in
+tiles of 128x4, one FP32 scale per tensor. PyTorch multiplies the two FP32 scales first, in FP32; if their
+product leaves the range of normal numbers, use the emulated GEMM.
 """
 
 from typing import NamedTuple
@@ -14,14 +14,14 @@ from torch.nn.functional import ScalingType, SwizzleType, pad
 from fourbits.formats.packing import swizzle_scales
 from fourbits.quant.tensor import QuantizedTensor
 
-#: what the product wants contractions and columns to be multiples of
+#: K and the columns of the output must be multiples of these
 _CONTRACTION, _COLUMNS = 32, 16
 _RECIPE = [ScalingType.BlockWise1x16, ScalingType.TensorWise]
 _SWIZZLE = [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE]
 
 
 class NativeOperand(NamedTuple):
-    """One operand as the tensor cores read it."""
+    """An operand in the layout that the tensor cores read."""
 
     #: uint8 [R, C / 2], contiguous
     codes: Tensor
@@ -32,15 +32,15 @@ class NativeOperand(NamedTuple):
 
 
 def native_operand(q: QuantizedTensor, row_multiple: int = 1) -> NativeOperand:
-    """q for the tensor cores: scales of square blocks repeated over their rows, swizzled, zeros appended.
+    """q for the tensor cores: scales of square blocks repeated per row and swizzled, padded with zeros.
 
     Raises ValueError for formats other than nvfp4 with blocks of 16 along the contraction.
     """
     size = q.spec.block_size
     if q.spec.format != "nvfp4" or size is None or size[1] != 16:
         raise ValueError(
-            f"native product: needs nvfp4 in blocks of 16 along the contraction, got {q.spec.format} {size}. "
-            "Use the emulated product."
+            f"native GEMM: needs nvfp4 in blocks of 16 along the contraction, got {q.spec.format} {size}. "
+            "Use the emulated backend."
         )
     rows, width = q.codes.shape
     scales = q.block_scale.view(torch.uint8)
@@ -53,14 +53,14 @@ def native_operand(q: QuantizedTensor, row_multiple: int = 1) -> NativeOperand:
 
 
 def matmul(a: QuantizedTensor, b: QuantizedTensor, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """Stored rows of a times stored rows of b: a [M, K], b [N, K] -> [M, N] in out_dtype."""
+    """GEMM of stored rows: a [M, K], b [N, K] -> a @ b^T [M, N] in out_dtype."""
     return product(native_operand(a), native_operand(b, _COLUMNS), b.rows, out_dtype, bias)
 
 
 def product(
     a: NativeOperand, b: NativeOperand, columns: int, out_dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """The same on operands in native form; the first `columns` columns. A bias is added in FP32."""
+    """`matmul` of native operands, cropped to `columns` columns. A bias is added in FP32."""
     through = out_dtype if bias is None else torch.float32
     out = torch.nn.functional.scaled_mm(
         a.codes.view(torch.float4_e2m1fn_x2),

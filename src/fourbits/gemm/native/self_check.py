@@ -1,8 +1,8 @@
-"""Is a GPU's arithmetic the specification's? The self-check that a native backend passes before it trains.
+"""The self-check of a GPU's arithmetic, which the native backend must pass before it trains.
 
-Public stacks have silently trained on all-zero gradients on new GPUs. So on the user's own GPU:
-quantizer bytes equal the reference's, products lie within the bound of docs/nvfp4.md, section 12.4, and
-stochastic rounding goes up as often as its bits say.
+Other stacks have silently trained on all-zero gradients on new GPUs. So the self-check tests the user's GPU:
+quantizer bytes equal the reference's, GEMMs stay within the error bound of docs/nvfp4.md, section 12.4, and
+stochastic rounding rounds up with the specified probability.
 """
 
 import functools
@@ -31,14 +31,13 @@ _GEMMS = {
     "dgrad": (_GRADIENT, 1, _TILE, 0),
     "wgrad": (_GRADIENT_COLUMN, 0, _COLUMN, 0),
 }
-#: rows, rows and contraction of the products: more than one tile, with tails; small enough for the reference
-#: to run without its compiler
+#: M, N and K of the GEMMs: more than one tile, with remainders; small enough for the uncompiled reference
 _SHAPE = (272, 144, 240)
 _SIGMAS = 5.0
 
 
 class Finding(NamedTuple):
-    """One thing that was checked."""
+    """The result of one check."""
 
     what: str
     passed: bool
@@ -46,7 +45,7 @@ class Finding(NamedTuple):
 
 
 def check_native(device: torch.device, multiply: Product = matmul_native.matmul) -> tuple[Finding, ...]:
-    """Every finding of the self-check on a device; a check that an error stops has not passed."""
+    """All findings of the self-check on a device. A check that raises an error has not passed."""
     findings: list[Finding] = []
     for name in _GEMMS:
         findings += _or_what_stopped(name, functools.partial(_gemm_findings, name, device, multiply))
@@ -56,7 +55,7 @@ def check_native(device: torch.device, multiply: Product = matmul_native.matmul)
 
 @functools.cache
 def why_not_trusted(device: torch.device) -> str | None:
-    """What the self-check found wrong with the FP4 tensor cores of a device, or None. Run once a process."""
+    """Why a device failed the self-check, or None if it passed. Runs once per process."""
     wrong = [f"{found.what} ({found.detail})" for found in check_native(device) if not found.passed]
     return "; ".join(wrong) or None
 
@@ -68,10 +67,9 @@ def share_of_bound(
     bias: Tensor | None = None,
     sum_error: float | None = None,
 ) -> float:
-    """Largest error of a product of a and b over what section 12.4 allows: at most 1 is right, NaN is not.
+    """Largest error of a GEMM of a and b, relative to the bound of section 12.4: correct if <= 1 and not NaN.
 
-    sum_error: of a sum, relative to the sum of its terms' magnitudes, where an arithmetic allows more than
-    FP32's.
+    sum_error: error bound of a sum relative to the sum of its terms' magnitudes; default: that of FP32.
     """
     true = matmul_reference.matmul(a, b, torch.float32, bias).double()
     values = [(q.block_values() * q.global_scale).double() for q in (a, b)]
@@ -84,18 +82,18 @@ def share_of_bound(
 
 
 def _or_what_stopped(what: str, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """The findings of a check, or the error that a GPU or a library raises in their place."""
+    """The findings of a check, or the error that it raised."""
     try:
         return check()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - libraries and compilers raise what they like on a new GPU
+    except Exception as error:  # noqa: BLE001 - libraries and compilers raise any type of error on a new GPU
         lines = [line for line in str(error).splitlines() if line.strip()]
         return [Finding(what, False, f"{type(error).__name__}: {lines[0] if lines else 'no message'}")]
 
 
 def _gemm_findings(name: str, device: torch.device, multiply: Product) -> list[Finding]:
-    """Whether the operands of a GEMM have the reference's bytes, and their product lies within its bound."""
+    """Whether a GEMM's operands have the reference's bytes, and its result is within the error bound."""
     lhs, lhs_axis, rhs, rhs_axis = _GEMMS[name]
     key = torch.tensor([1234, 44, 17, 32, 2])
     made, true = [], []
@@ -107,7 +105,7 @@ def _gemm_findings(name: str, device: torch.device, multiply: Product) -> list[F
 
 
 def _tensors(lhs_axis: int, rhs_axis: int) -> tuple[Tensor, Tensor]:
-    """Two tensors of the shape of the products, in the layouts their axes say."""
+    """Two input tensors of the GEMMs, in the layouts given by their axes."""
     generator = torch.Generator().manual_seed(0)
     M, N, K = _SHAPE
     shapes = ((M, K) if lhs_axis == 1 else (K, M), (N, K) if rhs_axis == 1 else (K, N))
@@ -132,8 +130,8 @@ def _pattern(x: Tensor) -> Tensor:
 def _product_finding(name: str, out: Tensor, true: list[QuantizedTensor]) -> Finding:
     share = share_of_bound(out, true[0], true[1])
     zero = not bool(out.any())
-    detail = "all zero" if zero else f"{share:.2f} of the error that is allowed"
-    return Finding(f"{name}: product", share <= 1.0 and not zero, detail)
+    detail = "all zero" if zero else f"{share:.2f} of the allowed error"
+    return Finding(f"{name}: GEMM", share <= 1.0 and not zero, detail)
 
 
 def quantized_on(
@@ -144,12 +142,12 @@ def quantized_on(
     amax: Tensor | None = None,
     sr_key: Tensor | None = None,
 ) -> QuantizedTensor:
-    """x quantized by the device that is checked."""
+    """x, quantized on the device under test."""
     return quantize(x.to(device), spec, axis, amax, sr_key)
 
 
 def _rounding_findings(device: torch.device) -> list[Finding]:
-    """How often 2.3 goes up to 3 under scale 1: floor(256 * 0.3) of 256 times."""
+    """How often 2.3 rounds up to 3 at scale 1: expected floor(256 * 0.3) of 256 times."""
     x = torch.full((4096, 256), 2.3, device=device)
     x[:, ::16] = 6.0  # with amax 6 * 448 every block has scale 1 * 448
     key = torch.tensor([7, 11], device=device)

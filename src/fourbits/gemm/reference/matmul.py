@@ -1,6 +1,6 @@
-"""The specification of the product of two quantized operands: sums without error. docs/nvfp4.md, section 12.
+"""The specification of the GEMM of two quantized operands: error-free sums. docs/nvfp4.md, section 12.
 
-Slow and exact, for tests and for judging the other backends; every backend starts from the same codes and
+Slow and exact, for tests and for checking the other backends; every backend starts from the same codes and
 scales.
 """
 
@@ -17,7 +17,7 @@ _FRACTION_BITS = {"e2m1": 10, "e1m2": 11, "int4": 9}
 
 
 def matmul(a: QuantizedTensor, b: QuantizedTensor, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """Stored rows of a times stored rows of b, summed without error, then rounded once to fp32 and scaled."""
+    """GEMM of the stored rows of a and b: exact sums, rounded once to fp32, then scaled."""
     if _has_integer_products(a) and _has_integer_products(b):
         total = _integer_sum(a, b).to(torch.float32)
         scales = a.global_scale, b.global_scale
@@ -32,9 +32,7 @@ def matmul(a: QuantizedTensor, b: QuantizedTensor, out_dtype: torch.dtype, bias:
 def finish(
     total: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """The epilogue in fp32: one global scale after the other (their product alone may overflow), bias,
-    rounding.
-    """
+    """The fp32 epilogue: global scales one after the other (their product may overflow), bias, rounding."""
     scaled = (total * scale_a) * scale_b
     return (scaled if bias is None else scaled + bias.to(torch.float32)).to(out_dtype)
 
@@ -45,7 +43,7 @@ def _has_integer_products(q: QuantizedTensor) -> bool:
 
 
 def _integer_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
-    """Sum of (q_a s_a)(q_b s_b) in int64, which no order of additions changes; NaN rows and columns kept."""
+    """Sum of (q_a s_a)(q_b s_b) in int64, which is exact in any order; NaN rows and columns are kept."""
     factors, bits = [], 0
     for q in (a, b):
         assert q.spec.block_format.element is not None
@@ -70,10 +68,10 @@ def _segment_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of decoded elements, at most 128 products a sum: the exact sum, rounded once to fp64.
+    """a @ b of decoded elements, at most 128 products per sum: the exact sum, rounded once to fp64.
 
     Sums of at most 53 bits are exact in any order. Those of E5M2 have up to 71, so elements below and above 1
-    are summed apart; pieces are whole numbers of 2^-4 or fit in 53 bits, until the last addition.
+    are summed separately; pieces are whole numbers of 2^-4 or fit in 53 bits, until the last addition.
     """
     (above_a, below_a), (above_b, below_b) = ((torch.where(x.abs() < 1, 0.0, x), x) for x in (a, b))
     below_a, below_b = below_a - above_a, below_b - above_b
@@ -83,7 +81,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def segments(length: int, block_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Cuts of range(length) at every multiple of 128 and of the block lengths; 0 stands for no blocks."""
+    """range(length) split at every multiple of 128 and of the block lengths; 0 means no blocks."""
     cuts = {length}
     for size in (128, *block_lengths):
         cuts.update(range(0, length, size or length or 1))
@@ -92,7 +90,7 @@ def segments(length: int, block_lengths: tuple[int, ...]) -> list[tuple[int, int
 
 
 def _elements_and_scales(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
-    """Decoded elements and the scale of each, block and outer together; both fp64 [R, Cp]."""
+    """Decoded elements, and per element the product of block and outer scale; both fp64 [R, Cp]."""
     fmt = q.spec.block_format
     codes = q.element_codes()
     elements = (codes if fmt.element is None else decode(codes, fmt.element)).double()
