@@ -1,1 +1,1 @@
-"""What a number is: element formats and block formats as data, rounding, codes, packing."""
+"""Number formats: element formats and block formats as data, rounding, codes, packing."""

@@ -1,4 +1,4 @@
-"""Values to codes and back. docs/nvfp4.md, sections 3.1 and 4."""
+"""Encoding of values as codes, and decoding. docs/nvfp4.md, sections 3.1 and 4."""
 
 import functools
 
@@ -10,9 +10,9 @@ from fourbits.formats.rounding import FEW_BINADES, grid_step, round_nearest
 
 
 def encode(values: Tensor, fmt: FloatFormat) -> Tensor:
-    """Codes of the nearest grid values, saturating; NaN gets the NaN code. values: fp32 -> uint8.
+    """Codes of the nearest grid values, saturating; NaN becomes the NaN code. values: fp32 -> uint8.
 
-    A format without a NaN code gives NaN its largest magnitude, unsigned.
+    In a format without a NaN code, NaN becomes the largest positive value.
     """
     codes = grid_codes(round_nearest(values.abs(), fmt), values, fmt)
     nan_code = fmt.max_code if fmt.nan_code is None else fmt.nan_code
@@ -29,20 +29,20 @@ def grid_codes(magnitude: Tensor, sign_of: Tensor, fmt: FloatFormat) -> Tensor:
         code = torch.where(signed < 0, signed + 2.0 * fmt.sign_code, signed)
     elif fmt.signed:
         half = torch.full_like(code, 0.5 * fmt.sign_code)
-        code = code + (half - torch.copysign(half, sign_of))  # the sign bit, or nothing
+        code = code + (half - torch.copysign(half, sign_of))  # the sign bit, or zero
     return code.to(torch.uint8)
 
 
 def decode(codes: Tensor, fmt: FloatFormat) -> Tensor:
     """Values of codes, exact. codes: uint8 -> fp32 of its shape."""
-    values = _values(fmt) if torch.compiler.is_compiling() else _kept_values(fmt)  # it warns of caches
+    values = _values(fmt) if torch.compiler.is_compiling() else _kept_values(fmt)  # it warns about caches
     return values.to(codes.device)[codes.long()]
 
 
 def _magnitude_code(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
-    """How many grid values lie below; fp32 whole numbers.
+    """The number of grid values below each magnitude, as fp32 whole numbers.
 
-    The code grows by one per step, and each binade has steps twice as large as the one below it.
+    The code increases by one per step, and the step doubles from one binade to the next.
     """
     if fmt.binades > FEW_BINADES:
         _, per_step = grid_step(magnitude, fmt)

@@ -2,10 +2,10 @@
 
 An element format is a sign-magnitude grid: below 2**min_exponent it is uniform (the subnormals), above it
 every binade holds 2**mantissa_bits values. A uniform integer grid is the case where everything is subnormal,
-so one rounding rule (`rounding.py`) and one code rule (`codes.py`) serve all of them. A block format says
-which elements share which scale.
+so one rounding rule (`rounding.py`) and one code rule (`codes.py`) apply to all. A block format defines which
+elements share a scale.
 
-A new format is one entry here; the tests sweep the tables. docs/nvfp4.md, section 3.
+To add a format, add an entry here; the tests cover all entries. docs/nvfp4.md, section 3.
 """
 
 import math
@@ -20,8 +20,8 @@ import torch
 class FloatFormat:
     """A grid of representable magnitudes and its codes.
 
-    The code of a magnitude counts the grid from zero, so larger magnitudes have larger codes; the sign, where
-    there is one, is the bit above the magnitude bits.
+    The code of a magnitude is its index in the grid, so larger magnitudes have larger codes. The sign of a
+    signed format is the bit above the magnitude bits.
     """
 
     name: str
@@ -33,15 +33,15 @@ class FloatFormat:
     #: largest finite magnitude; rounding saturates here
     max_value: float
     signed: bool = True
-    #: negative codes are those of the magnitude, negated; there is no -0
+    #: negative codes are the two's complement of the magnitude; there is no -0
     twos_complement: bool = False
-    #: whether code 0 is zero; without, it is half the smallest normal number (E8M0)
+    #: whether code 0 is zero; if not, it is half the smallest normal number (E8M0)
     has_zero: bool = True
-    #: code that NaN gets, or None where the format has none; codes above the largest value read as NaN
+    #: code written for NaN, or None if the format has none; codes above the largest value decode to NaN
     nan_code: int | None = None
-    #: code that reads as infinity; never written
+    #: code that decodes to infinity; never written
     inf_code: int | None = None
-    #: torch dtype with the same bit patterns, or None where torch has none
+    #: torch dtype with the same bit patterns, or None if torch has none
     dtype: torch.dtype | None = None
 
     @property
@@ -51,7 +51,7 @@ class FloatFormat:
 
     @property
     def binades(self) -> int:
-        """How many spacings the grid has: 1 for a uniform grid."""
+        """Number of different spacings of the grid: 1 for a uniform grid."""
         return math.frexp(self.max_value)[1] - self.min_exponent
 
     @property
@@ -89,11 +89,11 @@ ELEMENT_FORMATS = MappingProxyType({f.name: f for f in (E2M1, E1M2, INT4, INT8, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """Which elements share which scale.
+    """An element format and the scales that its elements share.
 
-    `scale` is the name of the stored block scale: an element format, or `fp32`; None where the elements are
-    stored as they are. `block` is the default (other axis, contraction axis); None where there are none.
-    `has_global_scale` adds the FP32 scale of the whole tensor (or of each 1 x outer_block).
+    `scale` is the format of the stored block scale: an element format, or `fp32`; None if elements have no
+    scale. `block` is the default (other axis, contraction axis); None without blocks. `has_global_scale` adds
+    an FP32 scale of the whole tensor (or of each 1 x outer_block).
     """
 
     name: str
@@ -101,16 +101,16 @@ class BlockFormat:
     scale: str | None
     block: tuple[int, int] | None
     has_global_scale: bool = False
-    #: largest block scale that the tensor's amax is mapped to (the 448 of NVFP4)
+    #: block scale that the tensor's amax maps to (448 for NVFP4)
     scale_max: float = 1.0
-    #: contraction-axis length over which the FP32 scale is shared, 0 for the whole tensor
+    #: elements along the contraction axis that share an FP32 scale; 0: the whole tensor
     outer_block: int = 0
-    #: torch dtype of the values where the format has no scale
+    #: torch dtype of the values of a format without scales
     dtype: torch.dtype | None = None
 
     @property
     def quantized(self) -> bool:
-        """Whether values are mapped to a grid with scales (False for bf16 and fp32)."""
+        """Whether values are quantized, with scales (False for bf16 and fp32)."""
         return self.element is not None
 
 

@@ -1,4 +1,4 @@
-"""Two 4-bit codes to a byte, and the scale layout of Blackwell's tensor cores. docs/nvfp4.md, section 5."""
+"""Packing of two 4-bit codes per byte, and the scale layout of Blackwell tensor cores. docs/nvfp4.md, 5."""
 
 import torch
 from torch import Tensor
@@ -11,16 +11,16 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     shape = (*codes.shape[:-1], codes.shape[-1] // 2)
     if codes.shape[-1] % 8 or not codes.numel():
         return (codes[..., ::2] | (codes[..., 1::2] << 4)).reshape(shape)
-    words = codes.reshape(-1).view(torch.int64)  # eight codes, one a byte, the first lowest
+    words = codes.reshape(-1).view(torch.int64)  # eight codes, one per byte, the first lowest
     pairs = (words | (words >> 4)) & 0x00FF00FF00FF00FF
     quads = (pairs | (pairs >> 8)) & 0x0000FFFF0000FFFF
     return (quads | (quads >> 16)).to(torch.int32).view(torch.uint8).view(shape)
 
 
 def column_words(codes: Tensor) -> Tensor:
-    """Sixteen codes of a column in a word, the first lowest: uint8 [C, R] -> int64 [C / 16, R].
+    """Pack sixteen codes of a column into a word, the first lowest: uint8 [C, R] -> int64 [C / 16, R].
 
-    So what is left to transpose has an eighth of the elements.
+    Transposing words instead of codes moves a sixteenth of the elements.
     """
     lane = codes.reshape(codes.shape[0] // 16, 2, 8, codes.shape[1]).to(torch.int32)  # [.., half, code, R]
     half = lane[:, :, 0]
