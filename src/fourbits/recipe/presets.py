@@ -43,7 +43,7 @@ _QUARTET2_TAKEN = (
     "no BF16 blocks"
 )
 _QUARTET2_DEVIATES = (
-    "ties to even (the authors' simulation rounds away from zero); one multiplication by a rounded "
+    "ties to even (the authors' simulation: ties away from zero); one multiplication by a rounded "
     "reciprocal per block instead of a division per element; rounding to BF16 after the rotation; "
     "underflowed blocks have scale 0 instead of scale 1 with zero codes; signs drawn per layer, GEMM and "
     "optimizer step instead of one running product per call; rows padded to multiples of 128"

@@ -1,4 +1,4 @@
-"""What an operator observed, added to the book in one launch instead of a few."""
+"""Adds an operator's observations to the recipe state in a single launch."""
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # pyright: reportCallIssue=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -11,7 +11,7 @@ from torch import Tensor
 @triton.jit
 def observe_kernel(pending_ptr, role_stride, running_ptr, count_stride, own_ptr, counts_ptr, n,
                    WITH_COUNTS: tl.constexpr, ROLES: tl.constexpr, FIELDS: tl.constexpr):  # fmt: skip
-    """pending [n] becomes the larger of it and own [n], where that is finite; running [n, FIELDS] grows."""
+    """pending [n] = max(pending, own [n]) where own is finite; counts are added to running [n, FIELDS]."""
     role = tl.arange(0, ROLES)
     own = tl.load(own_ptr + role, mask=role < n, other=-1.0)
     finite = (own >= 0.0) & (own < float("inf"))
@@ -26,7 +26,7 @@ def observe_kernel(pending_ptr, role_stride, running_ptr, count_stride, own_ptr,
 
 
 def observe(pending: Tensor, running: Tensor, own: Tensor, counts: Tensor, with_counts: bool) -> None:
-    """pending: fp32 [n], strided; running: int64 [n, 4], strided; own, counts: as they, contiguous."""
+    """pending: fp32 [n], strided; running: int64 [n, 4], strided; own, counts: likewise, but contiguous."""
     observe_kernel[(1,)](
         pending,
         pending.stride(0),
