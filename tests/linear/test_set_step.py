@@ -1,7 +1,9 @@
 """Random bits are a function of (seed, step, layer, token), and of nothing else."""
 
+import copy
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -223,6 +225,39 @@ def test_chunks_that_are_recomputed_repeat_their_bits():
         y = checkpoint(run, leaf, use_reentrant=False) if recompute else run(leaf)
         y.backward(dy)
         found.append(grad_of(leaf))
+    assert_same_bytes(*found)
+
+
+def test_layers_that_join_or_replace_others_follow_the_steps_of_the_whole():
+    model = converted(layers=2)
+    set_step(model, 1)
+    model.append(copy.deepcopy(model[0]))
+    model[1] = copy.deepcopy(model[1])
+    set_step(model, 5)
+    layers: list[Any] = list(model)
+    steps = [int(layer.quantization.counter_on(torch.device("cpu"))[1]) for layer in layers]
+    assert steps == [5, 5, 5]
+
+
+def test_parts_that_are_stepped_apart_stay_apart_inside_a_whole():
+    parts = [converted(), converted()]
+    for part in parts:
+        set_step(part, 0)
+    set_step(nn.ModuleList(parts), 1)
+    set_step(parts[1], 2)
+    assert [int(counters_of(part)[0][1]) for part in parts] == [1, 2]
+
+
+def test_calls_without_gradients_do_not_move_those_with():
+    x, dy = batch()
+    found = []
+    for evaluations in (0, 3):
+        model = converted()
+        set_step(model, 3)
+        with torch.no_grad():
+            for _ in range(evaluations):
+                model(x)
+        found.append(gradients(linears(model)[0], x, dy)[0])
     assert_same_bytes(*found)
 
 

@@ -76,7 +76,7 @@ def excess(product: Product, device: torch.device | str = "cpu") -> float:
         left = replace(left, values=left.values.t().contiguous().t())
     reason = gemms.unsupported(left, right)
     assert reason is None, reason
-    multiply = gemms.kernel_gemm(left, right, product.out_dtype, product.bias)
+    multiply = gemms.kernel_gemm(left, right, product.out_dtype, torch.float32 if product.bias else None)
     out = multiply(left, right, _on(bias, device)).cpu()
     a, b = (reference.quantize(t, spec, axis, None, None) for t, spec, axis in kept)
     on_fp8_cores = spec_a.format == "fp8" and torch.device(device).type == "cuda"

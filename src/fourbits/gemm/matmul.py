@@ -56,10 +56,10 @@ def multiply(a: Operand, b: Operand, out_dtype: torch.dtype, bias: Tensor | None
 
     Raises ValueError for one of each.
     """
-    return gemm(a, b, out_dtype, bias is not None)(a, b, bias)
+    return gemm(a, b, out_dtype, None if bias is None else bias.dtype)(a, b, bias)
 
 
-def gemm(a: Operand, b: Operand, out_dtype: torch.dtype, bias: bool) -> Gemm:
+def gemm(a: Operand, b: Operand, out_dtype: torch.dtype, bias: torch.dtype | None) -> Gemm:
     """The plan of a GEMM for operands with the specs, shapes and strides of a and b: (a, b, bias) -> out."""
     _check_transforms(a.spec, b.spec)
     if isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor):

@@ -31,7 +31,8 @@ class OperandBook:
     def __init__(self, tables: Sequence[GemmTable]):
         self.tables = tuple(tables)
         #: as in amax_policy.py: fp64 [layers, 6, 4], fp32 [layers, 6, 2 + L], int64 [layers, 6, 8]
-        self.policy = torch.tensor([policy_of(table) for table in tables], dtype=torch.float64)
+        policies = [policy_of(table) for table in tables]
+        self.policy = torch.tensor(policies, dtype=torch.float64, device="cpu")
         self.amaxes, self.counters = empty(self.policy)
         #: the step that observations belong to; None before the first set_step
         self.step: int | None = None
@@ -42,8 +43,9 @@ class OperandBook:
     def to(self, device: torch.device) -> "OperandBook":
         """Itself, with its tensors moved to the layers' device."""
         if self.amaxes.device != device and device.type != "meta":
-            self.amaxes, self.counters = self.amaxes.to(device), self.counters.to(device)
-            self.policy = self.policy.to(device)
+            with torch.inference_mode(False):  # training will write them
+                self.amaxes, self.counters = self.amaxes.to(device), self.counters.to(device)
+                self.policy = self.policy.to(device)
         return self
 
     def advance(self, step: int, reduce: Reduce | None) -> None:

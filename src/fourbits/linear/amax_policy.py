@@ -42,9 +42,9 @@ Reduce = Callable[[Tensor, Literal["max", "sum"]], Tensor]
 def empty(policy: Tensor) -> tuple[Tensor, Tensor]:
     """(amaxes, counters) before the first step."""
     length = max(1, int(policy[..., _LENGTH].max()))
-    amaxes = torch.zeros(*policy.shape[:-1], HISTORY + length)
+    amaxes = torch.zeros(*policy.shape[:-1], HISTORY + length, dtype=torch.float32, device=policy.device)
     amaxes[..., :HISTORY] = -1.0
-    return amaxes, torch.zeros(*policy.shape[:-1], COUNTERS, dtype=torch.int64)
+    return amaxes, torch.zeros(*policy.shape[:-1], COUNTERS, dtype=torch.int64, device=policy.device)
 
 
 def policy_of(table: GemmTable) -> list[tuple[float, float, float, float]]:

@@ -87,7 +87,7 @@ def backward(
         w = _dgrad_weight(plan, step, call, saved)
         lhs = operands.pop(0)
         if step.dgrad is None:
-            step.dgrad = gemm(lhs, w, dy.dtype, bias=False)
+            step.dgrad = gemm(lhs, w, dy.dtype, bias=None)
         dx = step.dgrad(lhs, w, None)
         if dx.shape[1] != call.weight.shape[1]:  # columns of padding only
             dx = dx[:, : call.weight.shape[1]].contiguous()
@@ -95,7 +95,7 @@ def backward(
         rhs = _wgrad_input(plan, step, call, saved)
         lhs = operands.pop(0)
         if step.wgrad is None:
-            step.wgrad = gemm(lhs, rhs, torch.float32, bias=False)
+            step.wgrad = gemm(lhs, rhs, torch.float32, bias=None)
         dw = step.wgrad(lhs, rhs, None)
     return Gradients(dx, dw, dy.sum(0, dtype=torch.float32) if needs[2] else None)
 

@@ -13,6 +13,8 @@ from fourbits.quant.request import OPERAND_ROLES, draws
 from fourbits.recipe.recipe import GemmTable
 
 PlanKey = tuple[Any, ...]
+#: calls of a layer in a micro-batch that are told apart
+_MOST_CALLS = 4096
 
 
 class CallConfig(NamedTuple):
@@ -31,28 +33,31 @@ class CallConfig(NamedTuple):
 
 
 class Calls:
-    """The training calls of a layer in one micro-batch.
+    """The calls of a layer in one micro-batch, in training mode.
 
-    A layer that is called several times, e.g. on chunks of a sequence, gets different tokens each time, so
-    each call draws random bits from where the previous one ended. Recomputation repeats the calls in order.
+    A layer that is called several times, such as on chunks of a sequence, meets other tokens each time, so
+    later calls draw bits from where the earlier ones ended. Recomputation repeats the calls in their order.
+    Calls without gradients are counted apart, for checkpoints whose first forward records none.
     """
 
-    __slots__ = ("_offsets", "_recomputed", "_tokens")
+    __slots__ = ("_recomputed", "_starts")
 
     def __init__(self) -> None:
-        #: tokens of the micro-batch before each call
-        self._offsets: list[int] = []
-        self._tokens = self._recomputed = 0
+        #: where each call started and the next one will, in tokens: without gradients, and with
+        self._starts: tuple[list[int], list[int]] = ([0], [0])
+        self._recomputed = 0
 
-    def offset(self, tokens: int) -> int:
-        """Number of tokens of the micro-batch before a call, a multiple of 16."""
-        if self._offsets and torch._C._current_graph_task_id() != -1:  # pyright: ignore  # in a backward pass
+    def offset(self, tokens: int, records: bool) -> int:
+        """How many tokens of the micro-batch come before a call, a multiple of 16."""
+        recorded = self._starts[1] if len(self._starts[1]) > 1 else self._starts[0]
+        if len(recorded) > 1 and torch._C._current_graph_task_id() != -1:  # pyright: ignore  # recomputation
             self._recomputed += 1
-            return self._offsets[(self._recomputed - 1) % len(self._offsets)]
-        offset = self._tokens
-        self._offsets.append(offset)
-        self._tokens += -(-tokens // 16) * 16
-        return offset
+            return recorded[(self._recomputed - 1) % (len(recorded) - 1)]
+        starts = self._starts[records]
+        if len(starts) > _MOST_CALLS:  # nobody moves on: an evaluation, or a loop without set_step
+            starts[:] = [0]
+        starts.append(starts[-1] + -(-tokens // 16) * 16)
+        return starts[-2]
 
 
 class LayerState:
@@ -106,20 +111,21 @@ class LayerState:
         if device.type == "meta":
             return self.own_counter.to(device)
         if self.own_counter.device != device:
-            self.own_counter = self.own_counter.to(device)
+            with torch.inference_mode(False):  # training will advance it
+                self.own_counter = self.own_counter.to(device)
         return self.own_counter
 
-    def call_counter(self, device: torch.device, layer: int, tokens: int, training: bool) -> Tensor:
-        """The counter of one eager call, never written afterwards. layer: the layer number of the call."""
+    def call_counter(self, device: torch.device, config: CallConfig, tokens: int) -> Tensor:
+        """The counter of one eager call, which nothing writes later."""
         counter = self.counter_on(device)
         if self.counter is None:
             counter = counter.clone()
         elif self._generation != self.counter.generation:
             self._generation = self.counter.generation
             self.forget_calls()
-        if not (training and self.draws):
+        if not (config.training and self.draws):
             return counter
-        offset = self._calls.setdefault(layer, Calls()).offset(tokens)
+        offset = self._calls.setdefault(config.layer, Calls()).offset(tokens, config.observes)
         return moved_on(counter, offset) if offset else counter
 
     def forget_calls(self) -> None:

@@ -67,7 +67,7 @@ class _QuantizedMatmul(torch.autograd.Function):
     ) -> Tensor:
         amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
         if eager is not None:
-            counter_used = eager.state.call_counter(x.device, config.layer, x.shape[0], config.training)
+            counter_used = eager.state.call_counter(x.device, config, x.shape[0])
             outputs = _eager_forward(eager, x, weight, bias, counter_used, amax, config)
         else:
             counter_used = counter.clone() if config.counts_itself else counter
@@ -243,6 +243,8 @@ def traced_matmul(
 ) -> Tensor:
     """Y [M, N], computed by the operators that compilers trace. x: [M, K]."""
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
+    if state.counts_itself and not config.counts_itself:  # another layer of a group advances it
+        counter = counter.clone()
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, None)
 
 
@@ -253,22 +255,22 @@ def eager_matmul(
     dtype = autocast_dtype(input)
     x, trains, past = rows_of(input), torch.is_grad_enabled(), state.book is not None
     needs = trains and input.requires_grad, trains and weight.requires_grad
-    key = (x.dtype, x.shape, x.stride(), x.device, weight.dtype, weight.stride(), dtype, needs, config.table)
-    plan, casts = state.plans.get(key) or _planned(state, key, x, weight, bias is not None)
+    of_bias = None if bias is None else bias.dtype
+    of_weight = weight.dtype, weight.shape, weight.stride(), weight.device
+    key = (x.dtype, x.shape, x.stride(), x.device, of_weight, of_bias, dtype, needs, config.table)
+    plan, casts = state.plans.get(key) or _planned(state, key, x, weight)
     eager = EagerCall(plan, state, input if needs[1] and shareable(input) else None)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     x = x.to(dtype) if casts else x
     if not (trains or past):
-        used = state.call_counter(x.device, config.layer, x.shape[0], config.training)
+        used = state.call_counter(x.device, config, x.shape[0])
         return forward(plan, LinearCall(x, weight, used, config.layer), bias)[0]
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)
 
 
-def _planned(
-    state: LayerState, key: PlanKey, x: Tensor, weight: Tensor, bias: bool
-) -> tuple[LinearPlan, bool]:
+def _planned(state: LayerState, key: PlanKey, x: Tensor, weight: Tensor) -> tuple[LinearPlan, bool]:
     """The plan of calls with this key, and whether autocast's cast precedes it; the layer keeps both."""
-    *_, dtype, needs, table = key
+    *_, bias, dtype, needs, table = key
     signature, past = signature_of(x), state.book is not None
     fused = (dtype, x.dtype) == (torch.bfloat16, torch.float32) and not past
     casts = dtype != x.dtype and not (fused and reads_through_bf16(table, signature, needs[1]))

@@ -41,7 +41,7 @@ def linear_forward(
     dX and dW will be needed. Stats are the arguments of `amax_policy.observe`: own amaxes, fp32 [6], and
     counts, int64 [6, 4].
     """
-    plan = _plan(signature_of(x), weight, x.dtype, table, needs, bias is not None, amax)
+    plan = _plan(signature_of(x), weight, x.dtype, table, needs, None if bias is None else bias.dtype, amax)
     observer = _observer(plan, measured, amax, counter, layer)
     y, saved = forward(plan, LinearCall(x, weight, counter, layer, observer), bias)
     recorded = () if observer is None else observer.recorded(FORWARD)
@@ -85,7 +85,7 @@ def linear_backward(
     """
     M, K = shape
     signature = Signature(dy.device, dy.dtype, (M, K), (K, 1)) if x is None else signature_of(x)
-    plan = _plan(signature, weight, dy.dtype, table, needs, needs[2], amax)
+    plan = _plan(signature, weight, dy.dtype, table, needs, None, amax)
     observer = _observer(plan, measured, amax, counter, layer)
     operands = unflattened(plan.table, saved, (M, K))
     call = LinearCall(x, weight, counter, layer, observer)
@@ -168,7 +168,7 @@ def _plan(
     dtype: torch.dtype,
     table: str,
     needs: Sequence[bool],
-    bias: bool,
+    bias: torch.dtype | None,
     amax: Tensor | None,
 ) -> LinearPlan:
     return linear_plan(table, x, signature_of(weight), dtype, (needs[0], needs[1]), bias, amax is not None)

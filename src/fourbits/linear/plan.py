@@ -56,7 +56,7 @@ class LinearPlan:
     #: dtype of the output
     out_dtype: torch.dtype
     observed: bool
-    bias: bool
+    bias: torch.dtype | None
     #: X for Fprop, and for Wgrad where the forward also quantizes that
     input: Side
     weight: Side
@@ -98,7 +98,7 @@ def linear_plan(
     weight: Signature,
     out_dtype: torch.dtype,
     needs: tuple[bool, bool],
-    bias: bool,
+    bias: torch.dtype | None,
     observed: bool,
 ) -> LinearPlan:
     """The plan of a layer.

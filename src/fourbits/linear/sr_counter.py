@@ -28,7 +28,7 @@ def new_counter(seed: int, step: int, first_token: int, device: torch.device | s
     entries = [seed, step, first_token, first_token // 16, 0]
     if torch.device(device).type != "cuda":
         return torch.tensor(entries, dtype=torch.int64, device=device)
-    counter = torch.tensor(entries, dtype=torch.int64, pin_memory=True)
+    counter = torch.tensor(entries, dtype=torch.int64, device="cpu", pin_memory=True)
     return counter.to(device, non_blocking=True)  # does not synchronize
 
 
@@ -65,5 +65,6 @@ class SrCounter:
         if self.tensor.device != device:
             if device.type == "meta":
                 return self.tensor.to(device)
-            self.tensor = self.tensor.to(device)
+            with torch.inference_mode(False):
+                self.tensor = self.tensor.to(device)
         return self.tensor

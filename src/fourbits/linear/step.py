@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from fourbits.linear import convert
 from fourbits.linear.amax_history import OperandBook
@@ -18,11 +19,14 @@ from fourbits.linear.sr_counter import SrCounter
 class _Found(NamedTuple):
     """The state that a model's layers share, collected by one walk over its modules."""
 
-    conversions: int
+    #: how often modules were registered or converted before the walk
+    changes: int
     counters: tuple[SrCounter, ...]
     books: tuple[OperandBook, ...]
 
 
+#: how often a module was registered in another one, in this process
+_registrations = [0]
 #: cached per model, so that a step does not walk over its modules
 _found: "weakref.WeakKeyDictionary[nn.Module, _Found]" = weakref.WeakKeyDictionary()
 
@@ -55,7 +59,7 @@ def set_step(
             "Make the token count of a micro-batch a multiple of 16."
         )
     found = _found.get(model)
-    if found is None or found.conversions != convert.conversions():
+    if found is None or found.changes != _changes():
         found = _found[model] = _walk(model)
     for book in found.books:
         book.advance(step, reduce)
@@ -74,20 +78,31 @@ def counters_of(model: nn.Module) -> list[Tensor]:
 
 
 def _walk(model: nn.Module) -> _Found:
-    """Give every layer the counter of its seed and device, and collect the shared state."""
+    """Give every layer without a counter that of its seed and device, and collect what there is."""
     counters: dict[tuple[int, torch.device], SrCounter] = {}
     layers = _layers(model)
     for layer in layers:
-        state = layer.quantization
-        if state.counter is not None:
-            counters.setdefault(_key(layer), state.counter)
+        if layer.quantization.counter is not None:
+            counters.setdefault(_key(layer), layer.quantization.counter)
     for layer in layers:
-        key = _key(layer)
-        if key not in counters:
-            counters[key] = SrCounter(*key)
-        layer.quantization.counter = counters[key]
-        layer.quantization.weight.plain = type(layer.weight) is nn.Parameter
-    return _Found(convert.conversions(), tuple(counters.values()), tuple(books_of(model)))
+        state, key = layer.quantization, _key(layer)
+        if state.counter is None:
+            state.counter = counters.setdefault(key, SrCounter(*key))
+        state.weight.plain = type(layer.weight) is nn.Parameter
+    unique = {id(layer.quantization.counter): layer.quantization.counter for layer in layers}
+    return _Found(_changes(), tuple(unique.values()), tuple(books_of(model)))
+
+
+def _changes() -> int:
+    """Grows whenever a model may have got other layers than a walk found."""
+    return convert.conversions() + _registrations[0]
+
+
+def _count_registration(*_: object) -> None:
+    _registrations[0] += 1
+
+
+register_module_module_registration_hook(_count_registration)
 
 
 def _key(layer: Any) -> tuple[int, torch.device]:

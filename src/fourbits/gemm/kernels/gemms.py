@@ -29,7 +29,7 @@ def unsupported(a: ExactOperand, b: ExactOperand) -> str | None:
     return f"no GEMM kernel for {a.values.dtype} ({a.spec.format}) by {b.values.dtype} ({b.spec.format})"
 
 
-def kernel_gemm(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: bool) -> Gemm:
+def kernel_gemm(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: torch.dtype | None) -> Gemm:
     """The plan of a GEMM for operands with the memory layout of a and b, which the kernels support."""
     if a.values.dtype in _FP8:
         by_library = fp8_library.takes(a, b)
@@ -41,17 +41,22 @@ def kernel_gemm(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: 
 class _Bf16:
     """A GEMM of BF16 operands, planned for the memory layout of a and b."""
 
-    __slots__ = ("_multiply", "_out_dtype", "_strides")
+    __slots__ = ("_lie", "_multiply", "_out_dtype")
 
     def __init__(
         self, multiply: Callable[..., Tensor], a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype
     ) -> None:
         self._multiply, self._out_dtype = multiply, out_dtype
-        self._strides = a.values.stride(), b.values.stride()
+        self._lie = a.values.stride(), a.axis, b.values.stride(), b.axis
 
     def __call__(self, a: ExactOperand, b: ExactOperand, bias: Tensor | None) -> Tensor:
-        if (a.values.stride(), b.values.stride()) != self._strides:  # the compiler may have changed layouts
-            return kernel_gemm(a, b, self._out_dtype, bias is not None)(a, b, bias)
+        if (
+            a.values.stride(),
+            a.axis,
+            b.values.stride(),
+            b.axis,
+        ) != self._lie:  # the compiler may have changed layouts
+            return kernel_gemm(a, b, self._out_dtype, None if bias is None else bias.dtype)(a, b, bias)
         return self._multiply(_rows(a.values), _rows(b.values), a.scale, b.scale, bias)
 
 

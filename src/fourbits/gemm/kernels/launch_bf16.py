@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 14)
 def bf16_gemm(
-    a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device
+    a: Layout, b: Layout, out_dtype: torch.dtype, bias: torch.dtype | None, device: torch.device
 ) -> "TmaGemm | PointerGemm":
     """The plan of a GEMM of operands with these layouts."""
     gpu = gpu_model(device)
@@ -48,19 +48,25 @@ class TmaGemm:
     """a [M, K] @ b [N, K]^T by persistent programs, split-K where that fills more SMs."""
 
     def __init__(
-        self, a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device, gpu: GpuModel
+        self,
+        a: Layout,
+        b: Layout,
+        out_dtype: torch.dtype,
+        bias: torch.dtype | None,
+        device: torch.device,
+        gpu: GpuModel,
     ) -> None:
         self.M, self.N, self.out_dtype, self.empty = a.rows, b.rows, out_dtype, allocator(device)
         self.K = min(a.shape[a.axis], b.shape[b.axis])  # beyond it, one operand has only zero padding
         tile, self.split_k = best_work(gpu, self.M, self.N, self.K)
         self.slab = ceil_div(self.M, tile.m) * tile.m
         self.parts_shape = (self.split_k * self.slab, ceil_div(self.N, 4) * 4)
-        self.launch = self._product(tile, (a, b), bias and self.split_k == 1, device, gpu.sms)
+        self.launch = self._product(tile, (a, b), bias is not None and self.split_k == 1, device, gpu.sms)
         self.add = Launcher(
             sum_kernel,
             (self.M, ceil_div(self.N, _SUM_COLUMNS)),
             device,
-            HAS_BIAS=bias,
+            HAS_BIAS=bias is not None,
             SPLIT_K=self.split_k,
             COLUMNS=_SUM_COLUMNS,
             HARDWARE=device.type == "cuda",
@@ -118,7 +124,13 @@ class PointerGemm:
     """As `TmaGemm`, with pointer loads, for any strides."""
 
     def __init__(
-        self, a: Layout, b: Layout, out_dtype: torch.dtype, bias: bool, device: torch.device, gpu: GpuModel
+        self,
+        a: Layout,
+        b: Layout,
+        out_dtype: torch.dtype,
+        bias: torch.dtype | None,
+        device: torch.device,
+        gpu: GpuModel,
     ) -> None:
         self.M, self.N, self.out_dtype, self.empty = a.rows, b.rows, out_dtype, allocator(device)
         self.K = min(a.shape[a.axis], b.shape[b.axis])
@@ -129,7 +141,7 @@ class PointerGemm:
             pointer_kernel,
             (programs,),
             device,
-            HAS_BIAS=bias,
+            HAS_BIAS=bias is not None,
             BM=tile.m,
             BN=tile.n,
             BK=tile.k,

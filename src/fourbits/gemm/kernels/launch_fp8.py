@@ -24,7 +24,7 @@ def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: Tenso
     K = min(left.shape[1], right.shape[1])
     rows = a.scale_block[0], b.scale_block[0]
     dtypes = left.dtype, right.dtype, out_dtype
-    launch = launcher(left.device, (M, N, K), strides, rows, dtypes, bias is not None)
+    launch = launcher(left.device, (M, N, K), strides, rows, dtypes, None if bias is None else bias.dtype)
     launch(
         *(left, left.stride(0), scale_a, *scale_a.stride()),
         *(right, right.stride(0), scale_b, *scale_b.stride()),
@@ -40,7 +40,7 @@ def launcher(
     strides: tuple[int, ...],
     rows: tuple[int, int],
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-    bias: bool,
+    bias: torch.dtype | None,
 ) -> Launcher:
     """The launch for operands of these sizes, strides and dtypes."""
     M, N, _ = sizes
@@ -50,7 +50,7 @@ def launcher(
         device,
         A_ROWS=rows[0],
         B_ROWS=rows[1],
-        HAS_BIAS=bias,
+        HAS_BIAS=bias is not None,
         BM=_TILE[0],
         BN=_TILE[1],
         HARDWARE=device.type == "cuda",

@@ -211,4 +211,4 @@ def _power_of_two(exponent: Tensor) -> Tensor:
 
 def _fp32(value: Fraction) -> float:
     quotient = value.numerator / value.denominator  # float(value), which torch 2.11 does not compile
-    return torch.tensor(quotient, dtype=torch.float32).item()
+    return torch.tensor(quotient, dtype=torch.float32, device="cpu").item()
