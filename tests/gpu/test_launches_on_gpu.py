@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import triton
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -31,9 +30,6 @@ OURS = {
     for path in (SOURCES / room).rglob("*_triton.py")
     for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
 }
-known_triton = pytest.mark.skipif(
-    not triton.__version__.startswith("3.6."), reason="the fast path is for the Triton it was written for"
-)
 
 
 class Layer:
@@ -108,7 +104,6 @@ def test_linears_that_read_one_tensor_launch_the_kernels_of_one():
     assert (found["amax_kernel"], found["operands_kernel"]) == (10, 10)
 
 
-@known_triton
 def test_after_the_first_call_no_launch_goes_through_triton(layer, used, monkeypatch):
     first = layer()
     assert len(used) == 9 + split_products()
@@ -124,7 +119,6 @@ def test_after_the_first_call_no_launch_goes_through_triton(layer, used, monkeyp
         assert_same(layer(), first)
 
 
-@known_triton
 def test_a_tensor_map_is_encoded_once_per_address(layer, used, monkeypatch):
     if product_kernel() != "tma_kernel":
         pytest.skip("this GPU has no TMA")

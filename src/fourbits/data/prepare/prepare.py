@@ -36,7 +36,7 @@ _MAX_TRAINING_BYTES = 128 << 20  # the trainer keeps every distinct word in memo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareOptions:
-    """How text is turned into token files.
+    """How text becomes token files.
 
     tokenizer: one to use instead of training one with vocab_size tokens; end_token: its end-of-document token
     if it is not a common one; validation_fraction: share of documents held out, by hash; seed: changes the

@@ -1,4 +1,4 @@
-"""The stream of training samples: a pure function of (seed, sample number), whoever reads it.
+"""The stream of training samples: a pure function of (seed, sample number), for every reader.
 
 A sample is seq_len + 1 tokens: the inputs are all but the last, the targets all but the first. The blend
 (blend.py) maps a sample number to a source and an index in it, which is a window of the source's token file,
