@@ -33,7 +33,7 @@ def card(request, monkeypatch):
 def launches(a, a_axis, b, b_axis, out_dtype, bias=None):
     """The plan of a GEMM, and what it would launch."""
     layouts = (Layout(tuple(x.shape), x.stride(0), axis, True) for x, axis in ((a, a_axis), (b, b_axis)))
-    gemm = bf16_gemm.__wrapped__(*layouts, out_dtype, bias is not None, GPU)
+    gemm = bf16_gemm.__wrapped__(*layouts, out_dtype, None if bias is None else bias.dtype, GPU)
     with recording() as starts:
         gemm(a, b, ONE, ONE, bias)
     return gemm, starts

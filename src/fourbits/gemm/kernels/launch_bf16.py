@@ -33,6 +33,22 @@ class Layout(NamedTuple):
         return self.shape[1 - self.axis]
 
 
+class Problem(NamedTuple):
+    """What a GEMM's plan depends on besides the GPU."""
+
+    a: Layout
+    b: Layout
+    out_dtype: torch.dtype
+    #: dtype of the bias, if there is one
+    bias: torch.dtype | None
+    device: torch.device
+
+    @property
+    def length(self) -> int:
+        """The extent that is summed over; beyond it, one operand has only zero padding."""
+        return min(self.a.shape[self.a.axis], self.b.shape[self.b.axis])
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def bf16_gemm(
     a: Layout, b: Layout, out_dtype: torch.dtype, bias: torch.dtype | None, device: torch.device
@@ -41,23 +57,15 @@ def bf16_gemm(
     gpu = gpu_model(device)
     out_bytes = b.rows * torch.empty(0, dtype=out_dtype).element_size()
     by_tma = gpu.tma and _tma_reads(a) and _tma_reads(b) and out_bytes % 16 == 0 and a.rows * b.rows > 0
-    return (TmaGemm if by_tma else PointerGemm)(a, b, out_dtype, bias, device, gpu)
+    return (TmaGemm if by_tma else PointerGemm)(Problem(a, b, out_dtype, bias, device), gpu)
 
 
 class TmaGemm:
     """a [M, K] @ b [N, K]^T by persistent programs, split-K where that fills more SMs."""
 
-    def __init__(
-        self,
-        a: Layout,
-        b: Layout,
-        out_dtype: torch.dtype,
-        bias: torch.dtype | None,
-        device: torch.device,
-        gpu: GpuModel,
-    ) -> None:
-        self.M, self.N, self.out_dtype, self.empty = a.rows, b.rows, out_dtype, allocator(device)
-        self.K = min(a.shape[a.axis], b.shape[b.axis])  # beyond it, one operand has only zero padding
+    def __init__(self, problem: Problem, gpu: GpuModel) -> None:
+        a, b, self.out_dtype, bias, device = problem
+        self.M, self.N, self.K, self.empty = a.rows, b.rows, problem.length, allocator(device)
         tile, self.split_k = best_work(gpu, self.M, self.N, self.K)
         self.slab = ceil_div(self.M, tile.m) * tile.m
         self.parts_shape = (self.split_k * self.slab, ceil_div(self.N, 4) * 4)
@@ -123,17 +131,9 @@ class TmaGemm:
 class PointerGemm:
     """As `TmaGemm`, with pointer loads, for any strides."""
 
-    def __init__(
-        self,
-        a: Layout,
-        b: Layout,
-        out_dtype: torch.dtype,
-        bias: torch.dtype | None,
-        device: torch.device,
-        gpu: GpuModel,
-    ) -> None:
-        self.M, self.N, self.out_dtype, self.empty = a.rows, b.rows, out_dtype, allocator(device)
-        self.K = min(a.shape[a.axis], b.shape[b.axis])
+    def __init__(self, problem: Problem, gpu: GpuModel) -> None:
+        a, b, self.out_dtype, bias, device = problem
+        self.M, self.N, self.K, self.empty = a.rows, b.rows, problem.length, allocator(device)
         tile = best_work(gpu, self.M, self.N, self.K, splits=(1,)).tile
         self.a, self.b = _strides(a), _strides(b)
         programs = ceil_div(self.M, tile.m) * ceil_div(self.N, tile.n)

@@ -1,6 +1,6 @@
 """The largest magnitudes of both operands of a tensor, in one read.
 
-Each program leaves one partial maximum for each operand; whoever needs the amax takes the maximum of those.
+Each program leaves one partial maximum for each operand; the kernel that quantizes takes their maximum.
 There are no atomics and nothing to clear beforehand. An amax that a policy has stored takes the place of the
 operand's own; if nothing is left to measure, the pass ends at once, decided on the GPU.
 """
