@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fourbits.quant.kernels import support
+from fourbits.quant.kernels.launch_unpack import unsupported_packed_spec
 from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandRequest, Signature
@@ -87,3 +88,10 @@ def test_rows_too_far_apart_for_offsets_of_32_bits_are_left_to_the_reference(
 ):
     reason = unsupported(on(CPU, shape, strides), [OperandRequest(OperandSpec(rht=rht), 1)])
     assert reason is None if fused else reason == "rows have more than 16777200 elements"
+
+
+@pytest.mark.parametrize("block", [(4, 4), (1, 4), (1, 8), (2, 24)], ids=str)
+def test_packed_blocks_shorter_than_what_a_thread_reads_are_refused(block):
+    """Kernels divide a row's entries among its blocks; of a block of 4 they would read scales anywhere."""
+    reason = unsupported_packed_spec(OperandSpec(block=block))
+    assert reason == f"packed blocks must be a multiple of 16 long, got {block}"
