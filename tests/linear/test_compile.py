@@ -52,6 +52,29 @@ def test_a_compiled_step_is_one_graph_with_eager_bits_and_new_steps_compile_noth
             assert_equal_runs(run(model, compiled, x), expected)
 
 
+class _SlicesItsBlocks(nn.Module):
+    """As transformers' models do: a slice of a ModuleList is a new one, which registers its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks[:2]:
+            x = block(x)
+        return x
+
+
+def test_a_forward_that_registers_modules_compiles_once():
+    """A model that has nothing of ours, too: what watches registrations watches those of the process."""
+    model, x = _SlicesItsBlocks(), torch.randn(4, 32)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for step in range(3):
+        with torch.compiler.set_stance("default" if step == 0 else "fail_on_recompile"):
+            compiled(x)
+        nn.Sequential(nn.Identity())
+
+
 def test_a_compiled_layer_that_counts_itself_draws_the_bits_of_an_eager_one(monkeypatch):
     monkeypatch.setattr(linear_module, "_warned", [True])
     eager, other, x = model_of("nvfp4"), model_of("nvfp4"), torch.randn(48, 32)

@@ -19,12 +19,14 @@ def result_table(report: Report) -> Table:
         f"copy {report.copy_bandwidth / 1e9:,.1f} GB/s, BF16 GEMM {report.product_rate / 1e12:,.2f} TFLOP/s"
     )
     title = f"{report.benchmark}: {report.device}, torch {report.torch}; {rates}"
-    table = Table("result", "median ms", "value", "goal", "ceiling", title=title, title_justify="left")
+    hosts = any(result.host_seconds is not None for result in report.results)
+    columns = ("result", "median ms", *(("host ms",) if hosts else ()), "value", "goal", "ceiling")
+    table = Table(*columns, title=title, title_justify="left")
     for result in report.results:
         goal, ceiling = (f"{x:.2f}" if x is not None else "" for x in (result.goal, result.ceiling))
-        table.add_row(
-            result.name, f"{result.seconds * 1e3:,.3f}", f"{result.value:.2f} {result.unit}", goal, ceiling
-        )
+        host = "" if result.host_seconds is None else f"{result.host_seconds * 1e3:,.3f}"
+        times = (f"{result.seconds * 1e3:,.3f}", *((host,) if hosts else ()))
+        table.add_row(result.name, *times, f"{result.value:.2f} {result.unit}", goal, ceiling)
     return table
 
 

@@ -99,7 +99,10 @@ def _changes() -> int:
 
 
 def _count_registration(*_: object) -> None:
-    _registrations[0] += 1
+    # A traced forward that slices a ModuleList registers modules; a count would be guarded, and recompile
+    # the graph at every call.
+    if not torch.compiler.is_compiling():
+        _registrations[0] += 1
 
 
 register_module_module_registration_hook(_count_registration)
