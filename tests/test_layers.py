@@ -13,6 +13,7 @@ LAYERS = [
     "yaml_text",
     "settings",
     "triton_version",
+    "compile_notice",
     "device",
     "formats",
     "quant",

@@ -5,17 +5,22 @@ Where no C++ compiler works, the eager function runs instead, slower, and one wa
 
 import ctypes
 import functools
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._dynamo import config as dynamo_config  # pyright: ignore[reportPrivateUsage]
 from torch._dynamo import mark_static  # pyright: ignore[reportPrivateUsage]
+from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import BackendCompilerFailed  # pyright: ignore[reportPrivateUsage]
 from torch._inductor.codecache import CppCodeCache  # pyright: ignore[reportPrivateUsage]
 from torch._inductor.exc import CppCompileError, InductorError  # pyright: ignore[reportPrivateUsage]
+
+from fourbits.compile_notice import compiling
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,7 +59,8 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         if _broken:
             return function(*args, **kwargs)
         try:
-            return fast(*args, **kwargs)
+            with _ours:
+                return fast(*args, **kwargs)
         except (BackendCompilerFailed, InductorError) as error:
             _broken.append(str(error))
             warnings.warn(
@@ -76,7 +82,8 @@ def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., 
     if _broken:
         return None
     try:
-        library = cast(ctypes.CDLL, CppCodeCache.load(source, extra_flags=_EXACT_FLAGS))
+        with compiling(name):
+            library = cast(ctypes.CDLL, CppCodeCache.load(source, extra_flags=_EXACT_FLAGS))
     except (RuntimeError, OSError) as error:  # what the compiler, or the lack of one, raises
         warnings.warn(
             f"{name} runs in stages, about twice as slow: {_reason(error)}. "
@@ -114,6 +121,37 @@ def with_static_sizes(x: Tensor, *dims: int) -> Tensor:
     """x, with the sizes of these dimensions marked as constants of the code compiled for it."""
     mark_static(x, list(dims))
     return x
+
+
+class _Ours(threading.local):
+    """Calls of functions that are compiled here; torch.compile reports a compilation of any function."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+_ours = _Ours()
+_open: list[AbstractContextManager[None]] = []
+
+
+def _on_start(_: object) -> None:
+    if _ours.depth:
+        _open.append(compiling("a quantizer for CPUs"))
+        _open[-1].__enter__()
+
+
+def _on_end(_: object) -> None:
+    if _ours.depth and _open:
+        _open.pop().__exit__(None, None, None)
+
+
+callback_handler.register_start_callback(_on_start)
+callback_handler.register_end_callback(_on_end)
 
 
 def _reason(error: Exception) -> str:

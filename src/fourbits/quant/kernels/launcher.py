@@ -17,6 +17,8 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fourbits.compile_notice import compiling
+
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 #: profilers that want to hear of every launch get it from Triton's own path
@@ -116,7 +118,8 @@ class Launcher:
 
     def _compile(self, arguments: tuple[Any, ...]) -> None:
         """Launch as Triton does, and keep the compiled kernel for tensors that lie as these."""
-        kernel = self._start(arguments)
+        with compiling(self._kernel.fn.__name__):
+            kernel = self._start(arguments)
         self._tensors = tuple(i for i, argument in enumerate(arguments) if type(argument) is not int)
         plain = [value[0].view(-1)[value[1] :] if type(value) is tuple else value for value in arguments]
         lies = tuple([plain[i].data_ptr() & 15 == 0 for i in self._tensors])
