@@ -147,6 +147,7 @@ class ExactQuantizer:
             COLUMN_PARTS=parts[1],
             COLUMN_PACKED=self.packed,
             COLUMN_VECTOR=self.tile.vector,
+            ROW_HELD=self.tile.held,
             OBSERVE=recorded,
             ROWS=self.tile.rows,
             COLUMNS=self.tile.columns,

@@ -71,6 +71,7 @@ class FakeQuantizer:
             COLUMN_PARTS=parts,
             COLUMN_PACKED=False,
             COLUMN_VECTOR=tile.vector,
+            ROW_HELD=tile.held,
             OBSERVE=False,
             ROWS=tile.rows,
             COLUMNS=tile.columns,

@@ -9,7 +9,7 @@ element to its last, rows of a square block by halves. So the elements of a row 
 import triton
 import triton.language as tl
 
-from fourbits.quant.kernels.rounding_triton import FLT_MAX, float_of, nearest
+from fourbits.quant.kernels.rounding_triton import EXPONENT_BITS, FLT_MAX, bits_of, float_of, nearest
 from fourbits.quant.kernels.scaling_triton import encode_scale
 
 
@@ -79,6 +79,20 @@ def halved(x, COUNT: tl.constexpr, TIMES: tl.constexpr, METRIC: tl.constexpr):
 
 
 @triton.jit
+def reconstructed(element, scale, reach, TARGET: tl.constexpr):
+    """((element * scale) * reach) / TARGET, rounded as written, for E2M1 magnitudes: fp32.
+
+    Elements are powers of two, or 1.5 times one, and the roundings of a product and of a quotient commute
+    with powers of two where nothing is subnormal, which `reach` sees to. So two divisions serve a block.
+    """
+    target = tl.full(scale.shape, TARGET, tl.float32)
+    of_one = tl.div_rn(scale * reach, target)
+    of_three_halves = tl.div_rn((1.5 * scale) * reach, target)
+    bits = bits_of(element)
+    return float_of(bits & EXPONENT_BITS) * tl.where((bits & 0x400000) != 0, of_three_halves, of_one)
+
+
+@triton.jit
 def error_of(magnitude, scale, s_dec, reach, shift, PLAN: tl.constexpr):
     """Error of every block under a candidate scale, fp32 of scale's shape [D, 1, A, 1].
 
@@ -88,8 +102,8 @@ def error_of(magnitude, scale, s_dec, reach, shift, PLAN: tl.constexpr):
     METRIC: tl.constexpr = PLAN.metric
     divisor = scale * s_dec
     encode = tl.minimum(tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor), FLT_MAX)
-    reached = (nearest(magnitude * encode, ELEMENT) * scale) * reach
-    d = tl.div_rn(reached, tl.full(reached.shape, PLAN.target, tl.float32)) - magnitude * shift
+    element = nearest(magnitude * encode, ELEMENT)
+    d = reconstructed(element, scale, reach, PLAN.target) - magnitude * shift
     HEIGHT: tl.constexpr = PLAN.block_rows if PLAN.axis == 1 else PLAN.block_columns
     TIMES: tl.constexpr = 0 if HEIGHT == 1 else 4
     rows = by_rows(d, PLAN.axis)

@@ -56,17 +56,23 @@ def block_amax(y, PLAN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     """Pattern of the largest magnitude in each block, int32 [R, 1, C, 1]. y: fp32 [ROWS, COLUMNS].
 
     What one thread holds is compared as floats, which takes one instruction; the rest, as integers. HELD: one
-    thread holds every block.
+    thread holds every block, or for axis 1 every row of one.
     """
     ABOVE: tl.constexpr = ROWS // PLAN.block_rows
-    x = halved_rows(y, PLAN.block_rows.bit_length() - 1, ROWS, COLUMNS)
     ACROSS: tl.constexpr = COLUMNS // PLAN.block_columns
-    if PLAN.block_columns == 1 or HELD:
-        x = halved_columns(x, PLAN.block_columns.bit_length() - 1, ABOVE, COLUMNS)
-        bits = tl.reshape(bits_of(x) & ABS_BITS, (ABOVE, 1, ACROSS, 1))
+    if HELD and PLAN.axis == 1:
+        x = halved_columns(y, PLAN.block_columns.bit_length() - 1, ROWS, COLUMNS)
+        rows = tl.reshape(bits_of(x) & ABS_BITS, (ABOVE, PLAN.block_rows, ACROSS))
+        bits = tl.max(rows, axis=1)[:, None, :, None]
     else:
-        fours = bits_of(halved_columns(x, 2, ABOVE, COLUMNS)) & ABS_BITS
-        bits = tl.max(tl.reshape(fours, (ABOVE, ACROSS, PLAN.block_columns // 4)), axis=2)[:, None, :, None]
+        x = halved_rows(y, PLAN.block_rows.bit_length() - 1, ROWS, COLUMNS)
+        if PLAN.block_columns == 1 or HELD:
+            x = halved_columns(x, PLAN.block_columns.bit_length() - 1, ABOVE, COLUMNS)
+            bits = tl.reshape(bits_of(x) & ABS_BITS, (ABOVE, 1, ACROSS, 1))
+        else:
+            fours = bits_of(halved_columns(x, 2, ABOVE, COLUMNS)) & ABS_BITS
+            bits = tl.max(tl.reshape(fours, (ABOVE, ACROSS, PLAN.block_columns // 4)), axis=2)
+            bits = bits[:, None, :, None]
     return bits
 
 

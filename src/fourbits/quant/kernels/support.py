@@ -97,6 +97,8 @@ def unsupported_spec(spec: OperandSpec) -> str | None:
     ):
         if getattr(spec, name) not in known:
             return f"{name} {getattr(spec, name)} has no kernel"
+    if spec.error_metric is not None and size[1] != 16:
+        return f"{spec.scale_rule} has a kernel for blocks of 16, got {size}"
     if spec.rht and spec.rht not in TRANSFORMS:
         return f"a transform has a kernel for sizes {', '.join(map(str, TRANSFORMS))}, got {spec.rht}"
     return None

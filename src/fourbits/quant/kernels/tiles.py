@@ -12,12 +12,16 @@ SHORT = 32
 
 
 class Tile(NamedTuple):
-    """A program's tile, its warps, and how many neighbouring columns of a column operand one thread holds."""
+    """A program's tile, its warps, and how many neighbouring columns of a column operand one thread holds.
+
+    held: neighbours along a row that a thread reads for a row operand, 0 for any.
+    """
 
     rows: int
     columns: int
     warps: int
     vector: int = 8
+    held: int = 0
 
 
 class Shape(NamedTuple):
@@ -29,14 +33,22 @@ class Shape(NamedTuple):
 
 
 def exact_tile(shape: Shape, row: KernelConfig | None, column: KernelConfig | None) -> Tile:
-    """For both operands 4 columns a thread, which leaves registers for more warps; for one 8, 16 bytes."""
+    """For both operands 4 columns a thread, which leaves registers for more warps; for one 8, 16 bytes.
+
+    Errors of candidate scales are summed along a row of a block, so there one thread reads such a row.
+    """
     rows = max(tall(row), tall(column))
+    held = row.block_columns if row is not None and row.metric else 0
     if not shape.on_gpu:
-        return Tile(rows, 128, 4)
+        return Tile(rows, 128, 4, held=held)
     if rows > SHORT:
-        return wide(shape.K, rows, 64, 1)
+        return wide(shape.K, rows, 64, 1)._replace(held=held)
     if row is not None and column is not None:
-        return wide(shape.K, rows, 256, 4)
+        return wide(shape.K, rows, 256, 4)._replace(held=held)
+    if held and rows > 1:
+        return wide(shape.K, rows, 256, 2)._replace(held=held)
+    if held:
+        return wide(shape.K, 8, 1024, 8)._replace(held=held)
     return wide(shape.K, max(8, rows), 1024, 8 if rows <= 16 else 4)
 
 
