@@ -141,6 +141,7 @@ def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
         for made, request in zip(by_kernels(x, requests, inputs), requests, strict=True):
             assert isinstance(made, ExactOperand)
             found += _exact_differences(x, made, request, amax, key)
+        found += _scaled_differences(x, requests, inputs, amax, key)
     for request in requests:
         given = amax if request.amax == "given" else None
         (made,) = by_kernels(x, [request._replace(packed=True)], OperandInputs(key, 0, given))
@@ -165,6 +166,25 @@ def _exact_differences(
     values, true_values = (op.values[: x.shape[0], : x.shape[1]].to(torch.bfloat16) for op in (made, true))
     found = shapes or _unequal(f"{name} values", values, true_values)
     return found + _unequal(f"{name} scale", made.scale, true.scale)
+
+
+def _scaled_differences(
+    x: Tensor,
+    requests: list[OperandRequest],
+    inputs: list[OperandInputs],
+    amax: Tensor | None,
+    key: Tensor,
+) -> list[str]:
+    """The column operand of the tensor times a factor against the reference's of the product."""
+    signature, factor = signature_of(x)._replace(scaled=True), torch.tensor(0.3, device=x.device)
+    found: list[str] = []
+    for request, given in zip(requests, inputs, strict=True):
+        if support.unsupported(signature, (request,)) is None:
+            plan = quantizers.kernel_quantizer(signature, (request,))
+            (made,) = plan(x, (given._replace(factor=factor),), None)
+            assert isinstance(made, ExactOperand)
+            found += _exact_differences(x.float() * factor, made, request, amax, key, "scaled")
+    return found
 
 
 def _packed_differences(name: str, made: QuantizedTensor, true: QuantizedTensor) -> list[str]:

@@ -177,8 +177,10 @@ class _WithoutKernels:
         self, x: Tensor, inputs: tuple[OperandInputs, ...], stats: StatsTarget | None
     ) -> tuple[Operand, ...]:
         request, key = self._request, _key_of(self._request, inputs[0])
-        amax = inputs[0].amax
+        amax, factor = inputs[0].amax, inputs[0].factor
         with torch.no_grad():
+            if factor is not None:
+                x = x.to(torch.float32) * factor
             if request.amax == "stored":
                 assert amax is not None
                 amax, own, counts = own_amax(x, request.spec, request.axis, amax, key)

@@ -16,11 +16,13 @@ from fourbits.quant.kernels.scaling_triton import block_amax, max_target
 from fourbits.quant.kernels.tile_triton import (
     amax_of_parts,
     global_scale,
+    load_factor,
     load_tile,
     prepared_tile,
     rounded_tile,
     tensor_amax,
     tile_start,
+    times,
 )
 from fourbits.quant.kernels.words_triton import load_held
 
@@ -67,7 +69,8 @@ def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row
                   HELD: tl.constexpr = False):  # fmt: skip
     """Quantize a tile by one plan and write element * block scale, or if PACKED codes and scales.
 
-    HELD: one thread holds every row of a block. DEQUANTIZED: the values times the global scale too, rounded to the type of out.
+    HELD: one thread holds every row of a block. DEQUANTIZED: the values times the global scale too, rounded
+    to the type of out.
     """
     y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE, HELD)
     tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
@@ -99,13 +102,14 @@ def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row
 
 @triton.jit(do_not_specialize=["row_stream", "column_stream"])
 def operands_kernel(
-    x_ptr, x_stride, M, K,
+    x_ptr, x_stride, M, K, factor_ptr,
     row_ptr, row_stride, row_k, row_amax_ptr, row_key_ptr, row_stream,
     column_ptr, column_stride, column_scales_ptr, column_m, column_amax_ptr, column_key_ptr, column_stream,
     row_global_ptr, column_global_ptr, row_maxima_ptr, column_maxima_ptr,
     ROW: tl.constexpr, ROW_FIELDS: tl.constexpr, ROW_PARTS: tl.constexpr,
     COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
     COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, ROW_HELD: tl.constexpr, OBSERVE: tl.constexpr,
+    SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
     DEQUANTIZED: tl.constexpr = False,
 ):  # fmt: skip
@@ -115,11 +119,12 @@ def operands_kernel(
     column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form transposed, which moves no byte
     away from its neighbours. global_ptr: where the global scale goes. amax: fp32 partial maxima.
     DEQUANTIZED: what is written is multiplied by the global scale and rounded to the type of the outputs.
-    ROW_HELD: neighbours along a row that a thread reads for the row operand, 0 for any.
+    SCALED: the column operand is of x times the factor, and there is no other. ROW_HELD: neighbours along a
+    row that a thread reads for the row operand, 0 for any.
     With OBSERVE row_maxima_ptr and column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
-    IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16 and not SCALED
     if ROW is not None:
         if ROW_HELD == 0:
             x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
@@ -127,10 +132,12 @@ def operands_kernel(
             x = load_held(x_ptr, x_stride, row, column, M, K, 1, ROW_HELD, ROWS, COLUMNS, HARDWARE)
         write_operand(x, IS_BF16, row_ptr, row_stride, row_ptr, row, column, M, row_k, M, row_amax_ptr,
                       row_global_ptr, row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, False,
-                      row_maxima_ptr, OBSERVE, 8, ROWS, COLUMNS, HARDWARE, DEQUANTIZED, ROW_HELD > 0)  # fmt: skip
+                      row_maxima_ptr, OBSERVE, 8, ROWS, COLUMNS, HARDWARE, DEQUANTIZED,
+                      ROW_HELD > 0)  # fmt: skip
     if COLUMN is not None:
         if ROW is None or ROW_HELD > 0:  # a cache has the tile by now
             x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
+        x = times(x, load_factor(factor_ptr, SCALED), SCALED)
         write_operand(x, IS_BF16, column_ptr, column_stride, column_scales_ptr, row, column, column_m, K, M,
                       column_amax_ptr, column_global_ptr, column_key_ptr, column_stream, COLUMN_FIELDS,
                       COLUMN_PARTS, COLUMN, COLUMN_PACKED, column_maxima_ptr, OBSERVE, COLUMN_VECTOR, ROWS,

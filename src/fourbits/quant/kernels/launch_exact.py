@@ -53,7 +53,8 @@ class ExactQuantizer:
         self.column_stride = self.column_outputs[0][1][0] if self.column_outputs else 1
         self.column_rows = 0 if self.column.config is None else rounded_up(M, group(self.column.config))
         sides = self.row.request, self.column.request
-        self.amaxes = AmaxPass(self.shape, self.stride, self.device, sides, self.configs)
+        self.amaxes = AmaxPass(self.shape, self.stride, self.device, sides, self.configs, signature.scaled)
+        self.scaled = signature.scaled
         self.tile = exact_tile(self.shape, *self.configs)
         self.stats = Stats(signature, sides, self.configs, self.tile)
         #: launchers by how many partial maxima each amax has, and whether stats are recorded
@@ -99,6 +100,7 @@ class ExactQuantizer:
         launcher = self.launchers.get(key) or self._launcher(key[:2], key[2])
         launcher(
             *(x, self.stride, self.shape.M, self.shape.K),
+            nothing if column.factor is None else column.factor,
             *(values, *self.of_row, (row_amax.parts, row_amax.first)),
             *(nothing if row.counter is None else row.counter, row.stream),
             *(of_column[0], self.column_stride, of_column[-1], self.column_rows),
@@ -149,6 +151,7 @@ class ExactQuantizer:
             COLUMN_VECTOR=self.tile.vector,
             ROW_HELD=self.tile.held,
             OBSERVE=recorded,
+            SCALED=self.scaled,
             ROWS=self.tile.rows,
             COLUMNS=self.tile.columns,
             HARDWARE=self.shape.on_gpu,

@@ -50,7 +50,7 @@ class FakeQuantizer:
         launcher = self.launchers.get(amax.count) or self._launcher(amax.count)
         parts, key = (amax.parts, amax.first), scale if inputs.counter is None else inputs.counter
         launcher(
-            *(x, self.stride, M, K),
+            *(x, self.stride, M, K, scale),
             *(out, K, K, parts, key, inputs.stream),
             *(out, K, scale, M, parts, key, inputs.stream),
             *(scale, scale, scale, scale),
@@ -73,6 +73,7 @@ class FakeQuantizer:
             COLUMN_VECTOR=tile.vector,
             ROW_HELD=tile.held,
             OBSERVE=False,
+            SCALED=False,
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             HARDWARE=self.shape.on_gpu,

@@ -39,12 +39,22 @@ def unsupported(signature: Signature, requests: Sequence[OperandRequest]) -> str
             return reason
     if len(requests) > 1 and (reason := _unsupported_pair(requests)):
         return reason
+    if signature.scaled and (reason := _unsupported_scaled(requests)):
+        return reason
     rows, columns = signature.shape
     apart = signature.strides[0] if signature.strides[1] == 1 else 0
     if max(rows if transposes(requests[0]) else columns, apart) > _LONGEST_ROW:
         return f"rows have more than {_LONGEST_ROW} elements"
     if requests[0].spec.format in FP8_FORMATS and _lacks_fp8(signature.device):
         return "FP8 tensor cores need sm_89 or newer"
+    return None
+
+
+def _unsupported_scaled(requests: Sequence[OperandRequest]) -> str | None:
+    """Why no kernel multiplies a tensor by a factor before it makes these operands, or None."""
+    (request, *more) = requests
+    if more or request.axis == 1 or request.packed or request.spec.format in FP8_FORMATS:
+        return "a tensor with a factor has a kernel for one exact operand along axis 0, not in FP8"
     return None
 
 

@@ -37,6 +37,24 @@ def load_tile(x_ptr, stride, row, column, M, K, ROWS: tl.constexpr, COLUMNS: tl.
 
 
 @triton.jit
+def load_factor(factor_ptr, SCALED: tl.constexpr):
+    """The factor on a tensor's values, fp32 scalar; 1 without one."""
+    if SCALED:
+        factor = tl.load(factor_ptr)
+    else:
+        factor = tl.full((), 1.0, tl.float32)
+    return factor
+
+
+@triton.jit
+def times(x, factor, SCALED: tl.constexpr):
+    """x * factor, fp32, where there is a factor."""
+    if SCALED:
+        x = x * factor
+    return x
+
+
+@triton.jit
 def tile_start(K, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """First (row, column) of this program's tile of a tensor [M, K].
 
