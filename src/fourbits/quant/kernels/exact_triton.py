@@ -108,7 +108,8 @@ def operands_kernel(
     row_global_ptr, column_global_ptr, row_maxima_ptr, column_maxima_ptr,
     ROW: tl.constexpr, ROW_FIELDS: tl.constexpr, ROW_PARTS: tl.constexpr,
     COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
-    COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, ROW_HELD: tl.constexpr, OBSERVE: tl.constexpr,
+    COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, ROW_HELD: tl.constexpr,
+    COLUMN_HELD: tl.constexpr, OBSERVE: tl.constexpr,
     SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
     DEQUANTIZED: tl.constexpr = False,
@@ -119,8 +120,8 @@ def operands_kernel(
     column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form transposed, which moves no byte
     away from its neighbours. global_ptr: where the global scale goes. amax: fp32 partial maxima.
     DEQUANTIZED: what is written is multiplied by the global scale and rounded to the type of the outputs.
-    SCALED: the column operand is of x times the factor, and there is no other. ROW_HELD: neighbours along a
-    row that a thread reads for the row operand, 0 for any.
+    SCALED: the column operand is of x times the factor, and there is no other. ROW_HELD, COLUMN_HELD:
+    neighbours along the contraction that a thread reads for either operand, 0 for any.
     With OBSERVE row_maxima_ptr and column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
@@ -136,12 +137,15 @@ def operands_kernel(
                       ROW_HELD > 0)  # fmt: skip
     if COLUMN is not None:
         if ROW is None or ROW_HELD > 0:  # a cache has the tile by now
-            x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
+            if COLUMN_HELD == 0:
+                x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
+            else:
+                x = load_held(x_ptr, x_stride, row, column, M, K, 0, COLUMN_HELD, ROWS, COLUMNS, HARDWARE)
         x = times(x, load_factor(factor_ptr, SCALED), SCALED)
         write_operand(x, IS_BF16, column_ptr, column_stride, column_scales_ptr, row, column, column_m, K, M,
                       column_amax_ptr, column_global_ptr, column_key_ptr, column_stream, COLUMN_FIELDS,
                       COLUMN_PARTS, COLUMN, COLUMN_PACKED, column_maxima_ptr, OBSERVE, COLUMN_VECTOR, ROWS,
-                      COLUMNS, HARDWARE, DEQUANTIZED)  # fmt: skip
+                      COLUMNS, HARDWARE, DEQUANTIZED, COLUMN_HELD > 0)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["row_blocks", "column_blocks"])

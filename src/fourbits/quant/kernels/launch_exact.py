@@ -150,6 +150,7 @@ class ExactQuantizer:
             COLUMN_PACKED=self.packed,
             COLUMN_VECTOR=self.tile.vector,
             ROW_HELD=self.tile.held,
+            COLUMN_HELD=self.tile.column_held,
             OBSERVE=recorded,
             SCALED=self.scaled,
             ROWS=self.tile.rows,

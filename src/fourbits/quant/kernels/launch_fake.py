@@ -72,6 +72,7 @@ class FakeQuantizer:
             COLUMN_PACKED=False,
             COLUMN_VECTOR=tile.vector,
             ROW_HELD=tile.held,
+            COLUMN_HELD=tile.column_held,
             OBSERVE=False,
             SCALED=False,
             ROWS=tile.rows,

@@ -14,7 +14,8 @@ SHORT = 32
 class Tile(NamedTuple):
     """A program's tile, its warps, and how many neighbouring columns of a column operand one thread holds.
 
-    held: neighbours along a row that a thread reads for a row operand, 0 for any.
+    held: neighbours along a row that a thread reads for a row operand, 0 for any; column_held: the same along
+    a column for a column operand.
     """
 
     rows: int
@@ -22,6 +23,7 @@ class Tile(NamedTuple):
     warps: int
     vector: int = 8
     held: int = 0
+    column_held: int = 0
 
 
 class Shape(NamedTuple):
@@ -39,8 +41,12 @@ def exact_tile(shape: Shape, row: KernelConfig | None, column: KernelConfig | No
     """
     rows = max(tall(row), tall(column))
     held = row.block_columns if row is not None and row.metric else 0
+    # 128 rows in one thread are spilled, and more code than its cache holds
+    column_held = 32 if rows > 64 and row is None else 0
     if not shape.on_gpu:
-        return Tile(rows, 128, 4, held=held)
+        return Tile(rows, 128, 4, held=held, column_held=column_held)
+    if column_held:
+        return Tile(rows, 32, 4, 1, column_held=column_held)
     if rows > SHORT:
         return wide(shape.K, rows, 64, 1)._replace(held=held)
     if row is not None and column is not None:
