@@ -40,6 +40,13 @@ class OperandBook:
         self.in_force = tuple(resolved(table, [0] * len(OPERANDS)).to_text() for table in tables)
         self.measured = ("",) * len(self.tables)
 
+    def replace_table(self, slot: int, table: GemmTable) -> None:
+        """Give a layer a table with the same operands, policies and layouts."""
+        tables, effective = list(self.tables), list(self.in_force)
+        choices = [0] * len(OPERANDS)
+        tables[slot], effective[slot] = table, resolved(table, choices).to_text()
+        self.tables, self.in_force = tuple(tables), tuple(effective)
+
     def to(self, device: torch.device) -> "OperandBook":
         """Itself, with its tensors moved to the layers' device."""
         if self.amaxes.device != device and device.type != "meta":

@@ -68,7 +68,7 @@ def set_step(
 
 
 def counters_of(model: nn.Module) -> list[Tensor]:
-    """The counters that determine the layers' random bits, int64 [5] each; one tensor after `set_step`."""
+    """The counters that determine the layers' random bits, int64 [9] each; one tensor after `set_step`."""
     tensors: dict[int, Tensor] = {}
     for layer in _layers(model):
         state = layer.quantization
