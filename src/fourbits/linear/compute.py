@@ -13,7 +13,16 @@ from fourbits.gemm.matmul import gemm
 from fourbits.linear.amax_reduction import with_reduced_amaxes
 from fourbits.linear.corrected import Corrected, Operands, row_gemm, wgrad_gemm
 from fourbits.linear.observer import Observer
-from fourbits.linear.plan import DGRAD_WEIGHT, WGRAD_INPUT, GradientPlan, LinearPlan, Side, is_native, side
+from fourbits.linear.plan import (
+    DGRAD_WEIGHT,
+    WGRAD_INPUT,
+    GradientPlan,
+    LinearPlan,
+    Side,
+    is_native,
+    side,
+    weight_from_forward,
+)
 from fourbits.quant.correction import split_residual
 from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.request import OperandInputs, signature_of
@@ -158,7 +167,8 @@ def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved:
     if plan.shares_weight:
         return ExactOperand(kept.values, kept.scale, 0, kept.spec)  # square blocks: the same along both axes
     values = _dequantized(kept, call.weight.shape[1])
-    (operand,) = _operands(side(plan.table, signature_of(values), DGRAD_WEIGHT, plan.observed), call, values)
+    table = weight_from_forward(plan.table)
+    (operand,) = _operands(side(table, signature_of(values), DGRAD_WEIGHT, plan.observed), call, values)
     assert not isinstance(operand, Corrected)
     return operand
 

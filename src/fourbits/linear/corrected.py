@@ -31,7 +31,7 @@ def row_gemm(a: Corrected, b: Operand, weight: Tensor, out_dtype: torch.dtype, b
     """a b^T + P(T) weight^T + bias, rounded once. weight: [N, F], what b was quantized from."""
     out = multiply(a.operand, b, torch.float32)[:, : weight.shape[0]]  # beyond it, columns of padding
     with without_autocast(out):
-        out = out + a.correction.product(a.removed, weight.to(torch.float32))
+        out = out + a.correction.product(a.removed, weight.to(torch.float32), out.shape[0])
     return (out if bias is None else out + bias.to(torch.float32)).to(out_dtype)
 
 

@@ -33,9 +33,8 @@ def fake_forward(
         of_input = _packed(x, parsed.wgrad.rhs, in_layout=column and not observed)
     elif column:
         of_input = [*_column(x, parsed.wgrad.rhs), none]
-    correction = correction_of(parsed.wgrad.rhs.correction)
-    if correction is not None and of_input[0] is not none:
-        of_input.append(split_residual(correction, x)[1])
+    if (name := parsed.wgrad.rhs.correction) and of_input[0] is not none:
+        of_input.append(split_residual(correction_of(name), x)[1])
     return [y, *(part.clone() if part is none else part for part in (*of_weight, *of_input))]
 
 

@@ -10,6 +10,7 @@ from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.operand_cache import KeptWeight
 from fourbits.linear.plan import LinearPlan
 from fourbits.linear.sr_counter import SrCounter, moved_on, new_counter, of_shard
+from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OPERAND_ROLES, draws
 from fourbits.quant.tensor import QuantizedTensor
 from fourbits.recipe.recipe import GemmTable
@@ -97,6 +98,7 @@ class LayerState:
         self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
         #: where the weight arrives quantized, what returns it: see weight_source.py
         self.weight_source: WeightSource | None = None
+        self.weight_spec: OperandSpec | None = None
         self.shard: FeatureShard | None = None
         self._generation = -1
         #: by layer number; a group of linear layers has several

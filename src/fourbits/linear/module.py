@@ -275,7 +275,7 @@ def traced_matmul(
         counter = counter.clone()
     parts: tuple[Tensor, ...] = ()
     if state.weight_source is not None:
-        parts = weight_parts(received_weight(state.weight_source, weight, config.table))
+        parts = weight_parts(received_weight(state, state.weight_source, weight))
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, None, *parts)
 
 
@@ -292,7 +292,7 @@ def eager_matmul(
     plan, casts = state.plans.get(key) or _planned(state, key, x, weight)
     received = None
     if state.weight_source is not None:
-        received = received_weight(state.weight_source, weight, config.table)
+        received = received_weight(state, state.weight_source, weight)
     eager = EagerCall(plan, state, input if needs[1] and shareable(input) else None, received)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     x = x.to(dtype) if casts else x

@@ -146,15 +146,15 @@ def unflattened(table: GemmTable, parts: Sequence[Tensor | None], shape: tuple[i
     if w_scale is not None and is_part(w_values):
         weight = ExactOperand(w_values, w_scale, 1, table.fprop.rhs)
     if x_scale is not None and is_part(x_values):
-        spec = table.wgrad.rhs.of_residual
+        spec = table.wgrad.rhs.of_residual if removed else table.wgrad.rhs
         if x_global is None or x_global.dim():
             kept = ExactOperand(x_values, x_scale, 0, spec)
         else:
             dtype = SCALE_DTYPES.get(spec.block_format.scale or "", x_scale.dtype)
             kept = QuantizedTensor(x_values, x_scale.view(dtype), x_global, 0, shape, spec)
-        correction = correction_of(table.wgrad.rhs.correction)
-        if correction is not None and removed[0] is not None:
-            kept = Corrected(kept, removed[0], correction)
+        if removed:
+            assert removed[0] is not None
+            kept = Corrected(kept, removed[0], correction_of(table.wgrad.rhs.correction))
     return SavedOperands(weight, kept)
 
 
@@ -166,12 +166,16 @@ def weight_parts(weight: QuantizedTensor) -> tuple[Tensor, ...]:
 
 
 def _weight_of(parts: Sequence[Tensor], table: GemmTable, weight: Tensor) -> QuantizedTensor | None:
-    """Inverse of `weight_parts`, for a weight of this shape; None without parts."""
+    """Inverse of `weight_parts`, for a weight of this shape; None without parts.
+
+    In copies where dequantizing returns a part as it is: an operator may not return its own inputs.
+    """
     if not parts:
         return None
     (codes, scale, global_scale), spec = parts, table.fprop.rhs
-    scale = scale.view(SCALE_DTYPES.get(spec.block_format.scale or "", scale.dtype))
-    return QuantizedTensor(codes, scale, global_scale, 1, (weight.shape[0], weight.shape[1]), spec)
+    codes = codes.clone() if spec.block_format.element is None else codes
+    scale = scale.clone().view(SCALE_DTYPES.get(spec.block_format.scale or "", scale.dtype))
+    return QuantizedTensor(codes, scale, global_scale.clone(), 1, (weight.shape[0], weight.shape[1]), spec)
 
 
 def is_part(values: Tensor | None) -> TypeGuard[Tensor]:

@@ -154,7 +154,7 @@ def side(table: GemmTable, signature: Signature, roles: Sequence[tuple[str, int]
         quantize=quantize,
         places=tuple(OPERAND_ROLES.index(role) for role, _ in roles),
         requests=requests,
-        correction=correction_of(name),
+        correction=correction_of(name) if name else None,
         reduction=table.amax_reduction,
         key=(quantize, name) if name else quantize,
     )
@@ -173,6 +173,14 @@ def keeps_column(table: GemmTable, x: Signature, observed: bool) -> bool:
         return False
     requests = tuple(_request(table, role, axis, observed) for role, axis in _BOTH)
     return one_pass(_of_residual(x) if table.fprop.lhs.correction else x, requests)
+
+
+@functools.lru_cache(maxsize=1024)
+def weight_from_forward(table: GemmTable) -> GemmTable:
+    """The table whose Dgrad re-quantizes Fprop's operand W: the same, unless W arrives quantized."""
+    if table.dgrad.rhs.source == "forward":
+        return table
+    return replace(table, dgrad=replace(table.dgrad, rhs=replace(table.dgrad.rhs, source="forward")))
 
 
 def reads_through_bf16(table: str, x: Signature, needs_dw: bool) -> bool:

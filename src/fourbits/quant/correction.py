@@ -23,8 +23,8 @@ class Correction:
 
     #: T [M, F] -> (R fp32 [M, F], contiguous; removed, fp32 of any shape)
     split: Callable[[Tensor], tuple[Tensor, Tensor]]
-    #: (removed of T, weight fp32 [N, F]) -> P(T) weight^T, fp32, broadcastable to [M, N]; in Fprop and Dgrad
-    product: Callable[[Tensor, Tensor], Tensor]
+    #: (removed of T, weight fp32 [N, F], M) -> P(T) weight^T, fp32, broadcastable to [M, N]; in Fprop, Dgrad
+    product: Callable[[Tensor, Tensor, int], Tensor]
     #: (removed of dY, removed of X, M) -> P(dY)^T P(X), fp32 [N, K]; in Wgrad
     outer_product: Callable[[Tensor, Tensor, int], Tensor]
 
@@ -47,10 +47,8 @@ def register_correction(name: str, correction: Correction) -> None:
         )
 
 
-def correction_of(name: str) -> Correction | None:
-    """The correction of a name; None for the empty name. Raises ValueError for an unknown one."""
-    if not name:
-        return None
+def correction_of(name: str) -> Correction:
+    """The correction of a name. Raises ValueError for an unknown one."""
     if message := unknown_correction(name):
         raise ValueError(f"OperandSpec.{message}")
     return _corrections[name]
