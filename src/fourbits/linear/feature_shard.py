@@ -29,19 +29,19 @@ def shard_features(layer: nn.Module, first_in: int = 0, first_out: int = 0, amax
     converted, for a split that cuts a block, for adaptive layouts and for FP4 tensor cores.
     """
     state = state_of(layer, "shard_features")
-    table = table_from_text(state.table)
-    for kind, first in (("in", first_in), ("out", first_out)):
+    shard = FeatureShard(first_in, first_out)
+    state.shard_as(shard, sharded(table_from_text(state.table), amax_reduction, shard))
+
+
+def sharded(table: GemmTable, amax_reduction: str, shard: FeatureShard) -> GemmTable:
+    """The table of a shard. Raises ValueError where a table does not support it."""
+    for kind, first in (("in", shard.first_in), ("out", shard.first_out)):
         unit = _unit(table, kind)
         if first < 0 or first % unit:
             raise ValueError(
                 f"shard_features: first_{kind} must be a multiple of {unit}, so that no block is cut, got "
                 f"{first}. Split {kind}_features into parts of whole blocks."
             )
-    state.shard_as(FeatureShard(first_in, first_out), sharded(table, amax_reduction))
-
-
-def sharded(table: GemmTable, amax_reduction: str) -> GemmTable:
-    """The table of a shard. Raises ValueError where a table does not support shards."""
     operands = [table.operand(role) for role in OPERAND_ROLES]
     if any(spec.adaptive != "none" for spec in operands):
         raise ValueError(

@@ -23,7 +23,7 @@ def set_weight_source(layer: nn.Module, source: WeightSource | None) -> None:
     state = state_of(layer, "set_weight_source")
     table = table_from_text(state.table)
     if source is not None:
-        _check_table(table)
+        check_table(table)
     state.weight_source, state.weight_spec = source, table.fprop.rhs
 
 
@@ -49,7 +49,7 @@ def received_weight(state: LayerState, source: WeightSource, weight: Tensor) -> 
     return received
 
 
-def _check_table(table: GemmTable) -> None:
+def check_table(table: GemmTable) -> None:
     """Raises ValueError for a table that needs the unquantized weight."""
     if table.corrects:
         raise ValueError(
