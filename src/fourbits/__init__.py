@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run __getattr__
     from fourbits.gemm.matmul import matmul as matmul
     from fourbits.linear.convert import convert as convert
+    from fourbits.linear.set_recipe import set_recipe as set_recipe
     from fourbits.linear.step import set_step as set_step
     from fourbits.quant.fake_quantize import fake_quantize as fake_quantize
     from fourbits.quant.operand import OperandSpec as OperandSpec
@@ -32,6 +33,7 @@ _HOME = {
     "get_recipe": "fourbits.recipe.presets",
     "list_recipes": "fourbits.recipe.presets",
     "convert": "fourbits.linear.convert",
+    "set_recipe": "fourbits.linear.set_recipe",
     "set_step": "fourbits.linear.step",
 }
 

@@ -306,4 +306,4 @@ def test_a_position_that_is_none_is_refused_and_leaves_the_model_where_it_was(po
     set_step(model, 3, first_token=32)
     with pytest.raises(ValueError, match=f"set_step: {message}"):
         set_step(model, *position)
-    assert [counter.tolist() for counter in counters_of(model)] == [[0, 3, 32, 2, 0]]
+    assert [counter.tolist() for counter in counters_of(model)] == [[0, 3, 32, 2, 0, 0, 0, 0, 0]]

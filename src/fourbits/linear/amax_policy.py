@@ -32,7 +32,7 @@ COUNT, LAYOUT, ALL_SATURATED, ALL_BLOCKS, SATURATED, BLOCKS, LAYOUT_ALL, LAYOUT_
 RUNNING, COUNTERS = SATURATED, 8
 #: fields of `policy`: length of the history (0: current), interval (0: none), headroom, and how many times
 #: LAYOUT_OTHER must exceed LAYOUT_ALL for the alternative layout (0: not adaptive)
-_LENGTH, _INTERVAL, _HEADROOM, _LAYOUT_FACTOR = range(4)
+LENGTH, _INTERVAL, _HEADROOM, _LAYOUT_FACTOR = range(4)
 _LAYOUT_FACTORS = {"none": 0, "outer": 64, "block": 4}
 
 #: (tensor, how) -> the tensor reduced over all data-parallel ranks
@@ -41,7 +41,7 @@ Reduce = Callable[[Tensor, Literal["max", "sum"]], Tensor]
 
 def empty(policy: Tensor) -> tuple[Tensor, Tensor]:
     """(amaxes, counters) before the first step."""
-    length = max(1, int(policy[..., _LENGTH].max()))
+    length = max(1, int(policy[..., LENGTH].max()))
     amaxes = torch.zeros(*policy.shape[:-1], HISTORY + length, dtype=torch.float32, device=policy.device)
     amaxes[..., :HISTORY] = -1.0
     return amaxes, torch.zeros(*policy.shape[:-1], COUNTERS, dtype=torch.int64, device=policy.device)
@@ -67,7 +67,7 @@ def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor,
     totals, and recorded layout statistics choose the layout.
     """
     pending, history = amaxes[..., PENDING], amaxes[..., HISTORY:]
-    length = policy[..., _LENGTH]
+    length = policy[..., LENGTH]
     place = torch.arange(history.shape[-1], device=history.device)
     shifted = torch.cat((pending[..., None], history[..., :-1]), -1)
     shifted = torch.where(place < length[..., None], shifted, 0.0)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.plan import is_native, keeps_column
+from fourbits.quant.correction import correction_of, split_residual
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS
 from fourbits.quant.kernels.support import unsupported_device, unsupported_spec
 from fourbits.quant.operand import OperandSpec
@@ -15,11 +16,14 @@ from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.recipe.recipe import table_from_text
 
 
-def fake_forward(x: Tensor, weight: Tensor, table: str, needs: list[bool], observed: bool) -> list[Tensor]:
+def fake_forward(
+    x: Tensor, weight: Tensor, table: str, needs: list[bool], observed: bool, quantized_weight: bool
+) -> list[Tensor]:
     """Y and the parts of saved operands, as `linear_forward` returns them."""
     parsed, none = table_from_text(table), x.new_empty(0)
     y, of_weight, of_input = x.new_empty((x.shape[0], weight.shape[0])), [none, none], [none, none, none]
-    if needs[0] and parsed.keeps_weight and not is_native(parsed, "fprop.rhs"):
+    keeps = parsed.keeps_weight and not is_native(parsed, "fprop.rhs")
+    if needs[0] and (keeps or quantized_weight):
         spec = parsed.fprop.rhs
         width = -(-weight.shape[1] // 16) * 16
         values = weight.new_empty((weight.shape[0], width), dtype=_values_dtype(spec, weight.device))
@@ -29,6 +33,8 @@ def fake_forward(x: Tensor, weight: Tensor, table: str, needs: list[bool], obser
         of_input = _packed(x, parsed.wgrad.rhs, in_layout=column and not observed)
     elif column:
         of_input = [*_column(x, parsed.wgrad.rhs), none]
+    if (name := parsed.wgrad.rhs.correction) and of_input[0] is not none:
+        of_input.append(split_residual(correction_of(name), x)[1])
     return [y, *(part.clone() if part is none else part for part in (*of_weight, *of_input))]
 
 

@@ -10,13 +10,23 @@ from torch.library import custom_op
 
 from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
+from fourbits.linear.corrected import Operands
 from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
-from fourbits.linear.ops import flattened, is_part, linear_backward, linear_forward, unflattened
+from fourbits.linear.ops import (
+    flattened,
+    is_part,
+    linear_backward,
+    linear_forward,
+    unflattened,
+    weight_parts,
+)
 from fourbits.linear.plan import LinearPlan, linear_plan, reads_through_bf16
-from fourbits.quant.quantize import Operand
+from fourbits.linear.sr_counter import of_shard
+from fourbits.linear.weight_source import received_weight
 from fourbits.quant.request import signature_of
+from fourbits.quant.tensor import QuantizedTensor
 
 #: dtypes that autocast casts
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,13 +43,15 @@ class EagerCall(NamedTuple):
     state: LayerState
     #: the layer's input before casts, whose operands sibling layers share; None where they must not
     source: Tensor | None = None
+    #: W, if it arrives quantized
+    quantized_weight: QuantizedTensor | None = None
 
-    def reuse_input(self, x: Tensor, compute: Callable[[], tuple[Operand, ...]]) -> tuple[Operand, ...]:
+    def reuse_input(self, x: Tensor, compute: Callable[[], Operands]) -> Operands:
         """X's operands, reused from a sibling layer that has read the same input, if any."""
         assert self.source is not None
-        return _last_input.operands(self.source, self.plan.input.quantize, compute)
+        return _last_input.operands(self.source, self.plan.input.key, compute)
 
-    def reuse_weight(self, weight: Tensor, compute: Callable[[], tuple[Operand, ...]]) -> tuple[Operand, ...]:
+    def reuse_weight(self, weight: Tensor, compute: Callable[[], Operands]) -> Operands:
         """W's operand, reused from an earlier micro-batch where `set_step` allows it."""
         state = self.state
         assert state.counter is not None
@@ -64,6 +76,7 @@ class _QuantizedMatmul(torch.autograd.Function):
         policy: Tensor | None,
         config: CallConfig,
         eager: EagerCall | None,
+        *quantized_weight: Tensor,
     ) -> Tensor:
         amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
         if eager is not None:
@@ -71,17 +84,29 @@ class _QuantizedMatmul(torch.autograd.Function):
             outputs = _eager_forward(eager, x, weight, bias, counter_used, amax, config)
         else:
             counter_used = counter.clone() if config.counts_itself else counter
+            if config.shard is not None:
+                counter_used = of_shard(counter_used, *config.shard)
             needs = [bool(need) for need in ctx.needs_input_grad[:2]]
             outputs = linear_forward(
-                x, weight, bias, counter_used, amax, config.layer, config.table, config.measured, needs
+                x,
+                weight,
+                bias,
+                counter_used,
+                amax,
+                config.layer,
+                config.table,
+                config.measured,
+                needs,
+                list(quantized_weight),
             )
-        y, *parts = outputs[:6]
+        y, *parts = outputs if amax is None else outputs[:-2]
         assert y is not None
         if config.observes and amaxes is not None and counters is not None:
-            observe(amaxes, counters, outputs[6], outputs[7], config.slot, 0)
+            observe(amaxes, counters, outputs[-2], outputs[-1], config.slot, 0)
         x_saved = None if is_part(parts[2]) else x
         ctx.save_for_backward(x_saved, weight, counter_used, amax, *parts)
         ctx.plan, ctx.state = (None, None) if eager is None else (eager.plan, eager.state)  # not the input
+        ctx.others = 6 + len(quantized_weight)
         ctx.shape, ctx.config, ctx.counter = (x.shape[0], x.shape[1]), config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
         return y
@@ -116,7 +141,10 @@ class _QuantizedMatmul(torch.autograd.Function):
         if torch.is_grad_enabled():
             sources = [dy, weight] if x is None else [dy, x, weight]
             grads = [grad if grad is None else _FirstDerivative.apply(grad, *sources) for grad in grads]
-        return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 6)
+        return (
+            *(grad if need else None for grad, need in zip(grads, needs, strict=True)),
+            *[None] * ctx.others,
+        )
 
 
 def _eager_forward(
@@ -133,7 +161,7 @@ def _eager_forward(
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
     y, saved = forward(
         plan,
-        LinearCall(x, weight, counter, config.layer, observer),
+        LinearCall(x, weight, counter, config.layer, observer, eager.quantized_weight),
         bias,
         None if eager.source is None else eager.reuse_input,
         eager.reuse_weight if state.counter is not None and config.observes else None,
@@ -245,7 +273,10 @@ def traced_matmul(
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     if state.counts_itself and not config.counts_itself:  # another layer of a group advances it
         counter = counter.clone()
-    return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, None)
+    parts: tuple[Tensor, ...] = ()
+    if state.weight_source is not None:
+        parts = weight_parts(received_weight(state, state.weight_source, weight))
+    return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, None, *parts)
 
 
 def eager_matmul(
@@ -259,12 +290,15 @@ def eager_matmul(
     of_weight = weight.dtype, weight.shape, weight.stride(), weight.device
     key = (x.dtype, x.shape, x.stride(), x.device, of_weight, of_bias, dtype, needs, config.table)
     plan, casts = state.plans.get(key) or _planned(state, key, x, weight)
-    eager = EagerCall(plan, state, input if needs[1] and shareable(input) else None)
+    received = None
+    if state.weight_source is not None:
+        received = received_weight(state, state.weight_source, weight)
+    eager = EagerCall(plan, state, input if needs[1] and shareable(input) else None, received)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     x = x.to(dtype) if casts else x
     if not (trains or past):
         used = state.call_counter(x.device, config, x.shape[0])
-        return forward(plan, LinearCall(x, weight, used, config.layer), bias)[0]
+        return forward(plan, LinearCall(x, weight, used, config.layer, None, received), bias)[0]
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)
 
 

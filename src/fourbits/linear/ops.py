@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fourbits.linear.compute import LinearCall, SavedOperands, backward, forward
+from fourbits.linear.corrected import Corrected
 from fourbits.linear.fake_shapes import fake_forward
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer, nothing_recorded
 from fourbits.linear.plan import LinearPlan, linear_plan
+from fourbits.quant.correction import correction_of
 from fourbits.quant.request import Signature, signature_of
 from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -32,18 +34,21 @@ def linear_forward(
     table: str,
     measured: str,
     needs: list[bool],
+    quantized_weight: list[Tensor],
 ) -> list[Tensor]:
-    """Y [M, N] in x's dtype, five parts of saved operands (`flattened`; empty for none), and with amax the
+    """Y [M, N] in x's dtype, the parts of saved operands (`flattened`; empty for none), and with amax the
     recorded stats.
 
     x: [M, K]; weight: [N, K]; amax: fp32 [6], the amax of operands with a policy (negative: their own), None
     if nothing depends on past steps; measured: as returned by `adaptive_layout.measured_at`; needs: whether
-    dX and dW will be needed. Stats are the arguments of `amax_policy.observe`: own amaxes, fp32 [6], and
+    dX and dW will be needed; quantized_weight: `weight_parts` of a weight that arrives quantized, else
+    empty. Stats are the arguments of `amax_policy.observe`: own amaxes, fp32 [6], and
     counts, int64 [6, 4].
     """
     plan = _plan(signature_of(x), weight, x.dtype, table, needs, None if bias is None else bias.dtype, amax)
     observer = _observer(plan, measured, amax, counter, layer)
-    y, saved = forward(plan, LinearCall(x, weight, counter, layer, observer), bias)
+    received = _weight_of(quantized_weight, plan.table, weight)
+    y, saved = forward(plan, LinearCall(x, weight, counter, layer, observer, received), bias)
     recorded = () if observer is None else observer.recorded(FORWARD)
     return [y, *(_owned(part, x) for part in flattened(saved)), *recorded]
 
@@ -59,9 +64,10 @@ def _(
     table: str,
     measured: str,
     needs: list[bool],
+    quantized_weight: list[Tensor],
 ) -> list[Tensor]:
     recorded = () if amax is None else nothing_recorded(amax, len(FORWARD))
-    return [*fake_forward(x, weight, table, needs, amax is not None), *recorded]
+    return [*fake_forward(x, weight, table, needs, amax is not None, bool(quantized_weight)), *recorded]
 
 
 @custom_op("fourbits::linear_backward", mutates_args=())
@@ -118,32 +124,58 @@ def _(
 
 def flattened(saved: SavedOperands) -> list[Tensor | None]:
     """Saved operands as five tensors, None for missing ones: W's values and scale; X's values and scale, or
-    its codes, block scales and global scale.
+    its codes, block scales and global scale. Last, if X has a correction, what that removed.
     """
     parts: list[Tensor | None] = [None, None]
     if saved.weight is not None:
         parts = [saved.weight.values, saved.weight.scale]
-    if isinstance(saved.input, ExactOperand):
-        return [*parts, saved.input.values, saved.input.scale, None]
-    if saved.input is not None:
-        return [*parts, saved.input.codes, saved.input.block_scale, saved.input.global_scale]
+    kept, removed = saved.input, []
+    if isinstance(kept, Corrected):
+        kept, removed = kept.operand, [kept.removed]
+    if isinstance(kept, ExactOperand):
+        return [*parts, kept.values, kept.scale, None, *removed]
+    if kept is not None:
+        return [*parts, kept.codes, kept.block_scale, kept.global_scale, *removed]
     return [*parts, None, None, None]
 
 
 def unflattened(table: GemmTable, parts: Sequence[Tensor | None], shape: tuple[int, int]) -> SavedOperands:
     """Inverse of `flattened`, for a table and X of this shape."""
-    w_values, w_scale, x_values, x_scale, x_global = parts
+    w_values, w_scale, x_values, x_scale, x_global, *removed = parts
     weight = kept = None
     if w_scale is not None and is_part(w_values):
         weight = ExactOperand(w_values, w_scale, 1, table.fprop.rhs)
     if x_scale is not None and is_part(x_values):
-        spec = table.wgrad.rhs
+        spec = table.wgrad.rhs.of_residual if removed else table.wgrad.rhs
         if x_global is None or x_global.dim():
             kept = ExactOperand(x_values, x_scale, 0, spec)
         else:
             dtype = SCALE_DTYPES.get(spec.block_format.scale or "", x_scale.dtype)
             kept = QuantizedTensor(x_values, x_scale.view(dtype), x_global, 0, shape, spec)
+        if removed:
+            assert removed[0] is not None
+            kept = Corrected(kept, removed[0], correction_of(table.wgrad.rhs.correction))
     return SavedOperands(weight, kept)
+
+
+def weight_parts(weight: QuantizedTensor) -> tuple[Tensor, ...]:
+    """A quantized weight as the operator takes it: codes, block scales, global scale."""
+    scale = weight.block_scale
+    scale = scale.view(torch.uint8) if scale.dtype == torch.float8_e8m0fnu else scale
+    return weight.codes, scale, weight.global_scale
+
+
+def _weight_of(parts: Sequence[Tensor], table: GemmTable, weight: Tensor) -> QuantizedTensor | None:
+    """Inverse of `weight_parts`, for a weight of this shape; None without parts.
+
+    In copies where dequantizing returns a part as it is: an operator may not return its own inputs.
+    """
+    if not parts:
+        return None
+    (codes, scale, global_scale), spec = parts, table.fprop.rhs
+    codes = codes.clone() if spec.block_format.element is None else codes
+    scale = scale.clone().view(SCALE_DTYPES.get(spec.block_format.scale or "", scale.dtype))
+    return QuantizedTensor(codes, scale, global_scale.clone(), 1, (weight.shape[0], weight.shape[1]), spec)
 
 
 def is_part(values: Tensor | None) -> TypeGuard[Tensor]:

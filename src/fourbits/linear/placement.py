@@ -28,7 +28,7 @@ class Decider:
 
     def decide(self, name: str, linear: nn.Linear) -> tuple[GemmTable | None, str]:
         """The table of a linear layer, or None to keep it in BF16, and the reason."""
-        table, reason = self._rule(name)
+        table, reason = table_for(self.recipe, name)
         if table.fprop.high_precision and table.dgrad.high_precision and table.wgrad.high_precision:
             return None, reason
         kept = self._kept(name, linear)
@@ -40,12 +40,6 @@ class Decider:
             shape = f"{linear.out_features}x{linear.in_features}"
             reason = f"{reason}; {shape} is padded to multiples of 16"
         return table, reason
-
-    def _rule(self, name: str) -> tuple[GemmTable, str]:
-        for rule in self.recipe.layers:
-            if _matches(name, rule.names):
-                return rule.table, rule.why or f"rule {', '.join(rule.names)}"
-        return self.recipe.table, f"recipe {self.recipe.name}"
 
     def _kept(self, name: str, linear: nn.Linear) -> str:
         if id(linear.weight) in self.tied:
@@ -69,6 +63,14 @@ class Decider:
         if index < first:
             return f"first {first} of {self.blocks} blocks"
         return f"last {last} of {self.blocks} blocks" if index >= self.blocks - last else ""
+
+
+def table_for(recipe: Recipe, name: str) -> tuple[GemmTable, str]:
+    """The table of a layer of this name, if the layer is quantized, and which rule chose it."""
+    for rule in recipe.layers:
+        if _matches(name, rule.names):
+            return rule.table, rule.why or f"rule {', '.join(rule.names)}"
+    return recipe.table, f"recipe {recipe.name}"
 
 
 def tied_parameters(model: nn.Module) -> set[int]:

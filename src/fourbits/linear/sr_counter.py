@@ -5,27 +5,27 @@ from torch import Tensor
 
 from fourbits.quant.request import OPERAND_ROLES
 
-#: entries of a counter, int64 [5]
-COUNTER_FIELDS = ("seed", "step", "first_token", "first_token / 16", "zero")
-_SEED, _STEP, _TOKEN, _TOKEN_BLOCK, _ZERO = range(5)
+#: entries of a counter, int64 [9]; features are not 0 only in layers that are shards by features
+COUNTER_FIELDS = (
+    *("seed", "step", "first_token", "first_token / 16", "zero"),
+    *("first_in_feature", "first_in_feature / 16", "first_out_feature", "first_out_feature / 16"),
+)
+_SEED, _STEP, _TOKEN, _TOKEN_BLOCK, _ZERO, _IN, _IN_BLOCK, _OUT, _OUT_BLOCK = range(9)
 #: role -> the entries that its key (seed, stream, step, first row, first block) consists of
-_TOKENS_ARE_ROWS = (_SEED, _ZERO, _STEP, _TOKEN, _ZERO)
-_TOKENS_ARE_SUMMED = (_SEED, _ZERO, _STEP, _ZERO, _TOKEN_BLOCK)
-_NO_TOKENS = (_SEED, _ZERO, _STEP, _ZERO, _ZERO)
 KEY_FIELDS = {
-    "fprop.lhs": _TOKENS_ARE_ROWS,
-    "fprop.rhs": _NO_TOKENS,
-    "dgrad.lhs": _TOKENS_ARE_ROWS,
-    "dgrad.rhs": _NO_TOKENS,
-    "wgrad.lhs": _TOKENS_ARE_SUMMED,
-    "wgrad.rhs": _TOKENS_ARE_SUMMED,
+    "fprop.lhs": (_SEED, _ZERO, _STEP, _TOKEN, _IN_BLOCK),
+    "fprop.rhs": (_SEED, _ZERO, _STEP, _OUT, _IN_BLOCK),
+    "dgrad.lhs": (_SEED, _ZERO, _STEP, _TOKEN, _OUT_BLOCK),
+    "dgrad.rhs": (_SEED, _ZERO, _STEP, _IN, _OUT_BLOCK),
+    "wgrad.lhs": (_SEED, _ZERO, _STEP, _OUT, _TOKEN_BLOCK),
+    "wgrad.rhs": (_SEED, _ZERO, _STEP, _IN, _TOKEN_BLOCK),
 }
 assert tuple(KEY_FIELDS) == OPERAND_ROLES
 
 
 def new_counter(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
-    """The counter of one micro-batch: int64 [5], in the order of COUNTER_FIELDS."""
-    entries = [seed, step, first_token, first_token // 16, 0]
+    """The counter of one micro-batch: int64 [9], in the order of COUNTER_FIELDS."""
+    entries = [seed, step, first_token, first_token // 16, 0, 0, 0, 0, 0]
     if torch.device(device).type != "cuda":
         return torch.tensor(entries, dtype=torch.int64, device=device)
     counter = torch.tensor(entries, dtype=torch.int64, device="cpu", pin_memory=True)
@@ -37,6 +37,15 @@ def moved_on(counter: Tensor, tokens: int) -> Tensor:
     moved = counter.clone()
     moved[_TOKEN] += tokens
     moved[_TOKEN_BLOCK] += tokens // 16
+    return moved
+
+
+def of_shard(counter: Tensor, first_in: int, first_out: int) -> Tensor:
+    """The counter of a layer whose weight starts at these features of a larger one, multiples of 16."""
+    moved = counter.clone()
+    for field, first in ((_IN, first_in), (_OUT, first_out)):
+        moved[field] += first
+        moved[field + 1] += first // 16
     return moved
 
 

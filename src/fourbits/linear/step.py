@@ -67,8 +67,14 @@ def set_step(
         counter.advance(step, first_token, same_weights)
 
 
+def share_counters(model: nn.Module) -> None:
+    """Give layers that were converted after `set_step` the model's counter, without waiting for the next."""
+    if any(layer.quantization.counter is not None for layer in _layers(model)):
+        _found[model] = _walk(model)
+
+
 def counters_of(model: nn.Module) -> list[Tensor]:
-    """The counters that determine the layers' random bits, int64 [5] each; one tensor after `set_step`."""
+    """The counters that determine the layers' random bits, int64 [9] each; one tensor after `set_step`."""
     tensors: dict[int, Tensor] = {}
     for layer in _layers(model):
         state = layer.quantization

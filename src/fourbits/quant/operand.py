@@ -1,6 +1,6 @@
 """OperandSpec: everything that decides the bits of one GEMM operand. docs/nvfp4.md, section 3.3."""
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Literal, get_args
 
 from fourbits.formats.descriptors import BLOCK_FORMATS, BlockFormat
@@ -58,6 +58,9 @@ class OperandSpec(_HashedOnce):
     rht: int = 0
     #: te16 | fixed:SEED | per-layer | per-call | none; empty takes te16 for 16 and fixed:0 for other sizes
     rht_signs: str = ""
+    #: a registered `quant.correction.Correction`: a part of X or dY that is removed before quantizing, and
+    #: whose product the linear layer adds back in FP32; empty for none
+    correction: str = ""
     #: block scale from the block's maximum, or the candidate with the least error
     scale_rule: ScaleRule = "max"
     #: largest block scale the tensor's amax is mapped to; 0 takes 448, with 4over6 and search 256
@@ -140,6 +143,11 @@ class OperandSpec(_HashedOnce):
     def signs(self) -> str:
         """The effective sign rule."""
         return self.rht_signs or ("te16" if self.rht == 16 else "fixed:0")
+
+    @property
+    def of_residual(self) -> "OperandSpec":
+        """The spec by which what a correction leaves is quantized: itself, without the correction."""
+        return replace(self, correction="") if self.correction else self
 
     @property
     def transform(self) -> tuple[int, str] | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fourbits.formats.descriptors import BLOCK_FORMATS
+from fourbits.quant.correction import unknown_correction
 
 RHT_SIZES = (0, 4, 8, 16, 32, 64, 128)
 _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
@@ -15,7 +16,7 @@ _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
 MAX_HISTORY = 1 << 16
 _SMALL_FLOAT_SCALES = ("e4m3", "ue5m3")
 _WHOLE_NUMBERS = ("rht", "scale_bound", "amax_interval", "amax_history", "adaptive_interval")
-_TEXTS = ("format", "rht_signs")
+_TEXTS = ("format", "rht_signs", "correction")
 _FLAGS = ("sr_headroom", "te_compat")
 
 
@@ -106,6 +107,10 @@ def _transform(spec: Any) -> str | None:
         "rht_signs: must be one of te16, fixed:SEED (0 <= SEED < 2**32), per-layer, per-call, none, "
         f"got {spec.rht_signs!r}."
     )
+
+
+def _correction(spec: Any) -> str | None:
+    return unknown_correction(spec.correction)
 
 
 def _scale_rule(spec: Any) -> str | None:
@@ -202,6 +207,7 @@ _RULES: tuple[Callable[[Any], str | None], ...] = (
     _block,
     _outer,
     _transform,
+    _correction,
     _scale_rule,
     _scale,
     _headroom,

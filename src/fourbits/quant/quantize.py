@@ -78,6 +78,18 @@ def quantizer(signature: Signature, requests: tuple[OperandRequest, ...]) -> Qua
     return _Separately(tuple(quantizer(signature, (request,)) for request in requests))
 
 
+def own_amaxes(x: Tensor, requests: tuple[OperandRequest, ...], inputs: tuple[OperandInputs, ...]) -> Tensor:
+    """The amaxes of operands of one tensor, before they are quantized: fp32 [n]; 0 where none is used."""
+    unknown = torch.full((), -1.0, device=x.device)
+    found: list[Tensor] = []
+    for request, given in zip(requests, inputs, strict=True):
+        amax = unknown.new_zeros(())
+        if request.spec.tensor_scaled:
+            amax = own_amax(x, request.spec, request.axis, unknown, _key_of(request, given)).own
+        found.append(amax)
+    return torch.stack(found)
+
+
 def one_pass(signature: Signature, requests: tuple[OperandRequest, ...]) -> bool:
     """Whether kernels make all these operands in one pass over the tensor."""
     return unsupported(signature, requests) is None

@@ -9,7 +9,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from fourbits.quant.operand import OperandSpec
 from fourbits.settings import build, to_dict
@@ -28,7 +28,9 @@ _MAY_BE_FORWARD = {
 
 
 #: settings of a recipe or table that do not affect results bitwise
-_NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native")
+_NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native", "amax_reduction")
+#: settings newer than the first digests, which leave a recipe's digest as it was where they are empty
+_NEWER = ("correction",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,9 @@ class GemmTable:
     saved_inputs: Literal["exact", "packed"] = "exact"
     #: the GEMMs that run on FP4 tensor cores; set by `convert`, not by a recipe
     native: tuple[Literal["fprop", "dgrad", "wgrad"], ...] = ()
+    #: the registered function that reduces the amaxes of a layer that is a shard by features; set by
+    #: `shard_features`, not by a recipe
+    amax_reduction: str = ""
 
     def __post_init__(self) -> None:
         if self.saved_inputs == "packed" and (reason := _why_not_packed(self.wgrad.rhs)):
@@ -72,11 +77,23 @@ class GemmTable:
             spec = self.operand(role)
             if spec.source == "forward" and (of_fprop is None or self.operand(of_fprop).rht):
                 raise ValueError(_no_forward(role, of_fprop))
+        if message := _wrong_correction(self):
+            raise ValueError(message)
+        if self.native and self.amax_reduction:
+            raise ValueError(
+                "amax_reduction: GEMMs on FP4 tensor cores do not support shards by features. Convert with "
+                "backend='emulated'."
+            )
 
     def operand(self, role: str) -> OperandSpec:
         """The spec of one operand. role: 'fprop.lhs' to 'wgrad.rhs'."""
         gemm, side = role.split(".")
         return getattr(getattr(self, gemm), side)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether any operand has a correction."""
+        return any(self.operand(role).correction for role in _MAY_BE_FORWARD)
 
     @property
     def keeps_weight(self) -> bool:
@@ -141,6 +158,8 @@ class LayerRule:
     def __post_init__(self) -> None:
         if self.table.native:
             raise ValueError("native: a recipe cannot choose the GEMM backend. Set train.backend instead.")
+        if self.table.amax_reduction:
+            raise ValueError("amax_reduction: a recipe does not shard layers. Call shard_features instead.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +197,16 @@ class Recipe:
             {**rule, "why": "", "table": {k: v for k, v in rule["table"].items() if k not in _NO_BITS}}
             for rule in content["layers"]
         ]
+        content = _without_empty(content, _NEWER)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_empty(tree: Any, names: tuple[str, ...]) -> Any:
+    """A tree of dicts and lists without the entries of these names that are empty."""
+    if isinstance(tree, dict):
+        kept = {key: value for key, value in tree.items() if value or key not in names}
+        return {key: _without_empty(value, names) for key, value in kept.items()}
+    return [_without_empty(part, names) for part in tree] if isinstance(tree, list) else tree
 
 
 def _why_not_packed(spec: OperandSpec) -> str | None:
@@ -186,6 +214,33 @@ def _why_not_packed(spec: OperandSpec) -> str | None:
         return f"{spec.format} does not store codes under one scale per tensor"
     if spec.source == "forward" or spec.amax_policy != "current" or spec.adaptive != "none":
         return "it depends on the forward operand or on past steps"
+    return None
+
+
+def _wrong_correction(table: GemmTable) -> str | None:
+    """Which rule of corrections a table breaks, or None. docs/nvfp4.md, section 20."""
+    for role in ("fprop.rhs", "dgrad.rhs"):
+        if name := table.operand(role).correction:
+            return (
+                f"{role}.correction: the weight has no tokens to remove a part of, got {name!r}. Set it on "
+                "the other operand, X or dY."
+            )
+    names = table.wgrad.lhs.correction, table.wgrad.rhs.correction
+    if names[0] != names[1]:
+        return (
+            f"wgrad: dY and X must have the same correction, so that its cross terms vanish, got "
+            f"{names[0]!r} (lhs) and {names[1]!r} (rhs). Set correction alike on both."
+        )
+    if table.saved_inputs == "packed" and names[1] != table.fprop.lhs.correction:
+        return (
+            f"saved_inputs: packed quantizes X once for Fprop and Wgrad and needs one correction, got "
+            f"{table.fprop.lhs.correction!r} (fprop.lhs) and {names[1]!r} (wgrad.rhs). Set it to exact."
+        )
+    if table.wgrad.rhs.source == "forward" and (names[1] or table.fprop.lhs.correction):
+        return (
+            "wgrad.rhs.source: forward re-quantizes the forward operand, which lacks what a correction "
+            "removes. Set wgrad.rhs.source to as_is, or correction to '' on X and dY."
+        )
     return None
 
 
