@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.quant.fake_quantize import fake_quantize as fake_quantize
     from fourbits.quant.operand import OperandSpec as OperandSpec
     from fourbits.quant.quantize import quantize as quantize
+    from fourbits.quant.register import register_block_format as register_block_format
+    from fourbits.quant.register import register_scale_rule as register_scale_rule
     from fourbits.quant.tensor import QuantizedTensor as QuantizedTensor
     from fourbits.recipe.presets import get_recipe as get_recipe
     from fourbits.recipe.presets import list_recipes as list_recipes
@@ -29,6 +31,8 @@ _HOME = {
     "quantize": "fourbits.quant.quantize",
     "fake_quantize": "fourbits.quant.fake_quantize",
     "matmul": "fourbits.gemm.matmul",
+    "register_block_format": "fourbits.quant.register",
+    "register_scale_rule": "fourbits.quant.register",
     "Recipe": "fourbits.recipe.recipe",
     "get_recipe": "fourbits.recipe.presets",
     "list_recipes": "fourbits.recipe.presets",

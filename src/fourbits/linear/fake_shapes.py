@@ -12,7 +12,7 @@ from fourbits.quant.kernels.kernel_config import FP8_FORMATS
 from fourbits.quant.kernels.support import unsupported_device, unsupported_spec
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import signature_of
-from fourbits.quant.scale_codes import SCALE_DTYPES
+from fourbits.quant.scale_hierarchy import hierarchy_of
 from fourbits.recipe.recipe import table_from_text
 
 
@@ -44,7 +44,7 @@ def _packed(x: Tensor, spec: OperandSpec, in_layout: bool) -> list[Tensor]:
     assert size is not None
     assert element is not None
     padded = -(-M // max(16, spec.rht)) * max(16, spec.rht)
-    scale_dtype = SCALE_DTYPES.get(spec.block_format.scale or "", torch.float32)
+    hierarchy = hierarchy_of(spec.block_format)
 
     def matrix(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         if in_layout:
@@ -52,8 +52,8 @@ def _packed(x: Tensor, spec: OperandSpec, in_layout: bool) -> list[Tensor]:
         return x.new_empty((rows, columns), dtype=dtype)
 
     codes = matrix(K, padded * element.bits // 8, torch.uint8)
-    scale_dtype = torch.uint8 if scale_dtype == torch.float8_e8m0fnu else scale_dtype
-    scales = matrix(-(-K // size[0]), -(-padded // size[1]), scale_dtype)
+    scale_dtype = torch.uint8 if hierarchy.dtype == torch.float8_e8m0fnu else hierarchy.dtype
+    scales = matrix(*hierarchy.stored_shape(-(-K // size[0]), -(-padded // size[1])), scale_dtype)
     return [codes, scales, x.new_empty((), dtype=torch.float32)]
 
 
@@ -70,7 +70,7 @@ def _column(x: Tensor, spec: OperandSpec) -> list[Tensor]:
 
 def _scale_shape(spec: OperandSpec, shape: torch.Size) -> tuple[int, ...]:
     """Shape of the scale of a dequantized operand along axis 1."""
-    size = spec.outer_size or (spec.block_size if spec.block_format.scale == "fp32" else None)
+    size = spec.outer_size or (spec.block_size if spec.block_format.scale_in_epilogue else None)
     return () if size is None else (-(-shape[0] // size[0]), -(-shape[1] // size[1]))
 
 

@@ -105,9 +105,8 @@ class GemmTable:
     def shares_weight(self) -> bool:
         """Whether Dgrad reuses Fprop's codes of W: one spec, square blocks, no transform."""
         spec = self.fprop.rhs
-        square = all(size is None or size[0] == size[1] for size in (spec.block_size, spec.outer_size))
         same = spec == self.dgrad.rhs and spec.block_format.quantized
-        return same and square and not spec.rht and not spec.stochastic
+        return same and spec.square and not spec.rht and not spec.stochastic
 
     def to_text(self) -> str:
         """The table as text for `table_from_text`, which compiled graphs carry in place of an object."""
@@ -210,7 +209,8 @@ def _without_empty(tree: Any, names: tuple[str, ...]) -> Any:
 
 
 def _why_not_packed(spec: OperandSpec) -> str | None:
-    if not spec.block_format.quantized or spec.block_format.scale == "fp32" or spec.outer_size is not None:
+    fmt = spec.block_format
+    if not fmt.quantized or fmt.scale_in_epilogue or spec.outer_size is not None:
         return f"{spec.format} does not store codes under one scale per tensor"
     if spec.source == "forward" or spec.amax_policy != "current" or spec.adaptive != "none":
         return "it depends on the forward operand or on past steps"

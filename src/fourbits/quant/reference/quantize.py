@@ -14,21 +14,20 @@ from torch import Tensor
 
 from fourbits.formats.packing import pack_nibbles
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.reference.block_scales import block_scales, ideal_scales
 from fourbits.quant.reference.blocks import block_view, completed, grid_shape, padded, unblocked
 from fourbits.quant.reference.elements import codes_of, element_of, exact_values_of, rounded_magnitudes
 from fourbits.quant.reference.hadamard import transformed
 from fourbits.quant.reference.ms_eden import corrected_scales
 from fourbits.quant.reference.philox import element_noise, scale_words
-from fourbits.quant.reference.scale_search import searched_scales
 from fourbits.quant.reference.scales import (
     Scales,
     block_maxima,
-    block_scales,
     level_of,
     over_blocks,
     tensor_amax,
 )
-from fourbits.quant.scale_codes import encode_scales
+from fourbits.quant.scale_hierarchy import encode_levels
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 
@@ -90,11 +89,9 @@ def quantized_blocks(
     block_amax = block_maxima(blocks)
 
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
-    ideal = None
-    if spec.error_metric is not None:
-        ideal = searched_scales(blocks, block_amax, over_blocks(level, block_amax, spec, axis), spec, axis)
+    ideal = ideal_scales(blocks, block_amax, over_blocks(level, block_amax, spec, axis), spec, axis)
     words = scale_words(sr_key, spec, grid_shape(full, spec, axis), axis)
-    scales = block_scales(block_amax, level, ideal, words, spec, axis)
+    scales = block_scales(block_amax, ideal, level, words, spec, axis)
     if spec.rounding == "ms-eden":
         assert words is not None
         scales = corrected_scales(full, scales, words, spec, axis)
@@ -120,7 +117,8 @@ def packed(codes: Tensor, scales: Scales, shape: torch.Size, spec: OperandSpec, 
     size = (shape[0], shape[1])
     if spec.block_size is None:
         return QuantizedTensor(codes, no_blocks_on(codes), scales.block_scale.reshape(()), axis, size, spec)
-    block_scale = encode_scales(stored(scales.block_scale, axis), spec.block_format)
+    levels = scales.levels or (scales.block_scale,)
+    block_scale = encode_levels(tuple(stored(level, axis) for level in levels), spec.block_format)
     return QuantizedTensor(codes, block_scale, stored(scales.global_scale, axis), axis, size, spec)
 
 
@@ -132,7 +130,7 @@ def unquantized(y: Tensor, shape: torch.Size, spec: OperandSpec, axis: int) -> Q
 
 def epilogue_scale(scales: Scales, spec: OperandSpec) -> Tensor:
     """The FP32 scale that an exact operand's values still need: one for the tensor, or a grid."""
-    scale = scales.block_scale if spec.block_format.scale == "fp32" else scales.global_scale
+    scale = scales.block_scale if spec.block_format.scale_in_epilogue else scales.global_scale
     return scale.reshape(()) if spec.block_size is None else scale
 
 
