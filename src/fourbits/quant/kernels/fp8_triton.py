@@ -53,17 +53,18 @@ def marked(v, poisoned, y, HARDWARE: tl.constexpr):
 
 
 @triton.jit
-def fp8_words(v, left, PADDED: tl.constexpr, GRID: tl.constexpr, HARDWARE: tl.constexpr):
+def fp8_words(v, left, PADDED: tl.constexpr, GRID: tl.constexpr, CONVERTS: tl.constexpr):
     """Four codes to a word, int32. v: fp32 [.., 4].
 
-    left: elements of data from each word's first on, for PADDED: codes of padding are 0.
+    left: elements of data from each word's first on, for PADDED: codes of padding are 0. CONVERTS: by the
+    instruction of sm_89 and newer, else by integers.
     """
     D: tl.constexpr = v.shape[0]
     A: tl.constexpr = v.shape[1]
     even, odd = tl.split(tl.reshape(v, (D, A, 2, 2)))
     v0, v2 = tl.split(even)
     v1, v3 = tl.split(odd)
-    if HARDWARE:
+    if CONVERTS:
         words = tl.inline_asm_elementwise(
             _E4M3 if GRID.mantissa_bits == 3 else _E5M2, "=r,f,f,f,f", [v0, v1, v2, v3], dtype=tl.int32,
             is_pure=True, pack=1,
@@ -97,7 +98,8 @@ def store_scales(scale_ptr, row_stride, block_stride, scale, row, block, R, SQUA
 
 @triton.jit
 def write_row(y, amax, row, column, codes_ptr, width, scale_ptr, scale_row, scale_block, M, K,
-              PLAN: tl.constexpr, PADDED: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
+              PLAN: tl.constexpr, PADDED: tl.constexpr, CONVERTS: tl.constexpr,
+              HARDWARE: tl.constexpr):  # fmt: skip
     """Codes [M, width] and scales of rows. y: fp32 [rows, SIZE / HELD, HELD]; amax: pattern, of every row."""
     GRID: tl.constexpr = PLAN.element
     ROWS: tl.constexpr = y.shape[0]
@@ -105,7 +107,7 @@ def write_row(y, amax, row, column, codes_ptr, width, scale_ptr, scale_row, scal
     poisoned = amax >= EXPONENT_BITS
     v = marked(y * encode[:, None, None], poisoned[:, None, None], y, HARDWARE)
     left = K - column - 4 * tl.arange(0, FOURS)[None, :]
-    words = fp8_words(tl.reshape(v, (ROWS, FOURS, 4)), left, PADDED, GRID, HARDWARE)
+    words = fp8_words(tl.reshape(v, (ROWS, FOURS, 4)), left, PADDED, GRID, CONVERTS)
     r = row + tl.arange(0, ROWS)[:, None]
     c = column // 4 + tl.arange(0, FOURS)[None, :]
     tl.store(codes_ptr + r.to(tl.int64) * width + c, words, mask=(r < M) & (c < width))
@@ -115,13 +117,13 @@ def write_row(y, amax, row, column, codes_ptr, width, scale_ptr, scale_row, scal
 
 @triton.jit
 def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, PLAN: tl.constexpr,
-                 PADDED: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
+                 PADDED: tl.constexpr, CONVERTS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
     """Codes [K, width] of columns. y: fp32 [fours of rows, SIZE, 4]; encode, poisoned: of every column."""
     GRID: tl.constexpr = PLAN.element
     DOWN: tl.constexpr = y.shape[0]
     v = marked(y * encode[None, :, None], poisoned[None, :, None], y, HARDWARE)
     left = M - row - 4 * tl.arange(0, DOWN)[:, None]
-    words = fp8_words(v, left, PADDED, GRID, HARDWARE)
+    words = fp8_words(v, left, PADDED, GRID, CONVERTS)
     r = column + tl.arange(0, SIZE)[:, None]
     c = row // 4 + tl.arange(0, DOWN)[None, :]
     tl.store(codes_ptr + r.to(tl.int64) * width + c, tl.trans(words), mask=(r < K) & (c < width))
@@ -158,13 +160,14 @@ def fp8_kernel(
     x_ptr, x_stride, M, K, row_ptr, row_width, row_scale_ptr, row_scale_row, row_scale_block,
     column_ptr, column_width, column_scale_ptr, column_scale_row, column_scale_block,
     ROW: tl.constexpr, ROW_PADDED: tl.constexpr, COLUMN: tl.constexpr, COLUMN_PADDED: tl.constexpr,
-    ROWS: tl.constexpr, HARDWARE: tl.constexpr,
+    ROWS: tl.constexpr, CONVERTS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """Codes and scales of x [M, K] by the Fp8Configs ROW and COLUMN, either of which may be None.
 
     Row operand: codes [M, row_width] in words of four, int32, scales [M or blocks, ..] with strides
     (scale_row, scale_block); column operand: [K, column_width] and [K or blocks, ..]. PADDED: the contraction
-    is no multiple of 16. One program per 128 x 128 tile, ROWS of it at a time.
+    is no multiple of 16. CONVERTS: the GPU has FP8 conversions. One program per 128 x 128 tile, ROWS of it at
+    a time.
     """
     first = tl.program_id(0) // tl.cdiv(K, SIZE) * SIZE
     column = tl.program_id(0) % tl.cdiv(K, SIZE) * SIZE
@@ -182,7 +185,7 @@ def fp8_kernel(
                 in_thread = halved_columns(tl.reshape(y, (ROWS, SIZE)), 4, ROWS, SIZE)
                 amax = tl.max(bits_of(in_thread) & ABS_BITS, axis=1)
             write_row(y, amax, row, column, row_ptr, row_width, row_scale_ptr, row_scale_row,
-                      row_scale_block, M, K, ROW, ROW_PADDED, HARDWARE)  # fmt: skip
+                      row_scale_block, M, K, ROW, ROW_PADDED, CONVERTS, HARDWARE)  # fmt: skip
     if COLUMN is not None:
         if COLUMN.square:
             of_columns = of_tile + tl.zeros_like(of_columns)
@@ -195,4 +198,4 @@ def fp8_kernel(
             row = first + i * ROWS
             y = rows_apart(x_ptr, x_stride, row, column, M, K, 1, 4, ROWS // 4, SIZE, HARDWARE)
             write_column(through(y, COLUMN, HARDWARE), encode, poisoned, row, column, column_ptr,
-                         column_width, M, K, COLUMN, COLUMN_PADDED, HARDWARE)  # fmt: skip
+                         column_width, M, K, COLUMN, COLUMN_PADDED, CONVERTS, HARDWARE)  # fmt: skip

@@ -7,6 +7,7 @@ from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.fp8_triton import fp8_kernel
 from fourbits.quant.kernels.kernel_config import fp8_config
 from fourbits.quant.kernels.launcher import Launcher
+from fourbits.quant.kernels.support import has_fp8
 from fourbits.quant.kernels.tiles import rounded_up
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -37,6 +38,7 @@ class Fp8Quantizer:
             COLUMN=self.column,
             COLUMN_PADDED=self.M % 16 != 0,
             ROWS=_ROWS,
+            CONVERTS=has_fp8(self.device),
             HARDWARE=signature.device.type == "cuda",
             num_warps=_WARPS,
             enable_fp_fusion=False,

@@ -45,8 +45,6 @@ def unsupported(signature: Signature, requests: Sequence[OperandRequest]) -> str
     apart = signature.strides[0] if signature.strides[1] == 1 else 0
     if max(rows if transposes(requests[0]) else columns, apart) > _LONGEST_ROW:
         return f"rows have more than {_LONGEST_ROW} elements"
-    if requests[0].spec.format in FP8_FORMATS and _lacks_fp8(signature.device):
-        return "FP8 tensor cores need sm_89 or newer"
     return None
 
 
@@ -130,5 +128,6 @@ def unsupported_device(device: torch.device) -> str | None:
 
 
 @functools.cache
-def _lacks_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9)
+def has_fp8(device: torch.device) -> bool:
+    """Whether a device has FP8 conversions and FP8 tensor cores: NVIDIA GPUs from sm_89 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
