@@ -13,10 +13,10 @@ from fourbits.linear.module import QuantizedLinear
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 SECTIONS = (
-    "A part of an operand that stays in FP32",
+    "A correction",
     "A weight that arrives quantized",
-    "A layer that is a shard",
-    "A recipe that changes at a step",
+    "Shards",
+    "A recipe that changes",
 )
 
 
