@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run __getattr__
     from fourbits.gemm.matmul import matmul as matmul
+    from fourbits.linear.amax_reduction import register_amax_reduction as register_amax_reduction
     from fourbits.linear.convert import convert as convert
+    from fourbits.linear.feature_shard import shard_features as shard_features
     from fourbits.linear.set_recipe import set_recipe as set_recipe
     from fourbits.linear.step import set_step as set_step
+    from fourbits.linear.weight_source import set_weight_source as set_weight_source
+    from fourbits.quant.correction import Correction as Correction
+    from fourbits.quant.correction import register_correction as register_correction
     from fourbits.quant.fake_quantize import fake_quantize as fake_quantize
     from fourbits.quant.operand import OperandSpec as OperandSpec
     from fourbits.quant.quantize import quantize as quantize
@@ -33,12 +38,17 @@ _HOME = {
     "matmul": "fourbits.gemm.matmul",
     "register_block_format": "fourbits.quant.register",
     "register_scale_rule": "fourbits.quant.register",
+    "Correction": "fourbits.quant.correction",
+    "register_correction": "fourbits.quant.correction",
     "Recipe": "fourbits.recipe.recipe",
     "get_recipe": "fourbits.recipe.presets",
     "list_recipes": "fourbits.recipe.presets",
     "convert": "fourbits.linear.convert",
     "set_recipe": "fourbits.linear.set_recipe",
     "set_step": "fourbits.linear.step",
+    "set_weight_source": "fourbits.linear.weight_source",
+    "register_amax_reduction": "fourbits.linear.amax_reduction",
+    "shard_features": "fourbits.linear.feature_shard",
 }
 
 

@@ -39,7 +39,7 @@ def amax_reduction(name: str) -> AmaxReduction:
     if name not in _reductions:
         raise ValueError(
             f"amax_reduction: no reduction is called {name!r}, only {', '.join(_reductions) or 'none'}. "
-            "Call fourbits.linear.amax_reduction.register_amax_reduction first, in every process."
+            "Call fourbits.register_amax_reduction first, in every process."
         )
     return _reductions[name]
 

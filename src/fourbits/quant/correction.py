@@ -40,7 +40,7 @@ def register_correction(name: str, correction: Correction) -> None:
     """
     if not name:
         raise ValueError("register_correction: name must not be empty, which stands for no correction.")
-    if _corrections.setdefault(name, correction) is not correction:
+    if _corrections.setdefault(name, correction) != correction:
         raise ValueError(
             f"register_correction: {name!r} is registered already, for another correction. Choose another "
             "name."
@@ -61,7 +61,7 @@ def unknown_correction(name: str) -> str | None:
     known = ", ".join(_corrections) or "none"
     return (
         f"correction: no correction is called {name!r}. Registered: {known}. Call "
-        "fourbits.quant.correction.register_correction first, in every process."
+        "fourbits.register_correction first, in every process."
     )
 
 
