@@ -244,7 +244,7 @@ def pickled(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
-def test_a_copy_computes_the_same_bits_and_keeps_a_clock_of_its_own(copied):
+def test_a_copy_computes_the_same_bits_and_keeps_its_own_counter(copied):
     model = mlp()
     convert(model, "nvfp4", seed=5)
     set_step(model, 7)

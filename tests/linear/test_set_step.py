@@ -18,7 +18,7 @@ from fourbits.quant.quantize import quantize
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import KeepBF16
 from support.assertions import assert_same_bytes
-from support.straight_through import Clock, grad_of, linears, wgrad
+from support.straight_through import RunPosition, grad_of, linears, wgrad
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +79,12 @@ def test_operands_of_a_split_micro_batch_are_slices_of_the_whole(splits):
     dy = torch.randn(64, 48).clamp(-2, 2)
     dy[::16, 0] = 2.0
     rows, summed = OperandSpec(rounding="sr"), OperandSpec(rounding="sr", rht=0)
-    clock = Clock(seed=1, layer=4, step=9)
-    whole_rows = quantize(dy, rows, 1, sr_key=clock.sr_key("dgrad.lhs"))
-    whole_summed = quantize(dy, summed, 0, sr_key=clock.sr_key("wgrad.lhs"))
+    position = RunPosition(seed=1, layer=4, step=9)
+    whole_rows = quantize(dy, rows, 1, sr_key=position.sr_key("dgrad.lhs"))
+    whole_summed = quantize(dy, summed, 0, sr_key=position.sr_key("wgrad.lhs"))
     start = 0
     for part in dy.split(splits):
-        at = Clock(seed=1, layer=4, step=9, first_token=start)
+        at = RunPosition(seed=1, layer=4, step=9, first_token=start)
         stop = start + len(part)
         got = quantize(part, rows, 1, sr_key=at.sr_key("dgrad.lhs"))
         assert_same_bytes(got.codes, whole_rows.codes[start:stop])
@@ -114,7 +114,7 @@ def test_gradients_of_a_split_micro_batch_are_those_of_the_whole():
         torch.cat((half_dy, half_dy)),
         torch.cat((half_x, half_x)),
         get_recipe("nvfp4").table,
-        Clock(step=2),
+        RunPosition(step=2),
     )
     exact.assert_near(dw)
     exact.assert_near(parts[0][1] + parts[1][1])
@@ -299,7 +299,7 @@ def test_set_step_between_forward_and_backward_does_not_reach_the_running_micro_
     assert_same_bytes(grad_of(linears(model)[0].weight), expected[1])
 
 
-@pytest.mark.parametrize("counted", [True, False], ids=["set_step", "own clock"])
+@pytest.mark.parametrize("counted", [True, False], ids=["set_step", "own counter"])
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 def test_recomputed_activations_draw_the_same_bits(counted, reentrant):
     x, dy = batch()

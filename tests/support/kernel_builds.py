@@ -73,7 +73,7 @@ class Start:
 
 
 def stack_bytes(built: CompiledKernel) -> int:
-    """Bytes of a thread's stack, which a kernel without arrays has only for registers that were spilled."""
+    """Bytes of a thread's stack, which a kernel without arrays uses only for spilled registers."""
     return _usage(built, "STACK")
 
 
@@ -87,8 +87,8 @@ def _usage(built: CompiledKernel, of: str) -> int:
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    (number,) = re.findall(rf"\b{of}:(\d+)", said.stdout)
+        printed = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    (number,) = re.findall(rf"\b{of}:(\d+)", printed.stdout)
     return int(number)
 
 
@@ -107,9 +107,9 @@ class _Recorder:
 
 @contextmanager
 def recording(*modules: ModuleType) -> Generator[list[Start]]:
-    """Record launches instead of making them: those of plans, and those of kernels in these modules.
+    """Record launches instead of executing them: those of plans, and those of kernels in these modules.
 
-    What plans allocate on a GPU lies on the CPU.
+    Tensors that a plan allocates on a GPU are on the CPU.
     """
     starts: list[Start] = []
     kernels = [
