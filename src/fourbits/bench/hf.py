@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fourbits.bench.timing import Report, Result, copy_bandwidth, measured, product_rate, release_memory
+from fourbits.bench.timing import Measurements, Result, copy_bandwidth, measured, product_rate, release_memory
 from fourbits.data.optional import load_transformers
 from fourbits.device import probe
 from fourbits.linear.convert import convert
@@ -68,7 +68,7 @@ def bench_hf(
     log: Callable[[str], None],
     sizes: Sequence[str] | None = None,
     modes: Sequence[str] | None = None,
-) -> Report:
+) -> Measurements:
     """Measure the sizes (of SIZES) in the modes (of MODES) on a device; by default those that it is for.
 
     Raises ValueError if transformers is missing, or for an unknown name.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.bench.timing import (
-    Report,
+    Measurements,
     Result,
     copy_bandwidth,
     host_medians,
@@ -44,7 +44,7 @@ _CPU_SHAPE, _CPU_GOAL = (2048, 2048, 2048), 0.4
 _UNIT = "of BF16"
 
 
-def bench_linear(device: torch.device) -> Report:
+def bench_linear(device: torch.device) -> Measurements:
     """Measure nvfp4 with measured and with delayed amaxes, and fp8, on a device."""
     rates = copy_bandwidth(device), product_rate(device)
     shapes = _shapes(device.type, probe(device).name)

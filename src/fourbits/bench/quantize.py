@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fourbits.bench.peers.quantize import quantize_peers
 from fourbits.bench.timing import (
-    Report,
+    Measurements,
     Result,
     copy_bandwidth,
     measured,
@@ -33,7 +33,7 @@ _PEER_GOALS = {"torchao 0.18.0": 20.0, "fouroversix 0.1.0": 15.0}
 _GPU_SHAPE, _CPU_SHAPE = (8192, 4096), (2048, 4096)
 
 
-def bench_quantize(device: torch.device) -> Report:
+def bench_quantize(device: torch.device) -> Measurements:
     """Measure the quantizers on a device: fused kernels on a GPU, the compiled reference elsewhere."""
     rates = copy_bandwidth(device), product_rate(device)
     results = _gpu_results(device, rates[0]) if device.type == "cuda" else _cpu_results(device, rates[0])

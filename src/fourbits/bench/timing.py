@@ -41,7 +41,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Measurements:
     """All results of one benchmark, and the machine they were measured on."""
 
     benchmark: str
@@ -61,10 +61,10 @@ class Report:
 
 def measured(
     benchmark: str, device: torch.device, results: tuple[Result, ...], rates: tuple[float, float]
-) -> Report:
-    """The report of results on a device. rates: copy bandwidth and GEMM rate of the same run."""
+) -> Measurements:
+    """Results with the machine they were measured on. rates: copy bandwidth and GEMM rate of the same run."""
     described = probe(device)
-    return Report(
+    return Measurements(
         benchmark=benchmark,
         device=described.name,
         torch=described.torch_version,

@@ -21,7 +21,7 @@ from fourbits.bench.peers.model import PEERS
 from fourbits.bench.quantize import bench_quantize
 from fourbits.bench.quantize_recipe import bench_recipe
 from fourbits.bench.ssd import bench_ssd
-from fourbits.bench.steps.model import RECIPES, ModelReport, ModelRequest, bench_model
+from fourbits.bench.steps.model import RECIPES, ModelMeasurements, ModelRequest, bench_model
 from fourbits.bench.steps.step import bench_step
 from fourbits.cli.bench_tables import model_tables, result_table
 
@@ -34,7 +34,7 @@ BENCHMARKS = {
 }
 
 _SIZES = ("seq_len", "micro_batch", "accumulation")
-# Options that only `model` has, but for --preset, which ssd has too.
+# Options that only `hf` has, and those that only `model` has, except that `ssd` has --preset too.
 _HF_OPTIONS = ("sizes", "modes")
 _MODEL_OPTIONS = ("preset", "recipes", *_SIZES, "compile", "repeats", "peers", "no_profile")
 
@@ -70,10 +70,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     model.add_argument("--no-profile", action="store_true", default=None, help="skip the profile")
     hf = parser.add_argument_group("with hf")
     hf.add_argument(
-        "--sizes", nargs="+", metavar="S", help=f"of {', '.join(SIZES)}; default: those for the device"
+        "--sizes",
+        nargs="+",
+        metavar="S",
+        help=f"sizes to measure, of {', '.join(SIZES)}; default: those for the device",
     )
     hf.add_argument(
-        "--modes", nargs="+", metavar="M", help=f"of {', '.join(MODES)}; default: those for the device"
+        "--modes",
+        nargs="+",
+        metavar="M",
+        help=f"modes to measure, of {', '.join(MODES)}; default: those for the device",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -88,19 +94,19 @@ def run(args: Namespace) -> int:
         )
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.what == "model":
-        report = bench_model(device, _request(args), _print_progress)
+        measured = bench_model(device, _request(args), _print_progress)
     elif args.what == "hf":
-        report = bench_hf(device, _print_progress, args.sizes, args.modes)
+        measured = bench_hf(device, _print_progress, args.sizes, args.modes)
     elif args.what == "ssd":
-        report = bench_ssd(device, _print_progress, args.preset, compiled=not args.no_compiled)
+        measured = bench_ssd(device, _print_progress, args.preset, compiled=not args.no_compiled)
     else:
-        report = bench_recipe(device, args.recipe) if args.recipe else BENCHMARKS[args.what](device)
+        measured = bench_recipe(device, args.recipe) if args.recipe else BENCHMARKS[args.what](device)
     if args.json:
-        print(json.dumps(report.to_dict(), indent=2))
+        print(json.dumps(measured.to_dict(), indent=2))
         return 0
     console = Console()
-    console.print(result_table(report))
-    for table in model_tables(report) if isinstance(report, ModelReport) else ():
+    console.print(result_table(measured))
+    for table in model_tables(measured) if isinstance(measured, ModelMeasurements) else ():
         console.print(table)
     return 0
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fourbits.compare.number_format import plural
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import credited, get_recipe, list_recipes
@@ -81,7 +82,7 @@ def operand_text(spec: OperandSpec) -> str:
 def kept_text(keep: KeepBF16) -> str:
     """Which linear layers stay in BF16, in short."""
     blocks = [
-        f"{which} {value}{' of the blocks' if isinstance(value, str) else ' blocks'}"
+        f"{which} {value} of the blocks" if isinstance(value, str) else f"{which} {plural(value, 'block')}"
         for which, value in (("first", keep.first_blocks), ("last", keep.last_blocks))
         if value
     ]

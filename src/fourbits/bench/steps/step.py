@@ -7,7 +7,7 @@ and on a GPU replayed from CUDA graphs. Tokens are random.
 import torch
 
 from fourbits.bench.steps.training_step import TrainingStep
-from fourbits.bench.timing import Report, Result, copy_bandwidth, measured, medians, product_rate
+from fourbits.bench.timing import Measurements, Result, copy_bandwidth, measured, medians, product_rate
 from fourbits.linear.convert import convert
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
@@ -19,7 +19,7 @@ _CASES = {"cpu": ("tiny", 0.5), "cuda": ("30m", 0.7)}
 _RECIPES = ("bf16", "nvfp4", "mxfp4", "fp8")
 
 
-def bench_step(device: torch.device) -> Report:
+def bench_step(device: torch.device) -> Measurements:
     """Time one step of the device's preset in each recipe, in turns, relative to BF16."""
     preset, goal = _CASES[device.type]
     config = RUN_PRESETS[preset]
