@@ -75,6 +75,12 @@ def test_the_conversion_of_the_readme_trains_a_transformers_model(capsys):
     assert model(**batch).loss.item() < before
 
 
+def test_the_readme_imports_names_that_exist():
+    imports = [line for block in blocks("python") for line in block.splitlines() if "import " in line]
+    assert len(imports) == 3
+    exec("\n".join(imports), {})
+
+
 def test_the_recipe_of_the_readme_keeps_one_w_in_both_directions(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(blocks("yaml")[0])
