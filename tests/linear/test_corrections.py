@@ -19,7 +19,7 @@ from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import GemmSpec, GemmTable, Recipe
 from fourbits.settings import override
 from support.assertions import assert_same_bytes
-from support.straight_through import Clock, Product, dgrad, fprop, grad_of, linears, wgrad
+from support.straight_through import ExactGemm, RunPosition, dgrad, fprop, grad_of, linears, wgrad
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
@@ -86,9 +86,9 @@ def run(layer: Any, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return y.detach(), grad_of(leaf), next(p.grad.clone() for p in layer.parameters() if p.dim() == 2)
 
 
-def plus(result: Product, part: Tensor, bound: Tensor) -> Product:
+def plus(result: ExactGemm, part: Tensor, bound: Tensor) -> ExactGemm:
     """A product plus an FP32 one: sums of both, and the rounding of their sum."""
-    return Product(result.value + part, result.bound + bound + 2.0**-23 * (result.value.abs() + part.abs()))
+    return ExactGemm(result.value + part, result.bound + bound + 2.0**-23 * (result.value.abs() + part.abs()))
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -97,7 +97,7 @@ def test_all_three_gemms_are_those_of_residuals_plus_the_removed_part_in_fp32(na
     recipe = corrected(name, saved_inputs=saved)
     layer, (x, dy) = layer_of(recipe), tensors()
     y, dx, dw = run(layer, x, dy)
-    bare, clock = get_recipe("nvfp4").table, Clock(seed=3, step=2, first_token=64)
+    bare, position = get_recipe("nvfp4").table, RunPosition(seed=3, step=2, first_token=64)
     split = KNOWN[name].split
     (rx, _), (rdy, _) = split(x), split(dy)
     weight, bias = layer.weight.detach(), layer.bias.detach()
@@ -105,10 +105,12 @@ def test_all_three_gemms_are_those_of_residuals_plus_the_removed_part_in_fp32(na
     w = weight.double()
     ulp = 2.0**-23
 
-    plus(fprop(rx, weight, bias, bare, clock), px @ w.t(), K * ulp * (px.abs() @ w.abs().t())).assert_near(y)
-    plus(dgrad(rdy, weight, bare, clock), pdy @ w, N * ulp * (pdy.abs() @ w.abs())).assert_near(dx)
+    plus(fprop(rx, weight, bias, bare, position), px @ w.t(), K * ulp * (px.abs() @ w.abs().t())).assert_near(
+        y
+    )
+    plus(dgrad(rdy, weight, bare, position), pdy @ w, N * ulp * (pdy.abs() @ w.abs())).assert_near(dx)
     # the removed parts are means of FP32 sums over M tokens
-    plus(wgrad(rdy, rx, bare, clock), pdy.t() @ px, M * ulp * (pdy.abs().t() @ px.abs())).assert_near(dw)
+    plus(wgrad(rdy, rx, bare, position), pdy.t() @ px, M * ulp * (pdy.abs().t() @ px.abs())).assert_near(dw)
 
 
 def grid(rows: int, columns: int, generator: torch.Generator) -> Tensor:
