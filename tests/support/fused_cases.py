@@ -175,7 +175,7 @@ def _scaled_differences(
     amax: Tensor | None,
     key: Tensor,
 ) -> list[str]:
-    """The column operand of the tensor times a factor against the reference's of the product."""
+    """Operands of the tensor times a factor, against the reference's of the scaled tensor."""
     signature, factor = signature_of(x)._replace(scaled=True), torch.tensor(0.3, device=x.device)
     found: list[str] = []
     for request, given in zip(requests, inputs, strict=True):
