@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from triton.runtime.errors import InterpreterError
 
 from fourbits.quant.kernels import launch_dequantize
 from golden.bits import LARGE, Case, cases, recorded
@@ -24,7 +25,7 @@ def wrong(case: Case) -> str:
     """What is wrong with a case, or an empty text."""
     try:
         return "" if recorded(case, "cpu") == _RECORD[case.key] else "other bits than recorded"
-    except Exception as error:  # the interpreter wraps what its kernels raise
+    except InterpreterError as error:
         return f"{error}"
 
 
