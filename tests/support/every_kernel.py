@@ -114,7 +114,8 @@ def _multiplying() -> Generator[tuple[str, list[Start]]]:
             a = on_gpu(*((M, K) if axes[0] else (K, M)))
             b = on_gpu(*((N, K) if axes[1] else (K, N)))
             layouts = [
-                Layout(tuple(x.shape), x.stride(0), i, True) for x, i in zip((a, b), axes, strict=True)
+                Layout((x.shape[0], x.shape[1]), x.stride(0), axis, True)
+                for x, axis in zip((a, b), axes, strict=True)
             ]
             with recording() as starts:
                 bf16_gemm(*layouts, torch.bfloat16, torch.float32, GPU)(a, b, _ONE, _ONE, torch.ones(N))
