@@ -22,7 +22,8 @@ help:
 	@echo "make test      run the tests"
 	@echo "make check     lint, types and layers, in seconds"
 	@echo "make test-gpu  run the tests that need a CUDA device, and compute-sanitizer if installed (make sanitize)"
-	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, in an environment of their own"
+	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, in an environment of their own;"
+	@echo "                then the slow tests: kernels built for more GPUs, memory accesses checked in more cases"
 	@echo "make bench     print the speed of quantizer, linear, training step and data"
 	@echo "make clean     remove caches and build products (the environment and runs stay)"
 
@@ -111,6 +112,7 @@ $(PEERS)/.installed: Makefile $(VENV)/.installed
 
 test-peers: $(PEERS)/.installed
 	$(PEERS)/bin/python -m pytest -q -m peers tests/peers
+	$(BIN)/pytest -q -m slow -n $(TEST_JOBS) --dist worksteal
 
 bench: install
 	$(BIN)/fourbits bench quantize

@@ -1,8 +1,8 @@
 """Kernels as a GPU would launch them, in Triton's interpreter, with every access to memory checked.
 
-Plans are those of a GPU: its tiles, grids and packing. What a kernel reads or writes must be an element of one
-of the tensors it was given, and no integer is divided by zero, which on a GPU gives any number. A GPU may
-report neither.
+Plans are those of a GPU: its tiles, grids and packing. What a kernel reads or writes must be an element of
+one of the tensors it was given, and no integer may be divided by zero, which on a GPU gives any number. A GPU
+need not report either.
 """
 
 from collections.abc import Callable, Generator
@@ -17,9 +17,10 @@ from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fourbits.quant import quantize
-from fourbits.quant.kernels import launch_dequantize, launch_packed, launch_unpack, support
+from fourbits.quant.kernels import amax_pass, launch_dequantize, launch_unpack
 from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.request import Signature, signature_of
+from support.gpus import planning_for
 
 GPU = torch.device("cuda", 0)
 _BUILDER = interpreter.InterpreterBuilder
@@ -44,7 +45,7 @@ class _Elements:
         """Which accesses of `size` bytes are elements."""
         offset = addresses.astype(np.int64) - self.first
         place = offset // self.item
-        inside = (size == self.item) & (offset % self.item == 0) & (0 <= place) & (place < self.span)
+        inside = (size == self.item) & (offset % self.item == 0) & (place >= 0) & (place < self.span)
         return inside & (place % self.row[0] < self.row[1])
 
 
@@ -129,7 +130,9 @@ def as_on_a_gpu() -> Generator[None]:
     """CPU tensors get the plans of a GPU; what they launch runs in the interpreter."""
 
     def started(start: Callable[..., None]) -> Callable[..., None]:
-        def initialise(self: Launcher, kernel: Any, grid: Any, device: Any, *rest: Any, **constants: Any) -> None:
+        def initialise(
+            self: Launcher, kernel: Any, grid: Any, device: Any, *rest: Any, **constants: Any
+        ) -> None:
             interpreted = {name: False for name in ("HARDWARE", "E2M1X2", "CONVERTS") if name in constants}
             start(self, kernel, grid, torch.device("cpu"), *rest, **(constants | interpreted))
 
@@ -147,10 +150,10 @@ def as_on_a_gpu() -> Generator[None]:
 
     quantize.quantizer.cache_clear()
     with ExitStack() as stack:
+        stack.enter_context(planning_for(90))
         for owner, name, value in (
             (Launcher, "__init__", started(Launcher.__init__)),
-            (support, "unsupported_device", lambda device: None),
-            (launch_packed, "_converts", lambda device: False),
+            (amax_pass, "_WARPS", 32),  # of the other programs, most have no tile, and they take seconds
             (quantize, "signature_of", signature),
             (quantize, "worth_compiling", lambda x: False),
             (launch_dequantize, "dequantizer", on_gpu(launch_dequantize.dequantizer)),

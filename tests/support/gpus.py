@@ -5,8 +5,6 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
-import torch
-
 from fourbits.gemm.kernels import launch_bf16, launch_fp8, tiles
 from fourbits.model.ops.ssd.kernels import launch_config
 from fourbits.quant.kernels import launch_dequantize, launch_packed, launch_unpack, support
@@ -42,6 +40,7 @@ def planning_for(capability: int) -> Generator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda device: properties))
         stack.enter_context(patch("torch.cuda.get_device_capability", lambda device: (major, minor)))
+        stack.enter_context(patch.object(support, "unsupported_device", lambda device: None))
         for cached in _CACHED:
             cached.cache_clear()
             stack.callback(cached.cache_clear)

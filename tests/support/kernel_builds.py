@@ -42,6 +42,7 @@ class OnGpu(torch.Tensor):
     """A CPU tensor that claims to be on a GPU."""
 
     is_cuda = True  # pyright: ignore[reportAssignmentType]
+    device = GPU  # pyright: ignore[reportAssignmentType]
 
 
 @dataclass(frozen=True)
@@ -127,28 +128,29 @@ def recording(*modules: ModuleType) -> Generator[list[Start]]:
         named = dict(zip(launcher._kernel.arg_names, plain, strict=False)) | launcher._constants
         starts.append(Start(launcher._kernel, named))
 
-    def empty(*sizes: Any, device: object = None, **options: Any) -> torch.Tensor:
-        return allocate(*sizes, **options)
+    def on_cpu(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *sizes, device=None, **options: allocate(*sizes, **options)
 
-    def empty_strided(*sizes: Any, device: object = None, **options: Any) -> torch.Tensor:
-        return allocate_strided(*sizes, **options)
-
-    launch, allocate, allocate_strided = Launcher.__call__, torch.empty, torch.empty_strided
+    allocate = {name: getattr(torch, name) for name in ("empty", "empty_strided", "ones")}
+    launch = Launcher.__call__
     try:
         setattr(Launcher, "__call__", record)  # noqa: B010
-        torch.empty, torch.empty_strided = empty, empty_strided
+        for name, function in allocate.items():
+            setattr(torch, name, on_cpu(function))
         for module, name, kernel in kernels:
             setattr(module, name, _Recorder(kernel, starts))
         yield starts
     finally:
         setattr(Launcher, "__call__", launch)  # noqa: B010
-        torch.empty, torch.empty_strided = allocate, allocate_strided
+        for name, function in allocate.items():
+            setattr(torch, name, function)
         for module, name, kernel in kernels:
             setattr(module, name, kernel)
 
 
 def on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.zeros(shape).to(dtype).as_subclass(OnGpu)
+    """A tensor to plan for; its values are not read."""
+    return torch.empty(shape, dtype=dtype).as_subclass(OnGpu)
 
 
 def signature(x: torch.Tensor) -> Signature:

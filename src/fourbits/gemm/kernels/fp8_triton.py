@@ -5,7 +5,7 @@ bits on Hopper (arXiv:2412.19437, section 3.3.2). Every 128 it is scaled by both
 FP32. BF16 tensor cores multiply the same values, which BF16 holds, and need no promotion.
 docs/nvfp4.md, section 12.5.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 # (the types of kernels are their compiler's)
 
 import triton
