@@ -167,7 +167,7 @@ def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved:
     if plan.shares_weight:
         return ExactOperand(kept.values, kept.scale, 0, kept.spec)  # square blocks: the same along both axes
     values = _dequantized(kept, call.weight.shape[1])
-    table = weight_from_forward(plan.table)
+    table = plan.table if plan.table.dgrad.rhs.source == "forward" else weight_from_forward(plan.table)
     (operand,) = _operands(side(table, signature_of(values), DGRAD_WEIGHT, plan.observed), call, values)
     assert not isinstance(operand, Corrected)
     return operand

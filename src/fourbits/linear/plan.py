@@ -69,6 +69,7 @@ class LinearPlan:
     #: X for Fprop, and for Wgrad where the forward also quantizes that
     input: Side
     weight: Side
+    #: whether dX will be needed
     needs_dx: bool
     #: whether the forward saves its operand W for the backward pass
     keeps_weight: bool
@@ -177,9 +178,7 @@ def keeps_column(table: GemmTable, x: Signature, observed: bool) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def weight_from_forward(table: GemmTable) -> GemmTable:
-    """The table whose Dgrad re-quantizes Fprop's operand W: the same, unless W arrives quantized."""
-    if table.dgrad.rhs.source == "forward":
-        return table
+    """The table whose Dgrad re-quantizes Fprop's operand W, which it must where W arrives quantized."""
     return replace(table, dgrad=replace(table.dgrad, rhs=replace(table.dgrad.rhs, source="forward")))
 
 

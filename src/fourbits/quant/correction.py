@@ -21,7 +21,7 @@ class Correction:
     vanish: (R + P(dY))^T (S + P(X)) = R^T S + P(dY)^T P(X).
     """
 
-    #: T [M, F] -> (R fp32 [M, F], contiguous; removed, fp32 of any shape)
+    #: T [M, F] -> (R fp32 [M, F], contiguous; removed, a new fp32 tensor of any shape, which is saved)
     split: Callable[[Tensor], tuple[Tensor, Tensor]]
     #: (removed of T, weight fp32 [N, F], M) -> P(T) weight^T, fp32, broadcastable to [M, N]; in Fprop, Dgrad
     product: Callable[[Tensor, Tensor, int], Tensor]
