@@ -139,7 +139,7 @@ def _trial(spec: OperandSpec) -> Tensor:
 
 
 def _try_out(fmt: BlockFormat) -> None:
-    """Raises ValueError if a small tensor's values are not exact, or its stored scales not the derived ones."""
+    """Raises ValueError if values of a small tensor are not exact, or its stored scales not those derived."""
     spec = OperandSpec(format=fmt.name)
     for axis in (0, 1):
         x = _trial(spec)
