@@ -140,7 +140,7 @@ def test_matmul_is_the_product_of_dequantized_values(page, name):
 
 
 def test_the_transpose_needs_square_groups(spec, square):
-    with pytest.raises(ValueError, match=r"needs square blocks, got groups of blocks of 1x8.*other axis"):
+    with pytest.raises(ValueError, match=r"needs square blocks, got one scale for 16x128 el.*other axis"):
         fb.quantize(torch.randn(160, 144), replace(spec, block=(16, 16))).t()
     for shape in [(160, 144), (37, 300), (300, 20)]:
         x = spread(*shape)
@@ -193,6 +193,14 @@ def test_saved_inputs_are_packed_at_4_5625_bits(spec, compiled):
     found, saved = gradients(recipe_of(spec, spec, "packed"), x, compiled)
     assert saved[48, 192] == saved[48, 24 + 3] == torch.uint8
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_shard_by_features_must_not_cut_a_group(spec):
+    """16 features are whole blocks, and part of the 8 that share a power of two."""
+    model = nn.Sequential(nn.Linear(128, 64))
+    convert(model, recipe_of(spec, spec))
+    with pytest.raises(ValueError, match="first_in must be a multiple of 128, so that no block is cut, got 16"):
+        fb.shard_features(model[0], first_in=16)
 
 
 def test_fp32_scales_refuse_to_be_saved_packed(page):
