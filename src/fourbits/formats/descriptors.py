@@ -5,8 +5,8 @@ every binade holds 2**mantissa_bits values. A uniform integer grid is the case w
 so one rounding rule (`rounding.py`) and one code rule (`codes.py`) apply to all. A block format defines which
 elements share a scale.
 
-To add a format, add an entry here, which the tests then cover, or register one from outside: docs/extending.md.
-docs/nvfp4.md, section 3.
+To add a format, add an entry here, which the tests then cover, or register one from outside
+(docs/extending.md). docs/nvfp4.md, section 3.
 """
 
 import math

@@ -63,7 +63,7 @@ def _unit(table: GemmTable, kind: str) -> int:
     unit = 16
     for role in OPERAND_ROLES:
         spec = table.operand(role)
-        sizes = [size for size in (spec.block_size, spec.outer_size) if size is not None]
+        sizes = spec.scale_sizes
         if _ROWS.get(role) == kind:
             unit = lcm(unit, *(size[0] for size in sizes))
         if _CONTRACTION.get(role) == kind:

@@ -112,10 +112,20 @@ class OperandSpec(_HashedOnce):
         return (self.outer or (1, length)) if length else None
 
     @property
+    def scale_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Elements (other axis, contraction axis) under one number of each level of scales: blocks first, then
+        groups of blocks, then outer blocks. Empty without blocks.
+        """
+        size = self.block_size
+        if size is None:
+            return ()
+        groups = ((size[0] * rows, size[1] * columns) for rows, columns in self.block_format.scale_groups)
+        return (size, *groups, *((self.outer_size,) if self.outer_size else ()))
+
+    @property
     def square(self) -> bool:
         """Whether all that share a scale, at every level, are the same along both axes."""
-        sizes = (self.block_size, self.outer_size, *self.block_format.scale_groups)
-        return all(size is None or size[0] == size[1] for size in sizes)
+        return all(rows == columns for rows, columns in self.scale_sizes)
 
     @property
     def tensor_scaled(self) -> bool:

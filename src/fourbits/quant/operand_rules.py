@@ -58,14 +58,14 @@ def _types(spec: Any) -> str | None:
 def _names(spec: Any) -> str | None:
     """Whether the words that users can add to are known in this process."""
     for field, what, known in (
-        ("format", "format", BLOCK_FORMATS),
+        ("format", "block format", BLOCK_FORMATS),
         ("scale_rule", "scale rule", SCALE_RULES),
     ):
         name = getattr(spec, field)
         if name not in known:
             return (
-                f"{field}: no {what} is called {name!r}.{nearest(name, list(known))} Known: {', '.join(known)}. "
-                f"If it is your own, call fourbits.register_{'block_format' if what == 'format' else field} "
+                f"{field}: no {what} is called {name!r}.{nearest(name, list(known))} Known: "
+                f"{', '.join(known)}. If it is your own, call fourbits.register_{what.replace(' ', '_')} "
                 "first, in every process."
             )
     return None

@@ -11,8 +11,8 @@ from torch import Tensor
 from fourbits.formats.descriptors import BLOCK_FORMATS, BlockFormat, add_block_format, remove_block_format
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference import quantize as reference
-from fourbits.quant.reference.block_scales import IDEAL_SCALES, IdealScale
 from fourbits.quant.reference.blocks import in_layout
+from fourbits.quant.reference.scale_search import IDEAL_SCALES, IdealScale
 from fourbits.quant.reference.scales import Derived, Level
 from fourbits.quant.scale_hierarchy import SCALE_HIERARCHIES, Levels, ScaleHierarchy
 from fourbits.quant.scale_rules import SCALE_RULES, ScaleRule, add_scale_rule, remove_scale_rule
@@ -139,13 +139,15 @@ def _trial(spec: OperandSpec) -> Tensor:
 
 
 def _try_out(fmt: BlockFormat) -> None:
-    """Raises ValueError where values of a small tensor are not exact, or its stored scales not what was derived."""
+    """Raises ValueError if values of a small tensor are not exact, or its stored scales not those derived."""
     spec = OperandSpec(format=fmt.name)
     for axis in (0, 1):
         x = _trial(spec)
-        packed = reference.quantize(x, spec, axis, None, None)
-        derived, stored = reference.exact_operand(x, spec, axis, None, None), unpacked(packed)
-        pairs = [(derived.values, stored.values)]
+        amax = x.nan_to_num().abs().amax() if spec.tensor_scaled else None  # so that one block has the NaN
+        packed = reference.quantize(x, spec, axis, amax, None)
+        derived, stored = reference.exact_operand(x, spec, axis, amax, None), unpacked(packed)
+        shape = x.shape[1 - axis], x.shape[axis]  # beyond it is padding, whose values do not count
+        pairs = [(derived.values, stored.values[: shape[0], : shape[1]])]
         if fmt.scale_in_epilogue:
             pairs = [(derived.scale, stored.scale), *pairs]
         elif not _same(packed.block_values(), stored.values):
@@ -171,7 +173,9 @@ def _same(first: Tensor, second: Tensor) -> bool:
 def _checked_ideal(name: str, ideal: IdealScale) -> IdealScale:
     def checked(blocks: Tensor, block_amax: Tensor, level: Level, spec: OperandSpec, axis: int) -> Tensor:
         found = ideal(blocks, block_amax, level, spec, axis)
-        _check_grid(found, tuple(block_amax.shape), f"scale rule {name!r}: its function", "one scale per block")
+        _check_grid(
+            found, tuple(block_amax.shape), f"scale rule {name!r}: its function", "one scale per block"
+        )
         return found
 
     return checked
@@ -218,6 +222,6 @@ def _check_grid(
     if tuple(found.shape) != tuple(shape) or found.dtype != dtype:
         raise ValueError(
             f"{subject} must return {what}, {dtype} {list(shape)}, got {found.dtype} {list(found.shape)}. "
-            "Blocks [A, a, B, b] are reduced over dimensions 1 and 3; shared levels have ceil(n / group) rows "
-            "and columns."
+            "Blocks [A, a, B, b] are reduced over dimensions 1 and 3; shared levels have ceil(n / group) "
+            "rows and columns."
         )

@@ -1,7 +1,8 @@
 """Scale hierarchies: how the scales of blocks are derived, combined and stored, by `BlockFormat.scale`.
 
 The shipped ones have one level below the FP32 scale of the tensor: one number per block. Further levels hold
-numbers that several blocks share (`BlockFormat.scale_groups`). docs/nvfp4.md, sections 5 and 7; docs/extending.md.
+numbers that several blocks share (`BlockFormat.scale_groups`), and come from outside: docs/extending.md.
+docs/nvfp4.md, sections 5 and 7.
 """
 
 from collections.abc import Callable
@@ -47,9 +48,9 @@ class ScaleHierarchy:
 
     name: str
     #: (block_amax, ideal, level, words, spec, axis) -> (levels, encode): grids in the layout of the tensor.
-    #: block_amax, ideal: largest magnitude and ideal scale of each block, NaN or Inf for a block that holds one;
-    #: level: the FP32 scale above; words: random bits, for scale_rounding sr; encode: what elements are
-    #: multiplied by. The dispatcher makes the scale of a non-finite block NaN, in the finest level
+    #: block_amax, ideal: largest magnitude and ideal scale of each block, NaN or Inf where it has one; level:
+    #: the FP32 scale above; words: random bits, for scale_rounding sr; encode: what elements are multiplied
+    #: by. The finest level of a non-finite block becomes NaN afterwards
     derive: Derive
     #: levels, rows first -> what `QuantizedTensor.block_scale` stores, 2-D
     encode: Callable[[Levels], Tensor]
@@ -66,9 +67,7 @@ class ScaleHierarchy:
     of_zeros: tuple[float, ...] = (0.0,)
 
 
-def _one_level(
-    name: str, derive: Derive, of_zeros: float = 0.0, reads_ideal: bool = True
-) -> ScaleHierarchy:
+def _one_level(name: str, derive: Derive, of_zeros: float = 0.0, reads_ideal: bool = True) -> ScaleHierarchy:
     return ScaleHierarchy(
         name=name,
         derive=derive,

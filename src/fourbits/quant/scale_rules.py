@@ -1,6 +1,6 @@
 """Scale rules as data: which block scale a block asks for. docs/nvfp4.md, sections 7.1, 7.2 and 7.5.
 
-`reference/block_scales.py` has the function of each rule. `register_scale_rule` adds rules from outside.
+`reference/scale_search.py` has the function of each rule. `register_scale_rule` adds rules from outside.
 """
 
 from dataclasses import dataclass, replace
@@ -34,9 +34,9 @@ class ScaleRule:
     @property
     def needs(self) -> str:
         """The formats it serves, in words for an error."""
-        scales = " or ".join(self.scales or ("any",)).upper()
-        elements = "" if self.elements is None else f"{' or '.join(self.elements).upper()} elements with "
-        return f"{elements}{scales} block scales"
+        scales = " or ".join(name.upper() for name in self.scales or ("any",))
+        elements = " or ".join(name.upper() for name in self.elements or ())
+        return f"{elements} elements with {scales} block scales" if elements else f"{scales} block scales"
 
 
 _METRICS = ("mse", "mae", "max")

@@ -113,8 +113,8 @@ def _transposed_block_scale(q: QuantizedTensor, shape: torch.Size) -> Tensor:
     if size is None:
         return q.block_scale
     hierarchy = hierarchy_of(fmt)
-    levels, sizes = hierarchy.decode(q.block_scale), [size]
-    sizes += [(size[0] * rows, size[1] * columns) for rows, columns in fmt.scale_groups]
+    levels = hierarchy.decode(q.block_scale)
+    sizes = q.spec.scale_sizes[: len(levels)]
     scale, *shared = (
         _transposed(level, covered, shape, fill=zeros)
         for level, covered, zeros in zip(levels, sizes, hierarchy.of_zeros, strict=True)
@@ -174,11 +174,10 @@ class ExactOperand:
 
 def _check_square(spec: OperandSpec, what: str) -> None:
     """Raises ValueError unless the operand is the same along both axes."""
-    groups = [("groups of blocks", size) for size in spec.block_format.scale_groups]
-    for name, size in (("blocks", spec.block_size), ("outer blocks", spec.outer_size), *groups):
-        if size is not None and size[0] != size[1]:
+    for size in spec.scale_sizes:
+        if size[0] != size[1]:
             raise ValueError(
-                f"{what}: needs square blocks, got {name} of {size[0]}x{size[1]}. "
+                f"{what}: needs square blocks, got one scale for {size[0]}x{size[1]} elements. "
                 "Quantize along the other axis instead."
             )
     if spec.rht:

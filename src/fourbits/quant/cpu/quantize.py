@@ -24,7 +24,6 @@ from fourbits.quant.cpu.stages import (
     slice_maxima,
 )
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.reference.block_scales import block_scales, ideal_scales
 from fourbits.quant.reference.blocks import block_view, completed, grid_shape
 from fourbits.quant.reference.elements import element_of
 from fourbits.quant.reference.ms_eden import (
@@ -38,6 +37,7 @@ from fourbits.quant.reference.ms_eden import (
 )
 from fourbits.quant.reference.philox import as_elements, element_bits, scale_noise
 from fourbits.quant.reference.quantize import (
+    block_scales,
     epilogue_scale,
     one_on,
     packed,
@@ -47,6 +47,7 @@ from fourbits.quant.reference.quantize import (
     unquantized,
 )
 from fourbits.quant.reference.scale_search import (
+    IDEAL_SCALES,
     best_of,
     better_of,
     block_errors,
@@ -76,7 +77,10 @@ def quantize(
     if not zeroed_padding and four_over_six.unsupported(y, spec, axis) is None:
         found = four_over_six.chosen_codes(y, spec, axis, amax)
         if found is not None:
-            block_scale, size = encode_levels((found.block_scale,), spec.block_format), (x.shape[0], x.shape[1])
+            block_scale, size = (
+                encode_levels((found.block_scale,), spec.block_format),
+                (x.shape[0], x.shape[1]),
+            )
             return QuantizedTensor(found.codes, block_scale, found.global_scale, axis, size, spec)
     codes, scales = _rounded(element_codes, y, spec, axis, amax, sr_key)
     codes = _packed_codes(padding_zeroed(codes, x.shape, spec, axis), spec, axis)
@@ -148,7 +152,8 @@ def _registered_scales(
     blocks = _blocks(full, spec, axis)
     block_amax = compiled(block_maxima)(blocks)
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
-    ideal = ideal_scales(blocks, block_amax, over_blocks(level, block_amax, spec, axis), spec, axis)
+    local = over_blocks(level, block_amax, spec, axis)
+    ideal = IDEAL_SCALES[spec.scale_rule](blocks, block_amax, local, spec, axis)
     return block_scales(block_amax, ideal, level, words, spec, axis)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.reference.block_scales import block_scales
 from fourbits.quant.reference.elements import codes_of, exact_values_of, rounded_magnitudes
+from fourbits.quant.reference.quantize import block_scales
 from fourbits.quant.reference.scales import (
     block_maxima,
     level_of,

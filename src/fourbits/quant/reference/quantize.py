@@ -14,20 +14,22 @@ from torch import Tensor
 
 from fourbits.formats.packing import pack_nibbles
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.reference.block_scales import block_scales, ideal_scales
 from fourbits.quant.reference.blocks import block_view, completed, grid_shape, padded, unblocked
 from fourbits.quant.reference.elements import codes_of, element_of, exact_values_of, rounded_magnitudes
 from fourbits.quant.reference.hadamard import transformed
 from fourbits.quant.reference.ms_eden import corrected_scales
 from fourbits.quant.reference.philox import element_noise, scale_words
+from fourbits.quant.reference.scale_search import IDEAL_SCALES
 from fourbits.quant.reference.scales import (
+    Level,
     Scales,
     block_maxima,
     level_of,
     over_blocks,
+    poisoned,
     tensor_amax,
 )
-from fourbits.quant.scale_hierarchy import encode_levels
+from fourbits.quant.scale_hierarchy import SCALE_HIERARCHIES, encode_levels
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 
@@ -89,7 +91,8 @@ def quantized_blocks(
     block_amax = block_maxima(blocks)
 
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
-    ideal = ideal_scales(blocks, block_amax, over_blocks(level, block_amax, spec, axis), spec, axis)
+    local = over_blocks(level, block_amax, spec, axis)
+    ideal = IDEAL_SCALES[spec.scale_rule](blocks, block_amax, local, spec, axis)
     words = scale_words(sr_key, spec, grid_shape(full, spec, axis), axis)
     scales = block_scales(block_amax, ideal, level, words, spec, axis)
     if spec.rounding == "ms-eden":
@@ -102,6 +105,24 @@ def quantized_blocks(
     values = blocks.to(torch.float32)
     magnitudes = rounded_magnitudes(values, scales.encode, scales.block_scale, noise, spec)
     return QuantizedBlocks(values, magnitudes, scales)
+
+
+def block_scales(
+    block_amax: Tensor, ideal: Tensor, level: Level, words: Tensor | None, spec: OperandSpec, axis: int
+) -> Scales:
+    """Scales of every block under a tensor's level: what the format's hierarchy makes of the ideal ones.
+
+    ideal: by the scale rule, before rounding; words: 32 random bits per block, where block scales round
+    stochastically.
+    """
+    fmt, local = spec.block_format, over_blocks(level, block_amax, spec, axis)
+    hierarchy = SCALE_HIERARCHIES[fmt.scale or ""]
+    levels, encode = hierarchy.derive(block_amax, ideal, local, words, spec, axis)
+    finest = poisoned(levels[0], block_amax, local)
+    if len(levels) == 1:
+        return Scales(finest, level.decode, encode)
+    levels = (finest, *levels[1:])
+    return Scales(hierarchy.effective(levels, fmt, axis), level.decode, encode, levels)
 
 
 def padding_zeroed(codes: Tensor, shape: torch.Size, spec: OperandSpec, axis: int) -> Tensor:

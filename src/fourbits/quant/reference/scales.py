@@ -96,6 +96,11 @@ def scale_of_maximum(block_amax: Tensor, level: Level, spec: OperandSpec) -> Ten
     return block_amax * (level.encode * kappa)
 
 
+def of_maximum(blocks: Tensor, block_amax: Tensor, level: Level, spec: OperandSpec, axis: int) -> Tensor:
+    """The scale rules `max`, and `ceil`, which E8M0 scales round up."""
+    return scale_of_maximum(block_amax, level, spec)
+
+
 def small_float_scales(
     block_amax: Tensor, ideal: Tensor, level: Level, words: Tensor | None, spec: OperandSpec, axis: int
 ) -> Derived:
