@@ -27,6 +27,7 @@ from fourbits.quant.correction import split_residual
 from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.request import OperandInputs, signature_of
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, spread
+from fourbits.recipe.recipe import GemmTable
 
 #: returns the operands of a tensor, cached or computed: (tensor, compute) -> operands
 Reuse = Callable[[Tensor, Callable[[], Operands]], Operands]
@@ -130,14 +131,17 @@ def backward(
     return Gradients(dx, dw, dy.sum(0, dtype=torch.float32) if needs[2] else None)
 
 
-def _operands(side: Side, call: LinearCall, x: Tensor) -> Operands:
-    """The operands quantized from one tensor, with this call's random streams and amaxes."""
+def _operands(side: Side, call: LinearCall, x: Tensor, factor: Tensor | None = None) -> Operands:
+    """The operands quantized from one tensor, with this call's random streams and amaxes.
+
+    factor: fp32 scalar, if the side was planned for a tensor times one; without an observer only.
+    """
     counter, first, observer = call.counter, call.layer * 8, call.observer
     correction, removed, target = side.correction, None, None
     if correction is not None:
         x, removed = split_residual(correction, x)
     if observer is None:
-        inputs = tuple([OperandInputs(counter, first + place) for place in side.places])
+        inputs = tuple([OperandInputs(counter, first + place, None, factor) for place in side.places])
     else:
         for role, axis in zip(side.roles, side.axes, strict=True):
             observer.measure(x, role, axis)
@@ -166,9 +170,8 @@ def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved:
     kept = saved.weight or _exact(plan.weight, call, call.weight)
     if plan.shares_weight:
         return ExactOperand(kept.values, kept.scale, 0, kept.spec)  # square blocks: the same along both axes
-    values = _dequantized(kept, call.weight.shape[1])
     table = plan.table if plan.table.dgrad.rhs.source == "forward" else weight_from_forward(plan.table)
-    (operand,) = _operands(side(table, signature_of(values), DGRAD_WEIGHT, plan.observed), call, values)
+    operand = _requantized(kept, call.weight.shape[1], table, DGRAD_WEIGHT, plan.observed, call)
     assert not isinstance(operand, Corrected)
     return operand
 
@@ -184,8 +187,8 @@ def _wgrad_input(
     assert call.x is not None
     if step.input is not None:
         return _operands(step.input, call, call.x)[0]
-    values = _dequantized(_exact(plan.input, call, call.x), call.x.shape[1])
-    return _operands(side(plan.table, signature_of(values), WGRAD_INPUT, plan.observed), call, values)[0]
+    kept = _exact(plan.input, call, call.x)
+    return _requantized(kept, call.x.shape[1], plan.table, WGRAD_INPUT, plan.observed, call)
 
 
 def _exact(side: Side, call: LinearCall, x: Tensor) -> ExactOperand:
@@ -193,6 +196,30 @@ def _exact(side: Side, call: LinearCall, x: Tensor) -> ExactOperand:
     operand = _operands(side, call, x)[0]
     assert not isinstance(operand, Corrected)
     return exact(operand) if isinstance(operand, QuantizedTensor) else operand
+
+
+def _requantized(
+    operand: ExactOperand,
+    columns: int,
+    table: GemmTable,
+    role: tuple[tuple[str, int]],
+    observed: bool,
+    call: LinearCall,
+) -> Operand | Corrected:
+    """The operand of a role (with its contraction axis), quantized from the values of another operand.
+
+    Those values are its own times its scale. Quantizers take the product as two factors, so that no copy in
+    FP32 is made, except where scales vary or something has to look at the values first.
+    """
+    values, scale = operand.values, operand.scale
+    spec = table.operand(role[0][0])
+    plain = not (observed or table.amax_reduction or spec.correction)
+    if plain and operand.axis == 1 and values.dtype == torch.bfloat16 and not scale.dim():
+        values = values[:, :columns]
+        scaled = side(table, signature_of(values)._replace(scaled=True), role, observed)
+        return _operands(scaled, call, values, scale)[0]
+    values = _dequantized(operand, columns)
+    return _operands(side(table, signature_of(values), role, observed), call, values)[0]
 
 
 def _dequantized(operand: ExactOperand, columns: int) -> Tensor:
