@@ -113,8 +113,9 @@ class OperandSpec(_HashedOnce):
 
     @property
     def scale_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Elements (other axis, contraction axis) under one number of each level of scales: blocks first, then
-        groups of blocks, then outer blocks. Empty without blocks.
+        """Elements (other axis, contraction axis) under one number of each level of scales.
+
+        Blocks first, then groups of blocks, then outer blocks. Empty without blocks.
         """
         size = self.block_size
         if size is None:
