@@ -25,7 +25,7 @@ from fourbits.recipe.recipe import GemmSpec, KeepBF16, Recipe
 from support.adversarial import FINITE, NON_FINITE
 from support.assertions import assert_same_bytes, assert_same_operand
 from support.documented import names_of
-from support.straight_through import Clock, dgrad, fprop, grad_of, product, wgrad
+from support.straight_through import RunPosition, dgrad, exact_gemm, fprop, grad_of, wgrad
 
 KEY = torch.tensor([1234, 44, 17, 48, 3])
 
@@ -134,7 +134,7 @@ def test_the_cpu_gives_the_bytes_of_the_reference(spec, axis, rounding, monkeypa
 def test_matmul_is_the_product_of_dequantized_values(page, name):
     spec = fb.OperandSpec(format=name)
     a, b = fb.quantize(spread(24, 300), spec), fb.quantize(torch.randn(300, 17), spec, axis=0)
-    expected = product(a.dequantize().double(), b.dequantize().double().t())
+    expected = exact_gemm(a.dequantize().double(), b.dequantize().double().t())
     expected.assert_near(fb.matmul(a, b, torch.float32))
     expected.assert_near(reference_gemm.matmul(a, b, torch.float32, None))
 
@@ -159,7 +159,7 @@ def test_a_linear_layer_multiplies_operands_of_the_format(spec, square, kind):
     rows = fb.OperandSpec(format="int4-fp32") if kind == "FP32 scales" else spec
     recipe = recipe_of(rows, square if kind == "square weight" else rows)
     assert recipe.table.shares_weight == (kind == "square weight")
-    layer, clock = nn.Linear(80, 48), Clock(seed=7, step=3)
+    layer, position = nn.Linear(80, 48), RunPosition(seed=7, step=3)
     model = nn.Sequential(layer)
     convert(model, recipe, seed=7)
     set_step(model, 3)
@@ -167,9 +167,9 @@ def test_a_linear_layer_multiplies_operands_of_the_format(spec, square, kind):
     y = model(x)
     y.backward(dy)
     table, w = recipe.table, layer.weight.detach()
-    fprop(x.detach(), w, layer.bias.detach(), table, clock).assert_near(y.detach())
-    dgrad(dy, w, table, clock).assert_near(grad_of(x))
-    wgrad(dy, x.detach(), table, clock).assert_near(grad_of(layer.weight))
+    fprop(x.detach(), w, layer.bias.detach(), table, position).assert_near(y.detach())
+    dgrad(dy, w, table, position).assert_near(grad_of(x))
+    wgrad(dy, x.detach(), table, position).assert_near(grad_of(layer.weight))
 
 
 def gradients(recipe: Recipe, x: torch.Tensor, compiled: bool = False):
