@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fourbits.linear import module as linear_module
+from fourbits.linear import sr_counter
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from support.assertions import assert_same_bytes
@@ -76,7 +76,7 @@ def test_a_forward_that_registers_modules_compiles_once():
 
 
 def test_a_compiled_layer_that_counts_itself_draws_the_bits_of_an_eager_one(monkeypatch):
-    monkeypatch.setattr(linear_module, "_warned", [True])
+    monkeypatch.setattr(sr_counter, "_warned", [True])
     eager, other, x = model_of("nvfp4"), model_of("nvfp4"), torch.randn(48, 32)
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
     for _ in range(3):
