@@ -22,7 +22,7 @@ def _tables() -> dict[str, GemmTable]:
     for recipe in RECIPES.values():
         for table in (recipe.table, *(rule.table for rule in recipe.layers)):
             for version in (table, *_packed(table)):
-                if version not in found.values():
+                if version not in found.values() and not version.fprop.high_precision:
                     packed = " packed" if version.saved_inputs == "packed" else ""
                     again = sum(name.startswith(recipe.name + packed) for name in found)
                     found[f"{recipe.name}{packed}{again or ''}"] = version

@@ -160,8 +160,7 @@ class QuantizedLinear(nn.Linear):
         if not (self.training or state.quantize_eval):
             return state.original.forward(self, input)
         if not runs_eagerly(input):
-            config = state.config(self.training, self.training)
-            return traced_matmul(state, config, input, self.weight, self.bias)
+            return _traced(self, input)
         if input.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"QuantizedLinear: the last dimension of the input must be in_features={self.in_features}, "
@@ -174,6 +173,18 @@ class QuantizedLinear(nn.Linear):
     def extra_repr(self) -> str:
         """As nn.Linear, plus the layer's number."""
         return f"{super().extra_repr()}, layer={self.quantization.layer}"
+
+
+@torch._dynamo.patch_dynamo_config(allow_unspec_int_on_nn_module=True)
+def _traced(layer: QuantizedLinear, input: Tensor) -> Tensor:
+    """The call of a layer that something traces.
+
+    Blocks that are compiled one by one share code: from the second on, a layer's number is an argument of it.
+    The compiler would otherwise take integers of a module for constants, and compile every block.
+    """
+    state = layer.quantization
+    config = state.config(layer.training, layer.training)
+    return traced_matmul(state, config, input, layer.weight, layer.bias)
 
 
 def traced_matmul(

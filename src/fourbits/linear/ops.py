@@ -130,7 +130,10 @@ def _fake_backward(
         for shape, dtype, need in zip(shapes, dtypes, needs, strict=True)
         if need
     ]
-    return [*grads, *(() if amax is None else nothing_recorded(amax, len(BACKWARD)))]
+    if amax is None:
+        return grads
+    first = len(FORWARD) - len(BACKWARD)  # what is recorded is the end of a tensor of all roles
+    return [*grads, *(stats[first:] for stats in nothing_recorded(amax, len(FORWARD)))]
 
 
 @operator(
