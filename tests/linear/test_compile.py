@@ -106,6 +106,10 @@ def compiled_graphs(model: nn.Module, *inputs: Tensor, train: bool = True) -> tu
         graphs.append(graph)
         return make_boxed_func(graph)
 
+    # with Inductor's partitioner, which computes equal nodes once
+    backend = aot_autograd(
+        fw_compiler=record, bw_compiler=record, partition_fn=min_cut_rematerialization_partition
+    )
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     for x in inputs:
         y = compiled(x)
