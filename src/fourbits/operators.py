@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch.library import Library, register_fake
+from torch.library import Library, register_autograd, register_fake
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,12 +20,13 @@ _library = Library("fourbits", "FRAGMENT")
 
 
 def operator(
-    schema: str, fake: Callable[..., Any] | None = None
+    schema: str, fake: Callable[..., Any] | None = None, gradients: Callable[..., Any] | None = None
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Register a function as the operator `fourbits::...` of a schema, on every device; returns the operator.
 
     fake: returns empty outputs for the compiler, which sees nothing else of the operator. None: the compiler
     sees the function's own operators instead, and the gradients they have (CompositeImplicitAutograd).
+    gradients: (ctx, gradient of each output) -> gradient of each argument.
     """
 
     def register(function: Callable[P, T]) -> Callable[P, T]:
@@ -36,6 +37,8 @@ def operator(
         _library.impl(name, run, "CompositeImplicitAutograd" if fake is None else "CompositeExplicitAutograd")
         if fake is not None:
             register_fake(f"fourbits::{name}", fake, lib=_library)
+        if gradients is not None:
+            register_autograd(f"fourbits::{name}", gradients, lib=_library)
         return cast("Callable[P, T]", getattr(torch.ops.fourbits, name).default)
 
     return register

@@ -35,7 +35,7 @@ _SCALAR = _Fake((), (), torch.float32)
 def kept_parts(
     x: Tensor, table: GemmTable, needs: Sequence[bool], observed: bool, received: bool
 ) -> list[bool]:
-    """Which of the parts that `ops.flattened` returns a forward pass keeps. received: whether W arrives
+    """Which of the parts that `flat.flattened` returns a forward pass keeps. received: whether W arrives
     quantized.
     """
     weight = needs[0] and (received or (table.keeps_weight and not is_native(table, "fprop.rhs")))

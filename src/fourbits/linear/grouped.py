@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fourbits.linear.flat import autocast
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.module import eager_matmul, runs_eagerly, traced_matmul
-from fourbits.linear.ops import autocast
 
 #: smallest side of a stacked weight that is reported; taps of convolutions are smaller
 _SMALLEST = 8

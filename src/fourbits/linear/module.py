@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.corrected import Operands
+from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
 from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
-from fourbits.linear.ops import autocast_dtype, flattened, rows_of, unflattened, weight_parts
 from fourbits.linear.plan import LinearPlan, linear_plan, reads_through_bf16
 from fourbits.linear.sr_counter import warn_of_own_steps
 from fourbits.linear.traced import linear, once_differentiable, traced_gradients

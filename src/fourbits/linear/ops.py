@@ -10,21 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fourbits.linear.compute import LinearCall, SavedOperands, backward, forward
-from fourbits.linear.corrected import Corrected
+from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.fake_shapes import fake_column, fake_row, fake_weight, kept_parts
+from fourbits.linear.flat import flattened, input_parts, unflattened, weight_of, without_e8m0
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer, nothing_recorded
 from fourbits.linear.plan import LinearPlan, input_side, linear_plan
 from fourbits.operators import operator
-from fourbits.quant.correction import correction_of
-from fourbits.quant.quantize import Operand
 from fourbits.quant.request import OperandInputs, Signature, signature_of
-from fourbits.quant.scale_codes import SCALE_DTYPES
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-from fourbits.recipe.recipe import GemmTable, table_from_text
-
-#: dtypes that autocast casts
-_CAST = (torch.float32, torch.bfloat16, torch.float16)
+from fourbits.quant.tensor import ExactOperand
+from fourbits.recipe.recipe import table_from_text
 
 
 def _fake_inputs(x: Tensor, table: str, needs_dw: bool) -> list[Tensor]:
@@ -43,7 +37,7 @@ def linear_inputs(x: Tensor, table: str, needs_dw: bool) -> list[Tensor]:
     side = input_side(table, signature_of(x), needs_dw)
     row, *column = side.quantize(x, (OperandInputs(),) * len(side.roles), None)
     assert isinstance(row, ExactOperand)
-    return [row.values, row.scale, *_owned(_input_parts(column[0] if column else None))]
+    return [row.values, row.scale, *without_e8m0(input_parts(column[0] if column else None))]
 
 
 def _fake_forward(
@@ -97,7 +91,7 @@ def linear_forward(
     of_bias = None if bias is None else bias.dtype
     plan = _plan(signature_of(x), weight, x.dtype, table, needs, of_bias, amax)
     observer = _observer(plan, measured, amax, counter, layer)
-    received = _weight_of(quantized_weight, plan.table, weight)
+    received = weight_of(quantized_weight, plan.table, weight)
     call = LinearCall(x, weight, counter, layer, observer, received)
     if inputs:
         operand = ExactOperand(inputs[0], inputs[1], 1, plan.table.fprop.lhs)
@@ -106,7 +100,7 @@ def linear_forward(
     else:
         y, saved = forward(plan, call, bias)
     recorded = () if observer is None else observer.recorded(FORWARD)
-    return [y, *_owned(flattened(saved)), *recorded]
+    return [y, *without_e8m0(flattened(saved)), *recorded]
 
 
 def _fake_backward(
@@ -172,69 +166,6 @@ def linear_backward(
     return [*(grad for grad in grads if grad is not None), *recorded]
 
 
-def flattened(saved: SavedOperands) -> list[Tensor | None]:
-    """Saved operands as five tensors, None for missing ones: W's values and scale; X's values and scale, or
-    its codes, block scales and global scale. Last, if X has a correction, what that removed.
-    """
-    weight = saved.weight
-    of_weight = [None, None] if weight is None else [weight.values, weight.scale]
-    return [*of_weight, *_input_parts(saved.input)]
-
-
-def _input_parts(kept: Operand | Corrected | None) -> list[Tensor | None]:
-    if kept is None:
-        return [None, None, None]
-    if isinstance(kept, Corrected):
-        return [*_input_parts(kept.operand), kept.removed]
-    if isinstance(kept, ExactOperand):
-        return [kept.values, kept.scale, None]
-    return [kept.codes, kept.block_scale, kept.global_scale]
-
-
-def unflattened(table: GemmTable, parts: Sequence[Tensor | None], shape: tuple[int, int]) -> SavedOperands:
-    """Inverse of `flattened`, for a table and X of this shape."""
-    w_values, w_scale, x_values, x_scale, x_global, *removed = parts
-    weight = kept = None
-    if w_values is not None and w_scale is not None:
-        weight = ExactOperand(w_values, w_scale, 1, table.fprop.rhs)
-    if x_values is not None and x_scale is not None:
-        spec = table.wgrad.rhs.of_residual if removed else table.wgrad.rhs
-        if x_global is None:
-            kept = ExactOperand(x_values, x_scale, 0, spec)
-        else:
-            dtype = SCALE_DTYPES.get(spec.block_format.scale or "", x_scale.dtype)
-            kept = QuantizedTensor(x_values, x_scale.view(dtype), x_global, 0, shape, spec)
-        if removed:
-            assert removed[0] is not None
-            kept = Corrected(kept, removed[0], correction_of(table.wgrad.rhs.correction))
-    return SavedOperands(weight, kept)
-
-
-def weight_parts(weight: QuantizedTensor) -> list[Tensor]:
-    """A quantized weight as the operator takes it: codes, block scales, global scale."""
-    return _owned((weight.codes, weight.block_scale, weight.global_scale))
-
-
-def _weight_of(parts: Sequence[Tensor], table: GemmTable, weight: Tensor) -> QuantizedTensor | None:
-    """Inverse of `weight_parts`, for a weight of this shape; None without parts.
-
-    In copies where dequantizing returns a part as it is: an operator may not return its own inputs.
-    """
-    if not parts:
-        return None
-    (codes, scale, global_scale), spec = parts, table.fprop.rhs
-    codes = codes.clone() if spec.block_format.element is None else codes
-    scale = scale.clone(memory_format=torch.contiguous_format)
-    scale = scale.view(SCALE_DTYPES.get(spec.block_format.scale or "", scale.dtype))
-    return QuantizedTensor(codes, scale, global_scale.clone(), 1, (weight.shape[0], weight.shape[1]), spec)
-
-
-def _owned(parts: Sequence[Tensor | None]) -> list[Tensor]:
-    """Parts as an operator returns them: those that exist, in dtypes that the compiler supports."""
-    found = [part for part in parts if part is not None]
-    return [part.view(torch.uint8) if part.dtype == torch.float8_e8m0fnu else part for part in found]
-
-
 def _plan(
     x: Signature,
     weight: Tensor,
@@ -251,21 +182,3 @@ def _observer(
     plan: LinearPlan, measured: str, amax: Tensor | None, counter: Tensor, layer: int
 ) -> Observer | None:
     return None if amax is None else Observer(plan.table, measured, amax, counter, layer)
-
-
-def autocast_dtype(input: Tensor) -> torch.dtype:
-    """The dtype of nn.Linear's input under the current autocast state."""
-    kind = input.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind) and input.dtype in _CAST:
-        return torch.get_autocast_dtype(kind)
-    return input.dtype
-
-
-def autocast(input: Tensor) -> Tensor:
-    """The input, cast to `autocast_dtype`."""
-    return input.to(autocast_dtype(input))
-
-
-def rows_of(x: Tensor) -> Tensor:
-    """[..., K] -> [M, K], also for K = 0."""
-    return x.flatten(0, -2) if x.dim() > 1 else x[None]

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.fake_shapes import kept_parts
+from fourbits.linear.flat import autocast, rows_of
 from fourbits.linear.layer_state import CallConfig, FeatureShard
-from fourbits.linear.ops import autocast, linear_backward, linear_forward, linear_inputs, rows_of
+from fourbits.linear.ops import linear_backward, linear_forward, linear_inputs
 from fourbits.linear.plan import shares_input
 from fourbits.linear.sr_counter import of_shard, tick
 from fourbits.operators import operator
@@ -45,7 +46,7 @@ def linear(
     """A call of a QuantizedLinear: [..., K] -> [..., N] in nn.Linear's output dtype.
 
     counter, which the backward pass advances if the layer counts itself, and the recipe state, which both
-    passes record in, are as in LayerState; quantized_weight: `ops.weight_parts` of a weight that arrives
+    passes record in, are as in LayerState; quantized_weight: `flat.weight_parts` of a weight that arrives
     quantized, or none; the others are the fields of its CallConfig.
     """
     if input.shape[-1:] != weight.shape[1:]:
