@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
@@ -126,7 +126,7 @@ def calls(graph: GraphModule, name: str) -> int:
 def test_every_recipe_compiles_to_eager_bits_over_odd_shapes(shape):
     """One graph for all tables: compilers have read strides that only multiples of a block have."""
     tokens, width, out = shape
-    model, x = Parallel(TABLES, width, out), torch.randn(tokens, width)
+    model, x = Parallel(TABLES.values(), width, out), torch.randn(tokens, width)
     set_step(model, 3)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_equal_runs(run(model, compiled, x), run(model, model, x))
@@ -134,14 +134,13 @@ def test_every_recipe_compiles_to_eager_bits_over_odd_shapes(shape):
 
 @pytest.mark.parametrize("recipe", ["fp8", "mxfp4 packed"])
 def test_code_is_generated_for_scales_in_odd_shapes(recipe):
-    model, x = Parallel({recipe: TABLES[recipe]}, 50, 33), torch.randn(45, 50)
+    model, x = Parallel([TABLES[recipe]], 50, 33), torch.randn(45, 50)
     set_step(model, 3)
     assert_equal_runs(run(model, torch.compile(model), x), run(model, model, x))
 
 
 def test_layers_that_read_the_same_tensor_quantize_it_once():
-    shared = dict.fromkeys(("q", "k", "v"), TABLES["nvfp4"])
-    model = Parallel(shared, 64, 32)
+    model = Parallel([TABLES["nvfp4"]] * 3, 64, 32)
     set_step(model, 0)
     _, (forward, backward) = compiled_graphs(model, torch.randn(16, 64))
     assert calls(forward, "linear_inputs") == 1

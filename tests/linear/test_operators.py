@@ -72,6 +72,15 @@ def test_the_compiler_is_told_what_operators_return(table, shape):
     assert check(calls_of(TABLES[table], shape)) >= {"linear_forward", "linear_backward"}
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("table", TABLES)
+def test_the_compiler_is_told_what_kernels_write(table, shape, launches):
+    """Their launches do nothing here: what they allocate is compared, not what they write."""
+    for operator, args in calls_of(TABLES[table], shape).calls:
+        opcheck(operator, args, test_utils=("test_faketensor",))
+    assert launches
+
+
 def test_every_operator_of_a_layer_is_checked(monkeypatch):
     monkeypatch.setattr(sr_counter, "_warned", [True])
     found = check(calls_of(TABLES["nvfp4"], SHAPES[0], counts_itself=True))

@@ -10,7 +10,6 @@ from torch.library import opcheck
 
 import fourbits as fb
 from fourbits import OperandSpec
-from fourbits.quant import quantize as dispatch
 from fourbits.quant.cpu import compiled as compiler
 from fourbits.quant.traced import spec_from_text, spec_to_text
 from support.assertions import assert_same_operand
@@ -30,6 +29,7 @@ SPECS = {
     "fp32": OperandSpec(format="fp32"),
 }
 KEY = torch.tensor([7, 3])
+QUANTIZE, FAKE_QUANTIZE = torch.ops.fourbits.quantize_packed.default, torch.ops.fourbits.fake_quantize.default
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -39,16 +39,14 @@ def test_the_compiler_is_told_what_operators_return(name, shape, axis):
     spec = SPECS[name]
     for x in (torch.randn(shape), torch.randn(shape).bfloat16(), torch.randn(shape[::-1]).t()):
         args = (x, spec_to_text(spec), axis, torch.tensor(2.0) if spec.tensor_scaled else None, KEY)
-        operators = (
-            [dispatch.quantize_packed] if spec.rht else [dispatch.quantize_packed, dispatch.fake_quantized]
-        )
+        operators = [QUANTIZE] if spec.rht else [QUANTIZE, FAKE_QUANTIZE]
         for operator in operators:
             opcheck(operator, args, test_utils=("test_faketensor", "test_schema"))
 
 
 def test_gradients_are_registered_as_the_compiler_expects():
     x = torch.randn(20, 40, requires_grad=True)
-    opcheck(dispatch.fake_quantized, (x, spec_to_text(OperandSpec()), 1, None, None))
+    opcheck(FAKE_QUANTIZE, (x, spec_to_text(OperandSpec()), 1, None, None))
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -1,5 +1,6 @@
 """Every table of GEMMs that a shipped recipe has, with packed inputs too, and layers that compute by them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -49,12 +50,12 @@ def converted(model: nn.Module, table: GemmTable, seed: int = 2) -> nn.Module:
 class Parallel(nn.Module):
     """One layer per table, all reading the same input."""
 
-    def __init__(self, tables: dict[str, GemmTable], width: int, out: int) -> None:
+    def __init__(self, tables: Iterable[GemmTable], width: int, out: int) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.layers = nn.ModuleList(
             converted(nn.Sequential(nn.Linear(width, out, bias=place % 2 == 0)), table)
-            for place, table in enumerate(tables.values())
+            for place, table in enumerate(tables)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

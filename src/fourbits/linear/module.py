@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import patch_dynamo_config  # pyright: ignore[reportPrivateUsage]
 
 from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
@@ -65,11 +66,9 @@ class _QuantizedMatmul(torch.autograd.Function):
     ) -> Tensor:
         amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
         counter_used = eager.state.call_counter(x.device, config, x.shape[0])
-        outputs = _eager_forward(eager, x, weight, bias, counter_used, amax, config)
-        y, *parts = outputs if amax is None else outputs[:-2]
-        assert y is not None
-        if config.observes and amaxes is not None and counters is not None:
-            observe(amaxes, counters, outputs[-2], outputs[-1], config.slot, 0)
+        y, parts, recorded = _eager_forward(eager, x, weight, bias, counter_used, amax, config)
+        if recorded is not None and config.observes and amaxes is not None and counters is not None:
+            observe(amaxes, counters, *recorded, config.slot, 0)
         x_saved = x if parts[2] is None else None
         ctx.save_for_backward(x_saved, weight, counter_used, amax, *parts)
         ctx.plan, ctx.state = eager.plan, eager.state  # not the input
@@ -103,8 +102,8 @@ def _eager_forward(
     counter: Tensor,
     amax: Tensor | None,
     config: CallConfig,
-) -> list[Tensor | None]:
-    """As `linear_forward`, but may reuse operands that other calls have computed."""
+) -> tuple[Tensor, list[Tensor | None], tuple[Tensor, Tensor] | None]:
+    """Y, `flattened` operands and recorded stats; may reuse operands that other calls have computed."""
     plan, state = eager.plan, eager.state
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
     y, saved = forward(
@@ -114,7 +113,7 @@ def _eager_forward(
         None if eager.source is None else eager.reuse_input,
         eager.reuse_weight if state.counter is not None and config.observes else None,
     )
-    return [y, *flattened(saved), *(() if observer is None else observer.recorded(FORWARD))]
+    return y, flattened(saved), None if observer is None else observer.recorded(FORWARD)
 
 
 def _eager_backward(
@@ -175,7 +174,7 @@ class QuantizedLinear(nn.Linear):
         return f"{super().extra_repr()}, layer={self.quantization.layer}"
 
 
-@torch._dynamo.patch_dynamo_config(allow_unspec_int_on_nn_module=True)
+@patch_dynamo_config(allow_unspec_int_on_nn_module=True)
 def _traced(layer: QuantizedLinear, input: Tensor) -> Tensor:
     """The call of a layer that something traces.
 
