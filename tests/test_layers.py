@@ -14,6 +14,7 @@ LAYERS = [
     "settings",
     "triton_version",
     "compile_notice",
+    "operators",
     "device",
     "formats",
     "quant",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fourbits.linear import module as linear_module
+from fourbits.linear import sr_counter
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.amax_policy import COUNT, HISTORY, IN_USE, observe
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
@@ -199,7 +199,7 @@ def test_recomputation_leaves_the_state_of_a_run_that_keeps_its_activations(reen
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("counted", [True, False], ids=["set_step", "own counter"])
 def test_a_compiled_step_uses_and_leaves_the_state_of_an_eager_one(counted, monkeypatch):
-    monkeypatch.setattr(linear_module, "_warned", [True])
+    monkeypatch.setattr(sr_counter, "_warned", [True])
     torch.compiler.reset()
     eager, other = (converted(layers=2, amax_policy="delayed") for _ in range(2))
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fourbits.linear import module as linear_module
+from fourbits.linear import sr_counter
 from fourbits.linear.convert import convert
 from fourbits.linear.grouped import QuantizedGroup
 from fourbits.linear.module import QuantizedLinear
@@ -112,7 +112,7 @@ def test_a_group_is_what_the_summary_says_and_bf16_gives_it_back():
 
 
 def test_without_set_step_noise_is_fresh_and_the_counter_advances_once_per_backward_pass(monkeypatch):
-    monkeypatch.setattr(linear_module, "_warned", [True])
+    monkeypatch.setattr(sr_counter, "_warned", [True])
     group, _, *_ = pair("nvfp4")
     x, dy = torch.randn(sum(COUNTS), WIDTH), torch.randn(sum(COUNTS), WIDTH)
     first = step(group, x, dy)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fourbits.linear import module as linear_module
+from fourbits.linear import sr_counter
 from fourbits.linear.convert import convert
 from fourbits.linear.step import counters_of, set_step
 from fourbits.quant.operand import OperandSpec
@@ -23,7 +23,7 @@ from support.straight_through import RunPosition, grad_of, linears, wgrad
 
 @pytest.fixture(autouse=True)
 def not_told_yet(monkeypatch):
-    monkeypatch.setattr(linear_module, "_warned", [])
+    monkeypatch.setattr(sr_counter, "_warned", [])
 
 
 def converted(layers: int = 1, seed: int = 0, recipe: str = "nvfp4") -> nn.Sequential:
@@ -158,7 +158,7 @@ def test_without_set_step_the_noise_of_a_run_repeats():
 
 def test_without_set_step_a_backward_pass_keeps_the_noise_of_its_forward(monkeypatch):
     """Two forwards before two backwards: both belong to the step in which they began."""
-    monkeypatch.setattr(linear_module, "_warned", [True])
+    monkeypatch.setattr(sr_counter, "_warned", [True])
     x, dy = batch()
     found = []
     for order in (1, -1):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
+from fourbits.operators import operator
 from fourbits.quant.kernels.support import unsupported_device
 from fourbits.quant.reference.philox import ROLES
 from fourbits.recipe.recipe import GemmTable
@@ -113,7 +113,15 @@ def reduced(amaxes: Tensor, counters: Tensor, reduce: Reduce | None) -> tuple[Te
     return amaxes, counters
 
 
-@custom_op("fourbits::observe", mutates_args={"amaxes", "counters"})
+def _writes_in_place(*_arguments: object) -> None:
+    """The fake of operators that return nothing."""
+
+
+@operator(
+    "observe(Tensor(a!) amaxes, Tensor(b!) counters, Tensor own, Tensor counts, SymInt slot, int first_role) "
+    "-> ()",
+    _writes_in_place,
+)
 def observe(
     amaxes: Tensor, counters: Tensor, own: Tensor, counts: Tensor, slot: int, first_role: int
 ) -> None:
@@ -134,22 +142,15 @@ def observe(
         running += counts
 
 
-@observe.register_fake
-def _(amaxes: Tensor, counters: Tensor, own: Tensor, counts: Tensor, slot: int, first_role: int) -> None:
-    return None
-
-
-@custom_op("fourbits::commit", mutates_args={"amaxes", "counters"})
+@operator(
+    "commit(Tensor(a!) amaxes, Tensor(b!) counters, Tensor policy, Tensor clock, SymInt slot) -> ()",
+    _writes_in_place,
+)
 def commit(amaxes: Tensor, counters: Tensor, policy: Tensor, clock: Tensor, slot: int) -> None:
     """Commit a single layer, if set_step is not called. clock: its own counter, at the step that starts."""
     new_amaxes, new_counters = committed(amaxes[slot], counters[slot], policy[slot])
     new_amaxes[..., IN_USE] = in_use(new_amaxes, policy[slot], clock[1])
     amaxes[slot], counters[slot] = new_amaxes, new_counters
-
-
-@commit.register_fake
-def _(amaxes: Tensor, counters: Tensor, policy: Tensor, clock: Tensor, slot: int) -> None:
-    return None
 
 
 def _check_alone() -> None:

@@ -182,6 +182,23 @@ def weight_from_forward(table: GemmTable) -> GemmTable:
     return replace(table, dgrad=replace(table.dgrad, rhs=replace(table.dgrad.rhs, source="forward")))
 
 
+@functools.lru_cache(maxsize=1024)
+def shares_input(table: GemmTable) -> bool:
+    """Whether the operands of X that a forward pass quantizes depend on nothing but X, so that layers that
+    read the same tensor may share them. Not for amax policies, which belong to their layer.
+    """
+    private = bool(table.amax_reduction or table.corrects)
+    private |= any(_request(table, role, axis, observed=False).draws for role, axis in _BOTH)
+    return table.fprop.lhs.block_format.quantized and not private and not is_native(table, "fprop.lhs")
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def input_side(table: str, x: Signature, needs_dw: bool) -> Side:
+    """The operands of X that a forward pass quantizes, of a table that shares them."""
+    parsed = table_from_text(table)
+    return side(parsed, x, _input_roles(parsed, x, needs_dw, observed=False), observed=False)
+
+
 def reads_through_bf16(table: str, x: Signature, needs_dw: bool) -> bool:
     """Whether kernels round an FP32 input to BF16 as they read it, which saves autocast's pass."""
     return _all_in_one_pass(table, x, needs_dw)

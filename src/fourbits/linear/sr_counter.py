@@ -1,8 +1,11 @@
 """The run-time inputs of the random bits: one counter for all layers that were converted together."""
 
+import warnings
+
 import torch
 from torch import Tensor
 
+from fourbits.operators import operator
 from fourbits.quant.request import OPERAND_ROLES
 
 #: entries of a counter, int64 [9]; features are not 0 only in layers that are shards by features
@@ -21,6 +24,8 @@ KEY_FIELDS = {
     "wgrad.rhs": (_SEED, _ZERO, _STEP, _IN, _TOKEN_BLOCK),
 }
 assert tuple(KEY_FIELDS) == OPERAND_ROLES
+#: whether a layer that counts its own steps has warned
+_warned: list[bool] = []
 
 
 def new_counter(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
@@ -47,6 +52,29 @@ def of_shard(counter: Tensor, first_in: int, first_out: int) -> Tensor:
         moved[field] += first
         moved[field + 1] += first // 16
     return moved
+
+
+def _fake_tick(counter: Tensor) -> None:
+    del counter
+
+
+@operator("tick(Tensor(a!) counter) -> ()", _fake_tick)
+def tick(counter: Tensor) -> None:
+    """Advance a layer's own counter by one step, and warn once about the limits of doing so."""
+    counter[_STEP] += 1
+    warn_of_own_steps()
+
+
+def warn_of_own_steps() -> None:
+    """Warn once per process that a layer counts its own steps."""
+    if not _warned:
+        _warned.append(True)
+        warnings.warn(
+            "fourbits: set_step was never called, so each layer counts its own backward passes. Rounding "
+            "noise differs at every step, but it depends on the number of ranks and micro-batches, and a "
+            "resumed run does not repeat it. Call fourbits.set_step(model, step) before each micro-batch.",
+            stacklevel=3,
+        )
 
 
 class SrCounter:

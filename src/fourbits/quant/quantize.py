@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fourbits.operators import operator
 from fourbits.quant.amax_stats import own_amax
 from fourbits.quant.arguments import check_dtype, checked_inputs
 from fourbits.quant.cpu import quantize as cpu
@@ -20,9 +21,11 @@ from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference import quantize as reference
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget, signature_of
+from fourbits.quant.scale_codes import cast_bytes
 from fourbits.quant.tensor import ExactOperand, Methods, QuantizedTensor, set_methods, unpacked
 from fourbits.quant.tensor import dequantized as reference_dequantized
 from fourbits.quant.tensor import transposed as reference_transposed
+from fourbits.quant.traced import fake_fake_quantize, fake_packed, spec_from_text, spec_to_text
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -49,9 +52,37 @@ def quantize(
     stream, step, first row, first 16-element block) or [2] (seed, step), required where random bits are.
     Raises ValueError for other inputs.
     """
+    if torch.compiler.is_compiling():
+        return _traced(x, spec, axis, amax, sr_key)
     made = _one_operand(x, spec, axis, amax, sr_key, packed=True)
     assert isinstance(made, QuantizedTensor)
     return made
+
+
+@operator(
+    "quantize_packed(Tensor x, str spec, int axis, Tensor? amax, Tensor? sr_key) -> (Tensor, Tensor, Tensor)",
+    fake_packed,
+)
+def quantize_packed(
+    x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, block scales and global scale of `quantize`, contiguous; E8M0 scales as uint8."""
+    made = quantize(x, spec_from_text(spec), axis, amax, sr_key)
+    codes, block_scale = made.codes.contiguous(), made.block_scale.contiguous()
+    if block_scale.dtype == torch.float8_e8m0fnu:
+        block_scale = block_scale.view(torch.uint8)
+    # values that are stored as they are
+    return codes.clone() if made.spec.block_format.element is None else codes, block_scale, made.global_scale
+
+
+def _traced(
+    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> QuantizedTensor:
+    """`quantize` in a graph, by the operator."""
+    codes, block_scale, global_scale = quantize_packed(x, spec_to_text(spec), axis, amax, sr_key)
+    if spec.block_format.scale == "e8m0":
+        block_scale = cast_bytes(block_scale, torch.float8_e8m0fnu)
+    return QuantizedTensor(codes, block_scale, global_scale, axis % 2, (x.shape[0], x.shape[1]), spec)
 
 
 def exact_operand(
@@ -122,6 +153,16 @@ def transposed(q: QuantizedTensor) -> QuantizedTensor:
 
 
 set_methods(Methods(dequantize, transposed))
+
+
+@operator(
+    "fake_quantize(Tensor x, str spec, int axis, Tensor? amax, Tensor? sr_key) -> Tensor",
+    fake_fake_quantize,
+    gradients=lambda _ctx, grad: (grad, None, None, None, None),
+)
+def fake_quantized(x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None) -> Tensor:
+    """`quantized_and_back` in a graph, contiguous, with the gradient of the identity."""
+    return quantized_and_back(x, spec_from_text(spec), axis, amax, sr_key).contiguous()
 
 
 def quantized_and_back(

@@ -2,10 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
 from fourbits.formats.codes import decode, encode
 from fourbits.formats.descriptors import E4M3, E8M0, UE5M3
+from fourbits.operators import operator
 
 #: block scales on the grid of a small float
 SCALE_FORMATS = {"e4m3": E4M3, "ue5m3": UE5M3}
@@ -55,12 +55,11 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.view(dtype)
 
 
-@custom_op("fourbits::cast_bytes", mutates_args=())
+def _fake_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x, dtype=dtype)
+
+
+@operator("cast_bytes(Tensor x, ScalarType dtype) -> Tensor", _fake_cast)
 def cast_bytes(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy of x, reinterpreted as another one-byte dtype."""
     return x.view(torch.uint8).clone().view(dtype)
-
-
-@cast_bytes.register_fake
-def _(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(x, dtype=dtype)

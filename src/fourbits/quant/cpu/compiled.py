@@ -16,7 +16,10 @@ from torch import Tensor
 from torch._dynamo import config as dynamo_config  # pyright: ignore[reportPrivateUsage]
 from torch._dynamo import mark_static  # pyright: ignore[reportPrivateUsage]
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.exc import BackendCompilerFailed  # pyright: ignore[reportPrivateUsage]
+from torch._dynamo.exc import (  # pyright: ignore[reportPrivateUsage]
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+)
 from torch._inductor.codecache import CppCodeCache  # pyright: ignore[reportPrivateUsage]
 from torch._inductor.exc import CppCompileError, InductorError  # pyright: ignore[reportPrivateUsage]
 
@@ -28,8 +31,8 @@ T = TypeVar("T")
 #: turns a function into one that runs it: `compiled` or `eager`
 Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-#: distinct specs that one function may be compiled for; the compiler's default of 8 is less than one recipe
-#: has
+#: distinct specs that one function may be compiled for, beyond which it runs eagerly; the compiler's default
+#: of 8 is less than one recipe has
 _LIMITS = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
 #: elements from which the compiled source is worth its compilation
 COMPILE_FROM = 1 << 16
@@ -69,8 +72,21 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
                 stacklevel=2,
             )
             return function(*args, **kwargs)
+        except FailOnRecompileLimitHit:
+            _warn_of_variants(function.__name__)
+            return function(*args, **kwargs)
 
     return call
+
+
+@functools.cache
+def _warn_of_variants(name: str) -> None:
+    limit = min(dynamo_config.recompile_limit, dynamo_config.accumulated_recompile_limit)
+    warnings.warn(
+        f"quantization: {name} runs uncompiled, slower, for further specs: it was compiled {limit} times. "
+        "Raise torch._dynamo.config.recompile_limit to compile more; the bits are the same.",
+        stacklevel=3,
+    )
 
 
 @functools.cache
