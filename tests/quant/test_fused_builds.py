@@ -10,8 +10,8 @@ import triton.language as tl
 
 from fourbits.quant.kernels import launch_dequantize, launch_packed, launch_stats, launch_unpack
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS, kernel_config
+from fourbits.quant.kernels.packing_triton import code_words
 from fourbits.quant.kernels.quantizers import kernel_quantizer
-from fourbits.quant.kernels.words_triton import code_words
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget
 from fourbits.quant.tensor import QuantizedTensor

@@ -25,7 +25,7 @@ from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-from support.fused_cases import COLUMN_SR, PAIRS, ROW_SR, TILE
+from support.fused_cases import BLOCK_2D, COLUMN_SR, PAIRS, ROW_SR
 from support.kernel_builds import GPU, Start, on_gpu, recording, signature
 
 _KEY = torch.zeros(5, dtype=torch.int64)
@@ -89,12 +89,12 @@ def _unpacking() -> Generator[tuple[str, list[Start]]]:
     """Unpacked, dequantized and transposed, from both layouts of packed operands."""
     codes, scales = on_gpu(64, 1024, dtype=torch.uint8), on_gpu(4, 128, dtype=torch.uint8)
     stored = codes, scales.view(torch.float8_e4m3fn), _ONE
-    row = QuantizedTensor(*stored, 1, (64, 2048), TILE)
+    row = QuantizedTensor(*stored, 1, (64, 2048), BLOCK_2D)
     codes, scales = on_gpu(32, 2048, dtype=torch.uint8), on_gpu(4, 2048, dtype=torch.uint8)
     in_layout = codes.t(), scales.view(torch.float8_e4m3fn).t(), _ONE
     for name, q in (
         ("rows", row),
-        ("columns", QuantizedTensor(*stored, 0, (2048, 64), TILE)),
+        ("columns", QuantizedTensor(*stored, 0, (2048, 64), BLOCK_2D)),
         ("columns in the layout of the tensor", QuantizedTensor(*in_layout, 0, (64, 2048), OperandSpec())),
     ):
         with recording() as starts:

@@ -25,11 +25,11 @@ ROW = OperandSpec()
 ROW_SR = OperandSpec(rounding="sr")
 COLUMN = OperandSpec(rht=16)
 COLUMN_SR = OperandSpec(rounding="sr", rht=16)
-TILE = OperandSpec(block=(16, 16), source="bf16")
+BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
 EDEN = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
 MX4 = OperandSpec(format="mxfp4")
 MX8 = OperandSpec(format="mxfp8")
-FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
+FP8_BLOCK_2D = OperandSpec(format="fp8", block=(128, 128), source="bf16")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -37,9 +37,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
     "nearest": (ROW, COLUMN),
     "stochastic": (ROW_SR, COLUMN_SR),
-    "weight": (TILE, None),
+    "weight": (BLOCK_2D, None),
     "plain columns": (None, ROW_SR),
-    "square columns": (None, TILE),
+    "square columns": (None, BLOCK_2D),
     "signs drawn once": (None, replace(COLUMN, rht_signs="per-layer")),
     "signs drawn per call": (None, replace(COLUMN_SR, rht_signs="per-call")),
     "no signs": (None, replace(COLUMN, rht_signs="none")),
@@ -47,7 +47,7 @@ PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
     "24-bit noise": (replace(ROW, rounding="sr32"), replace(COLUMN, rounding="sr32")),
     "headroom": (replace(ROW_SR, sr_headroom=True), replace(COLUMN, scale_bound=256)),
     "4/6 by square": (replace(ROW, scale_rule="4over6-mse"), replace(COLUMN_SR, scale_rule="4over6-mae")),
-    "4/6 weight": (replace(TILE, scale_rule="4over6-mse"), replace(TILE, scale_rule="4over6-max")),
+    "4/6 weight": (replace(BLOCK_2D, scale_rule="4over6-mse"), replace(BLOCK_2D, scale_rule="4over6-max")),
     "4/6 headroom": (replace(ROW_SR, scale_rule="4over6-max", sr_headroom=True), None),
     "MS-EDEN": (None, replace(EDEN, rht=32, te_compat=False)),
     "MS-EDEN, rotations of 128": (None, replace(EDEN, source="forward")),
@@ -58,7 +58,7 @@ PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
     "mxfp4 weight": (replace(MX4, block=(32, 32), source="bf16"), None),
     "mxfp8": (MX8, replace(MX8, scale_rule="ceil")),
     "fp8": (OperandSpec(format="fp8"), OperandSpec(format="fp8")),
-    "fp8 weight": (FP8_TILE, FP8_TILE),
+    "fp8 weight": (FP8_BLOCK_2D, FP8_BLOCK_2D),
     "fp8-e5m2": (OperandSpec(format="fp8-e5m2"), None),
     "mxfp8 stochastic": (replace(MX8, rounding="sr"), replace(MX8, format="mxfp8-e5m2", rounding="sr")),
 }

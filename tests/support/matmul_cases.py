@@ -6,6 +6,7 @@ Run as a program it checks cases in Triton's interpreter: TRITON_INTERPRET=1 pyt
 import os
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -23,22 +24,22 @@ from support.triton_interpreter import prepare
 
 ROW = OperandSpec()
 COLUMN = OperandSpec(rht=16)
-TILE = OperandSpec(block=(16, 16), source="bf16")
+BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
 FP8 = OperandSpec(format="fp8")
-FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
+FP8_BLOCK_2D = OperandSpec(format="fp8", block=(128, 128), source="bf16")
 
 #: docs/nvfp4.md, section 12.5: four instructions per segment of 33 terms, truncated 13 bits below the largest
 FP8_SUM_ERROR = 4 * 33 * 2.0**-13
 #: (a, its axis, b, its axis): the three GEMMs of the recipes, and other combinations that callers may pass
 LAYOUTS: dict[str, tuple[OperandSpec, int, OperandSpec, int]] = {
-    "fprop": (ROW, 1, TILE, 1),
-    "dgrad": (ROW, 1, TILE, 0),
+    "fprop": (ROW, 1, BLOCK_2D, 1),
+    "dgrad": (ROW, 1, BLOCK_2D, 0),
     "wgrad": (COLUMN, 0, COLUMN, 0),
     "both transposed but one": (ROW, 0, ROW, 1),
-    "fp8 fprop": (FP8, 1, FP8_TILE, 1),
-    "fp8 dgrad": (FP8, 1, FP8_TILE, 0),
+    "fp8 fprop": (FP8, 1, FP8_BLOCK_2D, 1),
+    "fp8 dgrad": (FP8, 1, FP8_BLOCK_2D, 0),
     "fp8 wgrad": (FP8, 0, FP8, 0),
-    "fp8 squares on the left": (FP8_TILE, 1, FP8, 1),
+    "fp8 squares on the left": (FP8_BLOCK_2D, 1, FP8, 1),
 }
 
 
@@ -128,7 +129,8 @@ def wrongly_decoded(dtype: torch.dtype, device: torch.device | str = "cpu") -> l
     """FP8 codes that GPUs without FP8 tensor cores decode to other values than torch does."""
     codes = torch.arange(256, device=device).to(torch.uint8)
     values = torch.empty(256, device=device)
-    decoding_kernel[(1,)](codes, values, MANTISSA=3 if dtype == torch.float8_e4m3fn else 2)
+    options: dict[str, Any] = {"MANTISSA": 3 if dtype == torch.float8_e4m3fn else 2}
+    decoding_kernel[(1,)](codes, values, **options)
     true = codes.view(dtype).float()
     equal = (values.view(torch.int32) == true.view(torch.int32)) | (values.isnan() & true.isnan())
     return codes[~equal].tolist()

@@ -54,9 +54,9 @@ def quantize(
     """
     if torch.compiler.is_compiling():
         return _traced(x, spec, axis, amax, sr_key)
-    made = _one_operand(x, spec, axis, amax, sr_key, packed=True)
-    assert isinstance(made, QuantizedTensor)
-    return made
+    operand = _one_operand(x, spec, axis, amax, sr_key, packed=True)
+    assert isinstance(operand, QuantizedTensor)
+    return operand
 
 
 @operator(
@@ -67,12 +67,13 @@ def quantize_packed(
     x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, block scales and global scale of `quantize`, contiguous; E8M0 scales as uint8."""
-    made = quantize(x, spec_from_text(spec), axis, amax, sr_key)
-    codes, block_scale = made.codes.contiguous(), made.block_scale.contiguous()
+    operand = quantize(x, spec_from_text(spec), axis, amax, sr_key)
+    codes, block_scale = operand.codes.contiguous(), operand.block_scale.contiguous()
     if block_scale.dtype == torch.float8_e8m0fnu:
         block_scale = block_scale.view(torch.uint8)
     # values that are stored as they are
-    return codes.clone() if made.spec.block_format.element is None else codes, block_scale, made.global_scale
+    codes = codes.clone() if operand.spec.block_format.element is None else codes
+    return codes, block_scale, operand.global_scale
 
 
 def _traced(
@@ -89,9 +90,9 @@ def exact_operand(
     x: Tensor, spec: OperandSpec, axis: int = -1, amax: Tensor | None = None, sr_key: Tensor | None = None
 ) -> ExactOperand:
     """Values ready for a GEMM, equal to those of `quantize`'s codes and scales; arguments as there."""
-    made = _one_operand(x, spec, axis, amax, sr_key, packed=False)
-    assert isinstance(made, ExactOperand)
-    return made
+    operand = _one_operand(x, spec, axis, amax, sr_key, packed=False)
+    assert isinstance(operand, ExactOperand)
+    return operand
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -140,14 +141,14 @@ def exact(q: QuantizedTensor) -> ExactOperand:
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values of a packed operand; what `QuantizedTensor.dequantize` calls."""
-    if _leaves_kernels_out(q.codes) or unsupported_dequantize(q, dtype) is not None:
+    if _skips_kernels(q.codes) or unsupported_dequantize(q, dtype) is not None:
         return reference_dequantized(q, dtype)
     return kernel_dequantized(q, dtype)
 
 
 def transposed(q: QuantizedTensor) -> QuantizedTensor:
     """The operand of the transposed tensor; what `QuantizedTensor.t` calls."""
-    if _leaves_kernels_out(q.codes) or unsupported_transpose(q) is not None:
+    if _skips_kernels(q.codes) or unsupported_transpose(q) is not None:
         return reference_transposed(q)
     return kernel_transposed(q)
 
@@ -170,7 +171,7 @@ def quantized_and_back(
 ) -> Tensor:
     """What dequantizing `quantize`'s operand gives, in x's dtype; arguments as there, without a transform."""
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
-    if not _leaves_kernels_out(x):
+    if not _skips_kernels(x):
         request = OperandRequest(spec, axis, False, "own" if amax is None else "given")
         plan = _fake_quantizer(signature_of(x), request)
         if plan is not None:
@@ -184,8 +185,8 @@ def _fake_quantizer(signature: Signature, request: OperandRequest) -> "FakeQuant
     return FakeQuantizer(signature, request) if unsupported_fake(signature, request) is None else None
 
 
-def _leaves_kernels_out(x: Tensor) -> bool:
-    """Whether the reference computes in any case: the compiler takes its source into its caller's graph."""
+def _skips_kernels(x: Tensor) -> bool:
+    """Whether no kernel may run: without Triton, or where a compiler traces the reference into its graph."""
     return not HAS_TRITON or x.device.type == "meta" or torch.compiler.is_compiling()
 
 
@@ -193,13 +194,13 @@ def _one_operand(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None, packed: bool
 ) -> Operand:
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
-    if torch.compiler.is_compiling():  # the compiler takes the reference's source into its caller's graph
+    if torch.compiler.is_compiling():  # the compiler traces the reference into its caller's graph
         amax = None if amax is None else amax.reshape(()).abs()
         return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
     request = OperandRequest(spec, axis, packed, "own" if amax is None else "given")
     plan = quantizer(signature_of(x), (request,))
-    (made,) = plan(x, (OperandInputs(key, 0, amax),), None)
-    return made
+    (operand,) = plan(x, (OperandInputs(key, 0, amax),), None)
+    return operand
 
 
 class _Separately:
@@ -242,8 +243,8 @@ class _WithoutKernels:
                     stats.counts[stats.places[0], :2] = counts
             elif amax is not None:
                 amax = amax.amax().abs()
-            room = cpu if worth_compiling(x) else reference
-            make = room.quantize if request.packed else room.exact_operand
+            implementation = cpu if worth_compiling(x) else reference
+            make = implementation.quantize if request.packed else implementation.exact_operand
             return (make(x, request.spec, request.axis, amax, key),)
 
 

@@ -91,10 +91,10 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 def segments(length: int, block_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
     """range(length) split at every multiple of 128 and of the block lengths; 0 means no blocks."""
-    cuts = {length}
+    ends = {length}
     for size in (128, *block_lengths):
-        cuts.update(range(0, length, size or length or 1))
-    edges = sorted(cuts | {0})
+        ends.update(range(0, length, size or length or 1))
+    edges = sorted(ends | {0})
     return list(itertools.pairwise(edges))
 
 

@@ -178,4 +178,4 @@ def _reason(error: Exception) -> str:
     errors = [line for line in lines if "error" in line.lower()]
     if lines:
         return (errors or lines)[0]
-    return "the C++ compiler was stopped before it said why (out of memory?)"
+    return "the C++ compiler was killed without a message (out of memory?)"

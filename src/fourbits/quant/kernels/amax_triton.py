@@ -27,12 +27,12 @@ def stored_amax(ptr, STORED: tl.constexpr):
 
 
 @triton.jit
-def store_largest(out_ptr, x, stored, PLAN: tl.constexpr):
+def store_largest(out_ptr, x, stored, CONFIG: tl.constexpr):
     """One partial maximum from magnitudes [1, COLUMNS]; rounding keeps their order, so it is done last."""
     largest = float_of(tl.max(tl.max(bits_of(x) & ABS_BITS, axis=1), axis=0))
-    if PLAN.transform is not None:
-        largest = largest * PLAN.transform.scale
-    if PLAN.transform is not None or PLAN.through_bf16:
+    if CONFIG.transform is not None:
+        largest = largest * CONFIG.transform.scale
+    if CONFIG.transform is not None or CONFIG.through_bf16:
         largest = float_of(bf16_bits(largest))
     tl.store(out_ptr + tl.program_id(0), tl.where(stored < 0.0, largest, stored))
 

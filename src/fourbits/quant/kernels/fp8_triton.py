@@ -1,9 +1,9 @@
-"""FP8 in blocks of 128, both operands from one read: the baseline that 4-bit training is compared with.
+"""FP8 in blocks of 128, both operands in a single pass: the baseline that 4-bit training is compared with.
 
-FP8 tensor cores want the contraction last, so the operand of axis 0 is written transposed. Block scales are
+FP8 tensor cores need the contraction last, so the operand of axis 0 is written transposed. Block scales are
 FP32 and there is no scale of the whole tensor: no amax pass. A tile is read a few rows at a time, for the row
 operand and the columns' maxima, and once more, from the cache, for the column operand: few registers leave
-room for many programs. Four codes make a word without leaving a thread. docs/nvfp4.md, sections 7.3 and 13.
+room for many programs. A thread packs four codes to a word. docs/nvfp4.md, sections 7.3 and 13.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -11,6 +11,7 @@ room for many programs. Four codes make a word without leaving a thread. docs/nv
 import triton
 import triton.language as tl
 
+from fourbits.quant.kernels.packing_triton import columns_apart, rows_apart
 from fourbits.quant.kernels.rounding_triton import (
     ABS_BITS,
     EXPONENT_BITS,
@@ -21,7 +22,6 @@ from fourbits.quant.kernels.rounding_triton import (
     to_bf16,
 )
 from fourbits.quant.kernels.scaling_triton import encode_scale, halved_columns, larger
-from fourbits.quant.kernels.words_triton import columns_apart, rows_apart
 
 SIZE = tl.constexpr(128)
 FOURS = tl.constexpr(32)
@@ -98,12 +98,12 @@ def store_scales(scale_ptr, row_stride, block_stride, scale, row, block, R, SQUA
 
 @triton.jit
 def write_row(y, amax, row, column, codes_ptr, width, scale_ptr, scale_row, scale_block, M, K,
-              PLAN: tl.constexpr, PADDED: tl.constexpr, CONVERTS: tl.constexpr,
+              CONFIG: tl.constexpr, PADDED: tl.constexpr, CONVERTS: tl.constexpr,
               HARDWARE: tl.constexpr):  # fmt: skip
     """Codes [M, width] and scales of rows. y: fp32 [rows, SIZE / HELD, HELD]; amax: pattern, of every row."""
-    GRID: tl.constexpr = PLAN.element
+    GRID: tl.constexpr = CONFIG.element
     ROWS: tl.constexpr = y.shape[0]
-    encode = encode_scale(amax, GRID.largest)
+    encode = encode_scale(amax, GRID.max_value)
     poisoned = amax >= EXPONENT_BITS
     v = marked(y * encode[:, None, None], poisoned[:, None, None], y, HARDWARE)
     left = K - column - 4 * tl.arange(0, FOURS)[None, :]
@@ -112,14 +112,14 @@ def write_row(y, amax, row, column, codes_ptr, width, scale_ptr, scale_row, scal
     c = column // 4 + tl.arange(0, FOURS)[None, :]
     tl.store(codes_ptr + r.to(tl.int64) * width + c, words, mask=(r < M) & (c < width))
     scale = block_scale(encode, poisoned)
-    store_scales(scale_ptr, scale_row, scale_block, scale, row, column // SIZE, M, PLAN.square)
+    store_scales(scale_ptr, scale_row, scale_block, scale, row, column // SIZE, M, CONFIG.square)
 
 
 @triton.jit
-def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, PLAN: tl.constexpr,
+def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, CONFIG: tl.constexpr,
                  PADDED: tl.constexpr, CONVERTS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
     """Codes [K, width] of columns. y: fp32 [fours of rows, SIZE, 4]; encode, poisoned: of every column."""
-    GRID: tl.constexpr = PLAN.element
+    GRID: tl.constexpr = CONFIG.element
     DOWN: tl.constexpr = y.shape[0]
     v = marked(y * encode[None, :, None], poisoned[None, :, None], y, HARDWARE)
     left = M - row - 4 * tl.arange(0, DOWN)[:, None]
@@ -130,9 +130,9 @@ def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, PLAN:
 
 
 @triton.jit
-def through(y, PLAN: tl.constexpr, HARDWARE: tl.constexpr):
-    """What the plan quantizes: y, or y rounded to bf16."""
-    return to_bf16(y, HARDWARE) if PLAN.through_bf16 else y
+def through(y, CONFIG: tl.constexpr, HARDWARE: tl.constexpr):
+    """What the config quantizes: y, or y rounded to bf16."""
+    return to_bf16(y, HARDWARE) if CONFIG.through_bf16 else y
 
 
 @triton.jit
@@ -190,7 +190,7 @@ def fp8_kernel(
         if COLUMN.square:
             of_columns = of_tile + tl.zeros_like(of_columns)
         amax = bits_of(through(of_columns, COLUMN, HARDWARE)) & ABS_BITS
-        encode = encode_scale(amax, COLUMN.element.largest)
+        encode = encode_scale(amax, COLUMN.element.max_value)
         poisoned = amax >= EXPONENT_BITS
         store_scales(column_scale_ptr, column_scale_row, column_scale_block, block_scale(encode, poisoned),
                      column, first // SIZE, K, COLUMN.square)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The launches that turn a tensor into exact operands: row, column or both from one pass."""
+"""Launches that quantize a tensor to exact operands: row, column or both from one pass."""
 
 from typing import Any, NamedTuple
 
@@ -75,12 +75,13 @@ class ExactQuantizer:
         values = scale if self.values is None else empty(*self.values)
         of_column = [empty(*output) for output in self.column_outputs] or [scale]
         self._launch(x, (row, column), amaxes, (scale, column_scale), values, of_column, stats)
-        made: list[ExactOperand | QuantizedTensor] = []
+        operands: list[ExactOperand | QuantizedTensor] = []
         if self.row.request is not None:
-            made.append(ExactOperand(values, scale, 1, self.row.request.spec))
+            operands.append(ExactOperand(values, scale, 1, self.row.request.spec))
         if self.column.request is not None:
-            made.append(self._column_operand(of_column, column_scale, self.column.request))
-        return tuple(made) if self.row.place <= self.column.place or len(made) == 1 else (made[1], made[0])
+            operands.append(self._column_operand(of_column, column_scale, self.column.request))
+        in_order = self.row.place <= self.column.place or len(operands) == 1
+        return tuple(operands) if in_order else (operands[1], operands[0])
 
     def _launch(
         self,

@@ -1,4 +1,4 @@
-"""The launches that quantize and dequantize a tensor in one pass over it, without codes between."""
+"""Launches that quantize and dequantize a tensor in a single pass, without storing codes."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The launch that makes FP8 operands of a tensor in blocks of 128, row, column or both from one pass."""
+"""The launch that quantizes a tensor to FP8 in blocks of 128, row operand, column operand or both at once."""
 
 import torch
 from torch import Tensor

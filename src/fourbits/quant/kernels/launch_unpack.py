@@ -1,4 +1,4 @@
-"""The launches that make of codes and scales the values a GEMM can use."""
+"""Launches that unpack codes and scales to values for a GEMM."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Which requests the fused kernels take."""
+"""Which requests the fused kernels support."""
 
 import functools
 import os
@@ -113,7 +113,7 @@ def unsupported_spec(spec: OperandSpec) -> str | None:
 
 
 def transposes(request: OperandRequest) -> bool:
-    """Whether this operand is made from a transposed copy: kernels transform down the rows of a tile."""
+    """Whether this operand is computed from a transposed copy: kernels transform down the rows of a tile."""
     return request.axis == 1 and bool(request.spec.rht)
 
 

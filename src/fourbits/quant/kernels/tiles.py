@@ -111,7 +111,7 @@ def programs(shape: Shape, tile: Tile) -> int:
 
 
 def matrix(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Uninitialised bf16 [rows, columns] whose rows begin on 32 bytes, as TMA wants."""
+    """Uninitialised bf16 [rows, columns] whose rows begin on multiples of 32 bytes, which TMA can read."""
     width = rounded_up(columns, 16)
     full = torch.empty((rows, width), dtype=torch.bfloat16, device=device)
     return full if width == columns else full[:, :columns]
