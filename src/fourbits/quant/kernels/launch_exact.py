@@ -133,11 +133,16 @@ class ExactQuantizer:
         codes, block_scale = outputs[0].t(), outputs[1].t().view(SCALE_DTYPES[spec.block_format.scale or ""])
         return QuantizedTensor(codes, block_scale, scale, 0, (self.shape.M, self.shape.K), spec)
 
+    def _registers(self) -> int | None:
+        """Registers that a thread may have, where a few more would let fewer programs run on an SM."""
+        few = self.tile.warps == 2 and None not in self.configs and not self.tile.held
+        return _SIX_PROGRAMS if few else None
+
     def _launcher(self, parts: tuple[int, int], recorded: bool) -> Launcher:
         row, column = self.row, self.column
         options: dict[str, Any] = {"num_warps": self.tile.warps}
-        if recorded and self.tile.warps == 2 and None not in self.configs:
-            options["maxnreg"] = _SIX_PROGRAMS
+        if limit := self._registers():
+            options["maxnreg"] = limit
         launcher = self.launchers[*parts, recorded] = Launcher(
             operands_kernel,
             (programs(self.shape, self.tile),),

@@ -121,4 +121,5 @@ def power_of_two(amax_bits, CONFIG: tl.constexpr):
     code = tl.maximum((amax_bits >> 23) - CONFIG.emax_exponent + doubled.to(tl.int32), 0)
     scale = tl.where(code == 0, 0x400000, code << 23)
     bad = amax_bits >= EXPONENT_BITS
-    return float_of(tl.where(bad, 0x7FC00000, scale)), float_of((254 - code) << 23)
+    # of a NaN the code may be 254, and infinity times 0 would lose its sign
+    return float_of(tl.where(bad, 0x7FC00000, scale)), float_of((254 - tl.minimum(code, 253)) << 23)
