@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -80,6 +82,34 @@ def test_a_forward_that_registers_modules_compiles_once():
         with torch.compiler.set_stance("default" if step == 0 else "fail_on_recompile"):
             compiled(x)
         nn.Sequential(nn.Identity())
+
+
+def test_a_counter_is_an_input_whose_address_may_change():
+    """A CUDA graph is recorded anew where an input moves that the compiler took to stay, as parameters do."""
+    kinds = {}
+
+    def backend(graph, _):
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                kinds[node.name] = node.meta["tensor_dict"].get("_dynamo_static_input_type")
+        return graph.forward
+
+    model = model_of("nvfp4")
+    set_step(model, 0)
+    torch.compile(model, backend=backend)(torch.randn(48, 32))
+    counters = {name: kind for name, kind in kinds.items() if "counter" in name}
+    assert list(counters.values()) == [None]
+    assert "unguarded" in kinds.values()  # the parameters
+
+
+def test_a_copied_model_has_a_counter_of_its_own_in_graphs():
+    model, x = model_of("nvfp4"), torch.randn(48, 32)
+    set_step(model, 1)
+    other = copy.deepcopy(model)
+    set_step(other, 7)
+    compiled = [torch.compile(m, fullgraph=True, backend="aot_eager") for m in (model, other)]
+    assert_equal_runs(run(model, compiled[0], x), run(model, model, x))
+    assert_equal_runs(run(other, compiled[1], x), run(other, other, x))
 
 
 def test_a_compiled_layer_that_counts_itself_draws_the_bits_of_an_eager_one(monkeypatch):

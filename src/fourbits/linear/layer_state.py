@@ -135,6 +135,10 @@ class LayerState:
                 self.own_counter = self.own_counter.to(device)
         return self.own_counter
 
+    def traced_counter_on(self, device: torch.device) -> Tensor:
+        """As `counter_on`, for a graph."""
+        return self.counter_on(device) if self.counter is None else self.counter.traced_on(device)
+
     def call_counter(self, device: torch.device, config: CallConfig, tokens: int) -> Tensor:
         """The counter of one eager call, which nothing writes later."""
         counter = self.counter_on(device)

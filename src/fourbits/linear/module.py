@@ -190,7 +190,7 @@ def traced_matmul(
     state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Y [..., N], computed by the operators that compilers trace. x: [..., K]."""
-    counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
+    counter, recipe_tensors = state.traced_counter_on(x.device), state.recipe_tensors(x.device)
     if state.counts_itself and not config.counts_itself:  # another layer of a group advances it
         counter = counter.clone()
     parts: list[Tensor] = []

@@ -1,6 +1,9 @@
 """The run-time inputs of the random bits: one counter for all layers that were converted together."""
 
+import itertools
 import warnings
+import weakref
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,12 +80,29 @@ def warn_of_own_steps() -> None:
         )
 
 
+class _Tensors:
+    """The tensors of all counters in use, as attributes.
+
+    A graph reaches a counter's tensor through this object. What it reaches through a module the compiler takes
+    for a parameter, which stays where it is, so a CUDA graph would be recorded again at every step.
+    """
+
+
+_tensors = _Tensors()
+_numbers = itertools.count()
+
+
+def _forget(name: str) -> None:
+    if hasattr(_tensors, name):
+        delattr(_tensors, name)
+
+
 class SrCounter:
     """The counter that `set_step` advances, shared by all layers of a model with the same device and seed."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.seed = seed
-        self.tensor = new_counter(seed, 0, 0, device)
+        self._register(new_counter(seed, 0, 0, device))
         #: incremented by every set_step; a layer that last saw a lower one starts a micro-batch
         self.generation = 0
         #: unchanged over micro-batches between which, as the caller promised, no weight is written
@@ -92,7 +112,7 @@ class SrCounter:
 
     def advance(self, step: int, first_token: int, same_weights: bool) -> None:
         """Go to a micro-batch. The old tensor is not written: a pending backward pass may read it."""
-        self.tensor = new_counter(self.seed, step, first_token, self.tensor.device)
+        self._set(new_counter(self.seed, step, first_token, self.tensor.device))
         self.generation += 1
         self.reuses_weights |= same_weights
         self.weights_version += not same_weights
@@ -103,5 +123,28 @@ class SrCounter:
             if device.type == "meta":
                 return self.tensor.to(device)
             with torch.inference_mode(False):
-                self.tensor = self.tensor.to(device)
+                self._set(self.tensor.to(device))
         return self.tensor
+
+    def traced_on(self, device: torch.device) -> Tensor:
+        """As `on`, for a graph."""
+        tensor: Tensor = getattr(_tensors, self.name)
+        return tensor if tensor.device == device else self.on(device)
+
+    def _set(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        setattr(_tensors, self.name, tensor)
+
+    def _register(self, tensor: Tensor) -> None:
+        """Take a name that no other counter of the process has."""
+        self.name = f"counter_{next(_numbers)}"
+        self._set(tensor)
+        weakref.finalize(self, _forget, self.name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the name, of which a copy takes its own."""
+        return {key: value for key, value in vars(self).items() if key != "name"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._register(self.tensor)
