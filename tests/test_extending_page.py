@@ -10,20 +10,14 @@ from torch import nn
 
 from fourbits import convert, set_step
 from fourbits.linear.module import QuantizedLinear
+from support.documented import PAGE, blocks_of
 
-PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 SECTIONS = (
     "A correction",
     "A weight that arrives quantized",
     "Shards",
     "A recipe that changes",
 )
-
-
-def code_of(section: str) -> list[str]:
-    """The Python blocks of a section."""
-    body = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", body, re.DOTALL)
 
 
 def train(model: nn.Module) -> None:
@@ -39,7 +33,7 @@ def registries(monkeypatch):
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_code_of_a_section_runs_and_the_model_trains(section, registries):
-    blocks = code_of(section)
+    blocks = blocks_of(section, "python")
     assert blocks
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     convert(model, "nvfp4")
@@ -53,10 +47,10 @@ def test_the_code_of_a_section_runs_and_the_model_trains(section, registries):
 
 
 def test_every_file_that_the_page_names_exists():
-    root = Path(__file__).parents[1]
-    named = set(re.findall(r"tests/[\w/]+\.py", PAGE))
+    root, page = Path(__file__).parents[1], PAGE.read_text(encoding="utf-8")
+    named = set(re.findall(r"tests/[\w/]+\.py", page))
     named |= {
-        f"src/fourbits/{name}" for name in re.findall(r"`((?:quant|gemm|linear|model)/[\w/]+\.py)`", PAGE)
+        f"src/fourbits/{name}" for name in re.findall(r"`((?:quant|gemm|linear|model)/[\w/]+\.py)`", page)
     }
     assert len(named) > 15
     missing = [name for name in named if not (root / name).exists()]
