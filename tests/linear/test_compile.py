@@ -1,8 +1,7 @@
 """torch.compile sees a converted model as one graph, whatever the recipe, and changes no bit."""
 
-from typing import Any
-
 import copy
+from typing import Any
 
 import pytest
 import torch

@@ -83,8 +83,8 @@ def warn_of_own_steps() -> None:
 class _Tensors:
     """The tensors of all counters in use, as attributes.
 
-    A graph reaches a counter's tensor through this object. What it reaches through a module the compiler takes
-    for a parameter, which stays where it is, so a CUDA graph would be recorded again at every step.
+    A graph reaches a counter's tensor through this object. What it reaches through a module, the compiler
+    takes for a parameter, which stays where it is, so a CUDA graph would be recorded again at every step.
     """
 
 
