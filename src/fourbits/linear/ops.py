@@ -20,6 +20,9 @@ from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 from fourbits.recipe.recipe import GemmTable
 
+#: (layer number, out_features, in_features) of calls, which the audit compares with what was converted
+calls_seen: set[tuple[int, ...]] = set()
+
 
 @custom_op("fourbits::linear_forward", mutates_args=())
 def linear_forward(
@@ -41,6 +44,7 @@ def linear_forward(
     dX and dW will be needed. Stats are the arguments of `amax_policy.observe`: own amaxes, fp32 [6], and
     counts, int64 [6, 4].
     """
+    calls_seen.add((layer, *weight.shape))
     plan = _plan(signature_of(x), weight, x.dtype, table, needs, None if bias is None else bias.dtype, amax)
     observer = _observer(plan, measured, amax, counter, layer)
     y, saved = forward(plan, LinearCall(x, weight, counter, layer, observer), bias)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from fourbits.linear import convert
+from fourbits.linear.adopt import conversions
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.checkpoint_state import books_of
-from fourbits.linear.grouped import QuantizedGroup
-from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.layer_state import state_of
+from fourbits.linear.numbering import keep_apart
 from fourbits.linear.sr_counter import SrCounter
 
 
@@ -81,6 +81,7 @@ def _walk(model: nn.Module) -> _Found:
     """Give every layer without a counter that of its seed and device, and collect what there is."""
     counters: dict[tuple[int, torch.device], SrCounter] = {}
     layers = _layers(model)
+    keep_apart(layer.quantization for layer in layers)
     for layer in layers:
         if layer.quantization.counter is not None:
             counters.setdefault(_key(layer), layer.quantization.counter)
@@ -95,7 +96,7 @@ def _walk(model: nn.Module) -> _Found:
 
 def _changes() -> int:
     """Grows whenever a model may have got other layers than a walk found."""
-    return convert.conversions() + _registrations[0]
+    return conversions() + _registrations[0]
 
 
 def _count_registration(*_: object) -> None:
@@ -110,4 +111,4 @@ def _key(layer: Any) -> tuple[int, torch.device]:
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, QuantizedLinear | QuantizedGroup)]
+    return [module for module in model.modules() if state_of(module) is not None]
