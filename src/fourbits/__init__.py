@@ -8,16 +8,24 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run __getattr__
+    from fourbits.exchange.folder import load_hf as load_hf
+    from fourbits.exchange.folder import save_hf as save_hf
     from fourbits.gemm.matmul import matmul as matmul
+    from fourbits.linear.audit import AuditReport as AuditReport
+    from fourbits.linear.audit import audit as audit
     from fourbits.linear.convert import convert as convert
     from fourbits.linear.step import set_step as set_step
+    from fourbits.linear.summary import ConversionSummary as ConversionSummary
     from fourbits.quant.fake_quantize import fake_quantize as fake_quantize
     from fourbits.quant.operand import OperandSpec as OperandSpec
     from fourbits.quant.quantize import quantize as quantize
     from fourbits.quant.tensor import QuantizedTensor as QuantizedTensor
     from fourbits.recipe.presets import get_recipe as get_recipe
     from fourbits.recipe.presets import list_recipes as list_recipes
+    from fourbits.recipe.recipe import KeepBF16 as KeepBF16
+    from fourbits.recipe.recipe import LayerRule as LayerRule
     from fourbits.recipe.recipe import Recipe as Recipe
+    from fourbits.train.load_run import load_trained as load_trained
 
 __version__ = version("fourbits")
 
@@ -29,10 +37,18 @@ _HOME = {
     "fake_quantize": "fourbits.quant.fake_quantize",
     "matmul": "fourbits.gemm.matmul",
     "Recipe": "fourbits.recipe.recipe",
+    "KeepBF16": "fourbits.recipe.recipe",
+    "LayerRule": "fourbits.recipe.recipe",
     "get_recipe": "fourbits.recipe.presets",
     "list_recipes": "fourbits.recipe.presets",
     "convert": "fourbits.linear.convert",
+    "ConversionSummary": "fourbits.linear.summary",
+    "audit": "fourbits.linear.audit",
+    "AuditReport": "fourbits.linear.audit",
     "set_step": "fourbits.linear.step",
+    "load_hf": "fourbits.exchange.folder",
+    "save_hf": "fourbits.exchange.folder",
+    "load_trained": "fourbits.train.load_run",
 }
 
 

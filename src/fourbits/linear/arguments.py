@@ -11,7 +11,9 @@ from fourbits.recipe.recipe import Recipe
 
 def model_parts(model: Any) -> list[nn.Module]:
     """The parts of a model, or the model as its only one. Raises ValueError for anything else."""
-    parts: list[Any] = [model] if isinstance(model, nn.Module) or not isinstance(model, Sequence) else [*model]
+    parts: list[Any] = (
+        [model] if isinstance(model, nn.Module) or not isinstance(model, Sequence) else [*model]
+    )
     wrong = [type(part).__name__ for part in parts if not isinstance(part, nn.Module)]
     if wrong or not parts:
         got = wrong[0] if wrong else "an empty list"
@@ -25,7 +27,9 @@ def patterns_of(option: str, given: str | Iterable[str] | None) -> Any:
     """The patterns of an option as a tuple; None if there are none."""
     if given is None:
         return None
-    patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    patterns = (
+        (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    )
     for pattern in patterns:
         if not isinstance(pattern, str) or not pattern:
             raise ValueError(
@@ -52,4 +56,6 @@ def require_choice(seed: Any, backend: Any, min_size: Any) -> None:
             f"convert: backend must be emulated or native, got {backend!r}. The default is emulated."
         )
     if min_size is not None and (isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0):
-        raise ValueError(f"convert: min_size must be a number of weights, got {min_size!r}. Pass a whole number.")
+        raise ValueError(
+            f"convert: min_size must be a number of weights, got {min_size!r}. Pass a whole number."
+        )

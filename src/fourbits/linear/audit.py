@@ -91,7 +91,9 @@ def watch(modules: Sequence[tuple[str, nn.Module]]) -> None:
 
 def _before_optimizer_step(*_: Any) -> None:
     """Audit the watched conversions that have run; after the last one the hook removes itself."""
-    if torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+    if torch.compiler.is_compiling() or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    ):
         return
     reports: list[AuditReport] = []
     for watched in list(_watched):

@@ -12,6 +12,7 @@ from torch import nn
 
 from fourbits.device import Device, native_unsupported, probe
 from fourbits.gemm.native.self_check import why_not_trusted
+from fourbits.linear import flops as flops  # registers the operators' FLOP formulas
 from fourbits.linear.adopt import adopt, restore
 from fourbits.linear.arguments import model_parts, patterns_of, require_choice, with_kept_blocks
 from fourbits.linear.audit import watch
@@ -71,7 +72,9 @@ def convert(
     weights = list(multiplied_weights(modules))
     layers = [weight for weight in weights if weight.kind != "other"]
     names = [layer.name for layer in layers]
-    selection = Selection(patterns_of("include", include), patterns_of("exclude", exclude), filter_fn, min_size)
+    selection = Selection(
+        patterns_of("include", include), patterns_of("exclude", exclude), filter_fn, min_size
+    )
     for option, patterns in (("include", selection.include), ("exclude", selection.exclude)):
         require_matches(option, patterns or (), names, "the name of a linear layer or of a module around one")
     require_recipe_matches(chosen, names)
@@ -90,7 +93,7 @@ def convert(
         tuple(_report_of(stack, chosen) for stack in found),
         notes_of(chosen, names, found),
     )
-    warn_of_gaps(summary, chosen, modules, found)
+    warn_of_gaps(summary, chosen, modules, found, selection.include)
     watch(modules)
     return summary
 
@@ -105,7 +108,9 @@ def require_native(device: Device | None = None) -> None:
         raise ValueError(f"backend native: {reason}. Use emulated, which quantizes to the same bits.")
 
 
-def _converted(weights: Sequence[Weight], decider: Decider, seed: int, backend: Backend) -> list[LinearReport]:
+def _converted(
+    weights: Sequence[Weight], decider: Decider, seed: int, backend: Backend
+) -> list[LinearReport]:
     """Give every layer its table, or leave it as it is: a row for each weight."""
     rows: list[LinearReport] = []
     read = sum(weight.shape[0] * weight.shape[1] for weight in weights)

@@ -14,7 +14,13 @@ from fourbits.recipe.recipe import LayerRule, Recipe
 _SHIPPED = {pattern for recipe in RECIPES.values() for pattern in recipe.keep_bf16.names} | {
     pattern for recipe in RECIPES.values() for rule in recipe.layers for pattern in rule.names
 }
-_HEADS = ("output head or embedding", "head by its name", "head: outside", "follows the last block", "weight is tied")
+_HEADS = (
+    "output head or embedding",
+    "head by its name",
+    "head: outside",
+    "follows the last block",
+    "weight is tied",
+)
 
 
 def require_recipe_matches(recipe: Recipe, names: Sequence[str]) -> None:
@@ -41,7 +47,9 @@ def notes_of(recipe: Recipe, names: Sequence[str], stacks: Sequence[Stack]) -> t
     ]
     keep = recipe.keep_bf16
     if not stacks and (keep.first_blocks or keep.last_blocks):
-        notes.append("no stack of blocks was found, so no first and last blocks are kept; name it with stacks=")
+        notes.append(
+            "no stack of blocks was found, so no first and last blocks are kept; name it with stacks="
+        )
     return tuple(notes)
 
 
@@ -50,6 +58,7 @@ def warn_of_gaps(
     recipe: Recipe,
     modules: Sequence[tuple[str, nn.Module]],
     stacks: Sequence[Stack],
+    include: Sequence[str] | None,
 ) -> None:
     """Warn if nothing is quantized, or if the model has blocks and what the recipe keeps was not found."""
     names = [row.name for row in summary.rows]
@@ -69,7 +78,10 @@ def warn_of_gaps(
             )
     blocks = tuple(f"{block}." for stack in stacks for block in stack.blocks)
     outside = [row.name for row in summary.rows if row.quantized and not row.name.startswith(blocks)]
-    headless = not any(row.reason.startswith(_HEADS) for row in summary.rows)
+    chosen = {
+        row.name for row in summary.rows if row.quantized and include is not None and row.name in include
+    }
+    headless = not chosen and not any(row.reason.startswith(_HEADS) for row in summary.rows)
     if headless and outside and any(isinstance(module, nn.Embedding) for _, module in modules):
         _warn(
             f"no output head was found, and {outside[-1]!r} is quantized although it is outside of the blocks. "
@@ -80,7 +92,9 @@ def warn_of_gaps(
 def quantizes(recipe: Recipe) -> bool:
     """Whether a recipe quantizes any GEMM."""
     tables = [recipe.table, *(rule.table for rule in recipe.layers)]
-    return not all(gemm.high_precision for table in tables for gemm in (table.fprop, table.dgrad, table.wgrad))
+    return not all(
+        gemm.high_precision for table in tables for gemm in (table.fprop, table.dgrad, table.wgrad)
+    )
 
 
 def _acts(rule: LayerRule, names: Sequence[str]) -> bool:

@@ -31,6 +31,8 @@ class CallConfig(NamedTuple):
     #: operands whose layout statistics are recorded, as returned by adaptive_layout.measured_at
     measured: str
     slot: int
+    #: whether large rows of dY are scaled down, as GemmTable.gradient_rows says
+    limits_rows: bool = False
 
 
 class Calls:
@@ -75,11 +77,15 @@ class LayerState:
     ):
         self.original: Any = original
         self.table = table.to_text()
+        self.limits_rows = table.gradient_rows == "limited"
         self.layer = layer
         self.seed = seed
         #: shared by the layers that one call of `convert` numbered
         self.numbering = numbering
         self.quantize_eval = quantize_eval
+        #: whether the first backward pass is still to come; what health.py measured there
+        self.awaits_gradient = True
+        self.gradient: Tensor | None = None
         self.draws = any(draws(table.operand(role)) for role in OPERAND_ROLES)
         #: the model's counter, once set_step has been called
         self.counter: SrCounter | None = None
@@ -111,7 +117,9 @@ class LayerState:
                     "set_step. Call fourbits.set_step(model, step) before each micro-batch."
                 )
         measured = measured if observes else ""
-        return CallConfig(self.layer, table, self.counts_itself, training, observes, measured, self.slot)
+        return CallConfig(
+            self.layer, table, self.counts_itself, training, observes, measured, self.slot, self.limits_rows
+        )
 
     def counter_on(self, device: torch.device) -> Tensor:
         """The counter on the layer's device; it stays there, so a step copies it at most once."""

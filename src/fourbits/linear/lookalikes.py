@@ -35,7 +35,9 @@ def _gives_the_same(cls: type[nn.Linear], bias: bool, training: bool) -> bool:
             found: Any = linear(values[24:])
         except Exception:  # noqa: BLE001  # whatever it raises, it is no nn.Linear
             return False
-    same_kind = type(found) is torch.Tensor and found.shape == expected.shape and found.dtype == expected.dtype
+    same_kind = (
+        type(found) is torch.Tensor and found.shape == expected.shape and found.dtype == expected.dtype
+    )
     return same_kind and torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 

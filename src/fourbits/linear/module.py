@@ -10,7 +10,10 @@ from torch.library import custom_op
 
 from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
+from fourbits.linear.functional import NO_SECOND_DERIVATIVE, functional_matmul
+from fourbits.linear.health import look_at
 from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
+from fourbits.linear.limited_rows import limited, scaled_back
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
 from fourbits.linear.ops import flattened, is_part, linear_backward, linear_forward, unflattened
@@ -18,6 +21,8 @@ from fourbits.linear.plan import LinearPlan, linear_plan, reads_through_bf16
 from fourbits.quant.quantize import Operand
 from fourbits.quant.request import signature_of
 
+#: whether a transform of torch.func is active
+under_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
 #: dtypes that autocast casts
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 #: plans that a layer keeps, which bounds memory where every input has a new shape
@@ -91,6 +96,11 @@ class _QuantizedMatmul(torch.autograd.Function):
         x, weight, counter, amax, *parts = ctx.saved_tensors
         config: CallConfig = ctx.config
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
+        if ctx.state is not None and ctx.state.awaits_gradient:
+            look_at(ctx.state, dy)
+        whole, back = dy, None
+        if config.limits_rows:
+            dy, back = limited(dy)
         with torch.no_grad():
             if ctx.plan is not None and runs_eagerly(dy):
                 outputs = _eager_backward(ctx, dy, x, weight, counter, amax, parts, needs)
@@ -113,6 +123,8 @@ class _QuantizedMatmul(torch.autograd.Function):
         if config.counts_itself:
             _count_step(ctx)
         grads = outputs[:3]
+        if back is not None:
+            grads = [scaled_back(grads[0], back), grads[1], whole.sum(0, dtype=torch.float32)]
         if torch.is_grad_enabled():
             sources = [dy, weight] if x is None else [dy, x, weight]
             grads = [grad if grad is None else _FirstDerivative.apply(grad, *sources) for grad in grads]
@@ -181,11 +193,7 @@ class _FirstDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "QuantizedLinear: second derivatives are not supported, because rounding has no derivative. For "
-            "a gradient penalty or a Hessian-vector product, restore the model's nn.Linear layers with "
-            'fourbits.convert(model, "bf16"), or keep the affected layers in BF16 with keep_bf16.names.'
-        )
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
 @custom_op("fourbits::tick", mutates_args={"counter"})
@@ -242,6 +250,8 @@ def traced_matmul(
     state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Y [M, N], computed by the operators that compilers trace. x: [M, K]."""
+    if not torch.compiler.is_compiling() and under_torch_func():
+        return functional_matmul(state, config, x, weight, bias)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     if state.counts_itself and not config.counts_itself:  # another layer of a group advances it
         counter = counter.clone()
@@ -301,7 +311,9 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def runs_eagerly(x: Tensor) -> bool:
-    """Whether nothing traces a call: not the compiler, no tensor subclass, no dispatch mode."""
+    """Whether nothing traces a call: no compiler, no tensor subclass, no dispatch mode, no transform."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter) or x.is_meta:
+        return False
+    if under_torch_func():
         return False
     return torch._C._len_torch_dispatch_stack() == 0  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]

@@ -104,7 +104,9 @@ class Roles:
     def _is_only_user(self, name: str) -> bool:
         """Whether a layer stands directly beside its experts, whatever it is called."""
         parent = self._parent(name)
-        return parent is not None and any(_expert_counts(key, child) for key, child in parent.named_children())
+        return parent is not None and any(
+            _expert_counts(key, child) for key, child in parent.named_children()
+        )
 
 
 def plain_name(name: str) -> str:

@@ -15,10 +15,12 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 
 Kind = Literal["linear", "transposed", "group", "other"]
-#: smallest side of a raw 3D parameter that is listed; taps of convolutions are smaller
+#: smallest last side of a raw parameter of three dimensions that is listed; taps of convolutions are smaller
 _SMALLEST = 8
 #: names of parameters that are looked up, added or multiplied elementwise
-_NOT_MULTIPLIED = re.compile(r"embed|token|pos|bias|table|quer(y|ies)$|latent|codebook|mask|scale|decay|A_log")
+_NOT_MULTIPLIED = re.compile(
+    r"(?<!seg_)embed|token|pos|bias|table|quer(y|ies)$|latent|codebook|mask|scale|decay|A_log"
+)
 _LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -102,10 +104,11 @@ def _others(name: str, module: nn.Module) -> Iterator[Weight]:
         if isinstance(parameter, UninitializedParameter):
             continue
         shape = [size for size in parameter.shape if size != 1]
-        taps = parameter.dim() > 2 and min(parameter.shape[1:]) < _SMALLEST
+        taps = parameter.dim() > 2 and parameter.shape[-1] < _SMALLEST
         if len(shape) > 1 and not taps and not _NOT_MULTIPLIED.search(own):
             rows = torch.Size(shape[:-1]).numel()
-            yield Weight(f"{name}.{own}".lstrip("."), module, "other", (rows, shape[-1]), _why(module, len(shape)))
+            where, why = f"{name}.{own}".lstrip("."), _why(module, len(shape))
+            yield Weight(where, module, "other", (rows, shape[-1]), why)
 
 
 def _why(module: nn.Module, dims: int) -> str:
