@@ -1,6 +1,4 @@
-"""Layers that are linear under another class, wrapper or hook: converted where their forward is nn.Linear's, and
-given back as they were.
-"""
+"""Layers that are linear under another class, wrapper or hook are converted, and given back as they were."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""torch.func.grad gives the bits of a backward pass; vmap and jvp raise one error by name; FLOPs are counted."""
+"""torch.func.grad gives the bits of a backward pass; vmap and jvp raise one error; FLOPs are counted."""
 
 from typing import Any
 

@@ -27,6 +27,7 @@ def reason(summary: ConversionSummary, name: str) -> str:
     return next(row.reason for row in summary.rows if row.name == name)
 
 
+QKV = {f"blocks.{i}.attn.qkv" for i in range(3)}
 INNER = {f"blocks.{i}.{name}" for i in range(3) for name in ("attn.qkv", "mlp")}
 
 
@@ -37,8 +38,8 @@ INNER = {f"blocks.{i}.{name}" for i in range(3) for name in ("attn.qkv", "mlp")}
         ({"include": "*.mlp"}, {f"blocks.{i}.mlp" for i in range(3)}),
         ({"include": ["blocks.1"]}, {"blocks.1.attn.qkv", "blocks.1.mlp"}),  # the modules inside are meant
         ({"exclude": ["*.attn", "blocks.0"]}, {"blocks.1.mlp", "blocks.2.mlp"}),
-        ({"filter_fn": lambda module, name: module.out_features > 64}, {f"blocks.{i}.attn.qkv" for i in range(3)}),
-        ({"min_size": 32 * 96}, {f"blocks.{i}.attn.qkv" for i in range(3)}),
+        ({"filter_fn": lambda module, name: module.out_features > 64}, QKV),
+        ({"min_size": 32 * 96}, QKV),
         ({"keep_last": 0}, INNER | {"blocks.3.attn.qkv", "blocks.3.mlp"}),
         ({"keep_first": "1/2", "keep_last": 1}, {"blocks.2.attn.qkv", "blocks.2.mlp"}),
         ({"include": ["*.mlp", "head"]}, {f"blocks.{i}.mlp" for i in range(3)} | {"head"}),

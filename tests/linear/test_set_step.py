@@ -323,8 +323,7 @@ def test_recomputed_activations_draw_the_same_bits(counted, reentrant):
     [
         (-1, 0, r"step must be in \[0, 2\*\*32\), got -1"),
         (1 << 32, 0, "step must be in"),
-        (0, 8, r"first_token must be a multiple of 16 \(one block\), got 8\. Make the token count"),
-        (0, -16, "first_token must be"),
+        (0, -16, r"first_token must not be negative, got -16\. Count the tokens of a step from 0"),
     ],
 )
 def test_a_step_that_is_none_is_refused(step, first_token, text):

@@ -37,16 +37,16 @@ def adopt(layer: Any, kind: Kind, state: LayerState) -> None:
 
 def restore(name: str, layer: Any) -> None:
     """Give a layer its own class back, if it was converted. Raises ValueError for one wrapped since."""
-    if not isinstance(layer, tuple(_BASES.values())):
+    converted: type[nn.Module] = type(layer)
+    if not issubclass(converted, tuple(_BASES.values())):
         return
-    converted = type(layer)
     if converted not in _BASES.values() and "_joins" not in vars(converted):
         raise ValueError(
             f"convert: {name!r} was wrapped after its conversion and is now {converted.__name__}, whose "
             "class cannot be changed. Apply fully_shard and similar wrappers to blocks, not to single layers."
         )
     _adoptions[0] += 1
-    original: Any = layer.quantization.original
+    original = layer.quantization.original
     del layer.quantization
     layer.__class__ = original
     rebind(layer, converted.forward, original.forward)

@@ -23,13 +23,12 @@ def model_parts(model: Any) -> list[nn.Module]:
     return parts
 
 
-def patterns_of(option: str, given: str | Iterable[str] | None) -> Any:
-    """The patterns of an option as a tuple; None if there are none."""
+def patterns_of(option: str, given: Any) -> tuple[str, ...] | None:
+    """The patterns of an option, a text or several, as a tuple; None if there are none."""
     if given is None:
         return None
-    patterns = (
-        (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
-    )
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    patterns: tuple[Any, ...] = tuple(given) if several else (given,)
     for pattern in patterns:
         if not isinstance(pattern, str) or not pattern:
             raise ValueError(

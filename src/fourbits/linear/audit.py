@@ -153,8 +153,8 @@ def _warn_of(report: AuditReport) -> None:
     if report.bypassed:
         names = ", ".join(report.bypassed[:3]) + (", ..." if len(report.bypassed) > 3 else "")
         _warn(
-            f"{len(report.bypassed)} layers that convert quantized are never called; other code multiplies by "
-            f"their weights in high precision ({names}). {report.claimed_share:.0%} of the weights were "
+            f"{len(report.bypassed)} layers that convert quantized are never called; other code multiplies "
+            f"by their weights in high precision ({names}). {report.claimed_share:.0%} of the weights were "
             f"claimed, {report.called_share:.0%} ran. Name them in exclude; fourbits.audit(model) lists them."
         )
     for finding in report.gradients:

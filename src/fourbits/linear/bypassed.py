@@ -1,4 +1,4 @@
-"""Linear layers whose weight other code reads without calling the layer, so that converting them has no effect.
+"""Linear layers whose weight other code reads without calling them, so that converting them has no effect.
 
 PyTorch's and mamba_ssm's fused kernels are known by name; other code is read: a class that mentions
 `self.child.weight` and the child for nothing else multiplies by that weight itself. What neither shows, the

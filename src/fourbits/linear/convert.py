@@ -54,9 +54,9 @@ def convert(
 
     include, exclude: shell-style patterns of the names of layers or of modules around them; a layer that
     include names exactly is quantized even if it is a head or in a block that stays in BF16. filter_fn:
-    (module, name) -> whether it may be quantized. min_size: fewest weights of a quantized layer. stacks: names
-    of the containers of blocks, in place of those found. keep_first, keep_last: how many blocks of each stack
-    stay in BF16, or their share such as "8/62", in place of the recipe's.
+    (module, name) -> whether it may be quantized. min_size: fewest weights of a quantized layer. stacks:
+    names of the containers of blocks, in place of those found. keep_first, keep_last: how many blocks of each
+    stack stay in BF16, or their share such as "8/62", in place of the recipe's.
 
     seed: the seed of all random bits, in [0, 2**32). backend: the GEMM backend; "native" uses Blackwell FP4
     tensor cores for the GEMMs they support, after a self-check. Returns the precision of each layer, with the

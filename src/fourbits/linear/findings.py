@@ -1,4 +1,4 @@
-"""What a conversion found beside its rows: names of a recipe that no layer has, and gaps that need a warning."""
+"""Findings of a conversion besides its rows: names of a recipe that no layer has, and gaps to warn of."""
 
 import warnings
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ def require_recipe_matches(recipe: Recipe, names: Sequence[str]) -> None:
         for pattern in patterns:
             if pattern not in _SHIPPED and not any(matches(name, (pattern,)) for name in names):
                 raise ValueError(
-                    f"recipe {recipe.name}: {option} must match a linear layer of the model, got {pattern!r}, "
-                    f"which matches none.{nearest_module(pattern, names)} '*' also matches dots."
+                    f"recipe {recipe.name}: {option} must match a linear layer of the model, got "
+                    f"{pattern!r}, which matches none.{nearest_module(pattern, names)} '*' also matches dots."
                 )
 
 
@@ -73,8 +73,9 @@ def warn_of_gaps(
         kept = table.fprop.high_precision and table.dgrad.high_precision and table.wgrad.high_precision
         if kept and not _acts(rule, names):
             _warn(
-                f"recipe {recipe.name} keeps layers in BF16 ({rule.why or 'layers'}) that this model does not "
-                f"have by these names: {', '.join(rule.names)}. If it has them by others, name them in exclude."
+                f"recipe {recipe.name} keeps layers in BF16 ({rule.why or 'layers'}) that this model does "
+                f"not have by these names: {', '.join(rule.names)}. If it has them by others, name those in "
+                "exclude."
             )
     blocks = tuple(f"{block}." for stack in stacks for block in stack.blocks)
     outside = [row.name for row in summary.rows if row.quantized and not row.name.startswith(blocks)]
@@ -84,8 +85,8 @@ def warn_of_gaps(
     headless = not chosen and not any(row.reason.startswith(_HEADS) for row in summary.rows)
     if headless and outside and any(isinstance(module, nn.Embedding) for _, module in modules):
         _warn(
-            f"no output head was found, and {outside[-1]!r} is quantized although it is outside of the blocks. "
-            "If it is the head, name it in exclude."
+            f"no output head was found, and {outside[-1]!r} is quantized although it is outside of the "
+            "blocks. If it is the head, name it in exclude."
         )
 
 

@@ -27,8 +27,8 @@ class UnsupportedTransformError(RuntimeError):
 def refuse_transform(*_: Any) -> NoReturn:
     """Raises UnsupportedTransformError."""
     raise UnsupportedTransformError(
-        "QuantizedLinear: torch.func.vmap and jvp are not supported, because all rows of a call share one scale "
-        "and rounding has no derivative; grad and vjp are. For per-sample gradients or forward-mode AD, restore "
+        "QuantizedLinear: torch.func.vmap and jvp are not supported, because all rows of a call share one "
+        "scale and rounding has no derivative; grad and vjp are. For per-sample gradients, restore "
         'the model\'s own layers with fourbits.convert(model, "bf16").'
     )
 
@@ -52,11 +52,13 @@ class FunctionalMatmul(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the inputs."""
         x, weight, _, counter, amax, ctx.config, ctx.state = inputs
         ctx.save_for_backward(x, weight, counter, amax)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """dy: [M, N] -> the gradients of the inputs."""
         x, weight, counter, amax = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:3])
         outputs = _Gradients.apply(dy, x, weight, counter, amax, ctx.config, needs)
@@ -65,8 +67,8 @@ class FunctionalMatmul(torch.autograd.Function):
                 ctx.state.own_counter[1] += 1
         return (*(grad if need else None for grad, need in zip(outputs, needs, strict=False)), *[None] * 4)
 
-    vmap = staticmethod(refuse_transform)
-    jvp = staticmethod(refuse_transform)
+    vmap = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
+    jvp = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
 
 
 class _Gradients(torch.autograd.Function):
@@ -95,10 +97,11 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:
+        """Raises RuntimeError."""
         raise RuntimeError(NO_SECOND_DERIVATIVE)
 
-    vmap = staticmethod(refuse_transform)
-    jvp = staticmethod(refuse_transform)
+    vmap = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
+    jvp = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
 
 
 def functional_matmul(

@@ -1,4 +1,4 @@
-"""Whether one scale per tensor fits a layer's output gradient, looked at once, in a layer's first backward pass.
+"""Whether one scale per tensor fits a layer's output gradient, measured in its first backward pass.
 
 A token whose gradient is orders of magnitude larger than all others, such as one with an embedding of exact
 zeros before a norm, takes the whole range of the format: the blocks of the other tokens get a scale of zero.
@@ -35,8 +35,8 @@ def look_at(state: LayerState, dy: Tensor) -> None:
 
 
 def lost_blocks_and_large_rows(dy: Tensor) -> Tensor:
-    """Of a gradient [M, N]: the share of its nonzero 1x16 blocks whose scale would be zero, and the share of its
-    nonzero rows that are about as large as its amax. fp32 [2], on its device.
+    """Of a gradient [M, N]: the share of its nonzero 1x16 blocks whose scale would be zero, and the share of
+    its nonzero rows that are about as large as its amax. fp32 [2], on its device.
     """
     magnitude = nn.functional.pad(dy.detach().abs(), (0, -dy.shape[1] % 16))
     blocks = magnitude.unflatten(1, (-1, 16)).amax(2).float()
@@ -63,8 +63,8 @@ def described(layers: Sequence[tuple[str, LayerState]]) -> tuple[str, ...]:
     lost, large, name = max(hit)
     return (
         f"a few tokens dominate the gradients of {len(hit)} of {len(seen)} quantized layers: in {name!r}, "
-        f"{large:.1%} of the tokens are as large as the largest, and {lost:.0%} of the blocks have a scale of "
-        "zero, so the other tokens learn nothing. Such a token often has an embedding of exact zeros "
+        f"{large:.1%} of the tokens are as large as the largest, and {lost:.0%} of the blocks have a scale "
+        "of zero, so the other tokens learn nothing. Such a token often has an embedding of exact zeros "
         "(padding_idx with a label): give it the label -100, or no padding_idx. Otherwise set "
         "gradient_rows: limited in the recipe (docs/convert.md).",
     )

@@ -1,6 +1,6 @@
-"""Output gradients in which a few tokens are far larger than all others, for recipes with gradient_rows: limited.
+"""Output gradients in which a few tokens are far larger than all others: gradient_rows: limited.
 
-Rows of dY above 16 times the geometric mean of the nonzero rows' amaxes are scaled down to it by a power of two
+Rows of dY above 16 times the typical row (in powers of two) are scaled down to that by a power of two
 before dY is quantized, so that one scale per tensor, and one rotation of 16 tokens, fits all others. Dgrad's
 result is scaled back exactly, row by row. Wgrad sums over rows and cannot be: there such a token counts for
 less, as under a clipping of gradients by token. docs/nvfp4.md, section 18.

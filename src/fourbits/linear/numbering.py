@@ -1,6 +1,6 @@
 """Layer numbers: what tells the random streams of a model's layers apart.
 
-One call of `convert` numbers its layers from 0 on. Where parts of a model were converted one by one, the model's
+One call of `convert` numbers its layers from 0 on. Where parts of a model were converted one by one, its
 first `set_step` moves the numbers of the later ones past those of the earlier ones.
 """
 

@@ -1,4 +1,4 @@
-"""Which table a linear layer gets, and why: the recipe's rules, the caller's choice, and the facts of the model."""
+"""Which table a linear layer gets, and why: the recipe's rules, the caller's choice, the model's facts."""
 
 from collections import Counter
 from collections.abc import Sequence

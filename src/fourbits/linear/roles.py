@@ -1,5 +1,4 @@
-"""Linear layers that training in low precision leaves alone, known by what they do: routers, gates of experts,
-adapters, and heads.
+"""Linear layers that stay in high precision for what they do: routers, gates of experts, adapters, heads.
 
 A recipe's names say which layers its authors kept. These rules hold for any model, so they look at its
 structure: how many experts there are, which blocks come last, what wraps a frozen layer.
@@ -130,6 +129,7 @@ def _expert_counts(key: str, child: nn.Module) -> set[int]:
 def _output_embeddings(module: nn.Module) -> nn.Module | None:
     get_head: Any = getattr(module, "get_output_embeddings", None)
     try:
-        return get_head() if callable(get_head) else None
+        head: Any = get_head() if callable(get_head) else None
+        return head
     except (AttributeError, NotImplementedError):  # of a task without an output embedding
         return None

@@ -1,6 +1,6 @@
 """Stacks of blocks: the runs of repeated modules of a model, each with a first and a last block.
 
-A model has a stack per encoder, decoder or tower. A stack is the outermost container of at least two blocks: a
+A model has a stack per encoder, decoder or tower. A stack is the outermost container of two or more blocks: a
 ModuleList, a ModuleDict with numbers for keys, the run of one class in another container, or attributes
 that are numbered. Where the entries are stages of different widths, as in Swin, the blocks are the stages'.
 """

@@ -64,7 +64,7 @@ def set_step(
     step (over ranks and micro-batches). Random bits are then a function of (seed, step, token), whatever the
     number of ranks and micro-batches, and a resumed run repeats them. A first_token that is no multiple of 16
     (one block) is rounded up, past all blocks of the micro-batches before it in this process, so that no
-    noise repeats; several ranks need multiples of 16, because they do not know each other's. reduce: needed by
+    noise repeats; several ranks need multiples of 16, not knowing each other's. reduce: needed by
     amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
     that no weight was written since the last set_step, so that layers may reuse their quantized weights. If
     you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured tensors before
@@ -77,7 +77,8 @@ def set_step(
         raise ValueError(f"set_step: step must be in [0, 2**32), got {step}. Count optimizer steps from 0.")
     if first_token < 0:
         raise ValueError(
-            f"set_step: first_token must not be negative, got {first_token}. Count the tokens of a step from 0."
+            f"set_step: first_token must not be negative, got {first_token}. "
+            "Count the tokens of a step from 0."
         )
     found = _found.get(model)
     if found is None or found.changes != _changes():

@@ -1,4 +1,4 @@
-"""QuantizedConv1D: transformers' Conv1D, a linear layer whose weight is [in, out], with the GEMMs of a table."""
+"""QuantizedConv1D: transformers' Conv1D, a linear layer whose weight is [in, out], by a table."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ class QuantizedConv1D(nn.Module):
         width = weight.shape[1]
         if x.shape[-1:] != (width,):
             raise ValueError(
-                f"QuantizedConv1D: the last dimension of the input must be {width}, got shape {list(x.shape)}. "
-                "Pass an input of that width."
+                f"QuantizedConv1D: the last dimension of the input must be {width}, got shape "
+                f"{list(x.shape)}. Pass an input of that width."
             )
         config = state.config(self.training, self.training and torch.is_grad_enabled())
         if runs_eagerly(x):

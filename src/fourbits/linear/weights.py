@@ -77,14 +77,14 @@ def named_modules(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[Weight]:
     """What matrix multiplications read, in the order of the modules."""
     for name, module in modules:
+        layer: Any = module
         if is_group(module):
-            count, out, width = len(module.weight), module.out_features, module.in_features  # pyright: ignore
-            yield Weight(name, module, "group", (count * out, width))  # pyright: ignore[reportOperatorIssue]
+            rows = len(layer.weight) * layer.out_features
+            yield Weight(name, layer, "group", (rows, layer.in_features))
         elif isinstance(module, nn.Linear):
-            yield Weight(name, module, "linear", (module.out_features, module.in_features))
+            yield Weight(name, layer, "linear", (layer.out_features, layer.in_features))
         elif is_transposed(module):
-            width, out = module.weight.shape  # pyright: ignore[reportGeneralTypeIssues]
-            yield Weight(name, module, "transposed", (out, width))
+            yield Weight(name, layer, "transposed", (layer.weight.shape[1], layer.weight.shape[0]))
         else:
             yield from _others(name, module)
 
