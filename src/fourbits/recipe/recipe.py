@@ -110,8 +110,8 @@ class KeepBF16:
     """Linear layers that are not quantized. Raises ValueError for an invalid count or share.
 
     A number of blocks is a count, or a share of the model's blocks as text ('8/62'), rounded half up; a share
-    of the last blocks keeps at least one. A block is one entry of the model's largest ModuleList of repeated
-    blocks.
+    of the last blocks keeps at least one. They are counted in each stack of blocks: encoder, decoder,
+    tower.
     """
 
     #: shell-style patterns of module names; '*' also matches dots
