@@ -1,5 +1,7 @@
 """A token whose gradient dwarfs all others is found and said, and limited rows train through it."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -56,10 +58,14 @@ def gradients(model: nn.Module, recipe: str | Recipe) -> dict[str, torch.Tensor]
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def llama_config(sizes: dict[str, Any]) -> LlamaConfig:
+    return LlamaConfig(**sizes)
+
+
 def trapped() -> LlamaForCausalLM:
     """The first token's embedding is exact zeros, and pre-norm blocks multiply its gradient by 1000 each."""
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**{**HEADS, "pad_token_id": 0, "num_hidden_layers": 4}))
+    return LlamaForCausalLM(llama_config({**HEADS, "pad_token_id": 0, "num_hidden_layers": 4}))
 
 
 def norm(found: dict[str, torch.Tensor]) -> float:
@@ -74,7 +80,7 @@ def test_a_row_of_zeros_in_the_embedding_is_found_by_the_audit_and_by_the_first_
     assert "3.2% of the tokens" in finding
     with pytest.warns(UserWarning, match=r"padding_idx with a label.*gradient_rows: limited"):
         torch.optim.SGD(model.parameters(), lr=0.1).step()
-    usual = LlamaForCausalLM(LlamaConfig(**{**HEADS, "pad_token_id": None}))
+    usual = LlamaForCausalLM(llama_config({**HEADS, "pad_token_id": None}))
     gradients(usual, "nvfp4")
     assert audit(usual).gradients == ()
 

@@ -108,7 +108,7 @@ def test_a_class_that_gives_nn_linears_numbers_is_converted_and_stays_an_instanc
 
 
 def test_a_parametrized_linear_is_quantized_and_its_parametrization_trained():
-    layer = parametrizations.weight_norm(nn.Linear(32, 48))
+    layer: Any = parametrizations.weight_norm(nn.Linear(32, 48))
     (row,) = convert(layer, "nvfp4").rows
     assert row.quantized
     _, _, *gradients = results(layer)

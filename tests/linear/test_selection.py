@@ -1,6 +1,7 @@
 """A caller chooses layers by name, by function and by size; a name that means nothing is an error."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch import nn
@@ -17,6 +18,10 @@ def model() -> nn.Module:
 
     body = nn.ModuleList([block() for _ in range(4)])
     return nn.ModuleDict({"embed": nn.Embedding(64, 32), "blocks": body, "head": nn.Linear(32, 64)})
+
+
+def convert_with(chosen: nn.Module, options: dict[str, Any]) -> ConversionSummary:
+    return convert(chosen, "nvfp4", **options)
 
 
 def quantized(summary: ConversionSummary) -> set[str]:
@@ -63,10 +68,10 @@ def test_a_pattern_that_matches_nothing_names_the_nearest_module(option):
     with pytest.raises(
         ValueError, match=rf"convert: {option} must match .* '\*\.qvk', .* nearest is .*attn\.qkv'"
     ):
-        convert(model(), "nvfp4", **{option: ["*.qvk"]})
+        convert_with(model(), {option: ["*.qvk"]})
     converted = model()
     with pytest.raises(ValueError, match="which matches none"):
-        convert(converted, "nvfp4", **{option: "decoder"})
+        convert_with(converted, {option: "decoder"})
     assert not any(hasattr(module, "quantization") for module in converted.modules())
 
 

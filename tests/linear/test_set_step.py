@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fourbits.linear import module as linear_module
 from fourbits.linear.convert import convert
+from fourbits.linear.layer_state import state_of
 from fourbits.linear.step import counters_of, set_step
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
@@ -354,7 +355,8 @@ def test_a_first_token_is_rounded_up_and_multiples_of_16_stay():
 
 def test_parts_converted_one_by_one_share_no_noise_and_those_converted_at_once_keep_their_numbers():
     def numbers(model: nn.Module) -> list[int]:
-        return [module.quantization.layer for module in model.modules() if hasattr(module, "quantization")]
+        states = (state_of(module) for module in model.modules())
+        return [state.layer for state in states if state is not None]
 
     whole = nn.ModuleDict(
         {"encoder": nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), "decoder": nn.Linear(32, 32)}

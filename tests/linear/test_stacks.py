@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
+import transformers
 from torch import nn
 
 from fourbits.linear.convert import convert
+from fourbits.linear.layer_state import state_of
 from fourbits.linear.stacks import find_stacks
 from fourbits.linear.summary import ConversionSummary
+
+hf: Any = transformers
 
 
 class Block(nn.Module):
@@ -150,5 +153,5 @@ def test_parts_of_a_model_have_one_numbering_and_one_stack():
     summary = convert(parts, "nvfp4", keep_first=1, keep_last=1)
     assert [(stack.name, stack.blocks) for stack in summary.stacks] == [("layers", 6)]
     assert {name.rpartition(".")[0] for name in kept(summary)} == {"0.layers.0", "1.layers.5"}
-    numbers = [m.quantization.layer for part in parts for m in part.modules() if hasattr(m, "quantization")]
-    assert numbers == list(range(2, 10))
+    states = [state_of(module) for part in parts for module in part.modules()]
+    assert [state.layer for state in states if state is not None] == list(range(2, 10))

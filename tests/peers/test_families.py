@@ -32,6 +32,7 @@ COSINE = 0.85
 LOWER = {
     "T5": 0.7,  # an initial loss of 19, four times the entropy: attention is not scaled by the head's width
     "Mamba2": 0.7,  # exponentials of quantized projections
+    "Dinov2": 0.7,  # dY lies in few tokens, so that noise averages little: 0.91 for the mean of 16 draws
     "Funnel": 0.6,  # an initial loss near zero, so that gradients are differences of small numbers
 }
 
@@ -48,7 +49,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model.train()
 
 
-def backward(model: nn.Module, inputs: Inputs) -> float:
+def backward(model: Any, inputs: Inputs) -> float:
     loss = model(**inputs).loss
     loss.backward()
     return loss.item()
@@ -66,7 +67,7 @@ def unmentioned(model: nn.Module, read: set[str], summary: ConversionSummary) ->
     return {name for name in read if not any(mentioned(other) for other in names[id(found[name])])}
 
 
-def gradients(model: nn.Module, layers: set[str]) -> torch.Tensor:
+def gradients(model: Any, layers: set[str]) -> torch.Tensor:
     found = [model.get_submodule(name).weight.grad for name in sorted(layers)]
     return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
 
@@ -76,7 +77,7 @@ def test_a_family_converts_without_gaps_and_trains(family):
     model: Any
     model, inputs = FAMILIES[family]()
     without_dropout(model)
-    plain = copy.deepcopy(model)
+    plain: Any = copy.deepcopy(model)
     with Multiplied(plain) as read:
         loss = plain(**inputs).loss
     loss.backward()

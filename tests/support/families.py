@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import transformers as hf
+import transformers
 from torch import nn
+
+hf: Any = transformers  # configs from tables, whose fields no type checker can follow
 
 Inputs = Mapping[str, Any]
 Family = Callable[[], tuple[nn.Module, Inputs]]
@@ -26,9 +28,9 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-GROUPED = {**SIZES, "num_key_value_heads": 2}
-HEADS = {**GROUPED, "head_dim": 8}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GROUPED: dict[str, Any] = {**SIZES, "num_key_value_heads": 2}
+HEADS: dict[str, Any] = {**GROUPED, "head_dim": 8}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GPT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "n_embd": 32,
@@ -173,7 +175,7 @@ SEEN: dict[str, Any] = {
     "image_size": 32,
     "patch_size": 8,
 }
-STAGES = {
+STAGES: dict[str, Any] = {
     "image_size": 32,
     "patch_size": 2,
     "embed_dim": 16,
@@ -182,7 +184,13 @@ STAGES = {
     "window_size": 4,
 }
 CLASSES = "ForImageClassification"
-MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+MLA: dict[str, Any] = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 
 FAMILIES: dict[str, Family] = {
     **{
@@ -214,7 +222,15 @@ FAMILIES: dict[str, Family] = {
     "CodeGen": causal("CodeGen", GPT, rotary_dim=8),
     "GPTBigCode": causal("GPTBigCode", GPT),
     "GPTNeo": causal(
-        "GPTNeo", {**SIZES, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+        "GPTNeo",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "max_position_embeddings": 64,
+        },
     ),
     "OPT": causal("OPT", {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32}),
     "Bloom": causal("Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 3, "n_head": 4}),

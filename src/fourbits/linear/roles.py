@@ -22,7 +22,7 @@ _ROUTER = re.compile(r"(?:^|\.)\w*router\w*(?:\.|$)", re.IGNORECASE)
 _GATE = re.compile(r"(?:^|[._])(?:gate|wg|gating)(?:\.[^.]+)?$")
 #: heads outside of all blocks; those that mean nothing else even in a model without blocks
 _HEAD = re.compile(r"(?:^|\.)(?:heads?|output|classifier|score|qa_outputs|pooler|fc|logits|unembed)(?=\.|$)")
-_UNMISTAKABLE = re.compile(r"(?:lm_head|heads?|classifier|score|qa_outputs)(?=\.|$)")
+_UNMISTAKABLE = re.compile(r"(?:lm_head|heads?|classifier|score|qa_outputs|fc)(?=\.|$)")
 
 
 class Roles:
