@@ -1,12 +1,14 @@
 # `make demo` and `make test` each do everything on a fresh machine: environment, installation, the job.
 PYTHON ?= python3
-# Where pip finds a PyTorch without CUDA. For a GPU machine see the README's install line.
+# Empty without an NVIDIA GPU. With one, PyTorch comes from PyPI, with CUDA and the Triton that belongs to it.
+GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+# Where pip finds PyTorch without CUDA, a tenth of the size, for machines without a GPU.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT ?= runs/demo
 
-# Other implementations, at the versions the figures in docs/benchmarks.md are of. They get an environment on top of
+# Other implementations, at the versions behind the figures in docs/benchmarks.md. They get an environment on top of
 # the project's, so that importing them changes nothing elsewhere.
 PEERS := .venv-peers
 PEER_PACKAGES := torchao==0.18.0 compressed-tensors==0.20.0 fouroversix==1.0.5 loguru psutil
@@ -15,11 +17,13 @@ PEER_PACKAGES := torchao==0.18.0 compressed-tensors==0.20.0 fouroversix==1.0.5 l
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      train BF16, FP8, MXFP4 and NVFP4 side by side on this CPU; writes $(DEMO_OUT)/report.html"
+	@echo "make install   make $(VENV), with CUDA if there is an NVIDIA GPU (GPU= or GPU=yes overrides)"
+	@echo "make demo      train in BF16, FP8, MXFP4 and NVFP4, and compare; writes $(DEMO_OUT)/report.html"
 	@echo "make test      run the tests"
 	@echo "make check     lint, types and layers, in seconds"
-	@echo "make test-gpu  run the tests that need a CUDA device, and compute-sanitizer where it is (make sanitize)"
-	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, which it installs beside"
+	@echo "make test-gpu  run the tests that need a CUDA device, and compute-sanitizer if installed (make sanitize)"
+	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, in an environment of their own;"
+	@echo "                then the slow tests: kernels built for more GPUs, memory accesses checked in more cases"
 	@echo "make bench     print the speed of quantizer, linear, training step and data"
 	@echo "make clean     remove caches and build products (the environment and runs stay)"
 
@@ -31,11 +35,25 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "fourbits: $(PYTHON) cannot make an environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
+ifeq ($(GPU),)
 # torch first and by itself, so that only torch is looked up in TORCH_INDEX and no CUDA package comes along.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV) (once; PyTorch for CPU and its tools, a few minutes)"
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --extra-index-url $(TORCH_INDEX) torch
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+else
+$(VENV)/.installed: $(VENV)/.installed-gpu
+	@touch $@
+endif
+
+# constraints.txt pins the CPU's torch and triton; here PyPI's torch brings its own. One without CUDA has to go first.
+$(VENV)/.installed-gpu: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (once; PyTorch with CUDA and its tools, a few minutes)"
+	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' 2>/dev/null || \
+	  $(BIN)/python -m pip uninstall --quiet --yes torch triton 2>/dev/null
+	@grep -vE '^(torch|triton)==' constraints.txt > $(VENV)/constraints-gpu.txt
+	@$(BIN)/python -m pip install --quiet -c $(VENV)/constraints-gpu.txt -e '.[dev]'
 	@touch $@
 
 install: $(VENV)/.installed
@@ -43,7 +61,7 @@ install: $(VENV)/.installed
 demo: install
 	$(BIN)/fourbits demo --out $(DEMO_OUT)
 
-# One worker a core, at most 8; each begins with its own part of the files, whose compiled code it then reuses.
+# One worker per core, at most 8; each starts with its own part of the files, whose compiled code it then reuses.
 TEST_JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 8 ? 8 : n)))
 
 test: install
@@ -55,21 +73,14 @@ check: install
 	$(BIN)/pyright
 	$(BIN)/pytest -q tests/test_layers.py tests/test_style.py
 
-# On a GPU machine torch comes from PyPI, with CUDA and the Triton that belongs to it, unless .venv has one already.
-$(VENV)/.installed-gpu: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing into $(VENV) (once; PyTorch with CUDA and its tools, a few minutes)"
-	@grep -vE '^(torch|triton)==' constraints.txt > $(VENV)/constraints-gpu.txt
-	@$(BIN)/python -m pip install --quiet -c $(VENV)/constraints-gpu.txt -e '.[dev]'
-	@touch $@
-
-# Side by side, because tests mostly compile: half of the cores, at most 16 (each holds some GB of the card).
+# In parallel, because tests mostly compile: half of the cores, at most 16 (each holds some GB of GPU memory).
 GPU_JOBS ?= $(shell n=$$(($$(nproc) / 2)); echo $$((n < 1 ? 1 : n > 16 ? 16 : n)))
 
-# Models at full width alone, because two of them beside other tests would fill 80 GB. Whatever fails, all of it runs.
+# Models at full width run alone, because two of them with other tests would fill 80 GB. A failure stops nothing.
 LARGE := tests/model/test_full_width.py
 test-gpu: $(VENV)/.installed-gpu
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
-	  { echo "fourbits: the torch in $(VENV) finds no CUDA device; if nvidia-smi does, it is a torch without CUDA:" \
+	  { echo "fourbits: the torch in $(VENV) finds no CUDA device; if nvidia-smi does, torch may lack CUDA:" \
 	  "remove $(VENV) and run make test-gpu again" >&2; exit 1; }
 	@failed=0; \
 	$(BIN)/pytest -q -m gpu -n $(GPU_JOBS) --continue-on-collection-errors --ignore $(LARGE) || failed=1; \
@@ -77,10 +88,10 @@ test-gpu: $(VENV)/.installed-gpu
 	$(MAKE) --no-print-directory sanitize || failed=1; \
 	exit $$failed
 
-# Every kernel under compute-sanitizer, in shares side by side.
+# Every kernel under compute-sanitizer, split into shares that run in parallel.
 sanitize: $(VENV)/.installed-gpu
 	@if ! command -v compute-sanitizer >/dev/null; then \
-	  echo "fourbits: compute-sanitizer not found (it is part of the CUDA toolkit): its cases are left out" >&2; exit 0; \
+	  echo "fourbits: compute-sanitizer not found (it is part of the CUDA toolkit): its cases are skipped" >&2; exit 0; \
 	fi; \
 	export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests; \
 	failed=0; shares=; \
@@ -101,6 +112,7 @@ $(PEERS)/.installed: Makefile $(VENV)/.installed
 
 test-peers: $(PEERS)/.installed
 	$(PEERS)/bin/python -m pytest -q -m peers tests/peers
+	$(BIN)/pytest -q -m slow -n $(TEST_JOBS) --dist worksteal
 
 bench: install
 	$(BIN)/fourbits bench quantize

@@ -1,6 +1,7 @@
 """What every test may rely on: two threads, fixed seeds, and no GPU test where there is no GPU.
 
-Tests of peers run on request only (`make test-peers`), because they need packages that nothing else does.
+Tests of peers run on request only (`make test-peers`), because they need packages that nothing else does;
+slow ones, sweeps of minutes, with them.
 """
 
 import random
@@ -26,8 +27,7 @@ def fixed_seeds():
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [] if torch.cuda.is_available() else ["gpu"]
-    if "peers" not in config.option.markexpr:
-        left_out.append("peers")
+    left_out += [marker for marker in ("peers", "slow") if marker not in config.option.markexpr]
     deselected = [item for item in items if any(map(item.get_closest_marker, left_out))]
     config.hook.pytest_deselected(items=deselected)
     items[:] = [item for item in items if item not in set(deselected)]

@@ -13,6 +13,8 @@ LAYERS = [
     "yaml_text",
     "settings",
     "triton_version",
+    "compile_notice",
+    "operators",
     "device",
     "formats",
     "quant",
@@ -48,6 +50,8 @@ ENTRIES = {
     "quant/quantize.py",  # the dispatcher, what it checks, and the statistics of what it quantizes
     "quant/arguments.py",
     "quant/amax_stats.py",
+    "quant/scale_hierarchy.py",  # the table of how block scales are derived and stored
+    "quant/register.py",  # what users add to that table, tried out
     "gemm/matmul.py",
     "linear/amax_policy.py",
     "linear/fake_shapes.py",

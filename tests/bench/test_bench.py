@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fourbits.bench import linear, quantize, quantize_recipe, ssd, timing
+from fourbits.bench import hf, linear, quantize, quantize_recipe, ssd, timing
 from fourbits.linear.amax_policy import IN_USE, OPERANDS
 from fourbits.linear.checkpoint_state import books_of
 from fourbits.model import linear as model_linear
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def small(monkeypatch):
     monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(timing, "product_rate", lambda device: 1e12)
-    for module in (quantize, quantize_recipe, linear, ssd):
+    for module in (quantize, quantize_recipe, linear, ssd, hf):
         monkeypatch.setattr(module, "product_rate", lambda device: 1e12)
     monkeypatch.setattr(quantize, "_CPU_SHAPE", (64, 64))
     monkeypatch.setitem(quantize_recipe._SHAPE, "cpu", (64, 128))
@@ -112,3 +112,20 @@ def test_the_gemm_rate_is_measured_on_the_gemms_of_linear_layers(has_units, monk
     monkeypatch.setattr(timing, "median_seconds", lambda run, *_, **__: products.append(run()) or 1.0)
     assert timing.product_rate(CPU) == 2 * 32**3
     assert products[0].dtype == (torch.bfloat16 if has_units else torch.float32)
+
+
+def test_a_users_llama_is_compared_with_its_own_bf16_in_the_same_mode():
+    lines = []
+    results = {result.name: result for result in hf.bench_hf(CPU, lines.append, ["tiny"], ["eager"]).results}
+    base, ours = results["64x2, 2x32 eager bf16"], results["64x2, 2x32 eager nvfp4"]
+    assert ours.value == pytest.approx(base.seconds / ours.seconds)
+    assert ours.host_seconds is not None
+    assert 0 < ours.host_seconds <= ours.seconds
+    assert [line.split(":")[0] for line in lines] == [base.name, ours.name]
+
+
+@pytest.mark.parametrize(("option", "value"), [("sizes", "huge"), ("modes", "fast")])
+def test_an_unknown_size_or_mode_of_hf_is_refused_by_name(option, value):
+    known = {"sizes": ["tiny"], "modes": ["eager"], option: [value]}
+    with pytest.raises(ValueError, match=f"--{option}: must be of .*, got {value}"):
+        hf.bench_hf(CPU, print, known["sizes"], known["modes"])

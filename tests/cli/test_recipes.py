@@ -59,6 +59,38 @@ def test_the_text_of_an_operand_has_every_option_that_is_not_at_its_default():
     assert operand_text(recipe.wgrad.rhs) == "nvfp4 1x16 ms-eden, rht 128 (per-call), re-quantized from Fprop"
 
 
+ROWS = ["--fprop.rhs.block", "[1, 16]"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "warns"),
+    [
+        (["nvfp4"], None),
+        (["nvfp4", "--keep_bf16.last_blocks", "1"], None),
+        (
+            ["nvfp4", *ROWS],
+            "warning: W is nvfp4 1x16 rne in Fprop and nvfp4 16x16 rne in Dgrad, so gradients",
+        ),
+        (
+            ["nvfp4", *ROWS, "--dgrad.rhs.block", "[1, 16]"],
+            "warning: Fprop and Dgrad quantize W (nvfp4 1x16 rne) along different axes, so gradients",
+        ),
+        (["nvfp4-fwd"], "warning: W is nvfp4 16x16 rne in Fprop and bf16 in Dgrad"),
+        (["bf16"], None),
+        (["bf16", "--fprop.rhs.format", "fp32"], "warning: W is fp32 in Fprop and bf16 in Dgrad"),
+        (["quartet2"], None),  # Dgrad's W is computed from the values of Fprop's
+        (
+            ["nemotron3-super"],
+            "warning: *.mixer.out_proj *.mamba.out_proj: Fprop and Dgrad quantize W (mxfp8",
+        ),
+    ],
+)
+def test_show_warns_where_dgrad_multiplies_by_another_w_than_fprop(argv, warns, capsys):
+    text = " ".join(shown(capsys, "show", *argv).split())
+    assert ("warning: " in text) == (warns is not None)
+    assert warns is None or warns in text
+
+
 def test_a_setting_previews_its_effect(capsys):
     changed = json.loads(shown(capsys, "show", "nvfp4", "--json", "--dgrad.lhs.rounding", "rne"))
     assert changed["dgrad"]["lhs"]["rounding"] == "rne"

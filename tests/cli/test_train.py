@@ -10,7 +10,7 @@ import pytest
 from fourbits.cli import train as command
 from fourbits.cli.main import main
 from fourbits.train import trainer
-from fourbits.train.report import ProgressReport
+from fourbits.train.listener import ProgressPrinter
 
 SETTINGS = {
     "model": "{vocab_size: 384, d_model: 16, pattern: '*-', d_ffn: 32, "
@@ -68,14 +68,14 @@ def test_a_finished_run_is_reported_as_finished_again(config, tmp_path, capsys):
 def test_a_stopped_run_exits_by_its_signal_and_its_config_resumes_it(
     config, tmp_path, capsys, monkeypatch, number, code
 ):
-    step = ProgressReport.step
+    step = ProgressPrinter.step
 
     def step_and_signal(self, record):
         step(self, record)
         if record["step"] == 2:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(command.TrainReport, "step", step_and_signal)
+    monkeypatch.setattr(command.TrainPrinter, "step", step_and_signal)
     assert train(config, "--out", tmp_path / "run") == code
     out, err = capsys.readouterr()
     assert f"resume with: fourbits train {tmp_path / 'run' / 'config.yaml'}" in out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fourbits.data.corpora.sources import file_sources
-from fourbits.data.inspect import duplicate_documents, length_quantiles, phase_plan, sample_locations
+from fourbits.data.inspect import duplicate_documents, length_quantiles, phase_reads, sample_locations
 from fourbits.data.prepare.prepare import PrepareOptions, prepare
 from fourbits.data.prepare.token_writer import TokenFileWriter
 from fourbits.data.stream.blend import Phase
@@ -35,15 +35,15 @@ def stream(files, total=300, **options) -> PhasedStream:
     return PhasedStream(files, DEMO_PHASES, total_samples=total, seq_len=SEQ_LEN, seed=1, **options)
 
 
-def test_the_plan_counts_the_samples_that_the_stream_returns(files):
+def test_the_phases_count_the_samples_that_the_stream_returns(files):
     reader = stream(files)
-    plan = phase_plan(reader, STEP)
-    assert [(p.first_step, p.end_step) for p in plan] == [(0, 53), (52, 68), (67, 75)]  # 210 = 52.5 steps
-    for phase in plan:
+    phases = phase_reads(reader, STEP)
+    assert [(p.first_step, p.end_step) for p in phases] == [(0, 53), (52, 68), (67, 75)]  # 210 = 52.5 steps
+    for phase in phases:
         first = reader.batch(phase.first_sample, phase.end_sample - phase.first_sample)[:, 0]
         assert phase.sources["prose"].samples == int((first >= 5000).sum())
         assert phase.sources["code"].tokens == int((first < 5000).sum()) * SEQ_LEN
-    assert plan[-1].sources["prose"].epochs == sum(p.sources["prose"].samples for p in plan) / 25
+    assert phases[-1].sources["prose"].epochs == sum(p.sources["prose"].samples for p in phases) / 25
 
 
 def test_the_rounding_of_weights_is_reported_only_if_there_is_any(files):

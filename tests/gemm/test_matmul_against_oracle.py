@@ -14,7 +14,7 @@ from oracle.floats import BF16, FP16, FP32, Binary
 from oracle.matmul import is_exact, matmul
 from oracle.spec import Spec
 from support.adversarial import FINITE, NON_FINITE
-from support.agreement import by_oracle, by_product
+from support.agreement import by_fourbits, by_oracle
 
 KEY = (3, 4, 5, 0, 0)
 DTYPES = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}
@@ -58,7 +58,7 @@ def assert_same_product(
     bias: Tensor | None = None,
 ) -> list[list[int]]:
     left, right = pair
-    q = by_product(x, left, sr_key=KEY), by_product(y, right, sr_key=KEY)
+    q = by_fourbits(x, left, sr_key=KEY), by_fourbits(y, right, sr_key=KEY)
     o = by_oracle(x, left, sr_key=KEY), by_oracle(y, right, sr_key=KEY)
     ours = matmul_reference.matmul(q[0], q[1], dtype, bias)
     row = None if bias is None else patterns(bias.reshape(1, -1))[0]

@@ -1,39 +1,33 @@
 """The GEMM kernels without a GPU: within the bound in Triton's interpreter, compiled for every GPU."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fourbits.gemm.kernels import launch_bf16, launch_fp8, tiles
+from fourbits.gemm.kernels import launch_fp8, tiles
 from fourbits.gemm.kernels.launch_bf16 import Layout, PointerGemm, TmaGemm, bf16_gemm
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.tensor import ExactOperand
+from support.gpus import SHARED_MEMORY, planning_for
 from support.kernel_builds import GPU, on_gpu, recording
 from support.triton_interpreter import run
 
 MATRIX_INSTRUCTION = {90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
-SHARED_MEMORY = {90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 ONE = torch.ones(())
 
 
 @pytest.fixture(params=[90, 100, 120])
-def card(request, monkeypatch):
-    properties = SimpleNamespace(
-        multi_processor_count=132,
-        major=request.param // 10,
-        shared_memory_per_block_optin=SHARED_MEMORY[request.param],
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(launch_bf16, "gpu_model", launch_bf16.gpu_model.__wrapped__)
-    return request.param
+def sm(request):
+    """The compute capability that is planned and built for."""
+    with planning_for(request.param):
+        yield request.param
 
 
 def launches(a, a_axis, b, b_axis, out_dtype, bias=None):
     """The plan of a GEMM, and what it would launch."""
     layouts = (Layout(tuple(x.shape), x.stride(0), axis, True) for x, axis in ((a, a_axis), (b, b_axis)))
-    gemm = bf16_gemm.__wrapped__(*layouts, out_dtype, None if bias is None else bias.dtype, GPU)
+    gemm = bf16_gemm(*layouts, out_dtype, None if bias is None else bias.dtype, GPU)
     with recording() as starts:
         gemm(a, b, ONE, ONE, bias)
     return gemm, starts
@@ -45,13 +39,13 @@ def test_gemms_stay_within_the_bound():
 
 
 @pytest.mark.parametrize(("a_axis", "b_axis", "out"), [(1, 1, torch.bfloat16), (0, 0, torch.float32)])
-def test_tiles_arrive_by_tma_and_meet_the_matrix_instruction(card, a_axis, b_axis, out):
+def test_tiles_arrive_by_tma_and_meet_the_matrix_instruction(sm, a_axis, b_axis, out):
     gemm, (start,) = launches(on_gpu(4096, 4096), a_axis, on_gpu(4096, 4096), b_axis, out)
     assert isinstance(gemm, TmaGemm)
-    built = start.build(card)
+    built = start.build(sm)
     assert "cp.async.bulk.tensor" in built.asm["ptx"]
-    assert MATRIX_INSTRUCTION[card] in built.asm["ptx"]
-    assert built.metadata.shared <= SHARED_MEMORY[card]
+    assert MATRIX_INSTRUCTION[sm] in built.asm["ptx"]
+    assert built.metadata.shared <= SHARED_MEMORY[sm]
 
 
 def test_fp8_blocks_meet_the_fp8_matrix_instruction():
@@ -60,13 +54,8 @@ def test_fp8_blocks_meet_the_fp8_matrix_instruction():
         ExactOperand(on_gpu(512, 512, dtype=torch.float8_e4m3fn), torch.ones(rows, 4), 1, spec)
         for rows, spec in ((512, row), (4, square))
     )
-    launcher = launch_fp8.launcher
-    launch_fp8.launcher = lambda device, *rest: launcher.__wrapped__(GPU, *rest)
-    try:
-        with recording() as starts:
-            launch_fp8.matmul(a, b, torch.bfloat16, None)
-    finally:
-        launch_fp8.launcher = launcher
+    with planning_for(90), recording() as starts:
+        launch_fp8.matmul(a, b, torch.bfloat16, None)
     (start,) = starts
     ptx = start.build(90).asm["ptx"]
     assert ptx.count("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3") == 4, "128 of the contraction"
@@ -75,21 +64,21 @@ def test_fp8_blocks_meet_the_fp8_matrix_instruction():
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 40, 50), (16, 16, 1)])
-def test_rows_that_tma_cannot_address_take_ordinary_loads(card, shape):
+def test_rows_that_tma_cannot_address_take_ordinary_loads(sm, shape):
     M, N, K = shape
     gemm, (start,) = launches(on_gpu(K, M), 0, on_gpu(N, K), 1, torch.bfloat16)
     assert isinstance(gemm, PointerGemm)
-    built = start.build(card)
+    built = start.build(sm)
     assert built.asm["cubin"]
     assert "cp.async.bulk" not in built.asm["ptx"]
 
 
-def test_a_long_contraction_is_split_and_its_parts_are_added(card):
+def test_a_long_contraction_is_split_and_its_parts_are_added(sm):
     _, starts = launches(on_gpu(32768, 512), 0, on_gpu(32768, 2048), 0, torch.float32)
     product, addition = starts
     assert product.arguments["SPLIT_K"] == addition.arguments["SPLIT_K"] > 1
-    assert product.build(card).metadata.shared <= SHARED_MEMORY[card]
-    assert addition.build(card).asm["cubin"]
+    assert product.build(sm).metadata.shared <= SHARED_MEMORY[sm]
+    assert addition.build(sm).asm["cubin"]
 
 
 def test_the_tile_follows_the_shape_not_the_clock():

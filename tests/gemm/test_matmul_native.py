@@ -11,7 +11,7 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from support.native_model import model_of_scaled_mm
 
-TILE = OperandSpec(block=(16, 16), source="bf16")
+BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,9 @@ def tensor_cores(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(48, 32, 64), (17, 33, 50), (130, 16, 80)])
-@pytest.mark.parametrize(("a_axis", "b_axis", "b_spec"), [(1, 1, TILE), (1, 0, TILE), (0, 0, OperandSpec())])
+@pytest.mark.parametrize(
+    ("a_axis", "b_axis", "b_spec"), [(1, 1, BLOCK_2D), (1, 0, BLOCK_2D), (0, 0, OperandSpec())]
+)
 def test_tensor_cores_read_the_codes_and_scales_that_were_meant(shape, a_axis, b_axis, b_spec):
     M, N, K = shape
     x, w = (torch.randn((rows, K) if axis == 1 else (K, rows)) for rows, axis in ((M, a_axis), (N, b_axis)))
@@ -34,7 +36,7 @@ def test_tensor_cores_read_the_codes_and_scales_that_were_meant(shape, a_axis, b
 
 def test_the_transpose_of_a_square_weight_is_read_as_such():
     w = torch.randn(48, 80)
-    forward, turned = quantize(w, TILE, 1), quantize(w, TILE, 0)
+    forward, turned = quantize(w, BLOCK_2D, 1), quantize(w, BLOCK_2D, 0)
     x = quantize(torch.randn(16, 48), OperandSpec(), 1)
     assert torch.equal(
         matmul_native.matmul(x, forward.t(), torch.float32, None),

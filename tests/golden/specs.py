@@ -5,7 +5,7 @@ from typing import Any
 import fourbits as fb
 
 ROLES = ("fprop.lhs", "fprop.rhs", "dgrad.lhs", "dgrad.rhs", "wgrad.lhs", "wgrad.rhs")
-TILE = (16, 16)
+BLOCK_2D = (16, 16)
 _METRICS = ("mse", "mae", "max")
 _SIGNS = ("fixed:5", "per-layer", "per-call", "none")
 _DOUBLE = {"format": "nvfp4-double"}
@@ -13,12 +13,12 @@ _SR = {"rounding": "sr"}
 
 _ODD: dict[str, dict[str, Any]] = {
     **{f"4over6-{m}": {"scale_rule": f"4over6-{m}"} for m in _METRICS},
-    **{f"4over6-{m} 16x16": {"scale_rule": f"4over6-{m}", "block": TILE} for m in _METRICS},
+    **{f"4over6-{m} 16x16": {"scale_rule": f"4over6-{m}", "block": BLOCK_2D} for m in _METRICS},
     "4over6-mse bound 448": {"scale_rule": "4over6-mse", "scale_bound": 448},
     "4over6-mae sr scales": {"scale_rule": "4over6-mae", "scale_rounding": "sr"},
     "4over6-mse sr rht 16": {"scale_rule": "4over6-mse", **_SR, "rht": 16},
     **{f"search-{m}": {"scale_rule": f"search-{m}"} for m in _METRICS},
-    "search-mse 16x16": {"scale_rule": "search-mse", "block": TILE},
+    "search-mse 16x16": {"scale_rule": "search-mse", "block": BLOCK_2D},
     "search-mae nve1m2": {"scale_rule": "search-mae", "format": "nve1m2"},
     "search-max nvint4": {"scale_rule": "search-max", "format": "nvint4"},
     "search-mse double": {"scale_rule": "search-mse", **_DOUBLE},
@@ -28,17 +28,17 @@ _ODD: dict[str, dict[str, Any]] = {
     "double": _DOUBLE,
     "double sr": {**_DOUBLE, **_SR},
     "double outer 1x32": {**_DOUBLE, "outer": (1, 32)},
-    "double 16x16 outer 32x32": {**_DOUBLE, "block": TILE, "outer": (32, 32)},
+    "double 16x16 outer 32x32": {**_DOUBLE, "block": BLOCK_2D, "outer": (32, 32)},
     "double 4over6 rht 32": {**_DOUBLE, "scale_rule": "4over6-mse", "rht": 32},
     "double pow2": {**_DOUBLE, "fp32_scale": "pow2"},
     "ue5m3": {"format": "nvfp4-ue5m3"},
     "ue5m3 sr sr": {"format": "nvfp4-ue5m3", **_SR, "scale_rounding": "sr"},
-    "ue5m3 16x16": {"format": "nvfp4-ue5m3", "block": TILE},
+    "ue5m3 16x16": {"format": "nvfp4-ue5m3", "block": BLOCK_2D},
     "nve1m2": {"format": "nve1m2"},
     "nve1m2 sr": {"format": "nve1m2", **_SR},
     "nvint4": {"format": "nvint4"},
     "nvint4 sr": {"format": "nvint4", **_SR},
-    "nvint4 16x16": {"format": "nvint4", "block": TILE},
+    "nvint4 16x16": {"format": "nvint4", "block": BLOCK_2D},
     "int8": {"format": "int8"},
     "int8 sr": {"format": "int8", **_SR},
     "int8 whole": {"format": "int8", "block": (0, 0)},
@@ -53,25 +53,25 @@ _ODD: dict[str, dict[str, Any]] = {
     "mxfp4 ceil": {"format": "mxfp4", "scale_rule": "ceil"},
     "mxfp4 1x16 sr32": {"format": "mxfp4", "block": (1, 16), "rounding": "sr32"},
     "no te": {"te_compat": False},
-    "no te 16x16": {"te_compat": False, "block": TILE},
+    "no te 16x16": {"te_compat": False, "block": BLOCK_2D},
     "no te sr": {"te_compat": False, **_SR},
     "sr32": {"rounding": "sr32"},
-    "sr32 16x16": {"rounding": "sr32", "block": TILE},
+    "sr32 16x16": {"rounding": "sr32", "block": BLOCK_2D},
     "sr32 rht 16": {"rounding": "sr32", "rht": 16},
     "headroom sr": {**_SR, "sr_headroom": True},
     "headroom sr32": {"rounding": "sr32", "sr_headroom": True},
     "sr scales": {"scale_rounding": "sr"},
-    "sr scales 16x16": {"scale_rounding": "sr", "block": TILE},
+    "sr scales 16x16": {"scale_rounding": "sr", "block": BLOCK_2D},
     "sr scales sr rht 16": {"scale_rounding": "sr", **_SR, "rht": 16},
     "pow2": {"fp32_scale": "pow2"},
-    "pow2 16x16": {"fp32_scale": "pow2", "block": TILE},
+    "pow2 16x16": {"fp32_scale": "pow2", "block": BLOCK_2D},
     "bound 256": {"scale_bound": 256},
-    "16x16": {"block": TILE},
+    "16x16": {"block": BLOCK_2D},
     "32x32": {"block": (32, 32)},
     "4x4": {"block": (4, 4)},
     "1x64": {"block": (1, 64)},
     "3x48": {"block": (3, 48)},
-    "bf16 then 16x16 rht 16": {"source": "bf16", "block": TILE, "rht": 16},
+    "bf16 then 16x16 rht 16": {"source": "bf16", "block": BLOCK_2D, "rht": 16},
     "fp32": {"format": "fp32"},
     "rht 16 te16": {"rht": 16, "rht_signs": "te16"},
     **{

@@ -20,7 +20,7 @@ import triton.language as tl
 from fourbits.model.ops import self_check
 from fourbits.quant.cpu import compiled
 from support.fused_cases import POLICIES, SMALL, differences, policy_differences
-from support.matmul_cases import SMALL as PRODUCTS
+from support.matmul_cases import SMALL as GEMMS
 from support.matmul_cases import excess
 from support.mixer_cases import CONVS, NORMS, conv_errors, norm_errors
 
@@ -38,7 +38,7 @@ def main(planted: bool, share: int = 0, shares: int = 1) -> int:
     compiled.COMPILE_FROM = 1 << 60  # pyright: ignore[reportConstantRedefinition]
     warnings.simplefilter("ignore", RuntimeWarning)
     every = slice(share, None, shares)
-    products, policies, cases = PRODUCTS[every], POLICIES[every], SMALL[every]
+    products, policies, cases = GEMMS[every], POLICIES[every], SMALL[every]
     # From the middle on, because the first shares have the policies and scans take as long to compile.
     every = slice((share + shares // 2) % shares, None, shares)
     scans, convs, norms = SCANS[every], CONVS[every], NORMS[every]

@@ -22,8 +22,8 @@ from support.fused_cases import (
     differences,
     policy_differences,
 )
-from support.matmul_cases import LAYOUTS, Product, excess
-from support.matmul_cases import SMALL as SMALL_PRODUCTS
+from support.matmul_cases import LAYOUTS, GemmCase, excess
+from support.matmul_cases import SMALL as SMALL_GEMMS
 
 pytestmark = pytest.mark.gpu
 
@@ -35,9 +35,9 @@ LARGE = [
     Case("weight", (304, 1072), torch.float32),
 ]
 LARGE_PRODUCTS = [
-    *(Product(layout, (520, 264, 1040)) for layout in LAYOUTS),
-    Product("wgrad", (264, 520, 1040), torch.float32),
-    Product("fprop", (264, 520, 1040), torch.float16, bias=True),
+    *(GemmCase(layout, (520, 264, 1040)) for layout in LAYOUTS),
+    GemmCase("wgrad", (264, 520, 1040), torch.float32),
+    GemmCase("fprop", (264, 520, 1040), torch.float16, bias=True),
 ]
 
 
@@ -59,7 +59,7 @@ def test_amax_policies_use_and_observe_what_the_reference_does(stored):
     assert policy_differences(stored, GPU) == []
 
 
-@pytest.mark.parametrize("product", [*SMALL_PRODUCTS, *LARGE_PRODUCTS], ids=lambda product: product.name)
+@pytest.mark.parametrize("product", [*SMALL_GEMMS, *LARGE_PRODUCTS], ids=lambda product: product.name)
 def test_products_stay_within_the_bound(product):
     assert excess(product, GPU) <= 1
 

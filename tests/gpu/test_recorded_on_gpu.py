@@ -39,6 +39,8 @@ def recorded(x: Tensor, request: OperandRequest, inputs: OperandInputs, operand:
     if inputs.counter is not None:
         key = inputs.counter[list(request.key_fields)].cpu()
         key[1] += inputs.stream
+    if inputs.factor is not None:
+        x = x.to(torch.float32) * inputs.factor
     values = operand.values[: x.shape[0], : x.shape[1]].to(torch.bfloat16).cpu()
     return Made(x.detach().cpu(), request, key, values, operand.scale.cpu())
 

@@ -237,8 +237,8 @@ def test_random_shapes_and_inputs_equal_the_reference(codec, rows, columns, kind
     assert_same_bytes(codec, x, SPECS[name], axis)
 
 
-def test_the_example_of_the_readme_compiles_and_prints_what_it_says(tmp_path):
-    text = (HERE.parents[1] / "README.md").read_text(encoding="utf-8")
+def test_the_example_of_the_page_compiles_and_prints_what_it_says(tmp_path):
+    text = (HERE.parents[1] / "docs" / "cpp.md").read_text(encoding="utf-8")
     example = text.split("```cpp\n")[1].split("```")[0]
     (tmp_path / "example.cpp").write_text(example, encoding="utf-8")
     command = [compiler(), "-std=c++17", "-I", INCLUDE, tmp_path / "example.cpp", "-o", tmp_path / "example"]

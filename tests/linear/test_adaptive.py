@@ -18,7 +18,7 @@ from fourbits.settings import override
 from oracle import policies
 from oracle.bridge import patterns
 from support.assertions import assert_same_bytes
-from support.straight_through import Clock, dgrad, fprop, grad_of, wgrad
+from support.straight_through import RunPosition, dgrad, fprop, grad_of, wgrad
 
 SHAPES = [(32, 64), (17, 35), (1, 16), (0, 32), (48, 0)]
 
@@ -120,12 +120,12 @@ def assert_follows(
     outputs: list[Tensor], model: nn.Module, x: Tensor, dy: Tensor, layout: GemmTable, step: int
 ):
     (weight,) = (p.detach() for p in model.parameters())
-    clock = Clock(step=step)
+    position = RunPosition(step=step)
     for product, output in zip(
         (
-            fprop(x, weight, None, layout, clock),
-            dgrad(dy, weight, layout, clock),
-            wgrad(dy, x, layout, clock),
+            fprop(x, weight, None, layout, position),
+            dgrad(dy, weight, layout, position),
+            wgrad(dy, x, layout, position),
         ),
         outputs,
         strict=True,

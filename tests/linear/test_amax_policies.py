@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fourbits.linear import module as linear_module
+from fourbits.linear import sr_counter
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.amax_policy import COUNT, HISTORY, IN_USE, observe
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
@@ -24,7 +24,7 @@ from fourbits.settings import override
 from oracle import policies
 from oracle.spec import Spec
 from support.assertions import assert_same_bytes
-from support.straight_through import ROLES, Clock, dgrad, fprop, grad_of, linears, wgrad
+from support.straight_through import ROLES, RunPosition, dgrad, fprop, grad_of, linears, wgrad
 
 POLICIES: dict[str, dict[str, Any]] = {
     "delayed": {"amax_policy": "delayed"},
@@ -122,13 +122,13 @@ def test_a_step_uses_the_amax_of_the_step_before_on_every_operand(recipe):
     history = recipe_state(model)["0.history"][:, 0]
     shared = table.shares_weight
     amaxes = {role: history[i] for i, role in enumerate(ROLES) if not (shared and role == "dgrad.rhs")}
-    clock = Clock(seed=1, step=1, amaxes=amaxes)
+    position = RunPosition(seed=1, step=1, amaxes=amaxes)
     y, dx, dw = run(model, *later)
     weight = linear.weight.detach()
-    fprop(later[0], weight, None, table, clock).assert_near(y)
-    dgrad(later[1], weight, table, clock).assert_near(dx)
-    wgrad(later[1], later[0], table, clock).assert_near(dw)
-    own = fprop(later[0], weight, None, table, replace(clock, amaxes={}))
+    fprop(later[0], weight, None, table, position).assert_near(y)
+    dgrad(later[1], weight, table, position).assert_near(dx)
+    wgrad(later[1], later[0], table, position).assert_near(dw)
+    own = fprop(later[0], weight, None, table, replace(position, amaxes={}))
     assert ((y.double() - own.value).abs() > own.bound).any()
 
 
@@ -197,9 +197,9 @@ def test_recomputation_leaves_the_state_of_a_run_that_keeps_its_activations(reen
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("counted", [True, False], ids=["set_step", "own clock"])
+@pytest.mark.parametrize("counted", [True, False], ids=["set_step", "own counter"])
 def test_a_compiled_step_uses_and_leaves_the_state_of_an_eager_one(counted, monkeypatch):
-    monkeypatch.setattr(linear_module, "_warned", [True])
+    monkeypatch.setattr(sr_counter, "_warned", [True])
     torch.compiler.reset()
     eager, other = (converted(layers=2, amax_policy="delayed") for _ in range(2))
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
@@ -289,7 +289,7 @@ def test_a_stale_amax_saturates_and_is_counted():
     assert state["0.saturated"].tolist() == [2 * 64, 0, 0, 0, 0, 64]
     assert state["0.blocks"].tolist() == [3 * 64, 3 * 4, 2 * 64, 0, 2 * 64, 2 * 64]
     weight = linears(model)[0].weight
-    quantized = fprop(ones.detach(), weight.detach(), None, get_recipe("nvfp4").table, Clock(seed=1))
+    quantized = fprop(ones.detach(), weight.detach(), None, get_recipe("nvfp4").table, RunPosition(seed=1))
     quantized.assert_near(y)  # clamped to the amax of the step before
 
 

@@ -1,14 +1,21 @@
 """torch.compile sees a converted model as one graph, whatever the recipe, and changes no bit."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
 
-from fourbits.linear import module as linear_module
+from fourbits.linear import sr_counter
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from support.assertions import assert_same_bytes
 from support.straight_through import grad_of
+from support.tables import TABLES, Parallel
 
 # the compiler's own way to trace an autograd.Function
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -52,8 +59,31 @@ def test_a_compiled_step_is_one_graph_with_eager_bits_and_new_steps_compile_noth
             assert_equal_runs(run(model, compiled, x), expected)
 
 
+class _SlicesItsBlocks(nn.Module):
+    """As transformers' models do: a slice of a ModuleList is a new one, which registers its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks[:2]:
+            x = block(x)
+        return x
+
+
+def test_a_forward_that_registers_modules_compiles_once():
+    """A model that has nothing of ours, too: what watches registrations watches those of the process."""
+    model, x = _SlicesItsBlocks(), torch.randn(4, 32)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for step in range(3):
+        with torch.compiler.set_stance("default" if step == 0 else "fail_on_recompile"):
+            compiled(x)
+        nn.Sequential(nn.Identity())
+
+
 def test_a_compiled_layer_that_counts_itself_draws_the_bits_of_an_eager_one(monkeypatch):
-    monkeypatch.setattr(linear_module, "_warned", [True])
+    monkeypatch.setattr(sr_counter, "_warned", [True])
     eager, other, x = model_of("nvfp4"), model_of("nvfp4"), torch.randn(48, 32)
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
     for _ in range(3):
@@ -66,3 +96,107 @@ def test_autocast_and_dtypes_compile_to_eager_bits():
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16):
         assert_equal_runs(run(model, compiled, x), run(model, model, x))
+
+
+def compiled_graphs(model: nn.Module, *inputs: Tensor, train: bool = True) -> tuple[Any, list[GraphModule]]:
+    """The model compiled without code generation, and the graphs that its runs add: forward and backward."""
+    graphs: list[GraphModule] = []
+
+    def record(graph: GraphModule, _inputs: object) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    # with Inductor's partitioner, which computes equal nodes once
+    backend = aot_autograd(
+        fw_compiler=record, bw_compiler=record, partition_fn=min_cut_rematerialization_partition
+    )
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for x in inputs:
+        y = compiled(x)
+        if train:
+            y.sum().backward()
+    return compiled, graphs
+
+
+def calls(graph: GraphModule, name: str) -> int:
+    return sum(str(node.target) == f"fourbits.{name}.default" for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize("shape", [(45, 50, 33), (130, 144, 48)], ids=str)
+def test_every_recipe_compiles_to_eager_bits_over_odd_shapes(shape):
+    """One graph for all tables: compilers have read strides that only multiples of a block have."""
+    tokens, width, out = shape
+    model, x = Parallel(TABLES.values(), width, out), torch.randn(tokens, width)
+    set_step(model, 3)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_equal_runs(run(model, compiled, x), run(model, model, x))
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "mxfp4 packed"])
+def test_code_is_generated_for_scales_in_odd_shapes(recipe):
+    model, x = Parallel([TABLES[recipe]], 50, 33), torch.randn(45, 50)
+    set_step(model, 3)
+    assert_equal_runs(run(model, torch.compile(model), x), run(model, model, x))
+
+
+def test_layers_that_read_the_same_tensor_quantize_it_once():
+    model = Parallel([TABLES["nvfp4"]] * 3, 64, 32)
+    set_step(model, 0)
+    _, (forward, backward) = compiled_graphs(model, torch.randn(16, 64))
+    assert calls(forward, "linear_inputs") == 1
+    assert calls(forward, "linear_forward") == calls(backward, "linear_backward") == 3
+
+
+def test_a_layer_adds_few_nodes_to_the_front_ends_graph_and_few_to_the_back_ends():
+    """Compile time, as a count: the front end takes milliseconds per node. An nn.Linear has one of each."""
+
+    def nodes(layers: int) -> list[int]:
+        model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(layers)))
+        convert(model, "nvfp4")
+        set_step(model, 0)
+        front, x = torch._dynamo.export(model)(torch.randn(16, 32)).graph_module, torch.randn(16, 32)
+        torch._dynamo.reset()
+        _, back = compiled_graphs(model, x)
+        return [len(graph.graph.nodes) for graph in (front, *back)]
+
+    few, more = nodes(2), nodes(4)
+    front, forward, backward = ((b - a) / 2 for a, b in zip(few, more, strict=True))
+    assert front <= 2  # the operator, and the weight it reads
+    assert forward <= 11
+    assert backward <= 8
+
+
+def test_a_switch_of_the_recipe_compiles_once_and_other_steps_nothing():
+    model, x = model_of("nvfp4"), torch.randn(48, 32)
+    set_step(model, 0)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    run(model, compiled, x)
+    convert(model, "mxfp4", seed=2)
+    set_step(model, 1)
+    run(model, compiled, x)
+    for step in range(2, 5):
+        set_step(model, step)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert_equal_runs(run(model, compiled, x), run(model, model, x))
+
+
+def test_new_numbers_of_tokens_compile_once_more_and_then_nothing():
+    model = model_of("nvfp4")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for tokens in (48, 80, 33, 17, 121, 16):
+        x = torch.randn(tokens, 32)
+        set_step(model, tokens)
+        with torch.compiler.set_stance("default" if tokens in (48, 80) else "fail_on_recompile"):
+            assert_equal_runs(run(model, compiled, x), run(model, model, x))
+
+
+def test_blocks_that_are_compiled_one_by_one_share_their_code():
+    """They differ in the layer's number and in weights; the third is served by the code of the second."""
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(4))
+    convert(blocks, "nvfp4-naive")
+    set_step(blocks, 0)
+    x = torch.randn(16, 32)
+    for place, block in enumerate(blocks):
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+        with torch.compiler.set_stance("default" if place < 2 else "fail_on_recompile"):
+            assert_equal_runs(run(block, compiled, x), run(block, block, x))

@@ -249,7 +249,7 @@ def pickled(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
-def test_a_copy_computes_the_same_bits_and_keeps_a_clock_of_its_own(copied):
+def test_a_copy_computes_the_same_bits_and_keeps_its_own_counter(copied):
     model = mlp()
     convert(model, "nvfp4", seed=5)
     set_step(model, 7)
@@ -311,4 +311,4 @@ def test_a_position_that_is_none_is_refused_and_leaves_the_model_where_it_was(po
     set_step(model, 3, first_token=32)
     with pytest.raises(ValueError, match=f"set_step: {message}"):
         set_step(model, *position)
-    assert [counter.tolist() for counter in counters_of(model)] == [[0, 3, 32, 2, 0]]
+    assert [counter.tolist() for counter in counters_of(model)] == [[0, 3, 32, 2, 0, 0, 0, 0, 0]]

@@ -14,7 +14,7 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
 from fourbits.linear.convert import convert
-from fourbits.linear.layer_state import state_of
+from fourbits.linear.layer_state import converted_state
 from fourbits.linear.step import set_step
 from support.assertions import assert_same_bytes
 from support.straight_through import grad_of
@@ -158,4 +158,4 @@ def test_accelerates_hooks_stay_through_a_conversion_and_back(hooked):
     assert_same_bytes(layer(X), plain)
     assert convert(layer, "nvfp4-naive").rows[0].quantized
     assert_same_bytes(layer(X), quantized)
-    assert state_of(layer) is not None
+    assert converted_state(layer) is not None

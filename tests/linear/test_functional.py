@@ -73,6 +73,7 @@ def test_a_second_derivative_raises_as_in_a_backward_pass():
         grad(lambda x: inner(x).sum())(x)
 
 
+@pytest.mark.filterwarnings("ignore:.*set_step was never called")
 def test_without_set_step_a_call_of_grad_advances_the_layers_own_counter():
     model, x = converted(), torch.randn(16, 32)
     for steps in (1, 2):

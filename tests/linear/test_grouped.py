@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fourbits.linear import module as linear_module
+from fourbits.linear import sr_counter
 from fourbits.linear.convert import convert
 from fourbits.linear.grouped import QuantizedGroup
 from fourbits.linear.module import QuantizedLinear
@@ -111,14 +111,14 @@ def test_a_group_is_what_the_summary_says_and_bf16_gives_it_back():
     assert not torch.equal(group(x), quantized)
 
 
-def test_without_set_step_noise_is_fresh_and_the_clock_advances_once_a_backward_pass(monkeypatch):
-    monkeypatch.setattr(linear_module, "_warned", [True])
+def test_without_set_step_noise_is_fresh_and_the_counter_advances_once_per_backward_pass(monkeypatch):
+    monkeypatch.setattr(sr_counter, "_warned", [True])
     group, _, *_ = pair("nvfp4")
     x, dy = torch.randn(sum(COUNTS), WIDTH), torch.randn(sum(COUNTS), WIDTH)
     first = step(group, x, dy)
-    assert {int(clock[1]) for clock in counters_of(group)} == {1}
+    assert {int(counter[1]) for counter in counters_of(group)} == {1}
     second = step(group, x, dy)
-    assert {int(clock[1]) for clock in counters_of(group)} == {2}
+    assert {int(counter[1]) for counter in counters_of(group)} == {2}
     assert_same_bytes(first[0], second[0])
     assert not torch.equal(first[1], second[1])
 

@@ -15,12 +15,6 @@ from torch import nn
 
 import fourbits
 from fourbits import convert, set_step
-from fourbits.gemm.kernels import gemms
-from fourbits.gemm.kernels.launch_bf16 import bf16_gemm
-from fourbits.linear.plan import linear_plan
-from fourbits.quant import quantize as dispatch
-from fourbits.quant.kernels import support
-from fourbits.quant.kernels.launcher import Launcher
 
 SOURCES = str(Path(fourbits.__file__).parent)
 
@@ -66,25 +60,6 @@ class Layer:
 
     def backward(self, y: torch.Tensor) -> None:
         y.backward(self.dy)
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """Kernels that would have been launched: the GPU's path on CPU tensors."""
-    found: list[str] = []
-    monkeypatch.setattr(support, "unsupported_device", lambda device: None)
-    monkeypatch.setattr(gemms, "unsupported_device", lambda device: None)
-    monkeypatch.setattr(
-        Launcher, "__call__", lambda launcher, *arguments: found.append(launcher._kernel.fn.__name__)
-    )
-    forget_plans()
-    yield found
-    forget_plans()
-
-
-def forget_plans():
-    for cache in (dispatch.quantizer, linear_plan, bf16_gemm):
-        cache.cache_clear()
 
 
 def test_a_training_call_launches_two_kernels_per_tensor_and_one_per_gemm(launches):

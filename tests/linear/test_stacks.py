@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 from fourbits.linear.convert import convert
-from fourbits.linear.layer_state import state_of
+from fourbits.linear.layer_state import converted_state
 from fourbits.linear.stacks import find_stacks
 from fourbits.linear.summary import ConversionSummary
 
@@ -153,5 +153,5 @@ def test_parts_of_a_model_have_one_numbering_and_one_stack():
     summary = convert(parts, "nvfp4", keep_first=1, keep_last=1)
     assert [(stack.name, stack.blocks) for stack in summary.stacks] == [("layers", 6)]
     assert {name.rpartition(".")[0] for name in kept(summary)} == {"0.layers.0", "1.layers.5"}
-    states = [state_of(module) for part in parts for module in part.modules()]
+    states = [converted_state(module) for part in parts for module in part.modules()]
     assert [state.layer for state in states if state is not None] == list(range(2, 10))

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from fourbits.formats.packing import unswizzle_scales
-from fourbits.quant.operand import OperandSpec, ScaleRule
+from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from support.peer_inputs import differences, peer, rows
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 
-RULES: dict[str, ScaleRule] = {
+RULES: dict[str, str] = {
     "static_6": "max",
     "mse": "4over6-mse",
     "mae": "4over6-mae",

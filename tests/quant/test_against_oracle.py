@@ -1,4 +1,4 @@
-"""Every format, block, rounding and transform of the product gives the oracle's bytes, on hard inputs."""
+"""Every format, block, rounding and transform gives the oracle's bytes, on hard inputs."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from oracle.bridge import raw_bits
 from oracle.floats import BF16, FP16, FP32, convert
 from oracle.spec import FORMATS, Spec
 from support.adversarial import FINITE
-from support.agreement import assert_agree, assert_same_operand, by_oracle, by_product
+from support.agreement import assert_agree, assert_same_operand, by_fourbits, by_oracle
 
 KEY = (1234, 5 * 8 + 4, 17, 48, 3)
 SHAPES = [(3, 40), (17, 16), (5, 33), (1, 130)]
@@ -88,14 +88,14 @@ def test_dequantized_values_of_narrow_dtypes_are_rounded_once_more(dtype):
         for spec in (Spec(), Spec(format="mxfp8"), Spec(format="fp8", block=(16, 16))):
             values = by_oracle(x, spec).dequantize()
             expected = [[convert(p, FP32, binary) for p in row] for row in values]
-            assert raw_bits(by_product(x, spec).dequantize(dtype)) == expected
+            assert raw_bits(by_fourbits(x, spec).dequantize(dtype)) == expected
 
 
 @pytest.mark.parametrize("spec", [Spec(), Spec(rounding="sr", rht=16)], ids=["rne", "sr, rht 16"])
 def test_rows_of_a_large_tensor_equal_the_oracle(spec):
     """However a backend cuts a large tensor: sampled rows, which are independent once amax is given."""
     x = FINITE["rows_apart"]((1024, 320), 9)
-    q = by_product(x, spec, 1, 3.0, KEY)
+    q = by_fourbits(x, spec, 1, 3.0, KEY)
     for i in (0, 127, 512, 1023):
         key = (*KEY[:3], KEY[3] + i, KEY[4])
         o = by_oracle(x[i : i + 1], spec, 1, 3.0, key)
@@ -127,6 +127,6 @@ def test_the_transpose_of_square_blocks_equals_the_oracle(name):
     for number, shape in enumerate([(17, 40), (3, 65)]):
         x = FINITE["rows_apart"](shape, number)
         for spec in (Spec(format=name, block=b) for b in blocks):
-            q, o = by_product(x, spec, number).t(), by_oracle(x, spec, number).t()
+            q, o = by_fourbits(x, spec, number).t(), by_oracle(x, spec, number).t()
             assert_same_operand(q, o)
-            assert_same_operand(by_product(x.t(), spec, number), o)
+            assert_same_operand(by_fourbits(x.t(), spec, number), o)

@@ -124,7 +124,7 @@ def test_a_caller_may_compile_a_format_whose_scales_the_compiler_has_no_code_for
 
 def test_a_compiler_that_is_killed_or_objects_is_quoted():
     killed, said = (CppCompileError(["g++"], output) for output in ("", "In file a:\na:1: error: no such"))
-    assert compiler._reason(killed) == "the C++ compiler was stopped before it said why (out of memory?)"
+    assert compiler._reason(killed) == "the C++ compiler was killed without a message (out of memory?)"
     for error in (said, InductorError(said, None)):
         assert compiler._reason(error) == "a:1: error: no such"
     assert compiler._reason(RuntimeError("No working C++ compiler found\nat all")) == (

@@ -1,4 +1,4 @@
-"""MS-EDEN and double blocks: the product's bytes are the oracle's, and what the rules promise holds."""
+"""MS-EDEN and double blocks: fourbits' bytes are the oracle's, and the promises of the rules hold."""
 
 import pytest
 import torch

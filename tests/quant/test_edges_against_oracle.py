@@ -1,4 +1,4 @@
-"""The contract for the edges (docs/nvfp4.md, section 13): the product's bytes are the oracle's there too."""
+"""The contract for the edges (docs/nvfp4.md, section 13): fourbits' bytes are the oracle's there too."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import torch
 
 from oracle.spec import FORMATS, Spec
 from support.adversarial import FINITE, NON_FINITE
-from support.agreement import assert_agree, by_product
+from support.agreement import assert_agree, by_fourbits
 
 KEY = (1, 2, 3, 4, 5)
 QUANTIZED = [name for name, kind in FORMATS.items() if kind.element]
@@ -93,7 +93,7 @@ def test_negative_zero_keeps_its_sign_in_every_format_that_has_one():
 @pytest.mark.parametrize("name", ["nvfp4-double", "nvfp4-ue5m3", "mxfp4", "mxfp8", "bf16"])
 def test_an_amax_without_effect_is_refused(name):
     with pytest.raises(ValueError, match="amax"):
-        by_product(torch.ones(2, 32), Spec(format=name), amax=1.0)
+        by_fourbits(torch.ones(2, 32), Spec(format=name), amax=1.0)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_an_amax_without_effect_is_refused(name):
 def test_randomness_without_a_key_is_refused(field):
     name, _, value = field.partition(":")
     with pytest.raises(ValueError, match="sr_key"):
-        by_product(torch.ones(2, 32), Spec(rht=32, **{name: value}))
+        by_fourbits(torch.ones(2, 32), Spec(rht=32, **{name: value}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bool])
 def test_other_dtypes_are_refused(dtype):
     with pytest.raises(ValueError, match="float"):
-        by_product(torch.ones(2, 32).to(dtype), Spec())
+        by_fourbits(torch.ones(2, 32).to(dtype), Spec())

@@ -13,7 +13,7 @@ from fourbits.quant.cpu import compiled as compiler
 from fourbits.quant.cpu import four_over_six
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand, quantize
-from fourbits.quant.scale_codes import encode_scales
+from fourbits.quant.scale_hierarchy import encode_levels
 from support.adversarial import FINITE, NON_FINITE
 from support.assertions import assert_same_bytes
 
@@ -41,7 +41,7 @@ def assert_reference_bytes(x: torch.Tensor, spec: OperandSpec, axis: int, amax: 
     assert found is not None
     assert_same_bytes(found.codes, expected.codes, "codes")
     assert_same_bytes(
-        encode_scales(found.block_scale, spec.block_format), expected.block_scale, "block_scale"
+        encode_levels((found.block_scale,), spec.block_format), expected.block_scale, "block_scale"
     )
     assert_same_bytes(found.global_scale, expected.global_scale, "global_scale")
     made = four_over_six.chosen_values(x, spec, axis, amax)
@@ -56,7 +56,7 @@ def assert_reference_bytes(x: torch.Tensor, spec: OperandSpec, axis: int, amax: 
 def test_bytes_are_the_references_for_adversarial_input(metric: str, block: tuple[int, int]):
     for bound, te_compat, fp32_scale in ((0, True, "exact"), (448, False, "exact"), (0, False, "pow2")):
         spec = OperandSpec(
-            scale_rule=f"4over6-{metric}",  # pyright: ignore[reportArgumentType]
+            scale_rule=f"4over6-{metric}",
             block=block,
             scale_bound=bound,
             te_compat=te_compat,
@@ -70,7 +70,7 @@ def test_bytes_are_the_references_for_adversarial_input(metric: str, block: tupl
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_given_amax_is_used_however_stale(block: tuple[int, int], amax: float):
     for metric, axis in itertools.product(METRICS, (0, 1)):
-        spec = OperandSpec(scale_rule=f"4over6-{metric}", block=block)  # pyright: ignore[reportArgumentType]
+        spec = OperandSpec(scale_rule=f"4over6-{metric}", block=block)
         for kind in ("normal", "spread", "huge"):
             assert_reference_bytes(finite(kind, (32, 48), 5), spec, axis, torch.tensor(amax))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fourbits.quant.kernels import support
+from fourbits.quant.kernels.launch_unpack import unsupported_packed_spec
 from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandRequest, Signature
@@ -37,6 +38,7 @@ def test_a_tensor_that_is_not_on_an_nvidia_gpu_is_refused_by_name(device):
     [
         (OperandSpec(format="nvfp4-double"), 1, "format nvfp4-double has no kernel"),
         (OperandSpec(block=(1, 8)), 1, "blocks must be"),
+        (OperandSpec(scale_rule="4over6-mse", block=(1, 32)), 1, "4over6-mse has a kernel for blocks of 16"),
         (OperandSpec(scale_rule="search-mse"), 1, "scale_rule search-mse has no kernel"),
         (OperandSpec(rht=8), 0, "sizes 16, 32, 64, 128, got 8"),
         (OperandSpec(fp32_scale="pow2"), 1, "fp32_scale='pow2' has no kernel"),
@@ -87,3 +89,10 @@ def test_rows_too_far_apart_for_offsets_of_32_bits_are_left_to_the_reference(
 ):
     reason = unsupported(on(CPU, shape, strides), [OperandRequest(OperandSpec(rht=rht), 1)])
     assert reason is None if fused else reason == "rows have more than 16777200 elements"
+
+
+@pytest.mark.parametrize("block", [(4, 4), (1, 4), (1, 8), (2, 24)], ids=str)
+def test_packed_blocks_shorter_than_what_a_thread_reads_are_refused(block):
+    """Kernels divide a row's entries among its blocks; of a block of 4 they would read scales anywhere."""
+    reason = unsupported_packed_spec(OperandSpec(block=block))
+    assert reason == f"packed blocks must be a multiple of 16 long, got {block}"

@@ -1,7 +1,6 @@
 """The fused quantizers compiled for every GPU: instructions that must be there, and that must not."""
 
 import re
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -11,12 +10,13 @@ import triton.language as tl
 
 from fourbits.quant.kernels import launch_dequantize, launch_packed, launch_stats, launch_unpack
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS, kernel_config
+from fourbits.quant.kernels.packing_triton import code_words
 from fourbits.quant.kernels.quantizers import kernel_quantizer
-from fourbits.quant.kernels.words_triton import code_words
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget
 from fourbits.quant.tensor import QuantizedTensor
 from support.fused_cases import PAIRS
+from support.gpus import planning_for
 from support.kernel_builds import Start, on_gpu, recording, registers, signature, stack_bytes
 
 ARCHITECTURES = [90, 100, 120]
@@ -28,8 +28,10 @@ SR_PAIR = OperandSpec(rounding="sr"), OperandSpec(rounding="sr", rht=16)
 
 
 @pytest.fixture(autouse=True)
-def without_conversion_in_hardware(monkeypatch):
-    monkeypatch.setattr(launch_packed, "_converts", lambda device: False)
+def a_hopper_gpu():
+    """Plans are those of sm_90; what is built for other GPUs is built from them."""
+    with planning_for(90):
+        yield
 
 
 def launches(x, *requests, amax: torch.Tensor | None = AMAX, stats=None):
@@ -41,9 +43,9 @@ def launches(x, *requests, amax: torch.Tensor | None = AMAX, stats=None):
     return starts, made
 
 
-def ptx_of(starts, card):
+def ptx_of(starts, sm):
     (start,) = starts
-    built = start.build(card)
+    built = start.build(sm)
     assert built.asm["cubin"]
     return built.asm["ptx"]
 
@@ -56,10 +58,10 @@ def stats_target():
     return StatsTarget(torch.zeros(6), torch.zeros(6, 4, dtype=torch.int64), (4, 5))
 
 
-@pytest.mark.parametrize("card", ARCHITECTURES)
-def test_both_operands_of_a_gradient_round_as_written(card):
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_both_operands_of_a_gradient_round_as_written(sm):
     starts, _ = launches(on_gpu(64, 2048), *both(*SR_PAIR))
-    ptx = ptx_of(starts, card)
+    ptx = ptx_of(starts, sm)
     assert not re.search(r"\bfma\.", ptx), "a multiplication and an addition were contracted"
     assert ".ftz" not in ptx, "subnormals are flushed"
     assert "div.rn.f32" in ptx
@@ -67,16 +69,16 @@ def test_both_operands_of_a_gradient_round_as_written(card):
     assert re.search(r"ld\.global\S*\.v4\.b32", ptx), "loads are narrower than 16 bytes"
 
 
-@pytest.mark.parametrize("card", ARCHITECTURES)
-def test_recording_stats_needs_no_second_operand(card):
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_recording_stats_needs_no_second_operand(sm):
     """A reduction over the column operand made the compiler transform twice, in another arrangement."""
     additions = []
     for stats in (None, stats_target()):
         (quantizing, *rest), _ = launches(on_gpu(64, 2048), *both(*SR_PAIR), stats=stats)
-        additions.append(len(re.findall(r"\b(?:add|sub)\.(?:rn\.)?f32", ptx_of([quantizing], card))))
+        additions.append(len(re.findall(r"\b(?:add|sub)\.(?:rn\.)?f32", ptx_of([quantizing], sm))))
     assert additions[0] >= 64 * 4, "a thread's 64 values take four rounds of additions and subtractions"
     assert additions[1] == additions[0]
-    assert ptx_of(rest, card)
+    assert ptx_of(rest, sm)
 
 
 def test_six_programs_that_record_stats_share_an_sm():
@@ -86,15 +88,15 @@ def test_six_programs_that_record_stats_share_an_sm():
     assert stack_bytes(built) <= 4 * 8, "more than a few registers are spilled for the sixth program"
 
 
-@pytest.mark.parametrize("card", ARCHITECTURES)
-def test_weights_choose_four_or_six(card):
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_weights_choose_four_or_six(sm):
     choosing = OperandSpec(block=(16, 16), source="bf16", scale_rule="4over6-mse")
     starts, _ = launches(on_gpu(64, 2048, dtype=torch.float32), OperandRequest(choosing, 1))
-    assert not re.search(r"\bfma\.", ptx_of(starts, card)), "a multiplication and an addition were contracted"
+    assert not re.search(r"\bfma\.", ptx_of(starts, sm)), "a multiplication and an addition were contracted"
 
 
-@pytest.mark.parametrize("card", ARCHITECTURES)
-def test_scales_are_corrected_by_sums_as_written(card):
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_scales_are_corrected_by_sums_as_written(sm):
     request = OperandRequest(OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call"), 0)
     x = on_gpu(256, 2048)
     starts = [
@@ -103,18 +105,18 @@ def test_scales_are_corrected_by_sums_as_written(card):
     ]
     assert len(starts) == 3
     for start in starts:
-        built = start.build(card)
+        built = start.build(sm)
         assert not re.search(r"\bfma\.", built.asm["ptx"]), "a multiplication and an addition were contracted"
         assert built.metadata.shared <= 99 << 10, "more shared memory than sm_120 has"
         assert start.arguments["ROWS"] == 128
 
 
-@pytest.mark.parametrize("card", ARCHITECTURES)
-def test_packed_operands_are_unpacked_by_wide_accesses(card):
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_packed_operands_are_unpacked_by_wide_accesses(sm):
     starts = unpacking(
         OperandSpec(), on_gpu(64, 1024, dtype=torch.uint8), on_gpu(64, 128, dtype=torch.uint8), 1
     )
-    assert re.search(r"st\.global\S*\.v4\.b32", ptx_of(starts, card)), "stores are narrower than 16 bytes"
+    assert re.search(r"st\.global\S*\.v4\.b32", ptx_of(starts, sm)), "stores are narrower than 16 bytes"
 
 
 def unpacking(spec, codes, scales, axis):
@@ -122,9 +124,7 @@ def unpacking(spec, codes, scales, axis):
     shape = (codes.shape[0], 2 * codes.shape[1])
     scale = scales.as_subclass(torch.Tensor).view(torch.float8_e4m3fn)
     q = QuantizedTensor(codes, scale, torch.ones(()), axis, shape if axis else shape[::-1], spec)
-    with recording() as starts, ExitStack() as stack:
-        launch_unpack.launcher.cache_clear()
-        stack.callback(launch_unpack.launcher.cache_clear)
+    with recording() as starts:
         launch_unpack.unpacked(q)
     return starts
 
@@ -137,49 +137,47 @@ def test_values_are_dequantized_and_codes_transposed_by_words_on_every_gpu():
         *(torch.ones(()), 1, (64, 2048), square),
     )
     column = replace(q, axis=0, shape=(2048, 64))
-    launch_dequantize.dequantizer.cache_clear()
-    launch_dequantize.transposer.cache_clear()
     with recording() as starts:
         for of in (q, column):
             launch_dequantize.dequantized(of, torch.bfloat16)
             launch_dequantize.dequantized(of, torch.float32)
         launch_dequantize.transposed(q)
-    for start, card in zip(starts, (80, 89, 90, 100, 120), strict=True):
-        built = start.build(card)
+    for start, sm in zip(starts, (80, 89, 90, 100, 120), strict=True):
+        built = start.build(sm)
         assert re.search(r"ld\.global\S*\.(v\d\.b32|b32|b64|b16)", built.asm["ptx"]), (
             "codes are read by bytes"
         )
         assert stack_bytes(built) == 0
 
 
-@pytest.mark.parametrize("card", ARCHITECTURES)
-def test_an_input_that_stays_packed_is_written_by_words(card):
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_an_input_that_stays_packed_is_written_by_words(sm):
     starts, _ = launches(on_gpu(64, 2048), *both(OperandSpec(), OperandSpec(rht=16), packed=True))
-    assert "st.global.b8" not in ptx_of(starts, card), "codes are written a byte at a time"
+    assert "st.global.b8" not in ptx_of(starts, sm), "codes are written a byte at a time"
 
 
-@pytest.mark.parametrize("card", ARCHITECTURES)
-def test_codes_are_converted_in_hardware_where_it_can(card, monkeypatch):
-    monkeypatch.setattr(launch_packed, "_converts", lambda device: card >= 100)
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_codes_are_converted_in_hardware_where_it_can(sm, monkeypatch):
+    monkeypatch.setattr(launch_packed, "_converts", lambda device: sm >= 100)
     starts, _ = launches(on_gpu(64, 1024), OperandRequest(OperandSpec(), 1, packed=True))
-    assert ("cvt.rn.satfinite.e2m1x2.f32" in ptx_of(starts, card)) == (card >= 100)
+    assert ("cvt.rn.satfinite.e2m1x2.f32" in ptx_of(starts, sm)) == (sm >= 100)
 
 
 PACKED = [
-    pytest.param(spec, axis, card, id=f"{name}, axis {axis}, sm_{card}")
+    pytest.param(spec, axis, sm, id=f"{name}, axis {axis}, sm_{sm}")
     for i, (name, pair) in enumerate(PAIRS.items())
     for axis, spec in enumerate(reversed(pair))
     if spec is not None
-    for card in [(90, 100, 120, 89)[(i + axis) % 4]]
+    for sm in [(90, 100, 120, 89)[(i + axis) % 4]]
 ]
 
 
-@pytest.mark.parametrize(("spec", "axis", "card"), PACKED)
-def test_every_packed_operand_compiles_for_its_tile_and_spills_next_to_nothing(spec, axis, card, monkeypatch):
-    monkeypatch.setattr(launch_packed, "_converts", lambda device: card >= 100)
+@pytest.mark.parametrize(("spec", "axis", "sm"), PACKED)
+def test_every_packed_operand_compiles_for_its_tile_and_spills_next_to_nothing(spec, axis, sm, monkeypatch):
+    monkeypatch.setattr(launch_packed, "_converts", lambda device: sm >= 100)
     kept = spec.format not in FP8_FORMATS  # FP8's kernel writes the same codes for both forms
     starts, _ = launches(on_gpu(64, 2048), OperandRequest(spec, axis, packed=kept))
-    built = starts[-1].build(card)
+    built = starts[-1].build(sm)
     assert built.metadata.shared <= 99 << 10, "more shared memory than sm_89 and sm_120 have"
     assert stack_bytes(built) <= SPILLED, f"{stack_bytes(built)} bytes of registers are spilled"
 
@@ -208,10 +206,10 @@ def test_hardware_too_puts_the_first_of_two_codes_into_the_low_half_of_a_byte():
     assert f"cvt.rn.satfinite.e2m1x2.f32 b0, {second}, {first};" in ptx
 
 
-@pytest.mark.parametrize("card", ARCHITECTURES)
-def test_the_amax_pass_keeps_copies_in_flight(card):
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_the_amax_pass_keeps_copies_in_flight(sm):
     (amaxes, _), _ = launches(on_gpu(64, 2048), *both(OperandSpec(), OperandSpec(rht=16)), amax=None)
-    ptx = ptx_of([amaxes], card)
+    ptx = ptx_of([amaxes], sm)
     assert "cp.async" in ptx
     assert "max.NaN" in ptx, "a NaN is lost"
 

@@ -19,7 +19,7 @@ from oracle.scales import encode_of, largest_magnitude
 from oracle.spec import Spec, constants
 from oracle.transform import signs
 from support.adversarial import normal
-from support.agreement import by_product
+from support.agreement import by_fourbits
 from support.assertions import assert_same_bytes, assert_same_operand
 
 KEY = (1234, 5 * 8 + 4, 17, 32, 6)
@@ -68,7 +68,7 @@ def short(spec: Spec) -> str:
 @FEW
 def test_a_power_of_two_moves_fp32_scales_and_nothing_else(spec, x, place):
     factor = 2.0 ** exponent_at(place, x)
-    one, other = by_product(x, spec, sr_key=KEY), by_product(x * factor, spec, sr_key=KEY)
+    one, other = by_fourbits(x, spec, sr_key=KEY), by_fourbits(x * factor, spec, sr_key=KEY)
     assert_same_bytes(other.codes, one.codes, "codes")
     if spec.kind.scale is None and spec.blocks != (0, 0):
         assert_same_bytes(other.block_scale, one.block_scale * factor, "block_scale")
@@ -83,7 +83,7 @@ def test_a_power_of_two_moves_fp32_scales_and_nothing_else(spec, x, place):
 @FEW
 def test_a_power_of_two_moves_the_exponents_of_mx_blocks(name, rule, x, place):
     spec, exponent = Spec(format=name, scale_rule=rule), exponent_at(place, x)
-    one, other = by_product(x, spec), by_product(x * 2.0**exponent, spec)
+    one, other = by_fourbits(x, spec), by_fourbits(x * 2.0**exponent, spec)
     before, after = one.block_scale.view(torch.uint8).int(), other.block_scale.view(torch.uint8).int()
     assert torch.equal(after, before + exponent)
     assert_same_bytes(other.codes, one.codes, "codes")
@@ -97,8 +97,8 @@ SQUARE = [("nvfp4", 16), ("nvint4", 8), ("mxfp4", 32), ("mxfp8", 4), ("fp8", 128
 @FEW
 def test_square_blocks_quantize_the_transpose_to_the_transpose(name, block, x):
     spec = Spec(format=name, block=(block, block))
-    q = by_product(x, spec)
-    assert_same_operand(q.t(), by_product(x.t(), spec))
+    q = by_fourbits(x, spec)
+    assert_same_operand(q.t(), by_fourbits(x.t(), spec))
     assert_same_operand(q.t().t(), q)
 
 
@@ -131,15 +131,15 @@ def test_any_split_over_ranks_gives_the_same_bytes(spec, axis, rows, columns, se
     x = integers(80, 96, seed)
     x = x if axis == 1 else x.t()
     run_seed, stream, step, first_row, first_block = KEY
-    y = by_product(x, Spec(format="fp32", rht=spec.rht, rht_signs=spec.rht_signs), axis, sr_key=KEY).codes
+    y = by_fourbits(x, Spec(format="fp32", rht=spec.rht, rht_signs=spec.rht_signs), axis, sr_key=KEY).codes
     amax = y.abs().max().item() if spec.one_fp32_scale else None
-    whole = by_product(x, spec, axis, sr_key=KEY)
+    whole = by_fourbits(x, spec, axis, sr_key=KEY)
     br, bc = spec.blocks
     for top, bottom in pairwise([0, *sorted(rows), 80]):
         for left, right in pairwise([0, *sorted(columns), 96]):
             part = (slice(top, bottom), slice(left, right))
             key = (run_seed, stream, step, first_row + top, first_block + left // 16)
-            shard = by_product(x[part] if axis == 1 else x[part[::-1]], spec, axis, amax, key)
+            shard = by_fourbits(x[part] if axis == 1 else x[part[::-1]], spec, axis, amax, key)
             assert_same_bytes(shard.codes, whole.codes[top:bottom, left // 2 : right // 2])
             scales = whole.block_scale[top // br : bottom // br, left // bc : right // bc]
             assert_same_bytes(shard.block_scale, scales)
@@ -151,8 +151,8 @@ def test_any_split_over_ranks_gives_the_same_bytes(spec, axis, rows, columns, se
 @FEW
 def test_mx_blocks_are_fixed_points(name, x):
     """The largest code of a block keeps its binade, so a second pass finds the same exponent."""
-    q = by_product(x, Spec(format=name))
-    assert_same_operand(by_product(q.dequantize(torch.float32), Spec(format=name)), q)
+    q = by_fourbits(x, Spec(format=name))
+    assert_same_operand(by_fourbits(q.dequantize(torch.float32), Spec(format=name)), q)
 
 
 @pytest.mark.parametrize("block", [(1, 16), (16, 16)])
@@ -164,9 +164,9 @@ def test_nvfp4_blocks_with_normal_scales_are_fixed_points_of_a_given_amax(block,
     x = (torch.rand(20, 40, generator=g) + 0.01) * torch.exp2(
         -torch.randint(0, 6, (20, 1), generator=g).float()
     )
-    q = by_product(x, Spec(block=block), amax=1.1)
+    q = by_fourbits(x, Spec(block=block), amax=1.1)
     assert (q.block_scale.view(torch.uint8) >= 8).all()
-    assert_same_operand(by_product(q.dequantize(torch.float32), Spec(block=block), amax=1.1), q)
+    assert_same_operand(by_fourbits(q.dequantize(torch.float32), Spec(block=block), amax=1.1), q)
 
 
 def exact_rotation(x: list[int], minus: list[bool]) -> list[Fraction]:
@@ -194,7 +194,7 @@ def test_rotating_both_operands_cancels_exactly_and_within_a_bound_after_bf16(n,
     products = [u * v for u, v in zip(*exact, strict=True)]
     assert sum(products) == n * dot
     spec = Spec(format="bf16", rht=n, rht_signs="fixed:3")
-    rounded = [by_product(v.float(), spec).codes[0].tolist() for v in (a, b)]
+    rounded = [by_fourbits(v.float(), spec).codes[0].tolist() for v in (a, b)]
     ours = sum(Fraction(u) * Fraction(v) for u, v in zip(*rounded, strict=True))
     delta = Fraction(1, 2**8) + Fraction(1, 2**22)
     assert abs(ours - dot) <= (2 * delta + delta**2) * sum(map(abs, products)) / n
@@ -209,7 +209,7 @@ def test_rotating_both_operands_cancels_exactly_and_within_a_bound_after_bf16(n,
 def test_four_over_six_is_never_worse_in_a_block_than_mapping_to_six(metric, block, x):
     """Under its own metric and the same S_enc, as the oracle measures both."""
     spec = Spec(scale_rule=f"4over6-{metric}", block=block)
-    chosen = raw_bits(by_product(x, spec).block_scale)
+    chosen = raw_bits(by_fourbits(x, spec).block_scale)
     rows, columns = x.shape
     y, c = stored_rows(patterns(x), (rows, columns), 1, 0), constants(spec)
     encode = encode_of(largest_magnitude([p for row in y for p in row]), c, spec)
@@ -228,7 +228,7 @@ def test_with_headroom_nothing_is_clipped_under_a_normal_scale(rule, rounding, x
     """A scale rounds down by at most 1 in 17, and maxima are mapped to 16/17: so every element has two
     neighbours and goes up as its distance says. Products and quotients are off by a few 2^-24.
     """
-    q = by_product(x, Spec(rounding=rounding, sr_headroom=True, scale_rule=rule), sr_key=KEY)
+    q = by_fourbits(x, Spec(rounding=rounding, sr_headroom=True, scale_rule=rule), sr_key=KEY)
     block_scale = q.block_scale.double().repeat_interleave(16, 1)[:, : x.shape[1]]
     largest = 6 * block_scale * q.global_scale.double() * (1 + 2.0**-20)
     assert ((x.abs().double() <= largest) | (block_scale < 2.0**-6)).all()

@@ -11,7 +11,7 @@ from fourbits.quant.tensor import QuantizedTensor
 from oracle.noise import key_of
 from oracle.spec import Spec
 from oracle.transform import signs
-from support.agreement import by_product
+from support.agreement import by_fourbits
 
 CHUNKS, CHUNK = 16, 256
 ROWS = CHUNKS * CHUNK
@@ -21,7 +21,7 @@ FIVE_SIGMA = 5.0
 def quantized(block: Tensor, spec: Spec, amax: float) -> list[QuantizedTensor]:
     """ROWS rows, all equal to block [16], with fresh bits in every row; in pieces, as ranks would do it."""
     x = block.expand(CHUNK, 16)
-    return [by_product(x, spec, amax=amax, sr_key=(77, 12, 3, CHUNK * i, 0)) for i in range(CHUNKS)]
+    return [by_fourbits(x, spec, amax=amax, sr_key=(77, 12, 3, CHUNK * i, 0)) for i in range(CHUNKS)]
 
 
 def rounded(values: list[float], spec: Spec, amax: float) -> Tensor:
@@ -88,7 +88,7 @@ def test_neighbouring_elements_blocks_rows_and_steps_round_independently():
     keep = torch.arange(64) % 16 != 0
     up = [
         (
-            by_product(x, Spec(rounding="sr"), amax=6.0, sr_key=key).dequantize(torch.float32)[:, keep] > 2.5
+            by_fourbits(x, Spec(rounding="sr"), amax=6.0, sr_key=key).dequantize(torch.float32)[:, keep] > 2.5
         ).double()
         for key in [(1, 0, 0, 0, 0), (1, 0, 1, 0, 0), (1, 1, 0, 0, 0), (2, 0, 0, 0, 0)]
     ]
@@ -110,10 +110,10 @@ def test_ms_eden_keeps_the_length_that_nearest_rounding_does_not():
     for step in range(200):
         key = (9, 4, step, 0, 0)
         minus = torch.tensor(signs("per-call", n, key_of(key)))
-        turned = by_product(x, spec, sr_key=key).dequantize(torch.float32).reshape(-1, n) @ hadamard
+        turned = by_fourbits(x, spec, sr_key=key).dequantize(torch.float32).reshape(-1, n) @ hadamard
         back = torch.where(minus, -turned, turned).reshape(x.shape)
         shares.append((back * x).sum() / (x * x).sum())
     share = torch.stack(shares).double()
     assert (share.mean() - 1).abs() < 5e-4 + FIVE_SIGMA * share.std() / len(shares) ** 0.5
-    plain = by_product(x, Spec()).dequantize(torch.float32)
+    plain = by_fourbits(x, Spec()).dequantize(torch.float32)
     assert ((plain * x).sum() / (x * x).sum() - 1).abs() > 2e-3

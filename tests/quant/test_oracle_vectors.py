@@ -1,4 +1,4 @@
-"""The worked vectors of docs/nvfp4.md (section 15) and its constants, from the oracle and the product."""
+"""The worked vectors of docs/nvfp4.md (section 15) and its constants, from the oracle and from fourbits."""
 
 from fractions import Fraction
 
@@ -12,7 +12,7 @@ from oracle.operand import Operand
 from oracle.scales import encode_of
 from oracle.spec import Spec, constants
 from oracle.transform import ROOT, signs
-from support.agreement import by_oracle, by_product
+from support.agreement import by_fourbits, by_oracle
 
 BLOCK_0 = [6, -0.0, 0.1, -0.1, 0.25, 0.74, 1.1, -1.26, 1.76, 2.4, 2.6, -3.4, 3.6, 4.9, 5.1, 0]
 BLOCK_1 = [0.003, -0.001, 0.002] + [0.0] * 13
@@ -36,7 +36,7 @@ def test_the_oracle_gives_the_worked_nvfp4_bytes():
 
 def test_the_product_gives_the_worked_nvfp4_bytes():
     x, _ = worked_example()
-    q = by_product(x, Spec(), amax=6.0)
+    q = by_fourbits(x, Spec(), amax=6.0)
     assert bytes(q.codes[0].tolist()).hex() == PACKED
     assert raw_bits(q.block_scale) == [[0x7E, 0x26]]
     assert raw_bits(q.global_scale) == 0x3B124925

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fourbits.formats.packing import swizzle_scales, unswizzle_scales
-from fourbits.quant.operand import OperandSpec, ScaleRule
+from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from support.assertions import assert_same_bytes
 from support.recorded import recorded, without_negative_zero
@@ -61,7 +61,7 @@ def test_swizzled_scales_equal_torchao():
     assert_same_bytes(unswizzle_scales(flat, 200, 9), scales)
 
 
-FOUR_OVER_SIX_RULES: dict[str, ScaleRule] = {"mse": "4over6-mse", "mae": "4over6-mae"}
+FOUR_OVER_SIX_RULES: dict[str, str] = {"mse": "4over6-mse", "mae": "4over6-mae"}
 FOUR_OVER_SIX = [
     (case, metric, bound)
     for case in ROWS

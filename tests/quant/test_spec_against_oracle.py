@@ -1,4 +1,4 @@
-"""Which combinations of a spec are refused: the product's answer is that of the oracle (section 3.3)."""
+"""Which combinations of a spec are refused: fourbits answers as the oracle does (section 3.3)."""
 
 import itertools
 from typing import Any
@@ -7,14 +7,14 @@ import pytest
 
 from fourbits.quant.operand import OperandSpec
 from oracle.spec import FORMATS, Spec, why_not
-from support.agreement import product_spec
+from support.agreement import fourbits_spec
 
 RULES = ["max", "ceil", "4over6-mse", "4over6-max", "search-mae"]
 
 
 def is_refused(spec: Spec) -> bool:
     try:
-        product_spec(spec)
+        fourbits_spec(spec)
     except ValueError:
         return True
     return False
@@ -120,7 +120,7 @@ def test_an_adaptive_layout_needs_its_own_amax():
 )
 def test_values_outside_the_table_are_refused(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
-        product_spec(Spec(**fields))
+        fourbits_spec(Spec(**fields))
 
 
 @pytest.mark.parametrize(

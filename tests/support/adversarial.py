@@ -1,4 +1,4 @@
-"""Inputs that find differences: rounding ties and their neighbours, extreme exponents, zeros, patterns."""
+"""Inputs that reveal differences: rounding ties and their neighbours, extreme exponents, zeros, patterns."""
 
 from collections.abc import Callable
 
@@ -44,7 +44,7 @@ def scale_ties(shape: Shape, seed: int) -> Tensor:
 
 
 def spread(shape: Shape, seed: int) -> Tensor:
-    """Every element with an exponent of its own, over 80 binades."""
+    """A different exponent for every element, over 80 binades."""
     return normal(shape, seed) * torch.exp2(pick(torch.arange(-40.0, 40.0), shape, seed + 1))
 
 

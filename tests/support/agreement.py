@@ -1,4 +1,4 @@
-"""The product and the oracle side by side: the same call to both, and every field of the results compared."""
+"""fourbits against the oracle: the same call to both, and every field of the results compared."""
 
 from dataclasses import fields
 
@@ -18,18 +18,18 @@ SCALE_DTYPES = {"E4M3": torch.float8_e4m3fn, "E8M0": torch.float8_e8m0fnu, "UE5M
 DEFAULTS = Spec()
 
 
-def product_spec(spec: Spec) -> OperandSpec:
-    """The same spec for the product: the fields that differ from the defaults."""
+def fourbits_spec(spec: Spec) -> OperandSpec:
+    """The same spec for fourbits: the fields that differ from the defaults."""
     given = {f.name: getattr(spec, f.name) for f in fields(spec)}
     return OperandSpec(**{name: value for name, value in given.items() if value != getattr(DEFAULTS, name)})
 
 
-def by_product(
+def by_fourbits(
     x: Tensor, spec: Spec, axis: int = 1, amax: float | None = None, sr_key: tuple[int, ...] | None = None
 ) -> QuantizedTensor:
     return quantize(
         x,
-        product_spec(spec),
+        fourbits_spec(spec),
         axis,
         amax=None if amax is None else torch.tensor(amax, dtype=torch.float32),
         sr_key=None if sr_key is None else torch.tensor(sr_key, dtype=torch.int64),
@@ -84,8 +84,8 @@ def assert_same_operand(q: QuantizedTensor, o: Operand) -> None:
 def assert_agree(
     x: Tensor, spec: Spec, axis: int = 1, amax: float | None = None, sr_key: tuple[int, ...] | None = None
 ) -> Operand:
-    """Quantizes with both; codes, scales and values are equal to the bit. Returns the oracle's."""
-    q, o = by_product(x, spec, axis, amax, sr_key), by_oracle(x, spec, axis, amax, sr_key)
+    """Quantize with both; codes, scales and values must be bit-identical. Returns the oracle's operand."""
+    q, o = by_fourbits(x, spec, axis, amax, sr_key), by_oracle(x, spec, axis, amax, sr_key)
     assert_same_operand(q, o)
     assert plain_nan(patterns(q.dequantize(torch.float32))) == o.dequantize()
     return o

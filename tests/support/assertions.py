@@ -1,4 +1,4 @@
-"""What tests say about operands: equal bytes, field by field."""
+"""Assertions about operands: equal bytes, field by field."""
 
 import torch
 from torch import Tensor

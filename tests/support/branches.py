@@ -1,4 +1,4 @@
-"""A small model in which several linears read one tensor, and what a training step of it gives."""
+"""A small model in which several linear layers read one tensor, and the results of one training step."""
 
 from collections.abc import Iterable
 
@@ -9,11 +9,11 @@ from fourbits import set_step
 
 
 class Branches(nn.Module):
-    """Three linears that read one tensor, and one behind them."""
+    """Three linear layers that read one tensor, and one after them."""
 
     def __init__(self) -> None:
         super().__init__()
-        widths = {"a": 64, "b": 64, "c": 80}  # in no ModuleList, of whose entries recipes keep the last
+        widths = {"a": 64, "b": 64, "c": 80}  # not a ModuleList, whose last entries recipes keep in BF16
         self.inputs = nn.ModuleDict({name: nn.Linear(48, widths[name], name == "c") for name in widths})
         self.out = nn.Linear(64, 48)
 
@@ -23,9 +23,9 @@ class Branches(nn.Module):
 
 
 def gradients(model: nn.Module, x: Tensor, step: int = 3, first_token: int = 16) -> list[Tensor]:
-    """Y and the gradients of X and of all parameters, in one micro-batch that begins here.
+    """Y and the gradients of X and of all parameters, in one new micro-batch.
 
-    The model reads what an autograd graph has computed, as layers within a model do: then they share
+    The model reads the output of an autograd graph, as layers inside a model do, so its layers share
     operands.
     """
     set_step(model, step, first_token=first_token)
@@ -35,7 +35,7 @@ def gradients(model: nn.Module, x: Tensor, step: int = 3, first_token: int = 16)
     return [y.detach(), *grads]
 
 
-def assert_same(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def assert_same(found: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)

@@ -40,7 +40,7 @@ def fabricate_run(
         "ended": "finished" if non_finite_at is None else "non-finite",
         "reason": None
         if non_finite_at is None
-        else f"step {non_finite_at}: the loss is nan. No update was made from it.",
+        else f"step {non_finite_at}: the loss is nan. The update was skipped.",
         "train_loss": records[-1].get("loss", 3.5),
         "seconds": steps * TOKENS_PER_STEP / RECIPES[recipe][1],
         "peak_memory_bytes": RECIPES[recipe][2] * 2**20,

@@ -25,11 +25,11 @@ ROW = OperandSpec()
 ROW_SR = OperandSpec(rounding="sr")
 COLUMN = OperandSpec(rht=16)
 COLUMN_SR = OperandSpec(rounding="sr", rht=16)
-TILE = OperandSpec(block=(16, 16), source="bf16")
+BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
 EDEN = OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call")
 MX4 = OperandSpec(format="mxfp4")
 MX8 = OperandSpec(format="mxfp8")
-FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
+FP8_BLOCK_2D = OperandSpec(format="fp8", block=(128, 128), source="bf16")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -37,9 +37,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
     "nearest": (ROW, COLUMN),
     "stochastic": (ROW_SR, COLUMN_SR),
-    "weight": (TILE, None),
+    "weight": (BLOCK_2D, None),
     "plain columns": (None, ROW_SR),
-    "square columns": (None, TILE),
+    "square columns": (None, BLOCK_2D),
     "signs drawn once": (None, replace(COLUMN, rht_signs="per-layer")),
     "signs drawn per call": (None, replace(COLUMN_SR, rht_signs="per-call")),
     "no signs": (None, replace(COLUMN, rht_signs="none")),
@@ -47,7 +47,7 @@ PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
     "24-bit noise": (replace(ROW, rounding="sr32"), replace(COLUMN, rounding="sr32")),
     "headroom": (replace(ROW_SR, sr_headroom=True), replace(COLUMN, scale_bound=256)),
     "4/6 by square": (replace(ROW, scale_rule="4over6-mse"), replace(COLUMN_SR, scale_rule="4over6-mae")),
-    "4/6 weight": (replace(TILE, scale_rule="4over6-mse"), replace(TILE, scale_rule="4over6-max")),
+    "4/6 weight": (replace(BLOCK_2D, scale_rule="4over6-mse"), replace(BLOCK_2D, scale_rule="4over6-max")),
     "4/6 headroom": (replace(ROW_SR, scale_rule="4over6-max", sr_headroom=True), None),
     "MS-EDEN": (None, replace(EDEN, rht=32, te_compat=False)),
     "MS-EDEN, rotations of 128": (None, replace(EDEN, source="forward")),
@@ -58,7 +58,7 @@ PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
     "mxfp4 weight": (replace(MX4, block=(32, 32), source="bf16"), None),
     "mxfp8": (MX8, replace(MX8, scale_rule="ceil")),
     "fp8": (OperandSpec(format="fp8"), OperandSpec(format="fp8")),
-    "fp8 weight": (FP8_TILE, FP8_TILE),
+    "fp8 weight": (FP8_BLOCK_2D, FP8_BLOCK_2D),
     "fp8-e5m2": (OperandSpec(format="fp8-e5m2"), None),
     "mxfp8 stochastic": (replace(MX8, rounding="sr"), replace(MX8, format="mxfp8-e5m2", rounding="sr")),
 }
@@ -66,16 +66,16 @@ PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A tensor and the operands to make of it. `given`: an amax to use, instead of the tensor's own."""
+    """A tensor and the operands computed from it. `given`: an amax to use instead of the tensor's own."""
 
     pair: str
     shape: tuple[int, int]
     dtype: torch.dtype = torch.bfloat16
     values: str = "wide"
     given: float | None = None
-    #: how the tensor lies in memory: plain, rows apart, transposed
+    #: memory layout of the tensor: plain, rows apart, transposed
     layout: str = "plain"
-    #: whether to compare exact operands too; codes and scales say nearly everything
+    #: whether to compare dequantized operands too; codes and scales show nearly every error
     exact: bool = True
 
     @property
@@ -87,7 +87,7 @@ class Case:
 
 
 def tensor(case: Case, device: torch.device | str) -> Tensor:
-    """The case's values: of widely spread magnitudes, with something in their midst."""
+    """The case's values: of widely spread magnitudes, with special values among them."""
     generator = torch.Generator().manual_seed(len(case.name))
     x = torch.randn(case.shape, generator=generator)
     x = x * torch.exp2(torch.randint(-30, 31, case.shape, generator=generator).float() / 3)
@@ -116,12 +116,12 @@ def by_kernels(
     inputs: OperandInputs | list[OperandInputs],
     stats: StatsTarget | None = None,
 ) -> tuple[ExactOperand | QuantizedTensor, ...]:
-    """The operands in one pass of the fused kernels, which must take the request."""
-    signature, wanted = signature_of(x), tuple(requests)
-    reason = support.unsupported(signature, wanted)
+    """The operands in one pass of the fused kernels, which must support the request."""
+    signature, requested = signature_of(x), tuple(requests)
+    reason = support.unsupported(signature, requested)
     assert reason is None, reason
     each = tuple(inputs) if isinstance(inputs, list) else (inputs,) * len(requests)
-    return quantizers.kernel_quantizer(signature, wanted)(x, each, stats)
+    return quantizers.kernel_quantizer(signature, requested)(x, each, stats)
 
 
 def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
@@ -138,15 +138,16 @@ def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
     found: list[str] = []
     if case.exact:
         inputs = [OperandInputs(key, 0, amax if r.amax == "given" else None) for r in requests]
-        for made, request in zip(by_kernels(x, requests, inputs), requests, strict=True):
-            assert isinstance(made, ExactOperand)
-            found += _exact_differences(x, made, request, amax, key)
+        for result, request in zip(by_kernels(x, requests, inputs), requests, strict=True):
+            assert isinstance(result, ExactOperand)
+            found += _exact_differences(x, result, request, amax, key)
+        found += _scaled_differences(x, requests, inputs, amax, key)
     for request in requests:
         given = amax if request.amax == "given" else None
-        (made,) = by_kernels(x, [request._replace(packed=True)], OperandInputs(key, 0, given))
-        assert isinstance(made, QuantizedTensor)
+        (result,) = by_kernels(x, [request._replace(packed=True)], OperandInputs(key, 0, given))
+        assert isinstance(result, QuantizedTensor)
         true = _quantized(x, request, given, key)
-        found += _packed_differences(f"axis {request.axis}", made, true)
+        found += _packed_differences(f"axis {request.axis}", result, true)
         found += _fake_differences(x, request, OperandInputs(key, 0, given), true)
     kept = [request._replace(packed=request.axis == 0) for request in requests]
     if len(kept) == 2 and support.unsupported(signature_of(x), kept) is None:
@@ -155,33 +156,52 @@ def differences(case: Case, device: torch.device | str = "cpu") -> list[str]:
 
 
 def _exact_differences(
-    x: Tensor, made: ExactOperand, request: OperandRequest, amax: Tensor | None, key: Tensor, name: str = ""
+    x: Tensor, result: ExactOperand, request: OperandRequest, amax: Tensor | None, key: Tensor, name: str = ""
 ) -> list[str]:
     """An exact operand of the kernels against the reference's."""
     given = amax if request.amax == "given" else None
     true = _exact_operand(x, request, given, key)
     name = name or f"axis {request.axis}"
-    shapes = _unequal(f"{name} padded", made.values[:0], true.values.to(made.values.dtype)[:0])
-    values, true_values = (op.values[: x.shape[0], : x.shape[1]].to(torch.bfloat16) for op in (made, true))
+    shapes = _unequal(f"{name} padded", result.values[:0], true.values.to(result.values.dtype)[:0])
+    values, true_values = (op.values[: x.shape[0], : x.shape[1]].to(torch.bfloat16) for op in (result, true))
     found = shapes or _unequal(f"{name} values", values, true_values)
-    return found + _unequal(f"{name} scale", made.scale, true.scale)
+    return found + _unequal(f"{name} scale", result.scale, true.scale)
 
 
-def _packed_differences(name: str, made: QuantizedTensor, true: QuantizedTensor) -> list[str]:
-    """A packed operand of the kernels, and what they unpack of it, against the reference's."""
+def _scaled_differences(
+    x: Tensor,
+    requests: list[OperandRequest],
+    inputs: list[OperandInputs],
+    amax: Tensor | None,
+    key: Tensor,
+) -> list[str]:
+    """Operands of the tensor times a factor, against the reference's of the scaled tensor."""
+    signature, factor = signature_of(x)._replace(scaled=True), torch.tensor(0.3, device=x.device)
+    found: list[str] = []
+    for request, given in zip(requests, inputs, strict=True):
+        if support.unsupported(signature, (request,)) is None:
+            plan = quantizers.kernel_quantizer(signature, (request,))
+            (result,) = plan(x, (given._replace(factor=factor),), None)
+            assert isinstance(result, ExactOperand)
+            found += _exact_differences(x.float() * factor, result, request, amax, key, "scaled")
+    return found
+
+
+def _packed_differences(name: str, result: QuantizedTensor, true: QuantizedTensor) -> list[str]:
+    """A packed operand of the kernels, and the values they unpack from it, against the reference's."""
     found: list[str] = []
     for field in ("codes", "block_scale", "global_scale"):
-        found += _unequal(f"{name} {field}", getattr(made, field), getattr(true, field))
-    if launch_unpack.unsupported_unpack(made) is None:
-        again = launch_unpack.unpacked(made)
+        found += _unequal(f"{name} {field}", getattr(result, field), getattr(true, field))
+    if launch_unpack.unsupported_unpack(result) is None:
+        again = launch_unpack.unpacked(result)
         values = again.values.t() if again.axis == 0 else again.values
         found += _unequal(f"{name} unpacked", values, unpacked(true).values)
     for dtype in DTYPES:
-        if launch_dequantize.unsupported_dequantize(made, dtype) is None:
-            values = launch_dequantize.dequantized(made, dtype)
+        if launch_dequantize.unsupported_dequantize(result, dtype) is None:
+            values = launch_dequantize.dequantized(result, dtype)
             found += _unequal(f"{name} dequantized", values, dequantized(true, dtype))
-    if launch_dequantize.unsupported_transpose(made) is None:
-        moved, true_moved = launch_dequantize.transposed(made), transposed(true)
+    if launch_dequantize.unsupported_transpose(result) is None:
+        moved, true_moved = launch_dequantize.transposed(result), transposed(true)
         assert (moved.shape, moved.axis) == (true_moved.shape, true_moved.axis)
         for field in ("codes", "block_scale", "global_scale"):
             found += _unequal(f"{name} transposed {field}", getattr(moved, field), getattr(true_moved, field))
@@ -191,17 +211,17 @@ def _packed_differences(name: str, made: QuantizedTensor, true: QuantizedTensor)
 def _fake_differences(
     x: Tensor, request: OperandRequest, inputs: OperandInputs, true: QuantizedTensor
 ) -> list[str]:
-    """What one pass that quantizes and dequantizes gives, against dequantizing the reference's codes."""
+    """A single pass that quantizes and dequantizes, against the dequantized codes of the reference."""
     if unsupported_fake(signature_of(x), request) is not None:
         return []
-    made = FakeQuantizer(signature_of(x), request)(x, inputs)
-    return _unequal(f"axis {request.axis} fake", made, dequantized(true, x.dtype))
+    result = FakeQuantizer(signature_of(x), request)(x, inputs)
+    return _unequal(f"axis {request.axis} fake", result, dequantized(true, x.dtype))
 
 
 def _kept_packed_differences(
     x: Tensor, requests: list[OperandRequest], amax: Tensor | None, key: Tensor
 ) -> list[str]:
-    """What one pass that keeps the column operand packed gives, against the reference."""
+    """A single pass that keeps the column operand packed, against the reference."""
     inputs = [OperandInputs(key, 0, amax if r.amax == "given" else None) for r in requests]
     row, column = by_kernels(x, requests, inputs)
     assert isinstance(row, ExactOperand)
@@ -229,32 +249,32 @@ def policy_differences(stored: tuple[float, float], device: torch.device | str =
     )
     operands = by_kernels(x, requests, inputs, StatsTarget(own, counts, (2, 0)))
     found = []
-    for made, place, request in zip(operands, (2, 0), requests, strict=True):
-        assert isinstance(made, ExactOperand)
+    for result, place, request in zip(operands, (2, 0), requests, strict=True):
+        assert isinstance(result, ExactOperand)
         spec, axis = request.spec, request.axis
         true = own_amax(x.cpu(), spec, axis, given[1 - axis].cpu(), key.cpu())
         operand = _exact_operand(x, request, true.used, key)
-        found += _unequal(f"axis {axis} values", made.values, operand.values)
-        found += _unequal(f"axis {axis} scale", made.scale, operand.scale)
+        found += _unequal(f"axis {axis} values", result.values, operand.values)
+        found += _unequal(f"axis {axis} scale", result.scale, operand.scale)
         found += _unequal(f"axis {axis} own amax", own[place], true.own)
         equal = counts[place, :2].tolist() == true.counts.tolist()
         found += [] if equal else [f"axis {axis} counts {counts[place]}"]
     return found
 
 
-def _unequal(what: str, made: Tensor, true: Tensor) -> list[str]:
+def _unequal(what: str, result: Tensor, true: Tensor) -> list[str]:
     """Bytes compared; a NaN is a NaN whatever its sign and payload, which arithmetic does not promise."""
-    made = made.cpu()
-    if made.shape != true.shape or made.dtype != true.dtype:
-        return [f"{what}: {made.dtype} {list(made.shape)} for {true.dtype} {list(true.shape)}"]
-    if made.dtype in DTYPES:
+    result = result.cpu()
+    if result.shape != true.shape or result.dtype != true.dtype:
+        return [f"{what}: {result.dtype} {list(result.shape)} for {true.dtype} {list(true.shape)}"]
+    if result.dtype in DTYPES:
         nan = torch.isnan(true)
-        if not torch.equal(torch.isnan(made), nan):
+        if not torch.equal(torch.isnan(result), nan):
             return [f"{what}: NaN elsewhere"]
-        made, true = torch.where(nan, 0.0, made), torch.where(nan, 0.0, true)
-    patterns = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[made.element_size()]
-    count = int((made.contiguous().view(patterns) != true.contiguous().view(patterns)).sum())
-    return [f"{what}: {count} of {made.numel()} differ"] if count else []
+        result, true = torch.where(nan, 0.0, result), torch.where(nan, 0.0, true)
+    patterns = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[result.element_size()]
+    count = int((result.contiguous().view(patterns) != true.contiguous().view(patterns)).sum())
+    return [f"{what}: {count} of {result.numel()} differ"] if count else []
 
 
 def _quantized(x: Tensor, request: OperandRequest, amax: Tensor | None, key: Tensor) -> QuantizedTensor:
@@ -309,7 +329,7 @@ def main(names: list[str]) -> int:
     prepare()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN or 255
-    warnings.simplefilter("ignore", RuntimeWarning)  # numpy's word on 1 / 0, which has a defined result here
+    warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of 1 / 0, which has a defined result here
     failed = 0
     for case in SMALL:
         if not names or case.name in names:

@@ -33,8 +33,10 @@ _TYPES = {
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.int8: "i8",
     torch.uint8: "u8",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
 }
 
 
@@ -42,6 +44,7 @@ class OnGpu(torch.Tensor):
     """A CPU tensor that claims to be on a GPU."""
 
     is_cuda = True  # pyright: ignore[reportAssignmentType]
+    device = GPU  # pyright: ignore[reportAssignmentType]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Start:
 
 
 def stack_bytes(built: CompiledKernel) -> int:
-    """Bytes of a thread's stack, which a kernel without arrays has only for registers that were spilled."""
+    """Bytes of a thread's stack, which a kernel without arrays uses only for spilled registers."""
     return _usage(built, "STACK")
 
 
@@ -87,8 +90,8 @@ def _usage(built: CompiledKernel, of: str) -> int:
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    (number,) = re.findall(rf"\b{of}:(\d+)", said.stdout)
+        printed = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    (number,) = re.findall(rf"\b{of}:(\d+)", printed.stdout)
     return int(number)
 
 
@@ -107,9 +110,9 @@ class _Recorder:
 
 @contextmanager
 def recording(*modules: ModuleType) -> Generator[list[Start]]:
-    """Record launches instead of making them: those of plans, and those of kernels in these modules.
+    """Record launches instead of executing them: those of plans, and those of kernels in these modules.
 
-    What plans allocate on a GPU lies on the CPU.
+    Tensors that a plan allocates on a GPU are on the CPU.
     """
     starts: list[Start] = []
     kernels = [
@@ -127,28 +130,29 @@ def recording(*modules: ModuleType) -> Generator[list[Start]]:
         named = dict(zip(launcher._kernel.arg_names, plain, strict=False)) | launcher._constants
         starts.append(Start(launcher._kernel, named))
 
-    def empty(*sizes: Any, device: object = None, **options: Any) -> torch.Tensor:
-        return allocate(*sizes, **options)
+    def on_cpu(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *sizes, device=None, **options: allocate(*sizes, **options)
 
-    def empty_strided(*sizes: Any, device: object = None, **options: Any) -> torch.Tensor:
-        return allocate_strided(*sizes, **options)
-
-    launch, allocate, allocate_strided = Launcher.__call__, torch.empty, torch.empty_strided
+    allocate = {name: getattr(torch, name) for name in ("empty", "empty_strided", "ones")}
+    launch = Launcher.__call__
     try:
         setattr(Launcher, "__call__", record)  # noqa: B010
-        torch.empty, torch.empty_strided = empty, empty_strided
+        for name, function in allocate.items():
+            setattr(torch, name, on_cpu(function))
         for module, name, kernel in kernels:
             setattr(module, name, _Recorder(kernel, starts))
         yield starts
     finally:
         setattr(Launcher, "__call__", launch)  # noqa: B010
-        torch.empty, torch.empty_strided = allocate, allocate_strided
+        for name, function in allocate.items():
+            setattr(torch, name, function)
         for module, name, kernel in kernels:
             setattr(module, name, kernel)
 
 
 def on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.zeros(shape).to(dtype).as_subclass(OnGpu)
+    """A tensor to plan for; its values are not read."""
+    return torch.empty(shape, dtype=dtype).as_subclass(OnGpu)
 
 
 def signature(x: torch.Tensor) -> Signature:

@@ -1,4 +1,4 @@
-"""A model of PyTorch's product on FP4 tensor cores: it reads operands from memory as the cores do."""
+"""A software model of PyTorch's GEMM on FP4 tensor cores, which reads operands from memory as they do."""
 
 import torch
 
@@ -9,7 +9,7 @@ from fourbits.gemm.native import matmul as matmul_native
 
 
 def read_operand(codes, scales, global_scale):
-    """Values of rows with the contraction last, as FP4 tensor cores take them from memory."""
+    """Values of rows with the contraction last, as FP4 tensor cores read them from memory."""
     assert codes.dtype == torch.float4_e2m1fn_x2
     assert codes.is_contiguous(), "the contraction must be contiguous"
     codes = unpack_nibbles(codes.view(torch.uint8))

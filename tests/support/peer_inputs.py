@@ -1,4 +1,4 @@
-"""What the live cross-checks share: the inputs, and how a peer's bytes are counted against ours."""
+"""Shared by the cross-checks with installed peers: the inputs, and the count of bytes that differ."""
 
 import importlib
 from types import ModuleType
@@ -12,7 +12,7 @@ from support.adversarial import generator
 
 
 def peer(module: str) -> ModuleType:
-    """A module of a peer, which `make test-peers` installs into an environment of its own."""
+    """A module of a peer, which `make test-peers` installs into a separate environment."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

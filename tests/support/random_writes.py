@@ -1,7 +1,7 @@
 """Random training sequences in which inputs and weights are written between calls, often unseen by autograd.
 
 Every call must have the bits of a fresh copy of the model that gets a copy of the input: whatever a layer
-keeps of earlier calls may save time only. A raw write is one that no version counter shows.
+keeps from earlier calls may only save time. A raw write is one that no version counter shows.
 """
 
 import copy
@@ -17,7 +17,7 @@ from fourbits import convert, get_recipe, set_step
 from fourbits.recipe.recipe import KeepBF16
 
 STEPS, MICRO_BATCHES, ROWS, WIDTH = 2, 3, 32, 48
-#: how a layer's input comes about: a tensor that a loader refills, the same with a gradient, a result
+#: a layer's input: a buffer that a loader refills, a leaf with a gradient, or the result of a computation
 KINDS = ("buffer", "leaf", "computed")
 Write = Callable[[Tensor, Tensor], None]
 
@@ -41,7 +41,7 @@ def in_place(x: Tensor, value: Tensor) -> None:
 
 
 class Call(NamedTuple):
-    """A call of a layer, and what it takes to make it again."""
+    """A call of a layer, with everything needed to repeat it."""
 
     place: tuple[int, int]
     #: as it was, and its input
@@ -53,19 +53,19 @@ class Call(NamedTuple):
 
     def check(self) -> None:
         set_step(self.model, *self.place)
-        wanted = called(self.model[self.layer], self.x, self.trains)
-        for one, other in zip(self.found, wanted, strict=True):
+        expected = called(self.model[self.layer], self.x, self.trains)
+        for one, other in zip(self.found, expected, strict=True):
             assert torch.equal(one, other), (self.place, self.layer)
 
 
 class Sequence:
-    """One random sequence: sibling linears of one model in random order, with writes in between."""
+    """One random sequence: sibling linear layers of one model in random order, with writes in between."""
 
     def __init__(
         self, seed: int, recipe: str, device: str, raw_writes: tuple[Write, ...] = (), packed: bool = False
     ) -> None:
-        """raw_writes: ways to write an input without a trace, beside those of every device; packed: whether
-        inputs are saved as codes and scales.
+        """raw_writes: further ways to write an input without a trace; packed: whether inputs are saved
+        packed.
         """
         self.random, self.device = Random(seed), device
         torch.manual_seed(seed)
@@ -79,7 +79,7 @@ class Sequence:
         self.calls: list[Call] = []
 
     def run(self) -> None:
-        """Make all calls, then each again. Raises AssertionError where a fresh model has other bits."""
+        """Run all calls, then repeat each. Raises AssertionError where a fresh model computes other bits."""
         for step in range(STEPS):
             for micro_batch in range(MICRO_BATCHES):
                 place = step, 2 * ROWS * micro_batch
@@ -107,7 +107,7 @@ class Sequence:
     def maybe_write_input(self) -> None:
         """Nothing, a write that autograd sees, a raw one, or another tensor in the old one's memory.
 
-        No raw write reaches a tensor of a graph between its readers: that would spoil nn.Linear, too.
+        No raw write reaches a tensor of a graph between its readers: that would corrupt nn.Linear, too.
         """
         ways: list[Write | None] = [None, in_place]
         ways += self.raw_writes if self.kind != "computed" else ()
@@ -119,7 +119,7 @@ class Sequence:
             self.x = self.new_input()
 
     def maybe_write_weights(self, place: tuple[int, int]) -> None:
-        """After a micro-batch, perhaps write weights; calls before the next set_step see what was written."""
+        """After a micro-batch, perhaps write weights; calls before the next set_step read the new values."""
         way = self.random.choice((None, None, None, "optimizer", "alias", "data"))
         if way is not None:
             self.update_weights(way)

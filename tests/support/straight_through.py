@@ -1,7 +1,7 @@
-"""A linear and its gradients in float64, from the dequantized operands: what a recipe's table must compute.
+"""A linear layer and its gradients in float64, from dequantized operands: what a recipe's table must compute.
 
-The straight-through rule says that a product is differentiated as if its operands had not been quantized, and
-that the derivative is then computed from quantized operands of its own (docs/nvfp4.md, section 2).
+The straight-through rule differentiates a GEMM as if its operands had not been quantized, and then computes
+the derivative from separately quantized operands (docs/nvfp4.md, section 2).
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ HALF_ULP = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0
 
 
 @dataclass(frozen=True)
-class Clock:
+class RunPosition:
     """Where a micro-batch stands in the run."""
 
     seed: int = 0
@@ -38,8 +38,8 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Product:
-    """A float64 product of dequantized operands, and how far an FP32 accumulation may be from it."""
+class ExactGemm:
+    """A float64 GEMM of dequantized operands, and how far an FP32 accumulation may be from it."""
 
     value: Tensor
     bound: Tensor
@@ -51,63 +51,65 @@ class Product:
         assert bool((excess <= 0).all()), f"{int((excess > 0).sum())} beyond the bound, by {excess.max():.3g}"
 
 
-def product(lhs: Tensor, rhs: Tensor) -> Product:
+def exact_gemm(lhs: Tensor, rhs: Tensor) -> ExactGemm:
     """lhs [R, C] rhs [S, C]^T. The bound is that of section 12.4, C * 2^-23 * sum |a b|.
 
     It holds the epilogue's roundings too: C >= 16 additions rounded to nearest use up at most half of it.
     """
     sums = lhs.abs() @ rhs.abs().t()
-    return Product(lhs @ rhs.t(), max(16, lhs.shape[1]) * 2.0**-23 * sums)
+    return ExactGemm(lhs @ rhs.t(), max(16, lhs.shape[1]) * 2.0**-23 * sums)
 
 
-def operand(x: Tensor, spec: OperandSpec, axis: int, clock: Clock, role: str) -> Tensor:
+def operand(x: Tensor, spec: OperandSpec, axis: int, position: RunPosition, role: str) -> Tensor:
     """The stored matrix of an operand in float64, transformed where the spec says so."""
-    q = quantize(x, spec, axis, amax=clock.amaxes.get(role), sr_key=clock.sr_key(role))
+    q = quantize(x, spec, axis, amax=position.amaxes.get(role), sr_key=position.sr_key(role))
     values = q.dequantize(torch.float32).double()
     return values.t() if axis == 0 else values
 
 
 def linears(model: nn.Module) -> list[nn.Linear]:
-    """Its linears, in order."""
+    """The model's linear layers, in order."""
     return [module for module in model.modules() if isinstance(module, nn.Linear)]
 
 
 def grad_of(leaf: Tensor) -> Tensor:
-    """Its gradient, which must have arrived."""
+    """The gradient of a leaf, which must have one."""
     assert leaf.grad is not None
     return leaf.grad
 
 
-def fprop(x: Tensor, weight: Tensor, bias: Tensor | None, table: GemmTable, clock: Clock) -> Product:
+def fprop(
+    x: Tensor, weight: Tensor, bias: Tensor | None, table: GemmTable, position: RunPosition
+) -> ExactGemm:
     """Y = X W^T + bias."""
-    result = _gemm(x, weight, table.fprop, (1, 1), clock, "fprop")
+    result = _gemm(x, weight, table.fprop, (1, 1), position, "fprop")
     if bias is None:
         return result
-    return Product(result.value + bias.double(), result.bound + 2.0**-23 * bias.abs())
+    return ExactGemm(result.value + bias.double(), result.bound + 2.0**-23 * bias.abs())
 
 
-def dgrad(dy: Tensor, weight: Tensor, table: GemmTable, clock: Clock) -> Product:
-    """dX = dY W. With shared codes W is the transpose of Fprop's operand; it may also be made from it."""
-    fprop_weight = operand(weight, table.fprop.rhs, 1, clock, "fprop.rhs")
+def dgrad(dy: Tensor, weight: Tensor, table: GemmTable, position: RunPosition) -> ExactGemm:
+    """dX = dY W. With shared codes W is the transpose of Fprop's operand; it may also be computed from it."""
+    fprop_weight = operand(weight, table.fprop.rhs, 1, position, "fprop.rhs")
     if table.shares_weight:
-        lhs = operand(dy, table.dgrad.lhs, 1, clock, "dgrad.lhs")
-        return product(lhs, fprop_weight.t())
+        lhs = operand(dy, table.dgrad.lhs, 1, position, "dgrad.lhs")
+        return exact_gemm(lhs, fprop_weight.t())
     if table.dgrad.rhs.source == "forward":
         weight = fprop_weight.float()
-    return _gemm(dy, weight, table.dgrad, (1, 0), clock, "dgrad")
+    return _gemm(dy, weight, table.dgrad, (1, 0), position, "dgrad")
 
 
-def wgrad(dy: Tensor, x: Tensor, table: GemmTable, clock: Clock) -> Product:
-    """dW = dY^T X. X may be made from Fprop's operand."""
+def wgrad(dy: Tensor, x: Tensor, table: GemmTable, position: RunPosition) -> ExactGemm:
+    """dW = dY^T X. X may be computed from Fprop's operand."""
     if table.wgrad.rhs.source == "forward":
-        x = operand(x, table.fprop.lhs, 1, clock, "fprop.lhs").float()
-    return _gemm(dy, x, table.wgrad, (0, 0), clock, "wgrad")
+        x = operand(x, table.fprop.lhs, 1, position, "fprop.lhs").float()
+    return _gemm(dy, x, table.wgrad, (0, 0), position, "wgrad")
 
 
 def _gemm(
-    lhs: Tensor, rhs: Tensor, spec: GemmSpec, axes: tuple[int, int], clock: Clock, name: str
-) -> Product:
-    return product(
-        operand(lhs, spec.lhs, axes[0], clock, f"{name}.lhs"),
-        operand(rhs, spec.rhs, axes[1], clock, f"{name}.rhs"),
+    lhs: Tensor, rhs: Tensor, spec: GemmSpec, axes: tuple[int, int], position: RunPosition, name: str
+) -> ExactGemm:
+    return exact_gemm(
+        operand(lhs, spec.lhs, axes[0], position, f"{name}.lhs"),
+        operand(rhs, spec.rhs, axes[1], position, f"{name}.rhs"),
     )

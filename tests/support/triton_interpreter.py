@@ -25,8 +25,8 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def prepare() -> None:
     """Make the interpreter of Triton 3.6 usable: call first in a test program.
 
-    It converts arrays of one element as numpy no longer does, and it patches Triton's language anew at every
-    call of a device function, each patch around the last; once is enough and several times faster.
+    It converts arrays of one element as numpy no longer does, and it patches Triton's language at every call
+    of a device function, each patch around the previous one; once is enough and several times faster.
     """
     patch_tensor, patch_language = interpreter._patch_lang_tensor, interpreter._patch_lang
     patched: set[frozenset[str]] = set()
@@ -46,11 +46,11 @@ def prepare() -> None:
 
 
 def failures(checks: Iterable[tuple[object, Callable[[], list[str]]]]) -> int:
-    """Make the named checks of a test program, print what each finds wrong, and count those that do."""
+    """Run the named checks of a test program, print what each finds wrong, and count the failing ones."""
     prepare()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)  # fills what is allocated and not yet written with NaN
-    warnings.simplefilter("ignore", RuntimeWarning)  # numpy's word on exponents that are dropped afterwards
+    warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of exponents that are dropped afterwards
     failed = 0
     for name, check in checks:
         wrong = check()

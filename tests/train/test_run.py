@@ -12,9 +12,9 @@ from fourbits.data.config import DataConfig
 from fourbits.settings import load_yaml, to_dict
 from fourbits.train.checkpoint import checkpoints
 from fourbits.train.config import config_from_mapping
+from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.non_finite import NonFiniteError
-from fourbits.train.report import RunListener
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 
@@ -36,8 +36,8 @@ class Recorder(RunListener):
 
 @pytest.fixture
 def train(config, data_cache):
-    def start(out, report=None, stop=None, changed=config):
-        return run(changed, out, report=report, stop=stop or StopRequest(), data_cache=data_cache)
+    def start(out, listener=None, stop=None, changed=config):
+        return run(changed, out, listener=listener, stop=stop or StopRequest(), data_cache=data_cache)
 
     return start
 
@@ -192,7 +192,7 @@ def test_other_text_under_the_same_name_may_not_continue(config, tmp_path):
     run(
         changed,
         tmp_path / "run",
-        report=Recorder(2, lambda: setattr(stop, "signal", signal.SIGINT)),
+        listener=Recorder(2, lambda: setattr(stop, "signal", signal.SIGINT)),
         stop=stop,
     )
     text.write_text("five six seven eight " * 2000)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fourbits.train.checkpoint import checkpoints
-from fourbits.train.report import RunListener
+from fourbits.train.listener import RunListener
 from fourbits.train.run import run
 from fourbits.train.stop import stop_on_signals
 
@@ -29,7 +29,7 @@ class Sender(RunListener):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_finishes_the_step_and_saves(config, data_cache, tmp_path, number):
     handler = signal.getsignal(number)
-    summary = run(config, tmp_path, report=Sender(number), data_cache=data_cache)
+    summary = run(config, tmp_path, listener=Sender(number), data_cache=data_cache)
     assert (summary["ended"], summary["reason"], summary["steps"]) == ("interrupted", number.name, 3)
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step_3"]
     assert signal.getsignal(number) == handler
@@ -37,7 +37,7 @@ def test_one_signal_finishes_the_step_and_saves(config, data_cache, tmp_path, nu
 
 def test_a_second_ctrl_c_ends_at_once_without_saving(config, data_cache, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path, report=Sender(signal.SIGINT, signal.SIGINT), data_cache=data_cache)
+        run(config, tmp_path, listener=Sender(signal.SIGINT, signal.SIGINT), data_cache=data_cache)
     assert json.loads((tmp_path / "summary.json").read_text())["ended"] == "interrupted"
     assert checkpoints(tmp_path / "checkpoints") == []
 

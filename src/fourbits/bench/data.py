@@ -17,7 +17,7 @@ import torch
 
 from fourbits.bench.data_files import SEQ_LEN, evict, sparse_index, text_files, token_file
 from fourbits.bench.peers.data import datasets_map, megatron_samples
-from fourbits.bench.timing import Report, Result, copy_bandwidth, measured, product_rate
+from fourbits.bench.timing import Measurements, Result, copy_bandwidth, measured, product_rate
 from fourbits.data.corpora.sources import file_sources
 from fourbits.data.prepare.encode import batches
 from fourbits.data.prepare.prepare import PrepareOptions, prepare
@@ -34,7 +34,7 @@ _WARM_BATCHES, _COLD_BATCHES, _STEP_BATCHES = 400, 24, 50
 _TOKENS_PER_SECOND, _STEP = 1.2e6, (128, 512)
 
 
-def bench_data(device: torch.device) -> Report:
+def bench_data(device: torch.device) -> Measurements:
     """Measure preparation and reading; the device is only reported."""
     with tempfile.TemporaryDirectory(prefix="fourbits-bench-") as folder:
         results = (*_prepare_results(Path(folder)), *_read_results(Path(folder)))

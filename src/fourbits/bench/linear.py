@@ -10,7 +10,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fourbits.bench.timing import Report, Result, copy_bandwidth, measured, medians, normal, product_rate
+from fourbits.bench.timing import (
+    Measurements,
+    Result,
+    copy_bandwidth,
+    host_medians,
+    measured,
+    medians,
+    normal,
+    product_rate,
+)
 from fourbits.device import probe
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
@@ -35,7 +44,7 @@ _CPU_SHAPE, _CPU_GOAL = (2048, 2048, 2048), 0.4
 _UNIT = "of BF16"
 
 
-def bench_linear(device: torch.device) -> Report:
+def bench_linear(device: torch.device) -> Measurements:
     """Measure nvfp4 with measured and with delayed amaxes, and fp8, on a device."""
     rates = copy_bandwidth(device), product_rate(device)
     shapes = _shapes(device.type, probe(device).name)
@@ -74,11 +83,20 @@ def _results(
         set_step(layer, 1)  # from the second step on, the amax policy supplies amaxes
     steps = [_step(layer, x, dy) for layer in (bf16, *layers)]
     base, *times = medians(steps, device, repeats=15, ahead=True)
-    results = [Result(name=f"{size} bf16", seconds=base, value=1.0, unit=_UNIT)]
-    for (name, (_, goal, own_amax)), seconds in zip(recipes.items(), times, strict=True):
+    hosts = host_medians(steps, device) if device.type == "cuda" else [None] * len(steps)
+    results = [Result(name=f"{size} bf16", seconds=base, value=1.0, unit=_UNIT, host_seconds=hosts[0])]
+    for (name, (_, goal, own_amax)), seconds, host in zip(recipes.items(), times, hosts[1:], strict=True):
         ceiling = base / (base + _quantized_bytes(shape, own_amax) / bandwidth) if "nvfp4" in name else None
         results.append(
-            Result(name=name, seconds=seconds, value=base / seconds, unit=_UNIT, goal=goal, ceiling=ceiling)
+            Result(
+                name=name,
+                seconds=seconds,
+                value=base / seconds,
+                unit=_UNIT,
+                goal=goal,
+                ceiling=ceiling,
+                host_seconds=host,
+            )
         )
     return results
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fourbits.bench.peers.quantize import quantize_peers
 from fourbits.bench.timing import (
-    Report,
+    Measurements,
     Result,
     copy_bandwidth,
     measured,
@@ -24,7 +24,7 @@ from fourbits.quant.request import OperandInputs, OperandRequest, signature_of
 _UNIT = "of copy bandwidth"
 _ROW, _ROW_SR = OperandSpec(), OperandSpec(rounding="sr")
 _COLUMN, _COLUMN_SR = OperandSpec(rht=16), OperandSpec(rounding="sr", rht=16)
-_TILE = OperandSpec(block=(16, 16), source="bf16")
+_BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
 _FP8 = OperandSpec(format="fp8")
 #: bytes per packed 4-bit element, including its share of a block scale
 _PACKED = 0.5 + 1 / 16
@@ -33,7 +33,7 @@ _PEER_GOALS = {"torchao 0.18.0": 20.0, "fouroversix 0.1.0": 15.0}
 _GPU_SHAPE, _CPU_SHAPE = (8192, 4096), (2048, 4096)
 
 
-def bench_quantize(device: torch.device) -> Report:
+def bench_quantize(device: torch.device) -> Measurements:
     """Measure the quantizers on a device: fused kernels on a GPU, the compiled reference elsewhere."""
     rates = copy_bandwidth(device), product_rate(device)
     results = _gpu_results(device, rates[0]) if device.type == "cuda" else _cpu_results(device, rates[0])
@@ -69,7 +69,7 @@ def _gpu_results(device: torch.device, bandwidth: float) -> tuple[Result, ...]:
         result("row and column with RHT, stochastic", given(row_sr, column_sr), x, 6, 0.45),
         result("row and column with RHT, to nearest, own amax", own(x, row, column), x, 8),
         result("row and column with RHT, stochastic, own amax", own(x, row_sr, column_sr), x, 8),
-        result("weight 16x16 from FP32, own amax", own(w, OperandRequest(_TILE, 1)), w, 10),
+        result("weight 16x16 from FP32, own amax", own(w, OperandRequest(_BLOCK_2D, 1)), w, 10),
         result("row, packed", given(row, packed=True), x, 2 + _PACKED, 0.50),
         result("column with RHT, packed", given(column, packed=True), x, 2 + _PACKED, 0.35),
         result("FP8 row and column", own(x, *fp8), x, 4, 0.60),
@@ -100,7 +100,7 @@ def _cpu_results(device: torch.device, bandwidth: float) -> tuple[Result, ...]:
         result("row, stochastic, own amax", _ROW_SR, 1, False),
         result("column with RHT, to nearest, own amax", _COLUMN, 0, False),
         result("column with RHT, stochastic, own amax", _COLUMN_SR, 0, False),
-        result("square, to nearest, own amax", replace(_TILE, source="as_is"), 1, False),
+        result("square, to nearest, own amax", replace(_BLOCK_2D, source="as_is"), 1, False),
         *_peer_results(x, device),
     )
 

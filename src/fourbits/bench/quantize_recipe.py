@@ -9,7 +9,15 @@ from dataclasses import replace
 
 import torch
 
-from fourbits.bench.timing import Report, Result, copy_bandwidth, measured, medians, normal, product_rate
+from fourbits.bench.timing import (
+    Measurements,
+    Result,
+    copy_bandwidth,
+    measured,
+    medians,
+    normal,
+    product_rate,
+)
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.quant.request import OPERAND_ROLES
@@ -20,7 +28,7 @@ _SHAPE = {"cuda": (8192, 4096), "cpu": (2048, 4096)}
 _GOALS = {"4over6": 1 / 1.3, "ms-eden": 1 / 1.6}
 
 
-def bench_recipe(device: torch.device, name: str) -> Report:
+def bench_recipe(device: torch.device, name: str) -> Measurements:
     """Time every distinct operand of a recipe, packed, in turns with its plain form."""
     rates = copy_bandwidth(device), product_rate(device)
     results: list[Result] = []

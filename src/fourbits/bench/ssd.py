@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fourbits.bench.peers.ssd import refuse_wrong, ssd_peers
-from fourbits.bench.timing import Report, Result, copy_bandwidth, measured, medians, product_rate
+from fourbits.bench.timing import Measurements, Result, copy_bandwidth, measured, medians, product_rate
 from fourbits.model.config import ModelConfig
 from fourbits.model.ops.self_check import use_kernels
 from fourbits.model.ops.ssd.op import ssd
@@ -24,7 +24,7 @@ def bench_ssd(
     log: Callable[[str], None] = lambda line: None,
     preset: str | None = None,
     compiled: bool = True,
-) -> Report:
+) -> Measurements:
     """Time the scan forward, and forward with backward, at each preset's shape, in turns with each peer.
 
     log: receives a line per result. preset: measure only its shape. compiled: whether the compiled PyTorch

@@ -34,12 +34,14 @@ class Result:
     value: float
     unit: str
     goal: float | None = None
+    #: time in which the host queues the work, which bounds a GPU that waits for it; None where not measured
+    host_seconds: float | None = None
     #: the bound from bytes at copy bandwidth and operations at the GEMM rate of this run
     ceiling: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Measurements:
     """All results of one benchmark, and the machine they were measured on."""
 
     benchmark: str
@@ -59,10 +61,10 @@ class Report:
 
 def measured(
     benchmark: str, device: torch.device, results: tuple[Result, ...], rates: tuple[float, float]
-) -> Report:
-    """The report of results on a device. rates: copy bandwidth and GEMM rate of the same run."""
+) -> Measurements:
+    """Results with the machine they were measured on. rates: copy bandwidth and GEMM rate of the same run."""
     described = probe(device)
-    return Report(
+    return Measurements(
         benchmark=benchmark,
         device=described.name,
         torch=described.torch_version,
@@ -105,6 +107,17 @@ def medians(
         statistics.median(start.elapsed_time(end) * 1e-3 for start, end in times)
         for times in zip(*events, strict=True)
     ]
+
+
+def host_medians(
+    runs: Sequence[Callable[[], object]], device: torch.device, repeats: int = 20
+) -> list[float]:
+    """Median times in which the host queues several calls on an idle GPU, in turns."""
+    times: list[list[float]] = []
+    for _ in range(repeats):
+        torch.cuda.synchronize(device)
+        times.append(_host_times(runs))
+    return [statistics.median(of_run) for of_run in zip(*times, strict=True)]
 
 
 def normal(*shape: int, device: torch.device, seed: int = 0) -> torch.Tensor:

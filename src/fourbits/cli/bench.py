@@ -1,8 +1,9 @@
-"""Measure the speed of quantizers, a linear layer, the SSD scan, a training step, a whole model, or the data.
+"""Measure the speed of quantizers, a linear layer, the SSD scan, a training step, a model, or the data.
 
 Both sides of a ratio are measured in the same run. `model` measures training steps of a preset per recipe:
 tokens/s, MFU in total and by type of layer, memory, and the throughput of the Hugging Face implementation at
-the same shapes (--peers).
+the same shapes (--peers). `hf` measures steps of transformers' Llama as a user's own loop runs them: eager,
+and under torch.compile without and with CUDA graphs.
 """
 
 import json
@@ -14,12 +15,13 @@ import torch
 from rich.console import Console
 
 from fourbits.bench.data import bench_data
+from fourbits.bench.hf import MODES, SIZES, bench_hf
 from fourbits.bench.linear import bench_linear
 from fourbits.bench.peers.model import PEERS
 from fourbits.bench.quantize import bench_quantize
 from fourbits.bench.quantize_recipe import bench_recipe
 from fourbits.bench.ssd import bench_ssd
-from fourbits.bench.steps.model import RECIPES, ModelReport, ModelRequest, bench_model
+from fourbits.bench.steps.model import RECIPES, ModelMeasurements, ModelRequest, bench_model
 from fourbits.bench.steps.step import bench_step
 from fourbits.cli.bench_tables import model_tables, result_table
 
@@ -32,13 +34,14 @@ BENCHMARKS = {
 }
 
 _SIZES = ("seq_len", "micro_batch", "accumulation")
-# Options that only `model` has, but for --preset, which ssd has too.
+# Options that only `hf` has, and those that only `model` has, except that `ssd` has --preset too.
+_HF_OPTIONS = ("sizes", "modes")
 _MODEL_OPTIONS = ("preset", "recipes", *_SIZES, "compile", "repeats", "peers", "no_profile")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("what", choices=(*BENCHMARKS, "ssd", "model"), help="what to measure")
+    parser.add_argument("what", choices=(*BENCHMARKS, "ssd", "model", "hf"), help="what to measure")
     parser.add_argument(
         "--recipe", metavar="NAME", help="with quantize: the cost of this recipe's options, per operand"
     )
@@ -65,6 +68,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         help=f"other implementations to measure: {', '.join(PEERS)}",
     )
     model.add_argument("--no-profile", action="store_true", default=None, help="skip the profile")
+    hf = parser.add_argument_group("with hf")
+    hf.add_argument(
+        "--sizes",
+        nargs="+",
+        metavar="S",
+        help=f"sizes to measure, of {', '.join(SIZES)}; default: those for the device",
+    )
+    hf.add_argument(
+        "--modes",
+        nargs="+",
+        metavar="M",
+        help=f"modes to measure, of {', '.join(MODES)}; default: those for the device",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -78,17 +94,19 @@ def run(args: Namespace) -> int:
         )
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.what == "model":
-        report = bench_model(device, _request(args), _print_progress)
+        measured = bench_model(device, _request(args), _print_progress)
+    elif args.what == "hf":
+        measured = bench_hf(device, _print_progress, args.sizes, args.modes)
     elif args.what == "ssd":
-        report = bench_ssd(device, _print_progress, args.preset, compiled=not args.no_compiled)
+        measured = bench_ssd(device, _print_progress, args.preset, compiled=not args.no_compiled)
     else:
-        report = bench_recipe(device, args.recipe) if args.recipe else BENCHMARKS[args.what](device)
+        measured = bench_recipe(device, args.recipe) if args.recipe else BENCHMARKS[args.what](device)
     if args.json:
-        print(json.dumps(report.to_dict(), indent=2))
+        print(json.dumps(measured.to_dict(), indent=2))
         return 0
     console = Console()
-    console.print(result_table(report))
-    for table in model_tables(report) if isinstance(report, ModelReport) else ():
+    console.print(result_table(measured))
+    for table in model_tables(measured) if isinstance(measured, ModelMeasurements) else ():
         console.print(table)
     return 0
 
@@ -103,6 +121,9 @@ def _check_options(args: Namespace) -> None:
         raise ValueError(f"--recipe: only valid with quantize, got {args.what}. Remove the option.")
     if args.no_compiled and args.what != "ssd":
         raise ValueError(f"--no-compiled: only valid with ssd, got {args.what}. Remove the option.")
+    for name in _HF_OPTIONS:
+        if getattr(args, name) is not None and args.what != "hf":
+            raise ValueError(f"--{name}: only valid with hf, got {args.what}. Remove the option.")
     if args.what == "model":
         if not args.preset:
             raise ValueError("model needs --preset. Add one, such as --preset transformer-1.2b.")

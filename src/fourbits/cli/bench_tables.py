@@ -4,48 +4,51 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from fourbits.bench.steps.model import ModelReport
+from fourbits.bench.steps.model import ModelMeasurements
 from fourbits.bench.steps.model_results import ModelRun
 from fourbits.bench.steps.saved_bytes import MemoryBreakdown
-from fourbits.bench.timing import Report
+from fourbits.bench.timing import Measurements
 
 _GIB = 1 << 30
 _KERNELS_SHOWN = 25
 
 
-def result_table(report: Report) -> Table:
+def result_table(measured: Measurements) -> Table:
     """Every result, with its goal and ceiling."""
-    rates = (
-        f"copy {report.copy_bandwidth / 1e9:,.1f} GB/s, BF16 GEMM {report.product_rate / 1e12:,.2f} TFLOP/s"
-    )
-    title = f"{report.benchmark}: {report.device}, torch {report.torch}; {rates}"
-    table = Table("result", "median ms", "value", "goal", "ceiling", title=title, title_justify="left")
-    for result in report.results:
+    copy, gemm = measured.copy_bandwidth / 1e9, measured.product_rate / 1e12
+    rates = f"copy {copy:,.1f} GB/s, BF16 GEMM {gemm:,.2f} TFLOP/s"
+    title = f"{measured.benchmark}: {measured.device}, torch {measured.torch}; {rates}"
+    hosts = any(result.host_seconds is not None for result in measured.results)
+    columns = ("result", "median ms", *(("host ms",) if hosts else ()), "value", "goal", "ceiling")
+    table = Table(*columns, title=title, title_justify="left")
+    for result in measured.results:
         goal, ceiling = (f"{x:.2f}" if x is not None else "" for x in (result.goal, result.ceiling))
-        table.add_row(
-            result.name, f"{result.seconds * 1e3:,.3f}", f"{result.value:.2f} {result.unit}", goal, ceiling
-        )
+        host = "" if result.host_seconds is None else f"{result.host_seconds * 1e3:,.3f}"
+        times = (f"{result.seconds * 1e3:,.3f}", *((host,) if hosts else ()))
+        table.add_row(result.name, *times, f"{result.value:.2f} {result.unit}", goal, ceiling)
     return table
 
 
-def model_tables(report: ModelReport) -> Iterator[Table]:
+def model_tables(measured: ModelMeasurements) -> Iterator[Table]:
     """Further tables of the model benchmark."""
-    yield _runs(report)
-    yield _memory(report)
-    for run in report.runs:
+    yield _runs(measured)
+    yield _memory(measured)
+    for run in measured.runs:
         if run.layers is not None:
             yield _layers(run)
             yield _kernels(run)
-    if report.peers:
-        yield _peers(report)
+    if measured.peers:
+        yield _peers(measured)
 
 
-def _runs(report: ModelReport) -> Table:
-    batch, length = report.tokens_per_micro_batch
-    size = f"{report.parameters / 1e6:,.1f}M parameters, {report.micro_batches} x {batch} x {length} tokens"
+def _runs(measured: ModelMeasurements) -> Table:
+    batch, length = measured.tokens_per_micro_batch
+    size = (
+        f"{measured.parameters / 1e6:,.1f}M parameters, {measured.micro_batches} x {batch} x {length} tokens"
+    )
     columns = ("recipe", "tokens/s", "step ms", "eager step ms", "MFU", "GEMM TFLOP/s", "micro-batches")
-    table = Table(*columns, title=f"{report.preset}: {size} per step")
-    for run in report.runs:
+    table = Table(*columns, title=f"{measured.preset}: {size} per step")
+    for run in measured.runs:
         table.add_row(
             run.recipe,
             f"{run.tokens_per_second:,.0f}",
@@ -58,10 +61,10 @@ def _runs(report: ModelReport) -> Table:
     return table
 
 
-def _memory(report: ModelReport) -> Table:
-    table = Table("GiB", *(run.recipe for run in report.runs), title="memory per step")
+def _memory(measured: ModelMeasurements) -> Table:
+    table = Table("GiB", *(run.recipe for run in measured.runs), title="memory per step")
     for name in MemoryBreakdown.__dataclass_fields__:
-        table.add_row(name.replace("_", " "), *(_gib(getattr(run.memory, name)) for run in report.runs))
+        table.add_row(name.replace("_", " "), *(_gib(getattr(run.memory, name)) for run in measured.runs))
     return table
 
 
@@ -89,9 +92,9 @@ def _kernels(run: ModelRun) -> Table:
     return table
 
 
-def _peers(report: ModelReport) -> Table:
+def _peers(measured: ModelMeasurements) -> Table:
     table = Table("peer", "measured", "tokens/s", "step ms", "peak GiB", "kernel calls", title="peers")
-    for peer in report.peers:
+    for peer in measured.peers:
         if peer.seconds is None or peer.tokens_per_second is None:
             table.add_row(peer.name, peer.what, peer.absent)
             continue

@@ -111,7 +111,7 @@ def run(args: Namespace) -> int:
         deduplicate=args.deduplicate,
     )
     sources = licensed(text_sources(args.paths, args.text_field), args.licence)
-    with ProgressReport() as progress:
+    with PartProgress() as progress:
         data = prepare(sources, args.out, options, progress)
     if args.json:
         print(json.dumps({"folder": str(data.folder), **data.manifest}, indent=2))
@@ -150,7 +150,7 @@ def build_corpus(args: Namespace) -> int:
         raise ValueError(f"--debs and --max-mb apply to {DEBIAN} only. Remove them.")
     if args.name == DEBIAN:
         limit = None if args.max_mb is None else round(args.max_mb * 1e6)
-        with ProgressReport() as progress:
+        with PartProgress() as progress:
             corpus = build_debian(args.out, progress, debs=args.debs, max_bytes=limit)
     else:
         corpus = write_corpus(text_sources([args.name]), args.out)
@@ -197,7 +197,7 @@ def _numbers(record: dict[str, Any]) -> list[str]:
     ]
 
 
-class ProgressReport:
+class PartProgress:
     """Progress on stderr: a bar on a terminal, or one line per finished part if stderr is redirected."""
 
     def __init__(self) -> None:

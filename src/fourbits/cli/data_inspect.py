@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fourbits.data.config import open_data
-from fourbits.data.inspect import duplicate_documents, length_quantiles, phase_plan, sample_locations
+from fourbits.data.inspect import duplicate_documents, length_quantiles, phase_reads, sample_locations
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.stream.manifest import MANIFEST
 from fourbits.data.stream.stream import PhasedStream
@@ -28,7 +28,7 @@ def add_inspect(parser: ArgumentParser) -> None:
     add(
         "--run",
         metavar="CONFIG",
-        help="show the plan of a run on this data: a preset, a YAML file, RUN/config.yaml",
+        help="show what a run reads from this data, by phase: a preset, a YAML file, RUN/config.yaml",
     )
     add("--step", type=int, metavar="N", help="with a run: show where the samples of step N are read")
     add("--sample", type=int, metavar="N", help="with a run: show the text of sample N")
@@ -77,7 +77,7 @@ def _open(folder: Path, config: RunConfig | None, verify: bool) -> PreparedData:
 def _add_run(found: dict[str, Any], data: PreparedData, config: RunConfig, args: Namespace) -> None:
     train = config.train
     stream = run_stream(config, data)
-    found["plan"] = [asdict(phase) for phase in phase_plan(stream, train.samples_per_step)]
+    found["plan"] = [asdict(phase) for phase in phase_reads(stream, train.samples_per_step)]
     found["rounding"] = stream.rounding()
     if args.step is not None:
         if not 0 <= args.step < train.num_steps:
@@ -130,7 +130,7 @@ def show_inspection(found: dict[str, Any]) -> None:
     if "duplicates" in found:
         console.print(_duplicates_table(found["duplicates"]))
     if "plan" in found:
-        console.print(_plan_table(found["plan"]))
+        console.print(_phase_table(found["plan"]))
         console.print(found["rounding"] or "shares match the weights exactly", markup=False, highlight=False)
     if found.get("validation_losses"):
         rows = found["validation_losses"]
@@ -171,11 +171,11 @@ def _duplicates_table(duplicates: dict[str, dict[str, dict[str, int]]]) -> Table
     return table
 
 
-def _plan_table(plan: list[dict[str, Any]]) -> Table:
+def _phase_table(phases: list[dict[str, Any]]) -> Table:
     table = Table("phase", "steps", "source", title="what the run reads", title_justify="left")
     for column in ("share", "samples", "tokens", "epochs so far"):
         table.add_column(column, justify="right")
-    for number, phase in enumerate(plan, start=1):
+    for number, phase in enumerate(phases, start=1):
         for row, (name, source) in enumerate(phase["sources"].items()):
             place = (
                 (str(number), f"{phase['first_step']:,} to {phase['end_step']:,}") if row == 0 else ("", "")

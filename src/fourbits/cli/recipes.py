@@ -1,7 +1,8 @@
 """List the shipped recipes, or show the precision of every GEMM operand in one.
 
 NAME is a shipped recipe or a YAML file. Add settings, such as --wgrad.lhs.rht 0, to preview their effect; a
-transform is set on both operands of its GEMM. `show NAME --yaml > mine.yaml` starts a custom recipe.
+transform is set on both operands of its GEMM. `show NAME --yaml > mine.yaml` starts a custom recipe. `show`
+warns where W differs between Fprop and Dgrad.
 """
 
 import json
@@ -12,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fourbits.compare.number_format import plural
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import credited, get_recipe, list_recipes
-from fourbits.recipe.recipe import KeepBF16, Recipe
+from fourbits.recipe.recipe import GemmTable, KeepBF16, Recipe
 from fourbits.settings import dump_yaml, override, to_dict
 
 EXAMPLE = "fourbits recipes show nvfp4"
@@ -80,11 +82,31 @@ def operand_text(spec: OperandSpec) -> str:
 def kept_text(keep: KeepBF16) -> str:
     """Which linear layers stay in BF16, in short."""
     blocks = [
-        f"{which} {value}{' of the blocks' if isinstance(value, str) else ' blocks'}"
+        f"{which} {value} of the blocks" if isinstance(value, str) else f"{which} {plural(value, 'block')}"
         for which, value in (("first", keep.first_blocks), ("last", keep.last_blocks))
         if value
     ]
     return "; ".join([*blocks, f"names {', '.join(keep.names)}"])
+
+
+def weight_warning(table: GemmTable) -> str | None:
+    """A warning if the values of W in Dgrad are neither those of Fprop nor computed from them, or None.
+
+    The gradient of X is then that of another function than the forward pass computed. Square blocks avoid it:
+    transposed, their codes and scales stay the same (arXiv:2509.25149, on 2D scaling).
+    """
+    forward, backward = table.fprop.rhs, table.dgrad.rhs
+    unquantized = not (forward.block_format.quantized or backward.block_format.quantized)
+    if table.keeps_weight or (unquantized and forward.format == backward.format):
+        return None
+    if forward == backward:
+        differs = f"Fprop and Dgrad quantize W ({operand_text(forward)}) along different axes"
+    else:
+        differs = f"W is {operand_text(forward)} in Fprop and {operand_text(backward)} in Dgrad"
+    return (
+        f"{differs}, so gradients are not those of the forward pass. "
+        "Set both operands alike, with square blocks and without rht, as in nvfp4."
+    )
 
 
 def _list(as_json: bool) -> None:
@@ -115,3 +137,6 @@ def _show(recipe: Recipe) -> None:
     for label, text in (("source", recipe.source), ("follows", recipe.taken), ("differs", recipe.deviates)):
         if text:
             console.print(Text(f"{label}: {text}"))
+    for names, gemms in tables:
+        if warning := weight_warning(gemms):
+            console.print(Text(f"warning: {f'{names}: ' if names else ''}{warning}"))

@@ -22,10 +22,10 @@ from rich.text import Text
 from fourbits.compare.report.run_report import write_run_report
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import load_config
+from fourbits.train.listener import ProgressPrinter, RunStart
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.profile import StepProfile
-from fourbits.train.report import ProgressReport, RunStart
 from fourbits.train.run import run as train
 from fourbits.train.summary import Summary
 
@@ -53,7 +53,7 @@ def run(args: Namespace) -> int:
         summary = train(
             config,
             out,
-            report=TrainReport(config.train.log_interval, tables=not args.json),
+            listener=TrainPrinter(config.train.log_interval, tables=not args.json),
             on_profile=_profile_to(out, tables=not args.json) if args.profile else None,
         )
     except NonFiniteError:
@@ -67,7 +67,7 @@ def run(args: Namespace) -> int:
     return 0 if summary["ended"] == "finished" else 128 + signal.Signals[summary["reason"]]
 
 
-class TrainReport(ProgressReport):
+class TrainPrinter(ProgressPrinter):
     """Prints progress on stderr, and before the first step the precision table on stdout."""
 
     def __init__(self, log_interval: int, tables: bool) -> None:

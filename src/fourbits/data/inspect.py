@@ -53,7 +53,7 @@ def _count(file: TokenFile, is_duplicate: Callable[[int], bool]) -> Duplicates:
 
 
 @dataclass(frozen=True, slots=True)
-class SourcePlan:
+class SourceReads:
     """What a phase reads of a source. epochs: how often the source has been read by the end of the phase."""
 
     share: float
@@ -63,7 +63,7 @@ class SourcePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class PhasePlan:
+class PhaseReads:
     """One phase of a run: its steps [first, end), its samples, and what it reads of each source.
 
     A phase ends between two samples, so a step can belong to two phases.
@@ -76,17 +76,17 @@ class PhasePlan:
     end_sample: int
     period: int
     error: float
-    sources: dict[str, SourcePlan]
+    sources: dict[str, SourceReads]
 
 
-def phase_plan(stream: PhasedStream, samples_per_step: int) -> list[PhasePlan]:
+def phase_reads(stream: PhasedStream, samples_per_step: int) -> list[PhaseReads]:
     """All phases of a run, in order."""
-    plans: list[PhasePlan] = []
+    reads: list[PhaseReads] = []
     sizes = {name: windows.size for name, windows in zip(stream.names, stream.windows, strict=True)}
     for phase in stream.blend.phases:
         before, after = stream.blend.cursors(phase.first), stream.blend.cursors(phase.end)
         sources = {
-            name: SourcePlan(
+            name: SourceReads(
                 share=phase.weights.slots[name] / phase.weights.period,
                 samples=after[name] - before[name],
                 tokens=(after[name] - before[name]) * stream.seq_len,
@@ -96,8 +96,8 @@ def phase_plan(stream: PhasedStream, samples_per_step: int) -> list[PhasePlan]:
         }
         steps = phase.first // samples_per_step, -(-phase.end // samples_per_step)
         weights = phase.weights
-        plans.append(PhasePlan(*steps, phase.first, phase.end, weights.period, weights.error, sources))
-    return plans
+        reads.append(PhaseReads(*steps, phase.first, phase.end, weights.period, weights.error, sources))
+    return reads
 
 
 def sample_locations(stream: PhasedStream, first: int, count: int) -> list[dict[str, Any]]:

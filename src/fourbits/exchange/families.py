@@ -1,7 +1,7 @@
 """The transformers class of a model, and the names of its parameters there.
 
-Layouts are the same, so an exchange only renames: in both, in_proj is z, x, B, C, dt, and rotations pair
-channel i with channel i + P/2.
+Shapes and channel orders are the same, so an exchange only renames: in both, in_proj is z, x, B, C, dt, and
+rotations pair channel i with channel i + P/2.
 
     our pattern      activation   positions    transformers
     M, *, -          relu2        none         NemotronHForCausalLM

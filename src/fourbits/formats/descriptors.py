@@ -5,7 +5,8 @@ every binade holds 2**mantissa_bits values. A uniform integer grid is the case w
 so one rounding rule (`rounding.py`) and one code rule (`codes.py`) apply to all. A block format defines which
 elements share a scale.
 
-To add a format, add an entry here; the tests cover all entries. docs/nvfp4.md, section 3.
+To add a format, add an entry here, which the tests then cover, or register one from outside
+(docs/extending.md). docs/nvfp4.md, section 3.
 """
 
 import math
@@ -61,6 +62,11 @@ class FloatFormat:
         return int(self.max_value * 2.0 ** -(self.step_exponent + above)) + (above << self.mantissa_bits)
 
     @property
+    def saturation_limit(self) -> float:
+        """Half a step above the largest value: larger magnitudes saturate."""
+        return self.max_value + 2.0 ** (self.step_exponent + max(self.binades - 1, 0) - 1)
+
+    @property
     def sign_code(self) -> int:
         """The sign bit of a code; 0 for an unsigned format."""
         return 1 << (self.bits - 1) if self.signed else 0
@@ -91,9 +97,9 @@ ELEMENT_FORMATS = MappingProxyType({f.name: f for f in (E2M1, E1M2, INT4, INT8, 
 class BlockFormat:
     """An element format and the scales that its elements share.
 
-    `scale` is the format of the stored block scale: an element format, or `fp32`; None if elements have no
-    scale. `block` is the default (other axis, contraction axis); None without blocks. `has_global_scale` adds
-    an FP32 scale of the whole tensor (or of each 1 x outer_block).
+    `scale` names the hierarchy of block scales (`quant.scale_hierarchy`): an element format, or `fp32`; None
+    if elements have no scale. `block` is the default (other axis, contraction axis); None without blocks.
+    `has_global_scale` adds an FP32 scale of the whole tensor (or of each 1 x outer_block).
     """
 
     name: str
@@ -105,6 +111,11 @@ class BlockFormat:
     scale_max: float = 1.0
     #: elements along the contraction axis that share an FP32 scale; 0: the whole tensor
     outer_block: int = 0
+    #: where block scales have several levels: blocks (other axis, contraction axis) under one number of each
+    #: level but the finest
+    scale_groups: tuple[tuple[int, int], ...] = ()
+    #: block scales have too many bits for BF16 operands, and scale the GEMM's FP32 sums instead
+    scale_in_epilogue: bool = False
     #: torch dtype of the values of a format without scales
     dtype: torch.dtype | None = None
 
@@ -128,7 +139,11 @@ def _two_level(
     )
 
 
-_FORMATS = (
+def _fp32_scaled(name: str, element: FloatFormat) -> BlockFormat:
+    return BlockFormat(name=name, element=element, scale="fp32", block=(1, 128), scale_in_epilogue=True)
+
+
+_SHIPPED = (
     _two_level("nvfp4", E2M1, E4M3),
     _two_level("nvfp4-double", E2M1, E4M3, outer=128),
     _two_level("nvfp4-ue5m3", E2M1, UE5M3, per_tensor=False),
@@ -137,11 +152,23 @@ _FORMATS = (
     BlockFormat(name="mxfp4", element=E2M1, scale="e8m0", block=(1, 32)),
     BlockFormat(name="mxfp8", element=E4M3, scale="e8m0", block=(1, 32)),
     BlockFormat(name="mxfp8-e5m2", element=E5M2, scale="e8m0", block=(1, 32)),
-    BlockFormat(name="fp8", element=E4M3, scale="fp32", block=(1, 128)),
-    BlockFormat(name="fp8-e5m2", element=E5M2, scale="fp32", block=(1, 128)),
-    BlockFormat(name="int8", element=INT8, scale="fp32", block=(1, 128)),
+    _fp32_scaled("fp8", E4M3),
+    _fp32_scaled("fp8-e5m2", E5M2),
+    _fp32_scaled("int8", INT8),
     BlockFormat(name="bf16", element=None, scale=None, block=None, dtype=torch.bfloat16),
     BlockFormat(name="fp32", element=None, scale=None, block=None, dtype=torch.float32),
 )
 
-BLOCK_FORMATS = MappingProxyType({f.name: f for f in _FORMATS})
+_formats = {f.name: f for f in _SHIPPED}
+#: all formats by name: those of this file, and registered ones
+BLOCK_FORMATS = MappingProxyType(_formats)
+
+
+def add_block_format(block_format: BlockFormat) -> None:
+    """Make a format known by its name. `quant.register.register_block_format` checks it first."""
+    _formats[block_format.name] = block_format
+
+
+def remove_block_format(name: str) -> None:
+    """Forget a format that turned out not to work."""
+    del _formats[name]

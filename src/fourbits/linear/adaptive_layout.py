@@ -19,12 +19,11 @@ def resolved(table: GemmTable, choices: Sequence[int]) -> GemmTable:
     if table.shares_weight:
         other["dgrad.rhs"] = other["fprop.rhs"]
     specs = {role: _fixed(table.operand(role), bool(other[role])) for role in OPERANDS}
-    return GemmTable(
+    return replace(
+        table,
         fprop=GemmSpec(lhs=specs["fprop.lhs"], rhs=specs["fprop.rhs"]),
         dgrad=GemmSpec(lhs=specs["dgrad.lhs"], rhs=specs["dgrad.rhs"]),
         wgrad=GemmSpec(lhs=specs["wgrad.lhs"], rhs=specs["wgrad.rhs"]),
-        saved_inputs=table.saved_inputs,
-        native=table.native,
     )
 
 

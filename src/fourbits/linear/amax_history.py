@@ -6,9 +6,19 @@ import torch
 
 from fourbits.linear.adaptive_layout import adapts, measured_at, resolved
 from fourbits.linear.amax_policy import (
+    ALL_BLOCKS,
+    ALL_SATURATED,
+    BLOCKS,
+    COUNT,
+    HISTORY,
     IN_USE,
     LAYOUT,
+    LAYOUT_ALL,
+    LAYOUT_OTHER,
+    LENGTH,
     OPERANDS,
+    PENDING,
+    SATURATED,
     Reduce,
     committed,
     discarded,
@@ -39,6 +49,32 @@ class OperandBook:
         #: by slot: the effective table, and the operands whose statistics this step records (`measured_at`)
         self.in_force = tuple(resolved(table, [0] * len(OPERANDS)).to_text() for table in tables)
         self.measured = ("",) * len(self.tables)
+
+    def replace_table(self, slot: int, table: GemmTable) -> None:
+        """Give a layer a table with the same operands, policies and layouts."""
+        tables, effective = list(self.tables), list(self.in_force)
+        choices = [0] * len(OPERANDS)
+        tables[slot], effective[slot] = table, resolved(table, choices).to_text()
+        self.tables, self.in_force = tuple(tables), tuple(effective)
+
+    def take(
+        self, other: "OperandBook", other_slot: int, slot: int, role: int, amax: bool, layout: bool
+    ) -> None:
+        """Copy what another state has tracked of an operand: its newest amaxes, its layout.
+
+        `begin` then sets what a step uses.
+        """
+        if amax:
+            kept = min(int(self.policy[slot, role, LENGTH]), other.amaxes.shape[-1] - HISTORY)
+            self.amaxes[slot, role, PENDING] = other.amaxes[other_slot, role, PENDING]
+            history = slice(HISTORY, HISTORY + kept)
+            self.amaxes[slot, role, history] = other.amaxes[other_slot, role, history]
+            for field in (ALL_SATURATED, ALL_BLOCKS, SATURATED, BLOCKS):
+                self.counters[slot, role, field] = other.counters[other_slot, role, field]
+            self.counters[slot, role, COUNT] = other.counters[other_slot, role, COUNT].clamp_max(kept)
+        if layout:
+            for field in (LAYOUT, LAYOUT_ALL, LAYOUT_OTHER):
+                self.counters[slot, role, field] = other.counters[other_slot, role, field]
 
     def to(self, device: torch.device) -> "OperandBook":
         """Itself, with its tensors moved to the layers' device."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
+from fourbits.operators import operator
 from fourbits.quant.kernels.support import unsupported_device
 from fourbits.quant.reference.philox import ROLES
 from fourbits.recipe.recipe import GemmTable
@@ -32,7 +32,7 @@ COUNT, LAYOUT, ALL_SATURATED, ALL_BLOCKS, SATURATED, BLOCKS, LAYOUT_ALL, LAYOUT_
 RUNNING, COUNTERS = SATURATED, 8
 #: fields of `policy`: length of the history (0: current), interval (0: none), headroom, and how many times
 #: LAYOUT_OTHER must exceed LAYOUT_ALL for the alternative layout (0: not adaptive)
-_LENGTH, _INTERVAL, _HEADROOM, _LAYOUT_FACTOR = range(4)
+LENGTH, _INTERVAL, _HEADROOM, _LAYOUT_FACTOR = range(4)
 _LAYOUT_FACTORS = {"none": 0, "outer": 64, "block": 4}
 
 #: (tensor, how) -> the tensor reduced over all data-parallel ranks
@@ -41,7 +41,7 @@ Reduce = Callable[[Tensor, Literal["max", "sum"]], Tensor]
 
 def empty(policy: Tensor) -> tuple[Tensor, Tensor]:
     """(amaxes, counters) before the first step."""
-    length = max(1, int(policy[..., _LENGTH].max()))
+    length = max(1, int(policy[..., LENGTH].max()))
     amaxes = torch.zeros(*policy.shape[:-1], HISTORY + length, dtype=torch.float32, device=policy.device)
     amaxes[..., :HISTORY] = -1.0
     return amaxes, torch.zeros(*policy.shape[:-1], COUNTERS, dtype=torch.int64, device=policy.device)
@@ -67,7 +67,7 @@ def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor,
     totals, and recorded layout statistics choose the layout.
     """
     pending, history = amaxes[..., PENDING], amaxes[..., HISTORY:]
-    length = policy[..., _LENGTH]
+    length = policy[..., LENGTH]
     place = torch.arange(history.shape[-1], device=history.device)
     shifted = torch.cat((pending[..., None], history[..., :-1]), -1)
     shifted = torch.where(place < length[..., None], shifted, 0.0)
@@ -113,7 +113,15 @@ def reduced(amaxes: Tensor, counters: Tensor, reduce: Reduce | None) -> tuple[Te
     return amaxes, counters
 
 
-@custom_op("fourbits::observe", mutates_args={"amaxes", "counters"})
+def _writes_in_place(*_arguments: object) -> None:
+    """The fake of operators that return nothing."""
+
+
+@operator(
+    "observe(Tensor(a!) amaxes, Tensor(b!) counters, Tensor own, Tensor counts, SymInt slot, int first_role) "
+    "-> ()",
+    _writes_in_place,
+)
 def observe(
     amaxes: Tensor, counters: Tensor, own: Tensor, counts: Tensor, slot: int, first_role: int
 ) -> None:
@@ -134,22 +142,15 @@ def observe(
         running += counts
 
 
-@observe.register_fake
-def _(amaxes: Tensor, counters: Tensor, own: Tensor, counts: Tensor, slot: int, first_role: int) -> None:
-    return None
-
-
-@custom_op("fourbits::commit", mutates_args={"amaxes", "counters"})
+@operator(
+    "commit(Tensor(a!) amaxes, Tensor(b!) counters, Tensor policy, Tensor clock, SymInt slot) -> ()",
+    _writes_in_place,
+)
 def commit(amaxes: Tensor, counters: Tensor, policy: Tensor, clock: Tensor, slot: int) -> None:
     """Commit a single layer, if set_step is not called. clock: its own counter, at the step that starts."""
     new_amaxes, new_counters = committed(amaxes[slot], counters[slot], policy[slot])
     new_amaxes[..., IN_USE] = in_use(new_amaxes, policy[slot], clock[1])
     amaxes[slot], counters[slot] = new_amaxes, new_counters
-
-
-@commit.register_fake
-def _(amaxes: Tensor, counters: Tensor, policy: Tensor, clock: Tensor, slot: int) -> None:
-    return None
 
 
 def _check_alone() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fourbits.linear.health import described
-from fourbits.linear.layer_state import state_of
+from fourbits.linear.layer_state import converted_state
 from fourbits.linear.ops import calls_seen
 
 #: optimizer steps after which a model that was never called is no longer looked at
@@ -59,7 +59,7 @@ class _Watched:
     def alive(self) -> list[tuple[str, nn.Module]]:
         """Its layers that are still converted."""
         found = ((name, reference()) for name, reference in self.layers)
-        return [(name, module) for name, module in found if module is not None and state_of(module)]
+        return [(name, module) for name, module in found if module is not None and converted_state(module)]
 
 
 _watched: list[_Watched] = []
@@ -72,12 +72,12 @@ def audit(model: nn.Module) -> AuditReport:
     Call it after a training step, best between backward and the optimizer's step, while the gradients that
     show a bypassed layer are there. On a GPU it reads a few numbers from the device.
     """
-    return _compared([(name, module) for name, module in model.named_modules() if state_of(module)])
+    return _compared([(name, module) for name, module in model.named_modules() if converted_state(module)])
 
 
 def watch(modules: Sequence[tuple[str, nn.Module]]) -> None:
     """Have the first training step after a conversion audited."""
-    layers = [(name, module) for name, module in modules if state_of(module)]
+    layers = [(name, module) for name, module in modules if converted_state(module)]
     converted = {id(module) for _, module in modules}
     for watched in _watched:
         watched.layers = [(name, ref) for name, ref in watched.layers if id(ref()) not in converted]
@@ -115,7 +115,7 @@ def _compared(layers: Sequence[tuple[str, nn.Module]]) -> AuditReport:
     missing = {name: module for name, module in layers if not _was_called(module)}
     bypassed = [name for name, module in missing.items() if _has_gradient(module)]
     sizes = {name: sum(p.numel() for p in module.parameters() if p.dim() > 1) for name, module in layers}
-    states = [(name, state) for name, module in layers if (state := state_of(module)) is not None]
+    states = [(name, state) for name, module in layers if (state := converted_state(module)) is not None]
     numberings = {id(s.numbering): s.numbering for _, s in states if s.numbering is not None}
     whole = sum(numbering.weights for numbering in numberings.values()) or sum(sizes.values()) or 1
     return AuditReport(
@@ -130,7 +130,7 @@ def _compared(layers: Sequence[tuple[str, nn.Module]]) -> AuditReport:
 
 def _was_called(module: nn.Module) -> bool:
     """Whether a layer ran, eagerly or in a traced graph; one expert's call counts for its group."""
-    state = state_of(module)
+    state = converted_state(module)
     assert state is not None
     return bool(state.plans) or not calls_seen.isdisjoint(_operator_keys(module))
 
@@ -138,7 +138,7 @@ def _was_called(module: nn.Module) -> bool:
 def _operator_keys(module: nn.Module) -> list[tuple[int, int, int]]:
     """What operators note of calls of a layer, or of a group's layers."""
     weight: Any = module.weight
-    state = state_of(module)
+    state = converted_state(module)
     assert state is not None
     shape = weight.shape[-2:] if hasattr(module, "in_features") else weight.shape[::-1]
     count = len(weight) if weight.dim() == 3 else 1

@@ -22,7 +22,7 @@ from fourbits.linear.amax_policy import (
     Reduce,
     reduced,
 )
-from fourbits.linear.layer_state import LayerState, state_of
+from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.recipe.recipe import table_from_text
 
 
@@ -111,5 +111,5 @@ def books_of(model: nn.Module) -> list[OperandBook]:
 
 def _states(model: nn.Module) -> Iterator[tuple[str, LayerState]]:
     for name, module in model.named_modules():
-        if (state := state_of(module)) is not None:
+        if (state := converted_state(module)) is not None:
             yield name, state

@@ -10,14 +10,28 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.matmul import gemm
+from fourbits.linear.amax_reduction import with_reduced_amaxes
+from fourbits.linear.corrected import Corrected, Operands, row_gemm, wgrad_gemm
+from fourbits.linear.limited_rows import limited
 from fourbits.linear.observer import Observer
-from fourbits.linear.plan import DGRAD_WEIGHT, WGRAD_INPUT, GradientPlan, LinearPlan, Side, is_native, side
+from fourbits.linear.plan import (
+    DGRAD_WEIGHT,
+    WGRAD_INPUT,
+    GradientPlan,
+    LinearPlan,
+    Side,
+    is_native,
+    side,
+    weight_from_forward,
+)
+from fourbits.quant.correction import split_residual
 from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.request import OperandInputs, signature_of
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, spread
+from fourbits.recipe.recipe import GemmTable
 
 #: returns the operands of a tensor, cached or computed: (tensor, compute) -> operands
-Reuse = Callable[[Tensor, Callable[[], tuple[Operand, ...]]], tuple[Operand, ...]]
+Reuse = Callable[[Tensor, Callable[[], Operands]], Operands]
 
 
 class LinearCall(NamedTuple):
@@ -27,11 +41,13 @@ class LinearCall(NamedTuple):
     x: Tensor | None
     #: [N, K]
     weight: Tensor
-    #: int64 [5], `sr_counter.COUNTER_FIELDS`
+    #: int64 [9], `sr_counter.COUNTER_FIELDS`
     counter: Tensor
     #: number of the layer, which selects its random streams
     layer: int
     observer: Observer | None = None
+    #: Fprop's operand W, if it arrives quantized; `weight` then only has its shape
+    quantized_weight: QuantizedTensor | None = None
 
 
 class SavedOperands(NamedTuple):
@@ -39,8 +55,8 @@ class SavedOperands(NamedTuple):
 
     #: Fprop's operand W, where Dgrad starts from that
     weight: ExactOperand | None
-    #: Wgrad's operand X, dequantized or packed
-    input: Operand | None
+    #: Wgrad's operand X, dequantized or packed, with what a correction removed
+    input: Operand | Corrected | None
 
 
 class Gradients(NamedTuple):
@@ -65,14 +81,22 @@ def forward(
         inputs = _operands(plan.input, call, x)
     else:
         inputs = reuse_input(x, lambda: _operands(plan.input, call, x))
-    if reuse_weight is None or plan.weight_is_private:
+    if call.quantized_weight is not None:
+        w = exact(call.quantized_weight)
+    elif reuse_weight is None or plan.weight_is_private:
         (w,) = _operands(plan.weight, call, weight)
     else:
         (w,) = reuse_weight(weight, lambda: _operands(plan.weight, call, weight))
-    if plan.fprop is None:
-        plan.fprop = gemm(inputs[0], w, plan.out_dtype, plan.bias)
-    y = plan.fprop(inputs[0], w, bias)
-    kept = w if plan.keeps_weight and isinstance(w, ExactOperand) else None
+    lhs = inputs[0]
+    assert not isinstance(w, Corrected)
+    if isinstance(lhs, Corrected):
+        y = row_gemm(lhs, w, weight, plan.out_dtype, bias)
+    else:
+        if plan.fprop is None:
+            plan.fprop = gemm(lhs, w, plan.out_dtype, plan.bias)
+        y = plan.fprop(lhs, w, bias)
+    keeps = plan.keeps_weight or (plan.needs_dx and call.quantized_weight is not None)
+    kept = w if keeps and isinstance(w, ExactOperand) else None
     return y, SavedOperands(kept, inputs[1] if plan.keeps_input else None)
 
 
@@ -80,69 +104,127 @@ def backward(
     plan: LinearPlan, call: LinearCall, saved: SavedOperands, dy: Tensor, needs: tuple[bool, bool, bool]
 ) -> Gradients:
     """The gradients of X, W and bias, as far as needed. dy: [M, N], contiguous."""
+    whole, back = dy, None
+    if plan.table.gradient_rows == "limited":
+        dy, back = limited(dy)
     step = plan.gradients(signature_of(dy), needs[0], needs[1])
     dx = dw = None
-    operands = list(_operands(step.dy, call, dy)) if step.dy is not None else []
+    operands: list[Operand | Corrected] = []
+    for part in step.dy:
+        operands += _operands(part, call, dy)
     if needs[0]:
         w = _dgrad_weight(plan, step, call, saved)
         lhs = operands.pop(0)
-        if step.dgrad is None:
-            step.dgrad = gemm(lhs, w, dy.dtype, bias=None)
-        dx = step.dgrad(lhs, w, None)
+        if isinstance(lhs, Corrected):
+            dx = row_gemm(lhs, w, call.weight.t(), dy.dtype, None)
+        else:
+            if step.dgrad is None:
+                step.dgrad = gemm(lhs, w, dy.dtype, bias=None)
+            dx = step.dgrad(lhs, w, None)
         if dx.shape[1] != call.weight.shape[1]:  # columns of padding only
             dx = dx[:, : call.weight.shape[1]].contiguous()
+        dx = dx if back is None else (dx * back).to(dx.dtype)
     if needs[1]:
         rhs = _wgrad_input(plan, step, call, saved)
         lhs = operands.pop(0)
-        if step.wgrad is None:
-            step.wgrad = gemm(lhs, rhs, torch.float32, bias=None)
-        dw = step.wgrad(lhs, rhs, None)
-    return Gradients(dx, dw, dy.sum(0, dtype=torch.float32) if needs[2] else None)
+        if isinstance(lhs, Corrected) or isinstance(rhs, Corrected):
+            dw = wgrad_gemm(lhs, rhs, dy.shape[0])
+        else:
+            if step.wgrad is None:
+                step.wgrad = gemm(lhs, rhs, torch.float32, bias=None)
+            dw = step.wgrad(lhs, rhs, None)
+    return Gradients(dx, dw, whole.sum(0, dtype=torch.float32) if needs[2] else None)
 
 
-def _operands(side: Side, call: LinearCall, x: Tensor) -> tuple[Operand, ...]:
-    """The operands quantized from one tensor, with this call's random streams and amaxes."""
+def _operands(side: Side, call: LinearCall, x: Tensor, factor: Tensor | None = None) -> Operands:
+    """The operands quantized from one tensor, with this call's random streams and amaxes.
+
+    factor: fp32 scalar, if the side was planned for a tensor times one; without an observer only.
+    """
     counter, first, observer = call.counter, call.layer * 8, call.observer
+    correction, removed, target = side.correction, None, None
+    if correction is not None:
+        x, removed = split_residual(correction, x)
     if observer is None:
-        inputs = tuple([OperandInputs(counter, first + place) for place in side.places])
-        return side.quantize(x, inputs, None)
-    for role, axis in zip(side.roles, side.axes, strict=True):
-        observer.measure(x, role, axis)
-    inputs = tuple(
-        OperandInputs(counter, first + place, observer.amax(role))
-        for role, place in zip(side.roles, side.places, strict=True)
-    )
-    return side.quantize(x, inputs, observer.target(side.roles))
+        inputs = tuple([OperandInputs(counter, first + place, None, factor) for place in side.places])
+    else:
+        for role, axis in zip(side.roles, side.axes, strict=True):
+            observer.measure(x, role, axis)
+        inputs = tuple(
+            OperandInputs(counter, first + place, observer.amax(role))
+            for role, place in zip(side.roles, side.places, strict=True)
+        )
+        target = observer.target(side.roles)
+    if side.reduction:
+        inputs = with_reduced_amaxes(side.reduction, side.roles, x, side.requests, inputs)
+    operands = side.quantize(x, inputs, target)
+    if correction is None or removed is None:
+        return operands
+    return tuple(Corrected(operand, removed, correction) for operand in operands)
 
 
 def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: SavedOperands) -> Operand:
-    """Dgrad's operand W: Fprop's operand, that operand re-quantized, or W quantized."""
-    if step.weight is not None:
-        return _operands(step.weight, call, call.weight)[0]
+    """Dgrad's operand W: Fprop's operand, that operand re-quantized, or W quantized.
+
+    A weight that arrived quantized was saved, and is re-quantized where a recipe quantizes W again.
+    """
+    if step.weight is not None and saved.weight is None:
+        (operand,) = _operands(step.weight, call, call.weight)
+        assert not isinstance(operand, Corrected)
+        return operand
     kept = saved.weight or _exact(plan.weight, call, call.weight)
     if plan.shares_weight:
         return ExactOperand(kept.values, kept.scale, 0, kept.spec)  # square blocks: the same along both axes
-    values = _dequantized(kept, call.weight.shape[1])
-    return _operands(side(plan.table, signature_of(values), DGRAD_WEIGHT, plan.observed), call, values)[0]
+    table = plan.table if plan.table.dgrad.rhs.source == "forward" else weight_from_forward(plan.table)
+    operand = _requantized(kept, call.weight.shape[1], table, DGRAD_WEIGHT, plan.observed, call)
+    assert not isinstance(operand, Corrected)
+    return operand
 
 
-def _wgrad_input(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: SavedOperands) -> Operand:
+def _wgrad_input(
+    plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: SavedOperands
+) -> Operand | Corrected:
     """Wgrad's operand X: the saved operand, X quantized, or Fprop's operand re-quantized."""
     if saved.input is not None:
-        if isinstance(saved.input, ExactOperand) or is_native(plan.table, "wgrad.rhs"):
+        if isinstance(saved.input, ExactOperand | Corrected) or is_native(plan.table, "wgrad.rhs"):
             return saved.input
         return exact(saved.input)
     assert call.x is not None
     if step.input is not None:
         return _operands(step.input, call, call.x)[0]
-    values = _dequantized(_exact(plan.input, call, call.x), call.x.shape[1])
-    return _operands(side(plan.table, signature_of(values), WGRAD_INPUT, plan.observed), call, values)[0]
+    kept = _exact(plan.input, call, call.x)
+    return _requantized(kept, call.x.shape[1], plan.table, WGRAD_INPUT, plan.observed, call)
 
 
 def _exact(side: Side, call: LinearCall, x: Tensor) -> ExactOperand:
     """Fprop's operand, quantized again rather than saved, which takes less memory."""
     operand = _operands(side, call, x)[0]
+    assert not isinstance(operand, Corrected)
     return exact(operand) if isinstance(operand, QuantizedTensor) else operand
+
+
+def _requantized(
+    operand: ExactOperand,
+    columns: int,
+    table: GemmTable,
+    role: tuple[tuple[str, int]],
+    observed: bool,
+    call: LinearCall,
+) -> Operand | Corrected:
+    """The operand of a role (with its contraction axis), quantized from the values of another operand.
+
+    Those values are its own times its scale. Quantizers take the product as two factors, so that no copy in
+    FP32 is made, except where scales vary or something has to look at the values first.
+    """
+    values, scale = operand.values, operand.scale
+    spec = table.operand(role[0][0])
+    plain = not (observed or table.amax_reduction or spec.correction)
+    if plain and operand.axis == 1 and values.dtype == torch.bfloat16 and not scale.dim():
+        values = values[:, :columns]
+        scaled = side(table, signature_of(values)._replace(scaled=True), role, observed)
+        return _operands(scaled, call, values, scale)[0]
+    values = _dequantized(operand, columns)
+    return _operands(side(table, signature_of(values), role, observed), call, values)[0]
 
 
 def _dequantized(operand: ExactOperand, columns: int) -> Tensor:

@@ -64,32 +64,46 @@ def convert(
     matches nothing, and for native on a GPU without FP4 tensor cores or one that fails the self-check.
     """
     parts = model_parts(model)
-    chosen = with_kept_blocks(get_recipe(recipe), keep_first, keep_last)
     require_choice(seed, backend, min_size)
+    given = {"include": include, "exclude": exclude, "stacks": stacks}
+    patterns = {option: patterns_of(option, value) for option, value in given.items()}
+    selection = Selection(
+        filter_fn=filter_fn, min_size=min_size, keep_first=keep_first, keep_last=keep_last, **patterns
+    )
+    modules = named_modules(parts)
+    names = [layer.name for layer in multiplied_weights(modules) if layer.kind != "other"]
+    containers = [name for name, module in modules if any(True for _ in module.children())]
+    layer = "the name of a linear layer or of a module around one"
+    require_matches("include", selection.include or (), names, layer)
+    require_matches("exclude", selection.exclude or (), names, layer)
+    require_matches("stacks", selection.stacks or (), containers, "the name of a container of blocks")
+    return converted(parts, get_recipe(recipe), selection, seed, backend)
+
+
+def converted(
+    parts: Sequence[nn.Module], recipe: Recipe, selection: Selection, seed: int, backend: Backend
+) -> ConversionSummary:
+    """Convert the parts of a model by a caller's choice; as `convert`, which checks its arguments."""
+    chosen = with_kept_blocks(recipe, selection.keep_first, selection.keep_last)
     if backend == "native":
         require_native()
     modules = named_modules(parts)
     weights = list(multiplied_weights(modules))
     layers = [weight for weight in weights if weight.kind != "other"]
     names = [layer.name for layer in layers]
-    selection = Selection(
-        patterns_of("include", include), patterns_of("exclude", exclude), filter_fn, min_size
-    )
-    for option, patterns in (("include", selection.include), ("exclude", selection.exclude)):
-        require_matches(option, patterns or (), names, "the name of a linear layer or of a module around one")
     require_recipe_matches(chosen, names)
-    found = _stacks(parts, modules, patterns_of("stacks", stacks))
+    found = find_stacks(parts) if selection.stacks is None else named_stacks(modules, selection.stacks)
     for layer in layers:
         restore(layer.name, layer.module)
-    decider = Decider(modules, found, chosen, selection)
-    rows = _converted(weights, decider, seed, backend)
+    rows = _rows(weights, Decider(modules, found, chosen, selection), seed, backend)
     for part in parts:
         open_books(part)
+    parameters = {id(p): p.numel() for _, module in modules for p in module.parameters(recurse=False)}
     summary = ConversionSummary(
         chosen.name,
         chosen.digest,
         tuple(rows),
-        sum({id(p): p.numel() for _, module in modules for p in module.parameters(recurse=False)}.values()),
+        sum(parameters.values()),
         tuple(_report_of(stack, chosen) for stack in found),
         notes_of(chosen, names, found),
     )
@@ -108,13 +122,13 @@ def require_native(device: Device | None = None) -> None:
         raise ValueError(f"backend native: {reason}. Use emulated, which quantizes to the same bits.")
 
 
-def _converted(
-    weights: Sequence[Weight], decider: Decider, seed: int, backend: Backend
-) -> list[LinearReport]:
+def _rows(weights: Sequence[Weight], decider: Decider, seed: int, backend: Backend) -> list[LinearReport]:
     """Give every layer its table, or leave it as it is: a row for each weight."""
     rows: list[LinearReport] = []
+    lasting = decider.selection.lasting(weight for weight in weights if weight.kind != "other")
     read = sum(weight.shape[0] * weight.shape[1] for weight in weights)
-    numbering, number = Numbering(seed, sum(weight.layers for weight in weights), read), 0
+    numbering = Numbering(seed, sum(weight.layers for weight in weights), read, lasting)
+    number = 0
     for weight in weights:
         table, reason = (None, weight.why) if weight.kind == "other" else decider.decide(weight)
         if table is not None:
@@ -133,17 +147,6 @@ def _on_tensor_cores(table: GemmTable, reason: str) -> tuple[GemmTable, str]:
     table = made_native(table)
     others = emulated_gemms(table)
     return table, f"{reason}; emulated: {others}" if others else reason
-
-
-def _stacks(
-    parts: Sequence[nn.Module], modules: Sequence[tuple[str, nn.Module]], named: tuple[str, ...] | None
-) -> tuple[Stack, ...]:
-    """The stacks that the caller names, or those that the model has."""
-    if named is None:
-        return find_stacks(parts)
-    containers = [name for name, module in modules if any(True for _ in module.children())]
-    require_matches("stacks", named, containers, "the name of a container of blocks")
-    return named_stacks(modules, named)
 
 
 def _report_of(stack: Stack, recipe: Recipe) -> StackReport:

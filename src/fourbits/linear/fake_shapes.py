@@ -1,78 +1,154 @@
-"""Shapes, dtypes and strides of the forward operator's outputs, for the compiler.
+"""Shapes, dtypes and strides of what the forward operators return, for the compiler.
 
-Sizes may be symbolic here, so they cannot serve as keys of caches.
+Sizes may be symbolic here, so they cannot serve as keys of caches. Strides are those that kernels and the
+reference write for a contiguous tensor.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fourbits.linear.plan import is_native, keeps_column
+from fourbits.quant.correction import correction_of, split_residual
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS
-from fourbits.quant.kernels.support import unsupported_device, unsupported_spec
+from fourbits.quant.kernels.support import transposes
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.request import signature_of
-from fourbits.quant.scale_codes import SCALE_DTYPES
-from fourbits.recipe.recipe import table_from_text
+from fourbits.quant.quantize import one_pass
+from fourbits.quant.request import OperandRequest, signature_of
+from fourbits.quant.scale_hierarchy import hierarchy_of
+from fourbits.recipe.recipe import GemmTable
 
 
-def fake_forward(x: Tensor, weight: Tensor, table: str, needs: list[bool], observed: bool) -> list[Tensor]:
-    """Y and the parts of saved operands, as `linear_forward` returns them."""
-    parsed, none = table_from_text(table), x.new_empty(0)
-    y, of_weight, of_input = x.new_empty((x.shape[0], weight.shape[0])), [none, none], [none, none, none]
-    if needs[0] and parsed.keeps_weight and not is_native(parsed, "fprop.rhs"):
-        spec = parsed.fprop.rhs
-        width = -(-weight.shape[1] // 16) * 16
-        values = weight.new_empty((weight.shape[0], width), dtype=_values_dtype(spec, weight.device))
-        of_weight = [values, weight.new_empty(_scale_shape(spec, values.shape), dtype=torch.float32)]
-    column = needs[1] and keeps_column(parsed, signature_of(x), observed)
-    if needs[1] and parsed.saved_inputs == "packed":
-        of_input = _packed(x, parsed.wgrad.rhs, in_layout=column and not observed)
-    elif column:
-        of_input = [*_column(x, parsed.wgrad.rhs), none]
-    return [y, *(part.clone() if part is none else part for part in (*of_weight, *of_input))]
+class _Fake(NamedTuple):
+    """A tensor that is not allocated."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
-def _packed(x: Tensor, spec: OperandSpec, in_layout: bool) -> list[Tensor]:
-    """A packed X along axis 0. in_layout: whether it has X's memory layout."""
+_SCALAR = _Fake((), (), torch.float32)
+
+
+def kept_parts(
+    x: Tensor, table: GemmTable, needs: Sequence[bool], observed: bool, received: bool
+) -> list[bool]:
+    """Which of the parts that `flat.flattened` returns a forward pass keeps. received: whether W arrives
+    quantized.
+    """
+    weight = needs[0] and (received or (table.keeps_weight and not is_native(table, "fprop.rhs")))
+    packed = needs[1] and table.saved_inputs == "packed"
+    column = needs[1] and (packed or keeps_column(table, signature_of(x), observed))
+    corrected = [True] if column and table.wgrad.rhs.correction else []
+    return [weight, weight, column, column, packed, *corrected]
+
+
+def fake_weight(weight: Tensor, table: GemmTable, received: bool) -> list[Tensor]:
+    """Values and scale of Fprop's operand W."""
+    spec = table.fprop.rhs
+    return _allocated(weight, _reference_row(weight, spec) if received else _row(weight, spec))
+
+
+def fake_row(x: Tensor, table: GemmTable) -> list[Tensor]:
+    """Values and scale of Fprop's operand X."""
+    return _allocated(x, _row(x, table.fprop.lhs))
+
+
+def fake_column(x: Tensor, table: GemmTable, observed: bool) -> list[Tensor]:
+    """The parts of Wgrad's operand X that a forward pass keeps."""
+    spec, in_one_pass = table.wgrad.rhs, keeps_column(table, signature_of(x), observed)
+    packed = table.saved_inputs == "packed"
+    parts = _allocated(x, _packed(x, spec, in_one_pass) if packed else _column(x, spec))
+    if spec.correction:
+        parts.append(split_residual(correction_of(spec.correction), x)[1])
+    return parts
+
+
+def _allocated(like: Tensor, fakes: Sequence[_Fake]) -> list[Tensor]:
+    return [like.new_empty_strided(fake.shape, fake.strides, dtype=fake.dtype) for fake in fakes]
+
+
+def _row(x: Tensor, spec: OperandSpec) -> list[_Fake]:
+    """x along axis 1."""
+    (M, K), request = x.shape, OperandRequest(spec.of_residual, 1)
+    by_kernel, width = one_pass(signature_of(x), (request,)), _rounded_up(K, max(16, spec.rht))
+    if by_kernel and spec.format in FP8_FORMATS:
+        return [_rows(M, width, _fp8(spec)), _fp8_scale(M, width, spec)]
+    if by_kernel and transposes(request):  # a column of the transposed tensor
+        return [_Fake((M, width), (1, _rounded_up(M, 16)), torch.bfloat16), _SCALAR]
+    return [_rows(M, width, torch.bfloat16), _SCALAR] if by_kernel else _reference_row(x, spec)
+
+
+def _reference_row(x: Tensor, spec: OperandSpec) -> list[_Fake]:
+    """x along axis 1 by the reference, which completes the last block and slices the result."""
+    M, width = x.shape[0], _rounded_up(x.shape[1], max(16, spec.rht))
+    size, dtype = spec.block_size, spec.block_format.dtype or torch.bfloat16
+    stride = width if size is None else _rounded_up(width, (spec.outer_size or size)[1])
+    return [_Fake((M, width), (stride, 1), dtype), _scale(M, width, spec)]
+
+
+def _column(x: Tensor, spec: OperandSpec) -> list[_Fake]:
+    """x along axis 0, as the kernels write it beside the row."""
+    M, K = x.shape
+    height = _rounded_up(M, max(16, spec.rht))
+    if spec.format in FP8_FORMATS:
+        return [_transposed(_rows(K, height, _fp8(spec))), _transposed(_fp8_scale(K, height, spec))]
+    return [_Fake((height, K), (_rounded_up(K, 16), 1), torch.bfloat16), _SCALAR]
+
+
+def _packed(x: Tensor, spec: OperandSpec, in_layout: bool) -> list[_Fake]:
+    """x packed along axis 0. in_layout: whether its rows lie as those of x, as one pass writes them."""
     (M, K), size, element = x.shape, spec.block_size, spec.block_format.element
     assert size is not None
     assert element is not None
-    padded = -(-M // max(16, spec.rht)) * max(16, spec.rht)
-    scale_dtype = SCALE_DTYPES.get(spec.block_format.scale or "", torch.float32)
-
-    def matrix(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        if in_layout:
-            return x.new_empty((columns, rows), dtype=dtype).t()
-        return x.new_empty((rows, columns), dtype=dtype)
-
-    codes = matrix(K, padded * element.bits // 8, torch.uint8)
-    scale_dtype = torch.uint8 if scale_dtype == torch.float8_e8m0fnu else scale_dtype
-    scales = matrix(-(-K // size[0]), -(-padded // size[1]), scale_dtype)
-    return [codes, scales, x.new_empty((), dtype=torch.float32)]
-
-
-def _column(x: Tensor, spec: OperandSpec) -> list[Tensor]:
-    """X along axis 0, as the fused kernels write it."""
-    M, K = x.shape
-    if spec.format in FP8_FORMATS:
-        values = x.new_empty((K, -(-M // 16) * 16), dtype=_values_dtype(spec, x.device)).t()
-        return [values, x.new_empty((-(-values.shape[0] // 128), K), dtype=torch.float32)]
-    group = max(16, spec.rht)
-    values = x.new_empty((-(-M // group) * group, -(-K // 16) * 16), dtype=torch.bfloat16)[:, :K]
-    return [values, x.new_empty((), dtype=torch.float32)]
+    length, hierarchy = _rounded_up(M, max(16, spec.rht)), hierarchy_of(spec.block_format)
+    # the compiler has no E8M0
+    scale_dtype = torch.uint8 if hierarchy.dtype == torch.float8_e8m0fnu else hierarchy.dtype
+    codes = K, length * element.bits // 8, torch.uint8
+    scales = *hierarchy.stored_shape(_blocks(K, size[0]), _blocks(length, size[1])), scale_dtype
+    if in_layout:
+        return [
+            *(_transposed(_rows(across, down, dtype)) for down, across, dtype in (codes, scales)),
+            _SCALAR,
+        ]
+    return [_rows(*codes), _rows(*scales), _SCALAR]
 
 
-def _scale_shape(spec: OperandSpec, shape: torch.Size) -> tuple[int, ...]:
-    """Shape of the scale of a dequantized operand along axis 1."""
-    size = spec.outer_size or (spec.block_size if spec.block_format.scale == "fp32" else None)
-    return () if size is None else (-(-shape[0] // size[0]), -(-shape[1] // size[1]))
+def _scale(rows: int, columns: int, spec: OperandSpec) -> _Fake:
+    """The scale that remains of an operand along axis 1: one, or one per block."""
+    size = spec.outer_size or (spec.block_size if spec.block_format.scale_in_epilogue else None)
+    if size is None:
+        return _SCALAR
+    return _rows(_blocks(rows, size[0]), _blocks(columns, size[1]), torch.float32)
 
 
-def _values_dtype(spec: OperandSpec, device: torch.device) -> torch.dtype:
-    """dtype of a dequantized operand's values on a device: FP8 stays FP8 where GEMM kernels support it."""
-    fmt = spec.block_format
-    element = None if fmt.element is None else fmt.element.dtype
-    if device.type == "cuda" and spec.format in FP8_FORMATS and element is not None:
-        reason = unsupported_device(device) or unsupported_spec(spec)
-        return torch.bfloat16 if reason else element
-    return fmt.dtype or torch.bfloat16
+def _fp8_scale(rows: int, columns: int, spec: OperandSpec) -> _Fake:
+    """The block scales that the FP8 kernel writes: transposed, because GEMMs read many rows at once."""
+    found = _scale(rows, columns, spec)
+    square = spec.block_size is not None and spec.block_size[0] != 1
+    return found if square else found._replace(strides=(1, rows))
+
+
+def _fp8(spec: OperandSpec) -> torch.dtype:
+    element = spec.block_format.element
+    assert element is not None
+    assert element.dtype is not None
+    return element.dtype
+
+
+def _rows(rows: int, columns: int, dtype: torch.dtype) -> _Fake:
+    return _Fake((rows, columns), (columns, 1), dtype)
+
+
+def _transposed(fake: _Fake) -> _Fake:
+    return _Fake(fake.shape[::-1], fake.strides[::-1], fake.dtype)
+
+
+def _rounded_up(size: int, multiple: int) -> int:
+    return _blocks(size, multiple) * multiple
+
+
+def _blocks(size: int, length: int) -> int:
+    return -(-size // length)

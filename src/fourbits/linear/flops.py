@@ -18,13 +18,13 @@ Shape = Sequence[int]
 
 
 @register_flop_formula([torch.ops.fourbits.linear_forward])
-def forward_flops(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+def forward_flops(x: Shape, inputs: Any, weight: Shape, *_: Any, **__: Any) -> int:
     """Of Fprop: [M, K] times [K, N]."""
-    return 2 * x[0] * x[1] * weight[0]
+    return 2 * x[0] * weight[0] * weight[1]
 
 
 @register_flop_formula([torch.ops.fourbits.linear_backward])
 def backward_flops(dy: Shape, x: Shape | None, weight: Shape, *rest: Any, **_: Any) -> int:
     """Of Dgrad and Wgrad, as far as they are needed."""
-    needs: Sequence[bool] = rest[-1] if isinstance(rest[-1], list) else rest[-2]
+    needs: Sequence[bool] = rest[-1]
     return 2 * dy[0] * weight[0] * weight[1] * (bool(needs[0]) + bool(needs[1]))

@@ -4,20 +4,23 @@ torch.func differentiates functions whose forward saves nothing but inputs and o
 the operands of the backward pass again there. Values and gradients have the bits of a plain call.
 """
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from fourbits.linear.amax_policy import IN_USE
+from fourbits.linear.fake_shapes import kept_parts
+from fourbits.linear.flat import autocast, rows_of
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.ops import linear_backward, linear_forward
+from fourbits.linear.sr_counter import of_shard, tick
+from fourbits.linear.traced import NO_SECOND_DERIVATIVE
+from fourbits.recipe.recipe import table_from_text
 
-NO_SECOND_DERIVATIVE = (
-    "QuantizedLinear: second derivatives are not supported, because rounding has no derivative. For "
-    "a gradient penalty or a Hessian-vector product, restore the model's nn.Linear layers with "
-    'fourbits.convert(model, "bf16"), or keep the affected layers in BF16 with keep_bf16.names.'
-)
+#: whether a transform of torch.func is active
+under_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
 
 
 class UnsupportedTransformError(RuntimeError):
@@ -47,8 +50,8 @@ class FunctionalMatmul(torch.autograd.Function):
         state: LayerState,
     ) -> Tensor:
         """x: [M, K]; weight: [N, K]; counter: of this call -> [M, N]."""
-        needs = [False, False]
-        return linear_forward(x, weight, bias, counter, amax, config.layer, config.table, "", needs)[0]
+        call = (config.layer, config.table, "", [False, False], [])
+        return linear_forward(x, [], weight, bias, counter, amax, *call)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -61,18 +64,18 @@ class FunctionalMatmul(torch.autograd.Function):
         """dy: [M, N] -> the gradients of the inputs."""
         x, weight, counter, amax = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:3])
-        outputs = _Gradients.apply(dy, x, weight, counter, amax, ctx.config, needs)
+        found = iter(_Gradients.apply(dy.contiguous(), x, weight, counter, amax, ctx.config, needs))
         if ctx.config.counts_itself:
             with torch._C._DisableFuncTorch():  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
-                ctx.state.own_counter[1] += 1
-        return (*(grad if need else None for grad, need in zip(outputs, needs, strict=False)), *[None] * 4)
+                tick(ctx.state.own_counter)
+        return (*(next(found) if need else None for need in needs), *[None] * 4)
 
     vmap = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
     jvp = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients of a call, which have none themselves."""
+    """Those of the gradients of a call that are needed; they have none themselves."""
 
     @staticmethod
     def forward(
@@ -84,12 +87,13 @@ class _Gradients(torch.autograd.Function):
         config: CallConfig,
         needs: list[bool],
     ) -> tuple[Tensor, ...]:
-        call = (config.layer, config.table, "")
-        parts = linear_forward(x, weight, None, counter, amax, *call, needs[:2])[1:6]
-        shape = list(x.shape)
-        return tuple(
-            linear_backward(dy.contiguous(), x, weight, parts, counter, amax, shape, *call, needs)[:3]
-        )
+        layer, table = config.layer, config.table
+        kept = kept_parts(x, table_from_text(table), needs[:2], amax is not None, False)
+        forward = linear_forward(x, [], weight, None, counter, amax, layer, table, "", needs[:2], [])
+        saved = forward[1 : 1 + sum(kept)]
+        call = (x.shape[1], layer, table, "", needs)
+        grads = linear_backward(dy, None if kept[2] else x, weight, saved, kept, counter, amax, *call)
+        return tuple(grads[: sum(needs)])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -107,8 +111,14 @@ class _Gradients(torch.autograd.Function):
 def functional_matmul(
     state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Y [M, N] of a call under torch.func. It records no amax stats. x: [M, K]."""
+    """Y [..., N] of a call under torch.func. It records no amax stats. x: [..., K]."""
+    if state.weight_source is not None:
+        refuse_transform()
     amaxes, *_ = state.recipe_tensors(x.device)
     amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
     counter = state.counter_on(x.device).clone()
-    return FunctionalMatmul.apply(x, weight, bias, counter, amax, config, state)
+    if config.shard is not None:
+        counter = of_shard(counter, *config.shard)
+    rows = rows_of(autocast(x)).contiguous()
+    y = FunctionalMatmul.apply(rows, weight.contiguous(), bias, counter, amax, config, state)
+    return y.view(*x.shape[:-1], weight.shape[0])

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fourbits.linear.flat import autocast
 from fourbits.linear.layer_state import CallConfig, LayerState
-from fourbits.linear.module import autocast, eager_matmul, runs_eagerly, traced_matmul
+from fourbits.linear.module import eager_matmul, runs_eagerly, traced_matmul
 
 
 class QuantizedGroup(nn.Module):
@@ -58,4 +59,4 @@ def _matmul(
     config = config._replace(layer=config.layer + place, counts_itself=config.counts_itself and last)
     if runs_eagerly(x):
         return eager_matmul(state, config, x, weight, None)
-    return traced_matmul(state, config, autocast(x), weight, None)
+    return traced_matmul(state, config, x, weight, None)

@@ -28,7 +28,7 @@ def look_at(state: LayerState, dy: Tensor) -> None:
         return
     state.awaits_gradient = False
     table = table_from_text(state.table)
-    if not state.limits_rows and any(
+    if table.gradient_rows == "any" and any(
         table.operand(role).format == "nvfp4" for role in ("dgrad.lhs", "wgrad.lhs")
     ):
         state.gradient = lost_blocks_and_large_rows(dy)

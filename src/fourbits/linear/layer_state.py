@@ -1,5 +1,6 @@
 """The state of a converted layer besides nn.Linear's parameters."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,13 +10,24 @@ from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.operand_cache import KeptWeight
 from fourbits.linear.plan import LinearPlan
-from fourbits.linear.sr_counter import SrCounter, moved_on, new_counter
+from fourbits.linear.sr_counter import SrCounter, moved_on, new_counter, of_shard
+from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OPERAND_ROLES, draws
+from fourbits.quant.tensor import QuantizedTensor
 from fourbits.recipe.recipe import GemmTable
 
 PlanKey = tuple[Any, ...]
+#: the layer's weight, or what is left of it -> its quantized operand
+WeightSource = Callable[[Tensor], QuantizedTensor]
 #: calls of a layer in a micro-batch that are told apart
 _MOST_CALLS = 4096
+
+
+class FeatureShard(NamedTuple):
+    """The features of a larger layer at which a layer's weight starts, multiples of 16."""
+
+    first_in: int
+    first_out: int
 
 
 class CallConfig(NamedTuple):
@@ -31,8 +43,8 @@ class CallConfig(NamedTuple):
     #: operands whose layout statistics are recorded, as returned by adaptive_layout.measured_at
     measured: str
     slot: int
-    #: whether large rows of dY are scaled down, as GemmTable.gradient_rows says
-    limits_rows: bool = False
+    #: (first_in, first_out) of a layer that is a shard by features
+    shard: FeatureShard | None = None
 
 
 class Calls:
@@ -77,7 +89,6 @@ class LayerState:
     ):
         self.original: Any = original
         self.table = table.to_text()
-        self.limits_rows = table.gradient_rows == "limited"
         self.layer = layer
         self.seed = seed
         #: shared by the layers that one call of `convert` numbered
@@ -89,7 +100,7 @@ class LayerState:
         self.draws = any(draws(table.operand(role)) for role in OPERAND_ROLES)
         #: the model's counter, once set_step has been called
         self.counter: SrCounter | None = None
-        #: until then the layer's own, int64 [5], which every backward pass advances by one step
+        #: until then the layer's own, int64 [9], which every backward pass advances by one step
         self.own_counter = new_counter(seed, 0, 0)
         #: the model's recipe state and this layer's slot in it, where its table depends on past steps
         self.book: OperandBook | None = None
@@ -97,6 +108,10 @@ class LayerState:
         self.weight = KeptWeight()
         #: eager plans, and whether a cast precedes them, by `PlanKey`
         self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
+        #: where the weight arrives quantized, what returns it: see weight_source.py
+        self.weight_source: WeightSource | None = None
+        self.weight_spec: OperandSpec | None = None
+        self.shard: FeatureShard | None = None
         self._generation = -1
         #: by layer number; a group of linear layers has several
         self._calls: dict[int, Calls] = {}
@@ -118,7 +133,7 @@ class LayerState:
                 )
         measured = measured if observes else ""
         return CallConfig(
-            self.layer, table, self.counts_itself, training, observes, measured, self.slot, self.limits_rows
+            self.layer, table, self.counts_itself, training, observes, measured, self.slot, self.shard
         )
 
     def counter_on(self, device: torch.device) -> Tensor:
@@ -140,10 +155,19 @@ class LayerState:
         elif self._generation != self.counter.generation:
             self._generation = self.counter.generation
             self.forget_calls()
+        if config.shard is not None:
+            counter = of_shard(counter, *config.shard)
         if not (config.training and self.draws):
             return counter
         offset = self._calls.setdefault(config.layer, Calls()).offset(tokens, config.observes)
         return moved_on(counter, offset) if offset else counter
+
+    def shard_as(self, shard: FeatureShard, table: GemmTable) -> None:
+        """Make the layer a shard, whose table names the reduction of its amaxes."""
+        self.shard, self.table = shard, table.to_text()
+        self.plans.clear()
+        if self.book is not None:
+            self.book.replace_table(self.slot, table)
 
     def forget_calls(self) -> None:
         """Start a micro-batch: the next call gets its first token."""
@@ -161,7 +185,18 @@ class LayerState:
         return (book.amaxes, book.counters, book.policy)
 
 
-def state_of(module: nn.Module) -> LayerState | None:
+def state_of(layer: nn.Module, caller: str) -> LayerState:
+    """The state of a converted layer. Raises ValueError for another module."""
+    state = getattr(layer, "quantization", None)
+    if not isinstance(state, LayerState):
+        raise ValueError(
+            f"{caller}: layer must be a converted linear layer, got {type(layer).__name__}. Call "
+            "fourbits.convert first, with a recipe that quantizes the layer."
+        )
+    return state
+
+
+def converted_state(module: nn.Module) -> LayerState | None:
     """A converted layer's state; None for any other module."""
     state = vars(module).get("quantization")
     return state if isinstance(state, LayerState) else None

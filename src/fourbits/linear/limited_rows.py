@@ -25,8 +25,3 @@ def limited(dy: Tensor) -> tuple[Tensor, Tensor]:
     excess = torch.where(usual, (exponent - typical - HEADROOM).clamp(min=0), 0)
     back = torch.ldexp(torch.ones_like(amax), excess)
     return (dy / back).to(dy.dtype), back
-
-
-def scaled_back(dx: Tensor | None, back: Tensor) -> Tensor | None:
-    """dX [M, K] of the gradient that was given; None or nothing where dX is not needed."""
-    return dx if dx is None or dx.dim() < 2 else (dx * back).to(dx.dtype)

@@ -1,33 +1,30 @@
 """QuantizedLinear: nn.Linear whose three GEMMs follow a table. Same parameters, state_dict and call."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.library import custom_op
+from torch._dynamo import patch_dynamo_config  # pyright: ignore[reportPrivateUsage]
 
 from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
-from fourbits.linear.functional import NO_SECOND_DERIVATIVE, functional_matmul
+from fourbits.linear.corrected import Operands
+from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
+from fourbits.linear.functional import functional_matmul, under_torch_func
 from fourbits.linear.health import look_at
 from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
-from fourbits.linear.limited_rows import limited, scaled_back
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
-from fourbits.linear.ops import flattened, is_part, linear_backward, linear_forward, unflattened
 from fourbits.linear.plan import LinearPlan, linear_plan, reads_through_bf16
-from fourbits.quant.quantize import Operand
+from fourbits.linear.sr_counter import warn_of_own_steps
+from fourbits.linear.traced import linear, once_differentiable, traced_gradients
+from fourbits.linear.weight_source import received_weight
 from fourbits.quant.request import signature_of
+from fourbits.quant.tensor import QuantizedTensor
 
-#: whether a transform of torch.func is active
-under_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
-#: dtypes that autocast casts
-_CAST = (torch.float32, torch.bfloat16, torch.float16)
 #: plans that a layer keeps, which bounds memory where every input has a new shape
 _PLANS_KEPT = 256
-_warned: list[bool] = []
 _last_input = SharedInput()
 
 
@@ -38,13 +35,15 @@ class EagerCall(NamedTuple):
     state: LayerState
     #: the layer's input before casts, whose operands sibling layers share; None where they must not
     source: Tensor | None = None
+    #: W, if it arrives quantized
+    quantized_weight: QuantizedTensor | None = None
 
-    def reuse_input(self, x: Tensor, compute: Callable[[], tuple[Operand, ...]]) -> tuple[Operand, ...]:
+    def reuse_input(self, x: Tensor, compute: Callable[[], Operands]) -> Operands:
         """X's operands, reused from a sibling layer that has read the same input, if any."""
         assert self.source is not None
-        return _last_input.operands(self.source, self.plan.input.quantize, compute)
+        return _last_input.operands(self.source, self.plan.input.key, compute)
 
-    def reuse_weight(self, weight: Tensor, compute: Callable[[], tuple[Operand, ...]]) -> tuple[Operand, ...]:
+    def reuse_weight(self, weight: Tensor, compute: Callable[[], Operands]) -> Operands:
         """W's operand, reused from an earlier micro-batch where `set_step` allows it."""
         state = self.state
         assert state.counter is not None
@@ -52,10 +51,7 @@ class EagerCall(NamedTuple):
 
 
 class _QuantizedMatmul(torch.autograd.Function):
-    """The three GEMMs, and the updates of the layer's counter and recipe state around them.
-
-    Eager calls run the functions of compute.py; traced graphs run the operators of ops.py around them.
-    """
+    """The three GEMMs of an eager call, and the updates of counter and recipe state around them."""
 
     @staticmethod
     def forward(
@@ -68,66 +64,37 @@ class _QuantizedMatmul(torch.autograd.Function):
         counters: Tensor | None,
         policy: Tensor | None,
         config: CallConfig,
-        eager: EagerCall | None,
+        eager: EagerCall,
     ) -> Tensor:
         amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
-        if eager is not None:
-            counter_used = eager.state.call_counter(x.device, config, x.shape[0])
-            outputs = _eager_forward(eager, x, weight, bias, counter_used, amax, config)
-        else:
-            counter_used = counter.clone() if config.counts_itself else counter
-            needs = [bool(need) for need in ctx.needs_input_grad[:2]]
-            outputs = linear_forward(
-                x, weight, bias, counter_used, amax, config.layer, config.table, config.measured, needs
-            )
-        y, *parts = outputs[:6]
-        assert y is not None
-        if config.observes and amaxes is not None and counters is not None:
-            observe(amaxes, counters, outputs[6], outputs[7], config.slot, 0)
-        x_saved = None if is_part(parts[2]) else x
+        counter_used = eager.state.call_counter(x.device, config, x.shape[0])
+        y, parts, recorded = _eager_forward(eager, x, weight, bias, counter_used, amax, config)
+        if recorded is not None and config.observes and amaxes is not None and counters is not None:
+            observe(amaxes, counters, *recorded, config.slot, 0)
+        x_saved = x if parts[2] is None else None
         ctx.save_for_backward(x_saved, weight, counter_used, amax, *parts)
-        ctx.plan, ctx.state = (None, None) if eager is None else (eager.plan, eager.state)  # not the input
-        ctx.shape, ctx.config, ctx.counter = (x.shape[0], x.shape[1]), config, counter
+        ctx.plan, ctx.state = eager.plan, eager.state  # not the input
+        ctx.columns, ctx.config, ctx.counter = x.shape[1], config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, counter, amax, *parts = ctx.saved_tensors
-        config: CallConfig = ctx.config
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
-        if ctx.state is not None and ctx.state.awaits_gradient:
+        if ctx.state.awaits_gradient:
             look_at(ctx.state, dy)
-        whole, back = dy, None
-        if config.limits_rows:
-            dy, back = limited(dy)
-        with torch.no_grad():
-            if ctx.plan is not None and runs_eagerly(dy):
-                outputs = _eager_backward(ctx, dy, x, weight, counter, amax, parts, needs)
-            else:
-                outputs = linear_backward(
-                    dy,
-                    x,
-                    weight,
-                    [dy.new_empty(0) if part is None else part for part in parts],
-                    counter,
-                    amax,
-                    list(ctx.shape),
-                    config.layer,
-                    config.table,
-                    config.measured,
-                    needs,
-                )
-            if config.observes and ctx.amaxes is not None:
-                observe(ctx.amaxes, ctx.counters, outputs[3], outputs[4], config.slot, 2)
-        if config.counts_itself:
-            _count_step(ctx)
-        grads = outputs[:3]
-        if back is not None:
-            grads = [scaled_back(grads[0], back), grads[1], whole.sum(0, dtype=torch.float32)]
-        if torch.is_grad_enabled():
-            sources = [dy, weight] if x is None else [dy, x, weight]
-            grads = [grad if grad is None else _FirstDerivative.apply(grad, *sources) for grad in grads]
+        if not runs_eagerly(dy):
+            kept = [part is not None for part in parts]
+            saved = [part for part in parts if part is not None]
+            grads = traced_gradients(ctx, dy, x, weight, saved, kept, counter, amax, needs)
+            if ctx.config.counts_itself:
+                ctx.state.forget_calls()
+        else:
+            with torch.no_grad():
+                grads = _eager_backward(ctx, dy, x, weight, counter, amax, parts, needs)
+            if torch.is_grad_enabled():
+                grads = once_differentiable(grads, [dy, weight] if x is None else [dy, x, weight])
         return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 6)
 
 
@@ -139,18 +106,18 @@ def _eager_forward(
     counter: Tensor,
     amax: Tensor | None,
     config: CallConfig,
-) -> list[Tensor | None]:
-    """As `linear_forward`, but may reuse operands that other calls have computed."""
+) -> tuple[Tensor, list[Tensor | None], tuple[Tensor, Tensor] | None]:
+    """Y, `flattened` operands and recorded stats; may reuse operands that other calls have computed."""
     plan, state = eager.plan, eager.state
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
     y, saved = forward(
         plan,
-        LinearCall(x, weight, counter, config.layer, observer),
+        LinearCall(x, weight, counter, config.layer, observer, eager.quantized_weight),
         bias,
         None if eager.source is None else eager.reuse_input,
         eager.reuse_weight if state.counter is not None and config.observes else None,
     )
-    return [y, *flattened(saved), *(() if observer is None else observer.recorded(FORWARD))]
+    return y, flattened(saved), None if observer is None else observer.recorded(FORWARD)
 
 
 def _eager_backward(
@@ -163,60 +130,26 @@ def _eager_backward(
     parts: list[Tensor | None],
     needs: list[bool],
 ) -> list[Tensor | None]:
-    """As `linear_backward`, but returns None for gradients that are not needed."""
+    """The gradients of X, W and bias, None where not needed."""
     plan, config = ctx.plan, ctx.config
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
     call = LinearCall(x, weight, counter, config.layer, observer)
-    saved = unflattened(plan.table, parts, ctx.shape)
+    saved = unflattened(plan.table, parts, (dy.shape[0], ctx.columns))
     grads = backward(plan, call, saved, dy, (needs[0], needs[1], needs[2]))
-    return [*grads, *(() if observer is None else observer.recorded(BACKWARD))]
+    if observer is not None and config.observes:
+        observe(ctx.amaxes, ctx.counters, *observer.recorded(BACKWARD), config.slot, 2)
+    if config.counts_itself:
+        _count_step(ctx)
+    return list(grads)
 
 
 def _count_step(ctx: Any) -> None:
     """Advance the layer's own counter, and the recipe state of this layer alone."""
-    if ctx.state is None:
-        tick(ctx.counter)
-    else:
-        ctx.counter[1] += 1
-        ctx.state.forget_calls()
-        _warn_of_own_steps()
+    ctx.counter[1] += 1
+    ctx.state.forget_calls()
+    warn_of_own_steps()
     if ctx.config.observes and ctx.amaxes is not None:
         commit(ctx.amaxes, ctx.counters, ctx.policy, ctx.counter, ctx.config.slot)
-
-
-class _FirstDerivative(torch.autograd.Function):
-    """Identity on a gradient computed with create_graph; differentiating it again is an error."""
-
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
-        return grad.view_as(grad)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(NO_SECOND_DERIVATIVE)
-
-
-@custom_op("fourbits::tick", mutates_args={"counter"})
-def tick(counter: Tensor) -> None:
-    """Advance a layer's own counter by one step, and warn once about the limits of doing so."""
-    counter[1] += 1
-    _warn_of_own_steps()
-
-
-@tick.register_fake
-def _(counter: Tensor) -> None:
-    return None
-
-
-def _warn_of_own_steps() -> None:
-    if not _warned:
-        _warned.append(True)
-        warnings.warn(
-            "fourbits: set_step was never called, so each layer counts its own backward passes. Rounding "
-            "noise differs at every step, but it depends on the number of ranks and micro-batches, and a "
-            "resumed run does not repeat it. Call fourbits.set_step(model, step) before each micro-batch.",
-            stacklevel=3,
-        )
 
 
 class QuantizedLinear(nn.Linear):
@@ -229,16 +162,15 @@ class QuantizedLinear(nn.Linear):
         state = self.quantization
         if not (self.training or state.quantize_eval):
             return state.original.forward(self, input)
+        if not runs_eagerly(input):
+            return traced_call(self, input, self.weight)
         if input.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"QuantizedLinear: the last dimension of the input must be in_features={self.in_features}, "
                 f"got shape {list(input.shape)}. Pass an input of that width."
             )
         config = state.config(self.training, self.training and torch.is_grad_enabled())
-        if runs_eagerly(input):
-            y = eager_matmul(state, config, input, self.weight, self.bias)
-        else:
-            y = traced_matmul(state, config, rows_of(autocast(input)), self.weight, self.bias)
+        y = eager_matmul(state, config, input, self.weight, self.bias)
         return y.view(*input.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
@@ -246,16 +178,35 @@ class QuantizedLinear(nn.Linear):
         return f"{super().extra_repr()}, layer={self.quantization.layer}"
 
 
+@patch_dynamo_config(allow_unspec_int_on_nn_module=True)
+def traced_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
+    """The call of a layer that something traces. weight: [N, K].
+
+    Blocks that are compiled one by one share code: from the second on, a layer's number is an argument of it.
+    The compiler would otherwise take integers of a module for constants, and compile every block.
+    """
+    state = layer.quantization
+    config = state.config(layer.training, layer.training)
+    return traced_matmul(state, config, input, weight, layer.bias)
+
+
 def traced_matmul(
     state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Y [M, N], computed by the operators that compilers trace. x: [M, K]."""
+    """Y [..., N], computed by the operators that compilers trace. x: [..., K]."""
     if not torch.compiler.is_compiling() and under_torch_func():
         return functional_matmul(state, config, x, weight, bias)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     if state.counts_itself and not config.counts_itself:  # another layer of a group advances it
         counter = counter.clone()
-    return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, None)
+    parts: list[Tensor] = []
+    if state.weight_source is not None:
+        parts = weight_parts(received_weight(state, state.weight_source, weight))
+    return linear(
+        *(x, weight, bias, counter, *recipe_tensors),
+        *(config.layer, config.table, config.measured, config.slot, config.counts_itself, config.training),
+        *([] if config.shard is None else list(config.shard), parts),
+    )
 
 
 def eager_matmul(
@@ -269,12 +220,15 @@ def eager_matmul(
     of_weight = weight.dtype, weight.shape, weight.stride(), weight.device
     key = (x.dtype, x.shape, x.stride(), x.device, of_weight, of_bias, dtype, needs, config.table)
     plan, casts = state.plans.get(key) or _planned(state, key, x, weight)
-    eager = EagerCall(plan, state, input if needs[1] and shareable(input) else None)
+    received = None
+    if state.weight_source is not None:
+        received = received_weight(state, state.weight_source, weight)
+    eager = EagerCall(plan, state, input if needs[1] and shareable(input) else None, received)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     x = x.to(dtype) if casts else x
     if not (trains or past):
         used = state.call_counter(x.device, config, x.shape[0])
-        return forward(plan, LinearCall(x, weight, used, config.layer), bias)[0]
+        return forward(plan, LinearCall(x, weight, used, config.layer, None, received), bias)[0]
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)
 
 
@@ -290,24 +244,6 @@ def _planned(state: LayerState, key: PlanKey, x: Tensor, weight: Tensor) -> tupl
         state.plans.clear()
     state.plans[key] = planned
     return planned
-
-
-def autocast_dtype(input: Tensor) -> torch.dtype:
-    """The dtype of nn.Linear's input under the current autocast state."""
-    kind = input.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind) and input.dtype in _CAST:
-        return torch.get_autocast_dtype(kind)
-    return input.dtype
-
-
-def autocast(input: Tensor) -> Tensor:
-    """The input, cast to `autocast_dtype`."""
-    return input.to(autocast_dtype(input))
-
-
-def rows_of(x: Tensor) -> Tensor:
-    """[..., K] -> [M, K], also for K = 0."""
-    return x.flatten(0, -2) if x.dim() > 1 else x[None]
 
 
 def runs_eagerly(x: Tensor) -> bool:

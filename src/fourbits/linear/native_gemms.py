@@ -38,6 +38,8 @@ def _why_not(spec: OperandSpec) -> str | None:
         return f"blocks of {size}"
     if spec.amax_policy != "current":
         return f"amax_policy {spec.amax_policy}"
+    if spec.correction:
+        return f"correction {spec.correction}"
     if spec.adaptive != "none":
         return f"adaptive {spec.adaptive}"
     return None

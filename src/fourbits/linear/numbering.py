@@ -1,4 +1,4 @@
-"""Layer numbers: what tells the random streams of a model's layers apart.
+"""What the layers of one call of `convert` share: their numbers, which tell their random streams apart.
 
 One call of `convert` numbers its layers from 0 on. Where parts of a model were converted one by one, its
 first `set_step` moves the numbers of the later ones past those of the earlier ones.
@@ -7,14 +7,18 @@ first `set_step` moves the numbers of the later ones past those of the earlier o
 from collections.abc import Iterable
 from typing import Protocol
 
+from fourbits.linear.selection import Selection
+
 
 class Numbering:
     """The numbers that one call of `convert` gave: [first, first + layers), for one seed."""
 
-    __slots__ = ("first", "layers", "seed", "weights")
+    __slots__ = ("first", "layers", "seed", "selection", "weights")
 
-    def __init__(self, seed: int, layers: int, weights: int) -> None:
+    def __init__(self, seed: int, layers: int, weights: int, selection: Selection) -> None:
         self.seed, self.layers, self.first = seed, layers, 0
+        #: the caller's choice of layers, which a change of the recipe keeps
+        self.selection = selection
         #: how many weights GEMMs read in what was converted, quantized or not
         self.weights = weights
 

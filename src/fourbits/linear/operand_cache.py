@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fourbits.linear.corrected import Corrected, Operands
 from fourbits.linear.sr_counter import SrCounter
 from fourbits.quant.quantize import Operand
-
-Operands = tuple[Operand, ...]
 
 
 class KeptWeight:
@@ -26,14 +25,14 @@ class KeptWeight:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[Any, ...], int, Operand] | None = None
+        self._kept: tuple[tuple[Any, ...], int, Operand | Corrected] | None = None
         self._generation = -1
         #: whether the weight is an ordinary parameter; one gathered by sharding must not outlive a forward
         self.plain = True
 
     def operand(
-        self, weight: Tensor, plan: object, counter: SrCounter, make: Callable[[], Operand]
-    ) -> Operand:
+        self, weight: Tensor, plan: object, counter: SrCounter, make: Callable[[], Operand | Corrected]
+    ) -> Operand | Corrected:
         """The weight's operand: the kept one if valid, else a new one, kept if it may be reused.
 
         A further call within a micro-batch computes a new operand and leaves the kept one in place: a CUDA

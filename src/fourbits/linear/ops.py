@@ -1,32 +1,77 @@
-"""A quantized linear layer as torch.library operators, for graphs that torch.compile traces.
+"""A quantized linear layer as operators, for graphs that torch.compile traces.
 
-Operators are opaque to the compiler, so a model around them compiles without graph breaks, and one compiled
-graph serves every recipe: the table is passed as text. They are compute.py's functions with flat tuples.
+They are compute.py's functions with flat tuples, opaque to the compiler (docs/decisions.md, R 15). The table
+is passed as text. Operands that only depend on X have an operator of their own, so that the compiler, which
+computes equal nodes once, shares them among layers that read the same tensor.
 """
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from fourbits.linear.compute import LinearCall, SavedOperands, backward, forward
-from fourbits.linear.fake_shapes import fake_forward
+from fourbits.linear.compute import LinearCall, backward, forward
+from fourbits.linear.fake_shapes import fake_column, fake_row, fake_weight, kept_parts
+from fourbits.linear.flat import flattened, input_parts, unflattened, weight_of, without_e8m0
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer, nothing_recorded
-from fourbits.linear.plan import LinearPlan, linear_plan
-from fourbits.quant.request import Signature, signature_of
-from fourbits.quant.scale_codes import SCALE_DTYPES
-from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-from fourbits.recipe.recipe import GemmTable
+from fourbits.linear.plan import LinearPlan, input_side, linear_plan
+from fourbits.operators import operator
+from fourbits.quant.request import OperandInputs, Signature, signature_of
+from fourbits.quant.tensor import ExactOperand
+from fourbits.recipe.recipe import table_from_text
 
 #: (layer number, out_features, in_features) of calls, which the audit compares with what was converted
 calls_seen: set[tuple[int, ...]] = set()
 
 
-@custom_op("fourbits::linear_forward", mutates_args=())
+def _fake_inputs(x: Tensor, table: str, needs_dw: bool) -> list[Tensor]:
+    parsed = table_from_text(table)
+    keeps = kept_parts(x, parsed, (False, needs_dw), observed=False, received=False)[2]
+    return [*fake_row(x, parsed), *(fake_column(x, parsed, observed=False) if keeps else ())]
+
+
+@operator("linear_inputs(Tensor x, str table, bool needs_dw) -> Tensor[]", _fake_inputs)
+def linear_inputs(x: Tensor, table: str, needs_dw: bool) -> list[Tensor]:
+    """Operands of X that depend on nothing else: values and scale for Fprop, and the parts of Wgrad's operand
+    if one pass makes both or if it is kept packed. For tables that `plan.shares_input` allows.
+
+    x: [M, K], contiguous; needs_dw: whether Wgrad will run.
+    """
+    side = input_side(table, signature_of(x), needs_dw)
+    row, *column = side.quantize(x, (OperandInputs(),) * len(side.roles), None)
+    assert isinstance(row, ExactOperand)
+    return [row.values, row.scale, *without_e8m0(input_parts(column[0] if column else None))]
+
+
+def _fake_forward(
+    x: Tensor,
+    inputs: list[Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    counter: Tensor,
+    amax: Tensor | None,
+    layer: int,
+    table: str,
+    measured: str,
+    needs: list[bool],
+    quantized_weight: list[Tensor],
+) -> list[Tensor]:
+    parsed, observed, received = table_from_text(table), amax is not None, bool(quantized_weight)
+    keeps = kept_parts(x, parsed, needs, observed, received)
+    y = x.new_empty((x.shape[0], weight.shape[0]))
+    of_weight = fake_weight(weight, parsed, received) if keeps[0] else ()
+    of_input = fake_column(x, parsed, observed) if keeps[2] and not inputs else ()
+    return [y, *of_weight, *of_input, *(() if amax is None else nothing_recorded(amax, len(FORWARD)))]
+
+
+@operator(
+    "linear_forward(Tensor x, Tensor[] inputs, Tensor weight, Tensor? bias, Tensor counter, Tensor? amax, "
+    "SymInt layer, str table, str measured, bool[] needs, Tensor[] quantized_weight) -> Tensor[]",
+    _fake_forward,
+)
 def linear_forward(
     x: Tensor,
+    inputs: list[Tensor],
     weight: Tensor,
     bias: Tensor | None,
     counter: Tensor,
@@ -35,135 +80,94 @@ def linear_forward(
     table: str,
     measured: str,
     needs: list[bool],
+    quantized_weight: list[Tensor],
 ) -> list[Tensor]:
-    """Y [M, N] in x's dtype, five parts of saved operands (`flattened`; empty for none), and with amax the
-    recorded stats.
+    """Y [M, N] in x's dtype, the parts of saved operands that are kept (`flattened`) and not among `inputs`,
+    and with amax the recorded stats.
 
-    x: [M, K]; weight: [N, K]; amax: fp32 [6], the amax of operands with a policy (negative: their own), None
-    if nothing depends on past steps; measured: as returned by `adaptive_layout.measured_at`; needs: whether
-    dX and dW will be needed. Stats are the arguments of `amax_policy.observe`: own amaxes, fp32 [6], and
-    counts, int64 [6, 4].
+    x: [M, K], contiguous; inputs: values and scale that `linear_inputs` returned for x, or none; weight:
+    [N, K], contiguous; amax: fp32 [6], the amax of operands with a policy (negative: their own), None if
+    nothing depends on past steps; measured: as returned by `adaptive_layout.measured_at`; needs: whether dX
+    and dW will be needed; quantized_weight: `weight_parts` of a weight that arrives quantized, or none. Stats
+    are the arguments of `amax_policy.observe`: own amaxes, fp32 [6], and counts, int64 [6, 4].
     """
     calls_seen.add((layer, *weight.shape))
-    plan = _plan(signature_of(x), weight, x.dtype, table, needs, None if bias is None else bias.dtype, amax)
+    of_bias = None if bias is None else bias.dtype
+    plan = _plan(signature_of(x), weight, x.dtype, table, needs, of_bias, amax)
     observer = _observer(plan, measured, amax, counter, layer)
-    y, saved = forward(plan, LinearCall(x, weight, counter, layer, observer), bias)
+    received = weight_of(quantized_weight, plan.table, weight)
+    call = LinearCall(x, weight, counter, layer, observer, received)
+    if inputs:
+        operand = ExactOperand(inputs[0], inputs[1], 1, plan.table.fprop.lhs)
+        y, saved = forward(plan, call, bias, lambda _x, _compute: (operand, operand))
+        saved = saved._replace(input=None)
+    else:
+        y, saved = forward(plan, call, bias)
     recorded = () if observer is None else observer.recorded(FORWARD)
-    return [y, *(_owned(part, x) for part in flattened(saved)), *recorded]
+    return [y, *without_e8m0(flattened(saved)), *recorded]
 
 
-@linear_forward.register_fake
-def _(
-    x: Tensor,
+def _fake_backward(
+    dy: Tensor,
+    x: Tensor | None,
     weight: Tensor,
-    bias: Tensor | None,
+    saved: list[Tensor],
+    kept: list[bool],
     counter: Tensor,
     amax: Tensor | None,
+    columns: int,
     layer: int,
     table: str,
     measured: str,
     needs: list[bool],
 ) -> list[Tensor]:
-    recorded = () if amax is None else nothing_recorded(amax, len(FORWARD))
-    return [*fake_forward(x, weight, table, needs, amax is not None), *recorded]
+    shapes = (dy.shape[0], weight.shape[1]), (weight.shape[0], weight.shape[1]), (weight.shape[0],)
+    dtypes = dy.dtype, torch.float32, torch.float32
+    grads = [
+        dy.new_empty(shape, dtype=dtype)
+        for shape, dtype, need in zip(shapes, dtypes, needs, strict=True)
+        if need
+    ]
+    if amax is None:
+        return grads
+    first = len(FORWARD) - len(BACKWARD)  # what is recorded is the end of a tensor of all roles
+    return [*grads, *(stats[first:] for stats in nothing_recorded(amax, len(FORWARD)))]
 
 
-@custom_op("fourbits::linear_backward", mutates_args=())
+@operator(
+    "linear_backward(Tensor dy, Tensor? x, Tensor weight, Tensor[] saved, bool[] kept, Tensor counter, "
+    "Tensor? amax, SymInt columns, SymInt layer, str table, str measured, bool[] needs) -> Tensor[]",
+    _fake_backward,
+)
 def linear_backward(
     dy: Tensor,
     x: Tensor | None,
     weight: Tensor,
     saved: list[Tensor],
+    kept: list[bool],
     counter: Tensor,
     amax: Tensor | None,
-    shape: list[int],
+    columns: int,
     layer: int,
     table: str,
     measured: str,
     needs: list[bool],
 ) -> list[Tensor]:
-    """The gradients of x, weight and bias, empty where not needed, and with amax the recorded stats.
+    """Those of the gradients of x, weight and bias that are needed, and with amax the recorded stats.
 
-    dy: [M, N]; x: None if the forward saved an operand of it; saved: the forward's parts; shape: [M, K];
-    needs: which gradients are needed.
+    dy: [M, N], contiguous; x: None if the forward saved an operand of it; saved: the parts that it kept;
+    kept: which of all parts they are; columns: K; needs: which gradients are needed.
     """
-    M, K = shape
-    signature = Signature(dy.device, dy.dtype, (M, K), (K, 1)) if x is None else signature_of(x)
+    shape = (dy.shape[0], columns)
+    signature = Signature(dy.device, dy.dtype, shape, (columns, 1)) if x is None else signature_of(x)
     plan = _plan(signature, weight, dy.dtype, table, needs, None, amax)
     observer = _observer(plan, measured, amax, counter, layer)
-    operands = unflattened(plan.table, saved, (M, K))
+    parts = iter(saved)
+    operands = unflattened(plan.table, [next(parts) if keep else None for keep in kept], shape)
     call = LinearCall(x, weight, counter, layer, observer)
     grads = backward(plan, call, operands, dy, (needs[0], needs[1], needs[2]))
     recorded = () if observer is None else observer.recorded(BACKWARD)
-    return [*(dy.new_empty(0) if grad is None else grad for grad in grads), *recorded]
-
-
-@linear_backward.register_fake
-def _(
-    dy: Tensor,
-    x: Tensor | None,
-    weight: Tensor,
-    saved: list[Tensor],
-    counter: Tensor,
-    amax: Tensor | None,
-    shape: list[int],
-    layer: int,
-    table: str,
-    measured: str,
-    needs: list[bool],
-) -> list[Tensor]:
-    outputs = [
-        dy.new_empty((dy.shape[0], weight.shape[1]) if needs[0] else 0),
-        weight.new_empty(weight.shape if needs[1] else 0, dtype=torch.float32),
-        weight.new_empty(weight.shape[0] if needs[2] else 0, dtype=torch.float32),
-    ]
-    return [*outputs, *(() if amax is None else nothing_recorded(amax, len(BACKWARD)))]
-
-
-def flattened(saved: SavedOperands) -> list[Tensor | None]:
-    """Saved operands as five tensors, None for missing ones: W's values and scale; X's values and scale, or
-    its codes, block scales and global scale.
-    """
-    parts: list[Tensor | None] = [None, None]
-    if saved.weight is not None:
-        parts = [saved.weight.values, saved.weight.scale]
-    if isinstance(saved.input, ExactOperand):
-        return [*parts, saved.input.values, saved.input.scale, None]
-    if saved.input is not None:
-        return [*parts, saved.input.codes, saved.input.block_scale, saved.input.global_scale]
-    return [*parts, None, None, None]
-
-
-def unflattened(table: GemmTable, parts: Sequence[Tensor | None], shape: tuple[int, int]) -> SavedOperands:
-    """Inverse of `flattened`, for a table and X of this shape."""
-    w_values, w_scale, x_values, x_scale, x_global = parts
-    weight = kept = None
-    if w_scale is not None and is_part(w_values):
-        weight = ExactOperand(w_values, w_scale, 1, table.fprop.rhs)
-    if x_scale is not None and is_part(x_values):
-        spec = table.wgrad.rhs
-        if x_global is None or x_global.dim():
-            kept = ExactOperand(x_values, x_scale, 0, spec)
-        else:
-            dtype = SCALE_DTYPES.get(spec.block_format.scale or "", x_scale.dtype)
-            kept = QuantizedTensor(x_values, x_scale.view(dtype), x_global, 0, shape, spec)
-    return SavedOperands(weight, kept)
-
-
-def is_part(values: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether an operand was saved: if not, it is None in eager calls and an empty vector in operators."""
-    return values is not None and values.dim() == 2
-
-
-def _owned(part: Tensor | None, x: Tensor) -> Tensor:
-    """A saved tensor as an operator may return it: not aliasing another output, in a dtype that the compiler
-    supports, empty for none.
-    """
-    if part is None:
-        return x.new_empty(0)
-    if part.dim() == 0:  # both operands of X have their scales in one tensor
-        return part.clone()
-    return part.view(torch.uint8) if part.dtype == torch.float8_e8m0fnu else part
+    return [*(grad for grad in grads if grad is not None), *recorded]
 
 
 def _plan(

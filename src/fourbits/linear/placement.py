@@ -38,7 +38,7 @@ class Decider:
 
     def decide(self, layer: Weight) -> tuple[GemmTable | None, str]:
         """The table of a linear layer, or None to keep it in BF16, and the reason."""
-        table, reason = self._rule(layer.name)
+        table, reason = table_for(self.recipe, layer.name)
         if table.fprop.high_precision and table.dgrad.high_precision and table.wgrad.high_precision:
             return None, reason
         kept = self._impossible(layer) or self.selection.why_not(layer)
@@ -52,12 +52,6 @@ class Decider:
         if rows % 16 or columns % 16:
             reason = f"{reason}; {rows}x{columns} is padded to multiples of 16"
         return table, reason
-
-    def _rule(self, name: str) -> tuple[GemmTable, str]:
-        for rule in self.recipe.layers:
-            if matches(name, rule.names):
-                return rule.table, rule.why or f"rule {', '.join(rule.names)}"
-        return self.recipe.table, f"recipe {self.recipe.name}"
 
     def _impossible(self, layer: Weight) -> str:
         """Why a layer cannot be quantized, whatever the recipe, or an empty string."""
@@ -93,6 +87,14 @@ class Decider:
         if index < first:
             return f"first {first} of {blocks} blocks"
         return f"last {last} of {blocks} blocks" if index >= blocks - last else ""
+
+
+def table_for(recipe: Recipe, name: str) -> tuple[GemmTable, str]:
+    """The table of a layer of this name, if the layer is quantized, and which rule chose it."""
+    for rule in recipe.layers:
+        if matches(name, rule.names):
+            return rule.table, rule.why or f"rule {', '.join(rule.names)}"
+    return recipe.table, f"recipe {recipe.name}"
 
 
 def tied_parameters(modules: Sequence[tuple[str, nn.Module]]) -> set[int]:

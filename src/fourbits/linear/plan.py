@@ -13,6 +13,7 @@ import torch
 from fourbits.gemm.matmul import Gemm
 from fourbits.linear.observer import has_policy
 from fourbits.linear.sr_counter import KEY_FIELDS
+from fourbits.quant.correction import Correction, correction_of
 from fourbits.quant.quantize import Quantizer, one_pass, quantizer
 from fourbits.quant.request import OPERAND_ROLES, OperandRequest, Signature
 from fourbits.recipe.recipe import GemmTable, table_from_text
@@ -31,13 +32,21 @@ class Side:
     quantize: Quantizer
     #: indices of the roles in OPERAND_ROLES, which select their random streams
     places: tuple[int, ...]
+    requests: tuple[OperandRequest, ...]
+    #: what all of these operands are the residual of
+    correction: Correction | None
+    #: the registered function that reduces their amaxes over shards; empty for none
+    reduction: str
+    #: equal for sides whose operands of a tensor are equal
+    key: object
 
 
 @dataclass(slots=True, eq=False)
 class GradientPlan:
     """The plan of a backward pass for one signature of dY: the GEMMs and operands of dX and dW."""
 
-    dy: Side | None
+    #: one side, or two whose corrections differ
+    dy: tuple[Side, ...]
     #: W for Dgrad, quantized from the weight; None if derived from Fprop's operand or not needed
     weight: Side | None
     #: X for Wgrad, quantized from X; None if derived from the forward operand or not needed
@@ -60,6 +69,8 @@ class LinearPlan:
     #: X for Fprop, and for Wgrad where the forward also quantizes that
     input: Side
     weight: Side
+    #: whether dX will be needed
+    needs_dx: bool
     #: whether the forward saves its operand W for the backward pass
     keeps_weight: bool
     #: whether Dgrad reuses Fprop's operand W; FP4 tensor cores need a transposed copy instead
@@ -85,7 +96,7 @@ class LinearPlan:
         weight_again = dx and not self.shares_weight and table.dgrad.rhs.source != "forward"
         input_again = dw and not self.keeps_input and table.wgrad.rhs.source != "forward"
         return GradientPlan(
-            dy=side(table, dy, roles, observed) if roles else None,
+            dy=tuple(side(table, dy, part, observed) for part in _by_correction(table, roles)),
             weight=side(table, self.weight_signature, DGRAD_WEIGHT, observed) if weight_again else None,
             input=side(table, self.x, WGRAD_INPUT, observed) if input_again else None,
         )
@@ -120,22 +131,33 @@ def linear_plan(
         bias=bias,
         input=side(parsed, x, roles, observed),
         weight=side(parsed, weight, [("fprop.rhs", 1)], observed),
+        needs_dx=needs[0],
         keeps_weight=needs[0] and parsed.keeps_weight and not native,
         shares_weight=parsed.shares_weight and not is_native(parsed, "dgrad.rhs"),
         keeps_input=len(roles) > 1,
-        input_is_private=observed or any(_request(parsed, role, 1, observed).draws for role, _ in roles),
+        input_is_private=observed
+        or bool(parsed.amax_reduction)
+        or any(_request(parsed, role, 1, observed).draws for role, _ in roles),
         weight_is_private=observed or _request(parsed, "fprop.rhs", 1, observed).draws,
     )
 
 
 def side(table: GemmTable, signature: Signature, roles: Sequence[tuple[str, int]], observed: bool) -> Side:
-    """The operands (role, contraction axis) quantized from tensors of a signature."""
+    """The operands (role, contraction axis) quantized from tensors of a signature; one correction for all."""
     requests = tuple(_request(table, role, axis, observed) for role, axis in roles)
+    name = table.operand(roles[0][0]).correction
+    if name:
+        signature = _of_residual(signature)
+    quantize = quantizer(signature, requests)
     return Side(
         roles=tuple(role for role, _ in roles),
         axes=tuple(axis for _, axis in roles),
-        quantize=quantizer(signature, requests),
+        quantize=quantize,
         places=tuple(OPERAND_ROLES.index(role) for role, _ in roles),
+        requests=requests,
+        correction=correction_of(name) if name else None,
+        reduction=table.amax_reduction,
+        key=(quantize, name) if name else quantize,
     )
 
 
@@ -148,8 +170,33 @@ def keeps_column(table: GemmTable, x: Signature, observed: bool) -> bool:
     """Whether a single pass over X quantizes it for both Fprop and Wgrad, so that the second is saved."""
     if table.wgrad.rhs.source == "forward" or is_native(table, "fprop.lhs") or is_native(table, "wgrad.rhs"):
         return False
+    if table.fprop.lhs.correction != table.wgrad.rhs.correction:
+        return False
     requests = tuple(_request(table, role, axis, observed) for role, axis in _BOTH)
-    return one_pass(x, requests)
+    return one_pass(_of_residual(x) if table.fprop.lhs.correction else x, requests)
+
+
+@functools.lru_cache(maxsize=1024)
+def weight_from_forward(table: GemmTable) -> GemmTable:
+    """The table whose Dgrad re-quantizes Fprop's operand W, which it must where W arrives quantized."""
+    return replace(table, dgrad=replace(table.dgrad, rhs=replace(table.dgrad.rhs, source="forward")))
+
+
+@functools.lru_cache(maxsize=1024)
+def shares_input(table: GemmTable) -> bool:
+    """Whether the operands of X that a forward pass quantizes depend on nothing but X, so that layers that
+    read the same tensor may share them. Not for amax policies, which belong to their layer.
+    """
+    private = bool(table.amax_reduction or table.corrects)
+    private |= any(_request(table, role, axis, observed=False).draws for role, axis in _BOTH)
+    return table.fprop.lhs.block_format.quantized and not private and not is_native(table, "fprop.lhs")
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def input_side(table: str, x: Signature, needs_dw: bool) -> Side:
+    """The operands of X that a forward pass quantizes, of a table that shares them."""
+    parsed = table_from_text(table)
+    return side(parsed, x, _input_roles(parsed, x, needs_dw, observed=False), observed=False)
 
 
 def reads_through_bf16(table: str, x: Signature, needs_dw: bool) -> bool:
@@ -160,7 +207,7 @@ def reads_through_bf16(table: str, x: Signature, needs_dw: bool) -> bool:
 @functools.lru_cache(maxsize=1 << 13)
 def _all_in_one_pass(table: str, x: Signature, needs_dw: bool) -> bool:
     parsed = _read_through_bf16(table_from_text(table))
-    if parsed.native or any(has_policy(parsed, role) for role in OPERAND_ROLES):
+    if parsed.native or parsed.corrects or any(has_policy(parsed, role) for role in OPERAND_ROLES):
         return False
     roles = _input_roles(parsed, x, needs_dw, observed=False)
     requests = tuple(_request(parsed, role, axis, observed=False) for role, axis in roles)
@@ -179,10 +226,27 @@ def _input_roles(
 
 
 def _request(table: GemmTable, role: str, axis: int, observed: bool) -> OperandRequest:
-    spec = table.operand(role)
+    spec = table.operand(role).of_residual
     packed = is_native(table, role) or (role == "wgrad.rhs" and table.saved_inputs == "packed")
-    amax = "stored" if observed and has_policy(table, role) else "own"
+    amax = "given" if table.amax_reduction and spec.tensor_scaled else "own"
+    if observed and has_policy(table, role):
+        amax = "stored"
     return OperandRequest(spec, axis, packed, amax, KEY_FIELDS[role])
+
+
+def _by_correction(
+    table: GemmTable, roles: Sequence[tuple[str, int]]
+) -> tuple[Sequence[tuple[str, int]], ...]:
+    """The roles as one group where all have the same correction, else one by one."""
+    if not roles:
+        return ()
+    same = len({table.operand(role).correction for role, _ in roles}) == 1
+    return (roles,) if same else tuple([role] for role in roles)
+
+
+def _of_residual(signature: Signature) -> Signature:
+    """The signature of what a correction leaves of a tensor."""
+    return signature._replace(dtype=torch.float32, strides=(signature.shape[1], 1))
 
 
 def _read_through_bf16(table: GemmTable) -> GemmTable:

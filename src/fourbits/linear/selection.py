@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from torch import nn
@@ -15,12 +15,15 @@ Filter = Callable[[nn.Module, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The layers that a caller of `convert` lets it quantize. None, or nothing, means all."""
+    """What a caller of `convert` chooses. None means all layers, the stacks found, the recipe's blocks."""
 
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None
     filter_fn: Filter | None = None
     min_size: int | None = None
+    stacks: tuple[str, ...] | None = None
+    keep_first: int | str | None = None
+    keep_last: int | str | None = None
 
     def why_not(self, layer: Weight) -> str:
         """Why a layer is excluded, or an empty string."""
@@ -35,6 +38,14 @@ class Selection:
         if self.min_size is not None and not self.names(layer.name) and rows * columns < self.min_size:
             return f"fewer than {self.min_size} weights"
         return ""
+
+    def lasting(self, layers: Iterable[Weight]) -> "Selection":
+        """The same choice without a function, for a later change of the recipe: by the names it excluded."""
+        chosen = self.filter_fn
+        if chosen is None:
+            return self
+        names = tuple(layer.name for layer in layers if not chosen(layer.module, layer.name))
+        return replace(self, filter_fn=None, exclude=(*(self.exclude or ()), *names))
 
     def names(self, name: str) -> bool:
         """Whether `include` has exactly this name, which then is quantized whatever its role and place."""

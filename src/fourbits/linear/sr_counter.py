@@ -1,31 +1,36 @@
 """The run-time inputs of the random bits: one counter for all layers that were converted together."""
 
+import warnings
+
 import torch
 from torch import Tensor
 
+from fourbits.operators import operator
 from fourbits.quant.request import OPERAND_ROLES
 
-#: entries of a counter, int64 [5]
-COUNTER_FIELDS = ("seed", "step", "first_token", "first_token / 16", "zero")
-_SEED, _STEP, _TOKEN, _TOKEN_BLOCK, _ZERO = range(5)
+#: entries of a counter, int64 [9]; features are not 0 only in layers that are shards by features
+COUNTER_FIELDS = (
+    *("seed", "step", "first_token", "first_token / 16", "zero"),
+    *("first_in_feature", "first_in_feature / 16", "first_out_feature", "first_out_feature / 16"),
+)
+_SEED, _STEP, _TOKEN, _TOKEN_BLOCK, _ZERO, _IN, _IN_BLOCK, _OUT, _OUT_BLOCK = range(9)
 #: role -> the entries that its key (seed, stream, step, first row, first block) consists of
-_TOKENS_ARE_ROWS = (_SEED, _ZERO, _STEP, _TOKEN, _ZERO)
-_TOKENS_ARE_SUMMED = (_SEED, _ZERO, _STEP, _ZERO, _TOKEN_BLOCK)
-_NO_TOKENS = (_SEED, _ZERO, _STEP, _ZERO, _ZERO)
 KEY_FIELDS = {
-    "fprop.lhs": _TOKENS_ARE_ROWS,
-    "fprop.rhs": _NO_TOKENS,
-    "dgrad.lhs": _TOKENS_ARE_ROWS,
-    "dgrad.rhs": _NO_TOKENS,
-    "wgrad.lhs": _TOKENS_ARE_SUMMED,
-    "wgrad.rhs": _TOKENS_ARE_SUMMED,
+    "fprop.lhs": (_SEED, _ZERO, _STEP, _TOKEN, _IN_BLOCK),
+    "fprop.rhs": (_SEED, _ZERO, _STEP, _OUT, _IN_BLOCK),
+    "dgrad.lhs": (_SEED, _ZERO, _STEP, _TOKEN, _OUT_BLOCK),
+    "dgrad.rhs": (_SEED, _ZERO, _STEP, _IN, _OUT_BLOCK),
+    "wgrad.lhs": (_SEED, _ZERO, _STEP, _OUT, _TOKEN_BLOCK),
+    "wgrad.rhs": (_SEED, _ZERO, _STEP, _IN, _TOKEN_BLOCK),
 }
 assert tuple(KEY_FIELDS) == OPERAND_ROLES
+#: whether a layer that counts its own steps has warned
+_warned: list[bool] = []
 
 
 def new_counter(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
-    """The counter of one micro-batch: int64 [5], in the order of COUNTER_FIELDS."""
-    entries = [seed, step, first_token, first_token // 16, 0]
+    """The counter of one micro-batch: int64 [9], in the order of COUNTER_FIELDS."""
+    entries = [seed, step, first_token, first_token // 16, 0, 0, 0, 0, 0]
     if torch.device(device).type != "cuda":
         return torch.tensor(entries, dtype=torch.int64, device=device)
     counter = torch.tensor(entries, dtype=torch.int64, device="cpu", pin_memory=True)
@@ -38,6 +43,38 @@ def moved_on(counter: Tensor, tokens: int) -> Tensor:
     moved[_TOKEN] += tokens
     moved[_TOKEN_BLOCK] += tokens // 16
     return moved
+
+
+def of_shard(counter: Tensor, first_in: int, first_out: int) -> Tensor:
+    """The counter of a layer whose weight starts at these features of a larger one, multiples of 16."""
+    moved = counter.clone()
+    for field, first in ((_IN, first_in), (_OUT, first_out)):
+        moved[field] += first
+        moved[field + 1] += first // 16
+    return moved
+
+
+def _fake_tick(counter: Tensor) -> None:
+    del counter
+
+
+@operator("tick(Tensor(a!) counter) -> ()", _fake_tick)
+def tick(counter: Tensor) -> None:
+    """Advance a layer's own counter by one step, and warn once about the limits of doing so."""
+    counter[_STEP] += 1
+    warn_of_own_steps()
+
+
+def warn_of_own_steps() -> None:
+    """Warn once per process that a layer counts its own steps."""
+    if not _warned:
+        _warned.append(True)
+        warnings.warn(
+            "fourbits: set_step was never called, so each layer counts its own backward passes. Rounding "
+            "noise differs at every step, but it depends on the number of ranks and micro-batches, and a "
+            "resumed run does not repeat it. Call fourbits.set_step(model, step) before each micro-batch.",
+            stacklevel=3,
+        )
 
 
 class SrCounter:

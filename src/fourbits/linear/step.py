@@ -11,7 +11,7 @@ from fourbits.linear.adopt import conversions
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.checkpoint_state import books_of
-from fourbits.linear.layer_state import state_of
+from fourbits.linear.layer_state import converted_state
 from fourbits.linear.numbering import keep_apart
 from fourbits.linear.sr_counter import SrCounter
 
@@ -90,8 +90,15 @@ def set_step(
         counter.advance(step, first_token, same_weights)
 
 
+def share_counters(model: nn.Module) -> None:
+    """Give layers that were converted after `set_step` the model's counter, without waiting for the next."""
+    if any(layer.quantization.counter is not None for layer in _layers(model)):
+        found = _found.get(model)
+        _found[model] = _walk(model, _Position() if found is None else found.position)
+
+
 def counters_of(model: nn.Module) -> list[Tensor]:
-    """The counters that determine the layers' random bits, int64 [5] each; one tensor after `set_step`."""
+    """The counters that determine the layers' random bits, int64 [9] each; one tensor after `set_step`."""
     tensors: dict[int, Tensor] = {}
     for layer in _layers(model):
         state = layer.quantization
@@ -127,7 +134,10 @@ def _changes() -> int:
 
 
 def _count_registration(*_: object) -> None:
-    _registrations[0] += 1
+    # A traced forward that slices a ModuleList registers modules; a count would be guarded, and recompile
+    # the graph at every call.
+    if not torch.compiler.is_compiling():
+        _registrations[0] += 1
 
 
 register_module_module_registration_hook(_count_registration)
@@ -138,4 +148,4 @@ def _key(layer: Any) -> tuple[int, torch.device]:
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if state_of(module) is not None]
+    return [module for module in model.modules() if converted_state(module) is not None]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.layer_state import LayerState
-from fourbits.linear.module import autocast, eager_matmul, rows_of, runs_eagerly, traced_matmul
+from fourbits.linear.module import eager_matmul, runs_eagerly, traced_call
 
 
 class QuantizedConv1D(nn.Module):
@@ -26,6 +26,8 @@ class QuantizedConv1D(nn.Module):
             original: Any = state.original
             return original.forward(self, x)
         weight = self.weight.t()  # autograd transposes the gradient back
+        if not runs_eagerly(x):
+            return traced_call(self, x, weight)
         width = weight.shape[1]
         if x.shape[-1:] != (width,):
             raise ValueError(
@@ -33,8 +35,5 @@ class QuantizedConv1D(nn.Module):
                 f"{list(x.shape)}. Pass an input of that width."
             )
         config = state.config(self.training, self.training and torch.is_grad_enabled())
-        if runs_eagerly(x):
-            y = eager_matmul(state, config, x, weight, self.bias)
-        else:
-            y = traced_matmul(state, config, rows_of(autocast(x)), weight, self.bias)
+        y = eager_matmul(state, config, x, weight, self.bias)
         return y.view(*x.shape[:-1], weight.shape[0])

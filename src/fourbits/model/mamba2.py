@@ -56,7 +56,7 @@ def mamba_core(
 
 
 class Mamba2(RegionModule):
-    """Mamba-2 mixer. Its parameters are NemotronH's, renamed, with the same layouts."""
+    """Mamba-2 mixer. Its parameters are NemotronH's, renamed, with the same shapes and order of channels."""
 
     def __init__(
         self,

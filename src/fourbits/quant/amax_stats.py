@@ -27,10 +27,8 @@ from fourbits.quant.reference.elements import element_of
 from fourbits.quant.reference.philox import as_sr_key
 from fourbits.quant.reference.scales import encode_scale_of, target_and_kappa
 
-#: largest values that round to the largest element; a block of the whole tensor counts saturated elements
-_ELEMENT_LIMITS = {"e4m3": 464.0, "e5m2": 61440.0, "int8": 127.5}
 #: largest block scale that rounds to 448, half a step above it
-_SCALE_LIMIT = 464.0
+_SCALE_LIMIT = E4M3.saturation_limit
 #: the blocks that layout statistics count
 _ROWS = OperandSpec(block=(1, 16), scale_bound=448)
 _SMALLEST_NORMAL_SCALE = 2.0**-6
@@ -87,7 +85,7 @@ def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor,
     target, kappa = target_and_kappa(spec)
     encode = encode_scale_of(target, used, spec)
     if spec.block_size is None:
-        saturated = blocks.to(torch.float32).abs() * encode > _ELEMENT_LIMITS[element_of(spec).name]
+        saturated = blocks.to(torch.float32).abs() * encode > element_of(spec).saturation_limit
     else:
         saturated = block_amax * (encode * kappa) > _SCALE_LIMIT
     total = torch.full((), saturated.numel() if blocks.numel() else 0, device=given.device)

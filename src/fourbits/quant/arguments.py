@@ -16,6 +16,11 @@ def checked_inputs(
     if x.dim() != 2:
         raise ValueError(f"quantize: x must be 2-D, got shape {list(x.shape)}. Flatten x first.")
     check_dtype(x.dtype)
+    if spec.correction:
+        raise ValueError(
+            f"quantize: a correction is added back by a linear layer only, got {spec.correction!r}. Pass the "
+            "residual and spec.of_residual."
+        )
     if amax is not None:
         if not spec.tensor_scaled:
             raise ValueError(

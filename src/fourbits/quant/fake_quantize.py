@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import quantized_and_back
+from fourbits.quant.quantize import fake_quantized, quantized_and_back
+from fourbits.quant.traced import spec_to_text
 
 
 def fake_quantize(
@@ -26,11 +27,15 @@ def fake_quantize(
             f"fake_quantize: spec.rht must be 0, got {spec.rht}: the result would be a rotated tensor. "
             "Write replace(spec, rht=0), or multiply what quantize returns by matmul: there rotations cancel."
         )
+    if torch.compiler.is_compiling():
+        return fake_quantized(x, spec_to_text(spec), axis, amax, sr_key)
     return _StraightThrough.apply(x, spec, axis, amax, sr_key)  # pyright: ignore[reportReturnType]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Quantizes and dequantizes forward, and hands the gradient on backward."""
+    """Quantizes and dequantizes forward, and hands the gradient on backward. Graphs have an operator for it:
+    torch 2.11 compiles an autograd.Function that hands its gradient on to one of zeros.
+    """
 
     @staticmethod
     def forward(
@@ -42,6 +47,4 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         del ctx
-        if torch.compiler.is_compiling():  # of a gradient that is handed on as it is, torch 2.11 makes zeros
-            grad = grad.clone()
         return grad, None, None, None, None

@@ -1,16 +1,14 @@
 """OperandSpec: everything that decides the bits of one GEMM operand. docs/nvfp4.md, section 3.3."""
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Literal, get_args
 
 from fourbits.formats.descriptors import BLOCK_FORMATS, BlockFormat
 from fourbits.quant.operand_rules import problem
+from fourbits.quant.scale_rules import SCALE_RULES
 
 Source = Literal["as_is", "bf16", "forward"]
 Rounding = Literal["rne", "sr", "sr32", "ms-eden"]
-ScaleRule = Literal[
-    "max", "ceil", "4over6-mse", "4over6-mae", "4over6-max", "search-mse", "search-mae", "search-max"
-]
 ScaleRounding = Literal["rne", "sr"]
 Fp32Scale = Literal["exact", "pow2"]
 AmaxPolicy = Literal["current", "delayed", "interval", "history"]
@@ -20,7 +18,6 @@ Adaptive = Literal["none", "outer", "block"]
 CHOICES: dict[str, tuple[str, ...]] = {
     "source": get_args(Source),
     "rounding": get_args(Rounding),
-    "scale_rule": get_args(ScaleRule),
     "scale_rounding": get_args(ScaleRounding),
     "fp32_scale": get_args(Fp32Scale),
     "amax_policy": get_args(AmaxPolicy),
@@ -41,7 +38,7 @@ class OperandSpec(_HashedOnce):
     Raises ValueError for a combination that has no meaning, naming the field.
     """
 
-    #: a name of formats.descriptors.BLOCK_FORMATS
+    #: a name of formats.descriptors.BLOCK_FORMATS, which `register_block_format` adds to
     format: str = "nvfp4"
     #: (other axis, contraction axis); None takes the format's own, (0, 0) is one block for the whole tensor
     block: tuple[int, int] | None = None
@@ -58,8 +55,12 @@ class OperandSpec(_HashedOnce):
     rht: int = 0
     #: te16 | fixed:SEED | per-layer | per-call | none; empty takes te16 for 16 and fixed:0 for other sizes
     rht_signs: str = ""
-    #: block scale from the block's maximum, or the candidate with the least error
-    scale_rule: ScaleRule = "max"
+    #: a registered `quant.correction.Correction`: a part of X or dY that is removed before quantizing, and
+    #: whose product the linear layer adds back in FP32; empty for none
+    correction: str = ""
+    #: a name of quant.scale_rules.SCALE_RULES, which `register_scale_rule` adds to: block scale from the
+    #: block's maximum, or the candidate with the least error
+    scale_rule: str = "max"
     #: largest block scale the tensor's amax is mapped to; 0 takes 448, with 4over6 and search 256
     scale_bound: int = 0
     scale_rounding: ScaleRounding = "rne"
@@ -111,6 +112,23 @@ class OperandSpec(_HashedOnce):
         return (self.outer or (1, length)) if length else None
 
     @property
+    def scale_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Elements (other axis, contraction axis) under one number of each level of scales.
+
+        Blocks first, then groups of blocks, then outer blocks. Empty without blocks.
+        """
+        size = self.block_size
+        if size is None:
+            return ()
+        groups = ((size[0] * rows, size[1] * columns) for rows, columns in self.block_format.scale_groups)
+        return (size, *groups, *((self.outer_size,) if self.outer_size else ()))
+
+    @property
+    def square(self) -> bool:
+        """Whether all that share a scale, at every level, are the same along both axes."""
+        return all(rows == columns for rows, columns in self.scale_sizes)
+
+    @property
     def tensor_scaled(self) -> bool:
         """Whether there is one FP32 scale per tensor, which its amax determines."""
         fmt = self.block_format
@@ -121,15 +139,12 @@ class OperandSpec(_HashedOnce):
     @property
     def bound(self) -> float:
         """The largest block scale that the tensor's amax is mapped to."""
-        if self.scale_bound:
-            return float(self.scale_bound)
-        return 256.0 if self.error_metric else self.block_format.scale_max
+        return float(self.scale_bound or SCALE_RULES[self.scale_rule].bound or self.block_format.scale_max)
 
     @property
     def error_metric(self) -> str | None:
         """mse, mae or max where candidate scales are compared by their error."""
-        _, _, metric = self.scale_rule.partition("-")
-        return metric or None
+        return SCALE_RULES[self.scale_rule].error_metric
 
     @property
     def stochastic(self) -> bool:
@@ -140,6 +155,11 @@ class OperandSpec(_HashedOnce):
     def signs(self) -> str:
         """The effective sign rule."""
         return self.rht_signs or ("te16" if self.rht == 16 else "fixed:0")
+
+    @property
+    def of_residual(self) -> "OperandSpec":
+        """The spec by which what a correction leaves is quantized: itself, without the correction."""
+        return replace(self, correction="") if self.correction else self
 
     @property
     def transform(self) -> tuple[int, str] | None:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fourbits.formats.descriptors import BLOCK_FORMATS
+from fourbits.quant.correction import unknown_correction
+from fourbits.quant.scale_rules import SCALE_RULES
+from fourbits.settings import nearest
 
 RHT_SIZES = (0, 4, 8, 16, 32, 64, 128)
 _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
@@ -15,7 +18,7 @@ _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
 MAX_HISTORY = 1 << 16
 _SMALL_FLOAT_SCALES = ("e4m3", "ue5m3")
 _WHOLE_NUMBERS = ("rht", "scale_bound", "amax_interval", "amax_history", "adaptive_interval")
-_TEXTS = ("format", "rht_signs")
+_TEXTS = ("format", "rht_signs", "scale_rule", "correction")
 _FLAGS = ("sr_headroom", "te_compat")
 
 
@@ -24,7 +27,7 @@ def problem(spec: Any, choices: Mapping[str, tuple[str, ...]]) -> str | None:
 
     choices: the allowed values by field.
     """
-    if message := _types(spec) or _format(spec) or _choices(spec, choices):
+    if message := _types(spec) or _names(spec) or _choices(spec, choices):
         return message
     for rule in _RULES:
         if message := rule(spec):
@@ -52,10 +55,20 @@ def _types(spec: Any) -> str | None:
     return None
 
 
-def _format(spec: Any) -> str | None:
-    if spec.format in BLOCK_FORMATS:
-        return None
-    return f"format: no format is called {spec.format!r}. Known: {', '.join(BLOCK_FORMATS)}."
+def _names(spec: Any) -> str | None:
+    """Whether the words that users can add to are known in this process."""
+    for field, what, known in (
+        ("format", "block format", BLOCK_FORMATS),
+        ("scale_rule", "scale rule", SCALE_RULES),
+    ):
+        name = getattr(spec, field)
+        if name not in known:
+            return (
+                f"{field}: no {what} is called {name!r}.{nearest(name, list(known))} Known: "
+                f"{', '.join(known)}. If it is your own, call fourbits.register_{what.replace(' ', '_')} "
+                "first, in every process."
+            )
+    return None
 
 
 def _choices(spec: Any, choices: Mapping[str, tuple[str, ...]]) -> str | None:
@@ -108,18 +121,20 @@ def _transform(spec: Any) -> str | None:
     )
 
 
+def _correction(spec: Any) -> str | None:
+    return unknown_correction(spec.correction)
+
+
 def _scale_rule(spec: Any) -> str | None:
-    fmt, rule = spec.block_format, spec.scale_rule
-    if rule == "ceil" and fmt.scale != "e8m0":
-        return f"scale_rule: ceil needs power-of-two scales (mxfp4, mxfp8, mxfp8-e5m2), got {spec.format}."
-    if rule.startswith("4over6") and (
-        fmt.scale != "e4m3" or fmt.element is None or fmt.element.name != "e2m1"
-    ):
-        return f"scale_rule: {rule} needs E2M1 elements with E4M3 scales, got {spec.format}. Use nvfp4."
-    if rule.startswith("search") and fmt.scale != "e4m3":
-        return f"scale_rule: {rule} searches E4M3 scales, got {spec.format}. Use nvfp4, nve1m2 or nvint4."
-    if rule.startswith("search") and spec.scale_rounding == "sr":
-        return f"scale_rounding: {rule} chooses among rounded scales and needs rne, got sr. Use rne."
+    rule = SCALE_RULES[spec.scale_rule]
+    if not rule.serves(spec.block_format):
+        served = [fmt.name for fmt in BLOCK_FORMATS.values() if rule.serves(fmt)]
+        return (
+            f"scale_rule: {rule.name} needs {rule.needs}, got {spec.format}. Use "
+            f"{', '.join(served) or 'another rule'}."
+        )
+    if rule.chooses_rounded and spec.scale_rounding == "sr":
+        return f"scale_rounding: {rule.name} chooses among rounded scales and needs rne, got sr. Use rne."
     return None
 
 
@@ -168,6 +183,11 @@ def _eden(spec: Any) -> str | None:
 def _amax(spec: Any) -> str | None:
     if spec.amax_policy != "current" and not spec.tensor_scaled:
         return f"amax_policy: {spec.amax_policy} needs one FP32 scale per tensor, got {spec.format}."
+    if spec.amax_policy != "current" and spec.block_format.scale not in ("e4m3", "fp32"):
+        return (
+            f"amax_policy: {spec.amax_policy} counts saturated E4M3 or FP32 scales, got "
+            f"{spec.block_format.scale} of {spec.format}. Use current."
+        )
     if min(spec.amax_interval, spec.amax_history) < 1:
         return (
             f"amax_interval: amax_interval and amax_history must be at least 1, "
@@ -202,6 +222,7 @@ _RULES: tuple[Callable[[Any], str | None], ...] = (
     _block,
     _outer,
     _transform,
+    _correction,
     _scale_rule,
     _scale,
     _headroom,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fourbits.operators import operator
 from fourbits.quant.amax_stats import own_amax
 from fourbits.quant.arguments import check_dtype, checked_inputs
 from fourbits.quant.cpu import quantize as cpu
@@ -20,9 +21,11 @@ from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference import quantize as reference
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget, signature_of
+from fourbits.quant.scale_codes import cast_bytes
 from fourbits.quant.tensor import ExactOperand, Methods, QuantizedTensor, set_methods, unpacked
 from fourbits.quant.tensor import dequantized as reference_dequantized
 from fourbits.quant.tensor import transposed as reference_transposed
+from fourbits.quant.traced import fake_fake_quantize, fake_packed, spec_from_text, spec_to_text
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -49,18 +52,47 @@ def quantize(
     stream, step, first row, first 16-element block) or [2] (seed, step), required where random bits are.
     Raises ValueError for other inputs.
     """
-    made = _one_operand(x, spec, axis, amax, sr_key, packed=True)
-    assert isinstance(made, QuantizedTensor)
-    return made
+    if torch.compiler.is_compiling():
+        return _traced(x, spec, axis, amax, sr_key)
+    operand = _one_operand(x, spec, axis, amax, sr_key, packed=True)
+    assert isinstance(operand, QuantizedTensor)
+    return operand
+
+
+@operator(
+    "quantize_packed(Tensor x, str spec, int axis, Tensor? amax, Tensor? sr_key) -> (Tensor, Tensor, Tensor)",
+    fake_packed,
+)
+def quantize_packed(
+    x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, block scales and global scale of `quantize`, contiguous; E8M0 scales as uint8."""
+    operand = quantize(x, spec_from_text(spec), axis, amax, sr_key)
+    codes, block_scale = operand.codes.contiguous(), operand.block_scale.contiguous()
+    if block_scale.dtype == torch.float8_e8m0fnu:
+        block_scale = block_scale.view(torch.uint8)
+    # values that are stored as they are
+    codes = codes.clone() if operand.spec.block_format.element is None else codes
+    return codes, block_scale, operand.global_scale
+
+
+def _traced(
+    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> QuantizedTensor:
+    """`quantize` in a graph, by the operator."""
+    codes, block_scale, global_scale = quantize_packed(x, spec_to_text(spec), axis, amax, sr_key)
+    if spec.block_format.scale == "e8m0":
+        block_scale = cast_bytes(block_scale, torch.float8_e8m0fnu)
+    return QuantizedTensor(codes, block_scale, global_scale, axis % 2, (x.shape[0], x.shape[1]), spec)
 
 
 def exact_operand(
     x: Tensor, spec: OperandSpec, axis: int = -1, amax: Tensor | None = None, sr_key: Tensor | None = None
 ) -> ExactOperand:
     """Values ready for a GEMM, equal to those of `quantize`'s codes and scales; arguments as there."""
-    made = _one_operand(x, spec, axis, amax, sr_key, packed=False)
-    assert isinstance(made, ExactOperand)
-    return made
+    operand = _one_operand(x, spec, axis, amax, sr_key, packed=False)
+    assert isinstance(operand, ExactOperand)
+    return operand
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -76,6 +108,18 @@ def quantizer(signature: Signature, requests: tuple[OperandRequest, ...]) -> Qua
     if len(requests) == 1:
         return _WithoutKernels(signature, requests[0])
     return _Separately(tuple(quantizer(signature, (request,)) for request in requests))
+
+
+def own_amaxes(x: Tensor, requests: tuple[OperandRequest, ...], inputs: tuple[OperandInputs, ...]) -> Tensor:
+    """The amaxes of operands of one tensor, before they are quantized: fp32 [n]; 0 where none is used."""
+    unknown = torch.full((), -1.0, device=x.device)
+    found: list[Tensor] = []
+    for request, given in zip(requests, inputs, strict=True):
+        amax = unknown.new_zeros(())
+        if request.spec.tensor_scaled:
+            amax = own_amax(x, request.spec, request.axis, unknown, _key_of(request, given)).own
+        found.append(amax)
+    return torch.stack(found)
 
 
 def one_pass(signature: Signature, requests: tuple[OperandRequest, ...]) -> bool:
@@ -97,14 +141,14 @@ def exact(q: QuantizedTensor) -> ExactOperand:
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values of a packed operand; what `QuantizedTensor.dequantize` calls."""
-    if _leaves_kernels_out(q.codes) or unsupported_dequantize(q, dtype) is not None:
+    if _skips_kernels(q.codes) or unsupported_dequantize(q, dtype) is not None:
         return reference_dequantized(q, dtype)
     return kernel_dequantized(q, dtype)
 
 
 def transposed(q: QuantizedTensor) -> QuantizedTensor:
     """The operand of the transposed tensor; what `QuantizedTensor.t` calls."""
-    if _leaves_kernels_out(q.codes) or unsupported_transpose(q) is not None:
+    if _skips_kernels(q.codes) or unsupported_transpose(q) is not None:
         return reference_transposed(q)
     return kernel_transposed(q)
 
@@ -112,12 +156,22 @@ def transposed(q: QuantizedTensor) -> QuantizedTensor:
 set_methods(Methods(dequantize, transposed))
 
 
+@operator(
+    "fake_quantize(Tensor x, str spec, int axis, Tensor? amax, Tensor? sr_key) -> Tensor",
+    fake_fake_quantize,
+    gradients=lambda _ctx, grad: (grad, None, None, None, None),
+)
+def fake_quantized(x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None) -> Tensor:
+    """`quantized_and_back` in a graph, contiguous, with the gradient of the identity."""
+    return quantized_and_back(x, spec_from_text(spec), axis, amax, sr_key).contiguous()
+
+
 def quantized_and_back(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
 ) -> Tensor:
     """What dequantizing `quantize`'s operand gives, in x's dtype; arguments as there, without a transform."""
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
-    if not _leaves_kernels_out(x):
+    if not _skips_kernels(x):
         request = OperandRequest(spec, axis, False, "own" if amax is None else "given")
         plan = _fake_quantizer(signature_of(x), request)
         if plan is not None:
@@ -131,8 +185,8 @@ def _fake_quantizer(signature: Signature, request: OperandRequest) -> "FakeQuant
     return FakeQuantizer(signature, request) if unsupported_fake(signature, request) is None else None
 
 
-def _leaves_kernels_out(x: Tensor) -> bool:
-    """Whether the reference computes in any case: the compiler takes its source into its caller's graph."""
+def _skips_kernels(x: Tensor) -> bool:
+    """Whether no kernel may run: without Triton, or where a compiler traces the reference into its graph."""
     return not HAS_TRITON or x.device.type == "meta" or torch.compiler.is_compiling()
 
 
@@ -140,13 +194,13 @@ def _one_operand(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None, packed: bool
 ) -> Operand:
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
-    if torch.compiler.is_compiling():  # the compiler takes the reference's source into its caller's graph
+    if torch.compiler.is_compiling():  # the compiler traces the reference into its caller's graph
         amax = None if amax is None else amax.reshape(()).abs()
         return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
     request = OperandRequest(spec, axis, packed, "own" if amax is None else "given")
     plan = quantizer(signature_of(x), (request,))
-    (made,) = plan(x, (OperandInputs(key, 0, amax),), None)
-    return made
+    (operand,) = plan(x, (OperandInputs(key, 0, amax),), None)
+    return operand
 
 
 class _Separately:
@@ -177,8 +231,10 @@ class _WithoutKernels:
         self, x: Tensor, inputs: tuple[OperandInputs, ...], stats: StatsTarget | None
     ) -> tuple[Operand, ...]:
         request, key = self._request, _key_of(self._request, inputs[0])
-        amax = inputs[0].amax
+        amax, factor = inputs[0].amax, inputs[0].factor
         with torch.no_grad():
+            if factor is not None:
+                x = x.to(torch.float32) * factor
             if request.amax == "stored":
                 assert amax is not None
                 amax, own, counts = own_amax(x, request.spec, request.axis, amax, key)
@@ -187,8 +243,8 @@ class _WithoutKernels:
                     stats.counts[stats.places[0], :2] = counts
             elif amax is not None:
                 amax = amax.amax().abs()
-            room = cpu if worth_compiling(x) else reference
-            make = room.quantize if request.packed else room.exact_operand
+            implementation = cpu if worth_compiling(x) else reference
+            make = implementation.quantize if request.packed else implementation.exact_operand
             return (make(x, request.spec, request.axis, amax, key),)
 
 

@@ -19,6 +19,9 @@ class Signature(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, int]
     strides: tuple[int, int]
+    #: whether what is quantized is the tensor times a factor, an fp32 scalar that comes with each call: the
+    #: values of an exact operand and its scale
+    scaled: bool = False
 
 
 class OperandRequest(NamedTuple):
@@ -49,6 +52,8 @@ class OperandInputs(NamedTuple):
     stream: int = 0
     #: fp32 scalar, or a vector whose maximum it is
     amax: Tensor | None = None
+    #: fp32 scalar, where the signature says `scaled`
+    factor: Tensor | None = None
 
 
 class StatsTarget(NamedTuple):

@@ -10,7 +10,8 @@ from torch import Tensor
 from fourbits.formats.codes import decode
 from fourbits.formats.packing import pack_nibbles, unpack_nibbles
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.scale_codes import SCALE_FORMATS, decode_scales, encode_scales, spread
+from fourbits.quant.scale_codes import SCALE_FORMATS, spread
+from fourbits.quant.scale_hierarchy import decode_scales, encode_levels, hierarchy_of
 
 __all__ = ["SCALE_FORMATS", "ExactOperand", "QuantizedTensor", "decode_scales", "spread", "unpacked"]
 
@@ -27,7 +28,7 @@ class QuantizedTensor:
     #: the values
     codes: Tensor
     #: [ceil(R / r), ceil(Cp / c)] in the format's scale dtype, never replicated, never swizzled; [0, 0]
-    #: without blocks
+    #: without blocks; with several levels of scales what their hierarchy stores
     block_scale: Tensor
     #: fp32 scalar; [R, Cp / outer block] for a format with several; 1 where a format has none
     global_scale: Tensor
@@ -111,13 +112,17 @@ def _transposed_block_scale(q: QuantizedTensor, shape: torch.Size) -> Tensor:
     size, fmt = q.spec.block_size, q.spec.block_format
     if size is None:
         return q.block_scale
-    scale = decode_scales(q.block_scale, fmt)
-    zeros = {"fp32": 1.0, "e8m0": 2.0**-127}.get(fmt.scale or "", 0.0)
-    moved = _transposed(scale, size, shape, fill=zeros)
+    hierarchy = hierarchy_of(fmt)
+    levels = hierarchy.decode(q.block_scale)
+    sizes = q.spec.scale_sizes[: len(levels)]
+    scale, *shared = (
+        _transposed(level, covered, shape, fill=zeros)
+        for level, covered, zeros in zip(levels, sizes, hierarchy.of_zeros, strict=True)
+    )
     if fmt.has_global_scale and q.global_scale.dim() == 0:
-        all_poisoned = torch.isnan(scale).all() & (q.global_scale == 1.0)
-        moved = torch.where(all_poisoned, torch.nan, moved)
-    return encode_scales(moved, fmt)
+        all_poisoned = torch.isnan(levels[0]).all() & (q.global_scale == 1.0)
+        scale = torch.where(all_poisoned, torch.nan, scale)
+    return encode_levels((scale, *shared), fmt)
 
 
 class Methods(NamedTuple):
@@ -169,10 +174,10 @@ class ExactOperand:
 
 def _check_square(spec: OperandSpec, what: str) -> None:
     """Raises ValueError unless the operand is the same along both axes."""
-    for name, size in (("blocks", spec.block_size), ("outer blocks", spec.outer_size)):
-        if size is not None and size[0] != size[1]:
+    for size in spec.scale_sizes:
+        if size[0] != size[1]:
             raise ValueError(
-                f"{what}: needs square blocks, got {name} of {size[0]}x{size[1]}. "
+                f"{what}: needs square blocks, got one scale for {size[0]}x{size[1]} elements. "
                 "Quantize along the other axis instead."
             )
     if spec.rht:
@@ -195,7 +200,8 @@ def unpacked(q: QuantizedTensor) -> ExactOperand:
     fmt = q.spec.block_format
     if fmt.element is None:
         return ExactOperand(q.codes, q.global_scale, 1, q.spec)
-    if fmt.scale == "fp32":
+    if fmt.scale_in_epilogue:
         values = decode(q.element_codes(), fmt.element).to(torch.bfloat16)
-        return ExactOperand(values, q.global_scale if q.spec.block_size is None else q.block_scale, 1, q.spec)
+        scale = q.global_scale if q.spec.block_size is None else decode_scales(q.block_scale, fmt)
+        return ExactOperand(values, scale, 1, q.spec)
     return ExactOperand(q.block_values().to(torch.bfloat16), q.global_scale, 1, q.spec)

@@ -13,19 +13,19 @@ _PAPER_BLOCKS = KeepBF16(first_blocks="2/62", last_blocks="8/62")
 
 _ROW = OperandSpec()
 _ROW_SR = OperandSpec(rounding="sr")
-_TILE = OperandSpec(block=(16, 16), source="bf16")
-_NVFP4_DGRAD = GemmSpec(lhs=_ROW_SR, rhs=_TILE)
+_BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
+_NVFP4_DGRAD = GemmSpec(lhs=_ROW_SR, rhs=_BLOCK_2D)
 _NVFP4_WGRAD = GemmSpec(lhs=replace(_ROW_SR, rht=16), rhs=replace(_ROW, rht=16))
 
 _ROW_46 = replace(_ROW, scale_rule="4over6-mse")
-_TILE_46 = replace(_TILE, scale_rule="4over6-mse")
+_BLOCK_2D_46 = replace(_BLOCK_2D, scale_rule="4over6-mse")
 
 _NAIVE = GemmSpec(lhs=_ROW, rhs=_ROW)
 _NAIVE_WEIGHT = GemmSpec(lhs=_ROW, rhs=replace(_ROW, source="bf16"))
 
 _MX4 = OperandSpec(format="mxfp4")
 _MX4_SR = OperandSpec(format="mxfp4", rounding="sr")
-_MX4_TILE = OperandSpec(format="mxfp4", block=(32, 32), source="bf16")
+_MX4_BLOCK_2D = OperandSpec(format="mxfp4", block=(32, 32), source="bf16")
 
 _MX8 = OperandSpec(format="mxfp8", scale_rule="ceil")
 _MX8_WEIGHT = replace(_MX8, source="bf16")
@@ -50,7 +50,7 @@ _QUARTET2_DEVIATES = (
 )
 
 _FP8 = OperandSpec(format="fp8", block=(1, 128))
-_FP8_TILE = OperandSpec(format="fp8", block=(128, 128), source="bf16")
+_FP8_BLOCK_2D = OperandSpec(format="fp8", block=(128, 128), source="bf16")
 
 _RECIPES = (
     Recipe(name="bf16", taken="all GEMMs in BF16"),
@@ -59,8 +59,8 @@ _RECIPES = (
         source="arXiv:2509.25149",
         taken="the paper's FP8 baseline: blocks of 1x128 and 128x128, E4M3, RNE, BF16 blocks",
         deviates="the number of BF16 blocks, 1 + 2 of 62, scales with the depth of the model, as in nvfp4",
-        fprop=GemmSpec(lhs=_FP8, rhs=_FP8_TILE),
-        dgrad=GemmSpec(lhs=_FP8, rhs=_FP8_TILE),
+        fprop=GemmSpec(lhs=_FP8, rhs=_FP8_BLOCK_2D),
+        dgrad=GemmSpec(lhs=_FP8, rhs=_FP8_BLOCK_2D),
         wgrad=GemmSpec(lhs=_FP8, rhs=_FP8),
         keep_bf16=KeepBF16(first_blocks="1/62", last_blocks="2/62"),
     ),
@@ -79,8 +79,8 @@ _RECIPES = (
         taken="the MXFP4 baseline of the paper's comparison: RHT 32, SR on gradients, OCP scale (floor)",
         deviates="32x32 weights, so that forward and backward use the same values; BF16 blocks as in "
         "nvfp4, so that the two differ in format only",
-        fprop=GemmSpec(lhs=_MX4, rhs=_MX4_TILE),
-        dgrad=GemmSpec(lhs=_MX4_SR, rhs=_MX4_TILE),
+        fprop=GemmSpec(lhs=_MX4, rhs=_MX4_BLOCK_2D),
+        dgrad=GemmSpec(lhs=_MX4_SR, rhs=_MX4_BLOCK_2D),
         wgrad=GemmSpec(lhs=replace(_MX4_SR, rht=32), rhs=replace(_MX4, rht=32)),
         keep_bf16=_PAPER_BLOCKS,
     ),
@@ -89,7 +89,7 @@ _RECIPES = (
         source="arXiv:2509.25149",
         taken="the full recipe: 16x16 weights, RHT 16 on Wgrad, SR on gradients, BF16 blocks",
         deviates="the number of BF16 blocks, 2 + 8 of 62, scales with the depth of the model",
-        fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
+        fprop=GemmSpec(lhs=_ROW, rhs=_BLOCK_2D),
         dgrad=_NVFP4_DGRAD,
         wgrad=_NVFP4_WGRAD,
         keep_bf16=_PAPER_BLOCKS,
@@ -108,7 +108,7 @@ _RECIPES = (
         source="arXiv:2509.25149",
         taken="NVFP4 forward, BF16 backward: an ablation suggested by the paper",
         deviates="not a recipe from the paper",
-        fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
+        fprop=GemmSpec(lhs=_ROW, rhs=_BLOCK_2D),
         keep_bf16=_PAPER_BLOCKS,
     ),
     Recipe(
@@ -117,8 +117,8 @@ _RECIPES = (
         taken="Four Over Six on top of nvfp4, for the forward operands: choice by MSE, scale bound 256",
         deviates="gradients and X in Wgrad keep the max rule, as in TransformerEngine; the authors' "
         "library can apply Four Over Six to gradients, too",
-        fprop=GemmSpec(lhs=_ROW_46, rhs=_TILE_46),
-        dgrad=GemmSpec(lhs=_ROW_SR, rhs=_TILE_46),
+        fprop=GemmSpec(lhs=_ROW_46, rhs=_BLOCK_2D_46),
+        dgrad=GemmSpec(lhs=_ROW_SR, rhs=_BLOCK_2D_46),
         wgrad=_NVFP4_WGRAD,
         keep_bf16=_PAPER_BLOCKS,
     ),
@@ -146,7 +146,7 @@ _RECIPES = (
         taken="nvfp4, but the attention projections (q, k, v, o) and the last 15 % of blocks stay in BF16, "
         "and all six operands of Mamba's out_proj are mxfp8 1x32 rne ceil",
         deviates="without latent projections and MTP",
-        fprop=GemmSpec(lhs=_ROW, rhs=_TILE),
+        fprop=GemmSpec(lhs=_ROW, rhs=_BLOCK_2D),
         dgrad=_NVFP4_DGRAD,
         wgrad=_NVFP4_WGRAD,
         keep_bf16=KeepBF16(last_blocks="15/100"),

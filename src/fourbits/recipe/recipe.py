@@ -28,7 +28,9 @@ _MAY_BE_FORWARD = {
 
 
 #: settings of a recipe or table that do not affect results bitwise
-_NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native")
+_NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native", "amax_reduction")
+#: settings newer than the first digests, which leave a recipe's digest as it was where they are empty
+_NEWER = ("correction",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,9 @@ class GemmTable:
     gradient_rows: Literal["any", "limited"] = "any"
     #: the GEMMs that run on FP4 tensor cores; set by `convert`, not by a recipe
     native: tuple[Literal["fprop", "dgrad", "wgrad"], ...] = ()
+    #: the registered function that reduces the amaxes of a layer that is a shard by features; set by
+    #: `shard_features`, not by a recipe
+    amax_reduction: str = ""
 
     def __post_init__(self) -> None:
         if self.saved_inputs == "packed" and (reason := _why_not_packed(self.wgrad.rhs)):
@@ -74,11 +79,23 @@ class GemmTable:
             spec = self.operand(role)
             if spec.source == "forward" and (of_fprop is None or self.operand(of_fprop).rht):
                 raise ValueError(_no_forward(role, of_fprop))
+        if message := _wrong_correction(self):
+            raise ValueError(message)
+        if self.native and self.amax_reduction:
+            raise ValueError(
+                "amax_reduction: GEMMs on FP4 tensor cores do not support shards by features. Convert with "
+                "backend='emulated'."
+            )
 
     def operand(self, role: str) -> OperandSpec:
         """The spec of one operand. role: 'fprop.lhs' to 'wgrad.rhs'."""
         gemm, side = role.split(".")
         return getattr(getattr(self, gemm), side)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether any operand has a correction."""
+        return any(self.operand(role).correction for role in _MAY_BE_FORWARD)
 
     @property
     def keeps_weight(self) -> bool:
@@ -90,9 +107,8 @@ class GemmTable:
     def shares_weight(self) -> bool:
         """Whether Dgrad reuses Fprop's codes of W: one spec, square blocks, no transform."""
         spec = self.fprop.rhs
-        square = all(size is None or size[0] == size[1] for size in (spec.block_size, spec.outer_size))
         same = spec == self.dgrad.rhs and spec.block_format.quantized
-        return same and square and not spec.rht and not spec.stochastic
+        return same and spec.square and not spec.rht and not spec.stochastic
 
     def to_text(self) -> str:
         """The table as text for `table_from_text`, which compiled graphs carry in place of an object."""
@@ -143,6 +159,8 @@ class LayerRule:
     def __post_init__(self) -> None:
         if self.table.native:
             raise ValueError("native: a recipe cannot choose the GEMM backend. Set train.backend instead.")
+        if self.table.amax_reduction:
+            raise ValueError("amax_reduction: a recipe does not shard layers. Call shard_features instead.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +205,7 @@ class Recipe:
         content["layers"] = [
             {**rule, "why": "", "table": _of_bits(rule["table"])} for rule in content["layers"]
         ]
+        content = _without_empty(content, _NEWER)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -198,11 +217,47 @@ def _of_bits(tree: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in tree.items() if k not in _NO_BITS and (k not in added or v != added[k])}
 
 
+def _without_empty(tree: Any, names: tuple[str, ...]) -> Any:
+    """A tree of dicts and lists without the entries of these names that are empty."""
+    if isinstance(tree, dict):
+        kept = {key: value for key, value in tree.items() if value or key not in names}
+        return {key: _without_empty(value, names) for key, value in kept.items()}
+    return [_without_empty(part, names) for part in tree] if isinstance(tree, list) else tree
+
+
 def _why_not_packed(spec: OperandSpec) -> str | None:
-    if not spec.block_format.quantized or spec.block_format.scale == "fp32" or spec.outer_size is not None:
+    fmt = spec.block_format
+    if not fmt.quantized or fmt.scale_in_epilogue or spec.outer_size is not None:
         return f"{spec.format} does not store codes under one scale per tensor"
     if spec.source == "forward" or spec.amax_policy != "current" or spec.adaptive != "none":
         return "it depends on the forward operand or on past steps"
+    return None
+
+
+def _wrong_correction(table: GemmTable) -> str | None:
+    """Which rule of corrections a table breaks, or None. docs/nvfp4.md, section 20."""
+    for role in ("fprop.rhs", "dgrad.rhs"):
+        if name := table.operand(role).correction:
+            return (
+                f"{role}.correction: the weight has no tokens to remove a part of, got {name!r}. Set it on "
+                "the other operand, X or dY."
+            )
+    names = table.wgrad.lhs.correction, table.wgrad.rhs.correction
+    if names[0] != names[1]:
+        return (
+            f"wgrad: dY and X must have the same correction, so that its cross terms vanish, got "
+            f"{names[0]!r} (lhs) and {names[1]!r} (rhs). Set correction alike on both."
+        )
+    if table.saved_inputs == "packed" and names[1] != table.fprop.lhs.correction:
+        return (
+            f"saved_inputs: packed quantizes X once for Fprop and Wgrad and needs one correction, got "
+            f"{table.fprop.lhs.correction!r} (fprop.lhs) and {names[1]!r} (wgrad.rhs). Set it to exact."
+        )
+    if table.wgrad.rhs.source == "forward" and (names[1] or table.fprop.lhs.correction):
+        return (
+            "wgrad.rhs.source: forward re-quantizes the forward operand, which lacks what a correction "
+            "removes. Set wgrad.rhs.source to as_is, or correction to '' on X and dY."
+        )
     return None
 
 

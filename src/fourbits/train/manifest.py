@@ -56,7 +56,7 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
 def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
     """SHA-256 of what every recipe of a comparison must share, taken before the first step.
 
-    initial_weights: the masters; data_order: token files, tokenizer and the stream's plan; validation: the
+    initial_weights: the masters; data_order: token files, tokenizer and the stream's phases; validation: the
     fixed samples.
     """
     order = {"data": data_digest(data), "plan": trainer.stream.describe()}

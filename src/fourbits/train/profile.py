@@ -20,7 +20,7 @@ _NAMES = {
     "communication": ("nccl",),
     "quantization": (
         *("operands_kernel", "amax_kernel", "packed_kernel", "unpack_", "dequantize_", "transpose_kernel"),
-        *("fp8_kernel", "notes_kernel", "observe_kernel"),
+        *("fp8_kernel", "stats_kernel", "observe_kernel"),
     ),
     "GEMM": ("tma_kernel", "pointer_kernel", "sum_kernel", "gemm", "nvjet", "cutlass", "xmma"),
     "attention": ("flash", "fmha", "sdpa", "attention"),

@@ -13,8 +13,8 @@ from fourbits.data.config import open_data
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import probe
 from fourbits.train.config import RunConfig
+from fourbits.train.listener import RunListener
 from fourbits.train.profile import StepProfile, require_kernels
-from fourbits.train.report import RunListener
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.session import Session
 from fourbits.train.stop import StopRequest, stop_on_signals
@@ -28,20 +28,20 @@ def run(
     config: RunConfig,
     out: Path | str,
     *,
-    report: RunListener | None = None,
+    listener: RunListener | None = None,
     stop: StopRequest | None = None,
     data_cache: Path | str | None = None,
     on_profile: Callable[[StepProfile], None] | None = None,
 ) -> Summary:
     """Train in the folder `out`, continuing a run that is there, and return the content of its summary.json.
 
-    report: receives the events of the run. stop: checked after every step; without it, SIGINT and SIGTERM
+    listener: receives the events of the run. stop: checked after every step; without it, SIGINT and SIGTERM
     stop the run. data_cache: folder of the prepared data, by default out/data. on_profile: receives a profile
     of two early steps. A finished run is not changed. Returns if the run "finished" or was "interrupted".
     Raises NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings, data or a
     checkpoint that do not fit, and OSError for a full disk; summary.json then records the reason.
     """
-    report = report or RunListener()
+    listener = listener or RunListener()
     folder = RunFolder(Path(out))
     device = probe(None if config.train.device == "auto" else config.train.device)
     if on_profile is not None:
@@ -50,7 +50,7 @@ def run(
     with folder.locked(), num_threads(config.train.threads):
         cache = folder.path / "data" if data_cache is None else Path(data_cache)
         try:
-            data = open_data(config.data, cache, report.preparing)
+            data = open_data(config.data, cache, listener.preparing)
         except ValueError:  # no run can use this text, so remove the new folder
             if is_new:
                 shutil.rmtree(folder.path)
@@ -58,12 +58,12 @@ def run(
         config = with_vocabulary(config, data)
         folder.check_settings(config)
         if finished := folder.finished_summary():
-            report.note(f"{folder.path} is finished ({finished['steps']} steps); nothing to do")
-            report.end(finished)
+            listener.note(f"{folder.path} is finished ({finished['steps']} steps); nothing to do")
+            listener.end(finished)
             return finished
         folder.summary.unlink(missing_ok=True)
-        session = Session(folder, config, data, report, on_profile)
-        with contextlib.nullcontext(stop) if stop else stop_on_signals(report.note) as request:
+        session = Session(folder, config, data, listener, on_profile)
+        with contextlib.nullcontext(stop) if stop else stop_on_signals(listener.note) as request:
             return session.run(request)
 
 

@@ -11,12 +11,12 @@ from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.checkpoint import remove_old, save_checkpoint
 from fourbits.train.config import RunConfig
+from fourbits.train.listener import RunListener, RunStart
 from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
 from fourbits.train.metrics import MetricsFile
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.profile import StepProfile, profiled
-from fourbits.train.report import RunListener, RunStart
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.stop import StopRequest
 from fourbits.train.summary import Summary, summarize
@@ -35,23 +35,23 @@ class Session:
         folder: RunFolder,
         config: RunConfig,
         data: PreparedData,
-        report: RunListener,
+        listener: RunListener,
         on_profile: Callable[[StepProfile], None] | None = None,
     ) -> None:
         """Build the trainer, continue from the newest checkpoint, and write the manifest."""
-        self.folder, self.config, self.report, self.on_profile = folder, config, report, on_profile
+        self.folder, self.config, self.listener, self.on_profile = folder, config, listener, on_profile
         self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
         torch_device = torch.device(self.device.torch_device)
         self.memory = PeakMemory(torch_device)
         self.trainer = Trainer(config, data, torch_device)
         for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
             if note:
-                report.note(note)
+                listener.note(note)
         manifest = describe_run(self.trainer, data, self.device)
         if checkpoint := folder.newest_checkpoint():
             folder.check_data(manifest["hashes"])
             self.trainer.resume(checkpoint)
-            report.note(f"continuing from {checkpoint.path}")
+            listener.note(f"continuing from {checkpoint.path}")
         folder.begin(config, manifest, data.tokenizer)
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
@@ -62,7 +62,7 @@ class Session:
     def run(self, request: StopRequest) -> Summary:
         """Train, and write summary.json however the run ends. Raises ValueError for damaged metrics."""
         with MetricsFile(self.folder.metrics, self.trainer.step) as metrics:
-            self.report.begin(self._start())
+            self.listener.begin(self._start())
             return self._summarized(metrics, request)
 
     def _summarized(self, metrics: MetricsFile, request: StopRequest) -> Summary:
@@ -83,7 +83,7 @@ class Session:
             summary = summarize(self.folder.metrics, ended, reason)
             with contextlib.suppress(OSError) if ended == "failed" else contextlib.nullcontext():
                 self.folder.write_summary(summary)
-            self.report.end(summary)
+            self.listener.end(summary)
         return summary
 
     def _loop(self, metrics: MetricsFile, request: StopRequest) -> str:
@@ -153,7 +153,7 @@ class Session:
             "memory_bytes": self.memory.read(),
         }
         metrics.append(record)
-        self.report.step(record)
+        self.listener.step(record)
 
     def _validate(self, metrics: MetricsFile) -> None:
         losses = self.trainer.validate()
@@ -168,7 +168,7 @@ class Session:
         for name, loss in losses.items():
             record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
         metrics.append(record)
-        self.report.validation(record)
+        self.listener.validation(record)
         self._last = Timestamp(self.trainer.device)
 
     def _save(self, metrics: MetricsFile) -> None:

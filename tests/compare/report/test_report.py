@@ -165,7 +165,7 @@ def test_a_run_that_fails_in_its_first_steps_is_reported_with_the_others(tmp_pat
     runs = {"bf16": {0: base}, "nvfp4": {0: lost}}
     comparison = Comparison("fabricated", "bf16", runs, {("bf16", 0): SAME_LOAD, ("nvfp4", 0): SAME_LOAD})
     page = render(comparison, Context(commands=("fourbits compare",)))
-    assert "nvfp4 did not reach its last step: step 3: the loss is nan. No update was made from it." in page
+    assert "nvfp4 did not reach its last step: step 3: the loss is nan. The update was skipped." in page
 
 
 def test_a_single_recipe_has_a_report_without_gaps(tmp_path: Path):

@@ -18,7 +18,7 @@ from fourbits.compare.run.jobs import Jobs
 from fourbits.compare.run.progress import MatrixProgress, RunProgress
 from fourbits.compare.run.run_matrix import RunMatrix, build_matrix
 from fourbits.train.config import RunConfig
-from fourbits.train.report import Record, RunStart
+from fourbits.train.listener import Record, RunStart
 
 ALONE = Jobs(1, 1)
 

@@ -22,7 +22,7 @@ from fourbits.compare.run.progress import MatrixProgress, RunProgress
 from fourbits.compare.run.run_matrix import RunMatrix, build_matrix
 from fourbits.compare.run.worker import portable
 from fourbits.train.config import RunConfig
-from fourbits.train.report import Record
+from fourbits.train.listener import Record
 from fourbits.train.run_folder import RunFolder
 
 TWO = Jobs(parallel=2, threads=1)

@@ -149,7 +149,7 @@ def test_a_restart_at_any_sample_continues_the_same_stream(files):
         assert np.array_equal(stream(files).sample(restart), whole[restart])
 
 
-def test_batches_can_cross_planned_blocks(files):
+def test_batches_can_cross_cached_blocks(files):
     reader = stream(files, 9000)
     assert np.array_equal(reader.batch(4090, 12), reader.gather(np.arange(4090, 4102)))
     assert np.array_equal(reader.batch(4000, 5000), reader.gather(np.arange(4000, 9000)))

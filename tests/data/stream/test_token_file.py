@@ -1,4 +1,4 @@
-"""Token files: the bytes of Megatron's layout, complete or absent, and errors for every kind of damage."""
+"""Token files: the bytes of Megatron's format, complete or absent, and errors for every kind of damage."""
 
 import struct
 

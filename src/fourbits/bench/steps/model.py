@@ -17,7 +17,14 @@ from fourbits.bench.steps.layer_times import LayerTimes, layer_times
 from fourbits.bench.steps.model_results import BASE, PACKED, ModelRun, model_results
 from fourbits.bench.steps.saved_bytes import MemoryBreakdown, SavedBytes, memory_breakdown, saved_bytes
 from fourbits.bench.steps.training_step import TrainingStep
-from fourbits.bench.timing import Report, copy_bandwidth, measured, medians, product_rate, release_memory
+from fourbits.bench.timing import (
+    Measurements,
+    copy_bandwidth,
+    measured,
+    medians,
+    product_rate,
+    release_memory,
+)
 from fourbits.device import peak_flops, probe
 from fourbits.linear.convert import convert
 from fourbits.model.counts import count_parameters, linear_flops, training_flops
@@ -66,7 +73,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelReport(Report):
+class ModelMeasurements(Measurements):
     """The results, and everything that was measured of recipes and peers."""
 
     preset: str
@@ -79,10 +86,10 @@ class ModelReport(Report):
 
 def bench_model(
     device: torch.device, request: ModelRequest, log: Callable[[str], None] = lambda line: None
-) -> ModelReport:
+) -> ModelMeasurements:
     """Measure. log: receives a line per result. Raises ValueError for unknown names.
 
-    Ctrl-C ends the benchmark with a report of what was measured, if at least one recipe was.
+    Ctrl-C ends the benchmark with the results so far, if at least one recipe was measured.
     """
     config, recipes = request.config(), [_recipe(name) for name in request.recipes]
     for name in request.peers:
@@ -99,11 +106,11 @@ def bench_model(
     except KeyboardInterrupt:
         if not runs:
             raise
-        log("Stopped: the report contains what was measured until now.")
+        log("Stopped: the results until now follow.")
     results = model_results(request.preset, runs, peers)
-    report = measured("model", device, results, rates)
-    return ModelReport(
-        **{name: getattr(report, name) for name in Report.__dataclass_fields__},
+    common = measured("model", device, results, rates)
+    return ModelMeasurements(
+        **{name: getattr(common, name) for name in Measurements.__dataclass_fields__},
         preset=request.preset,
         tokens_per_micro_batch=(config.train.micro_batch_size, config.train.seq_len),
         micro_batches=config.train.gradient_accumulation,
@@ -200,7 +207,7 @@ def _times(step: TrainingStep, saved: SavedBytes, request: ModelRequest) -> _Tim
     try:
         return _Times(_seconds(step, device, request), eager, memory_breakdown(step, saved), rate, None)
     except RuntimeError as error:
-        # Whatever the cause: the eager steps were measured, and the report says that it contains those.
+        # Whatever the cause: the eager steps were measured, and the results say that they contain those.
         return _Times(eager, eager, memory, rate, f"the capture failed: {str(error).splitlines()[0]}", True)
 
 

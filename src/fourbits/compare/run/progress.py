@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fourbits.compare.number_format import count, duration
 from fourbits.compare.run.run_matrix import RunMatrix
-from fourbits.train.report import Record, RunListener, RunStart
+from fourbits.train.listener import Record, RunListener, RunStart
 
 # Decay per step of the running average of step times: steady enough to read, quick to follow a new recipe.
 STEP_TIME_DECAY = 0.9

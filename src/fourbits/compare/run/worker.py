@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from fourbits.compare.run.run_matrix import RunSpec
+from fourbits.train.listener import Record, RunListener, RunStart
 from fourbits.train.non_finite import NonFiniteError
-from fourbits.train.report import Record, RunListener, RunStart
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 
@@ -40,7 +40,7 @@ def execute_run(spec: RunSpec, data_cache: Path, listener: RunListener, stop: St
     A non-finite loss is a result; `listener` is notified. Raises what `run` raises for anything else.
     """
     try:
-        summary = run(spec.config, spec.folder, report=listener, stop=stop, data_cache=data_cache)
+        summary = run(spec.config, spec.folder, listener=listener, stop=stop, data_cache=data_cache)
     except NonFiniteError as error:
         listener.note(str(error))
         return "non-finite"

@@ -22,7 +22,7 @@ VERSION = 1
 def write_corpus(
     sources: Sequence[Source],
     out: Path | str,
-    report: Progress | None = None,
+    progress: Progress | None = None,
     extra: Callable[[], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
     """Write the documents of `sources` into the folder `out`. Returns the content of corpus.json.
@@ -33,7 +33,9 @@ def write_corpus(
     if (out / CORPUS_FILE).exists():
         raise ValueError(f"{out}: already holds a corpus; choose another folder.")
     out.mkdir(parents=True, exist_ok=True)
-    records = {source.name: _write_source(source, out / f"{source.name}.jsonl", report) for source in sources}
+    records = {
+        source.name: _write_source(source, out / f"{source.name}.jsonl", progress) for source in sources
+    }
     corpus = {"format": FORMAT, "version": VERSION, "sources": records, **extra()}
     write_json(out / CORPUS_FILE, corpus)
     return corpus
@@ -67,7 +69,7 @@ def _open_source(folder: Path, name: str, record: dict[str, Any]) -> Source:
     return Source(name, (path,), lambda: read_files((path,), folder), record["licence"])
 
 
-def _write_source(source: Source, path: Path, report: Progress | None) -> dict[str, Any]:
+def _write_source(source: Source, path: Path, progress: Progress | None) -> dict[str, Any]:
     digest, documents, size, total = hashlib.sha256(), 0, 0, source.num_bytes
     temporary = path.with_name(path.name + ".tmp")
     with open_synced(temporary) as file:
@@ -77,9 +79,9 @@ def _write_source(source: Source, path: Path, report: Progress | None) -> dict[s
             write(file, line)
             digest.update(line)
             documents, size = documents + 1, size + len(line)
-            if report and document.position is not None:
-                report(source.name, min(document.position, total - 1), total)
+            if progress and document.position is not None:
+                progress(source.name, min(document.position, total - 1), total)
     temporary.replace(path)
-    if report:
-        report(source.name, total, total)
+    if progress:
+        progress(source.name, total, total)
     return {"licence": source.licence, "documents": documents, "bytes": size, "sha256": digest.hexdigest()}

@@ -36,7 +36,7 @@ class BuildState:
 
 def build_debian(
     out: Path | str,
-    report: Progress,
+    progress: Progress,
     *,
     debs: Path | str | None = None,
     max_bytes: int | None = None,
@@ -50,7 +50,7 @@ def build_debian(
     out = Path(out)
     if (out / CORPUS_FILE).exists():
         raise ValueError(f"{out}: already holds a corpus; choose another folder.")
-    found = _local_packages(Path(debs), packages) if debs else _download(out, packages, report)
+    found = _local_packages(Path(debs), packages) if debs else _download(out, packages, progress)
     missing = [package.name for package in packages if package not in found]
     state = BuildState(out, max_bytes)
     sources = [_source(name, found, state) for name in SOURCES]
@@ -58,10 +58,10 @@ def build_debian(
         "packages": [_describe(package, path) for package, path in found.items()],
         "missing_packages": missing,
     }
-    return write_corpus(sources, out, report=report, extra=lambda: {**extra, "left_out": state.skipped})
+    return write_corpus(sources, out, progress=progress, extra=lambda: {**extra, "left_out": state.skipped})
 
 
-def _download(out: Path, packages: Sequence[Package], report: Progress) -> dict[Package, Path]:
+def _download(out: Path, packages: Sequence[Package], progress: Progress) -> dict[Package, Path]:
     apt, into = Apt(out / "apt"), out / _DEBS
     into.mkdir(parents=True, exist_ok=True)
     apt.update()
@@ -72,8 +72,8 @@ def _download(out: Path, packages: Sequence[Package], report: Progress) -> dict[
     for package, name in available.items():
         found[package] = apt.download(name, into)
         done += found[package].stat().st_size
-        report("packages", done, 0)
-    report("packages", done, done)
+        progress("packages", done, 0)
+    progress("packages", done, done)
     return found
 
 

@@ -66,7 +66,7 @@ def prepare(
     Raises ValueError for invalid text or options, or if `out` holds other prepared data; OSError for a full
     disk.
     """
-    out, report = Path(out), progress or (lambda what, done, total: None)
+    out, progress = Path(out), progress or (lambda what, done, total: None)
     if not sources:
         raise ValueError("preparing needs at least one source, got none.")
     tokenizer = _load_tokenizer(options)
@@ -75,7 +75,7 @@ def prepare(
         out.mkdir(parents=True, exist_ok=True)
         with locked(out):
             if not (out / MANIFEST).exists():  # else another process wrote it while this one waited
-                _write_folder(sources, request, options, tokenizer, out, report)
+                _write_folder(sources, request, options, tokenizer, out, progress)
             # The manifest exists, so a process that locks a new file of this name has nothing to write.
             (out / _LOCK).unlink(missing_ok=True)
     if read_manifest(out)["request"] != request:
@@ -107,12 +107,14 @@ def _write_folder(
     options: PrepareOptions,
     tokenizer: Tokenizer | None,
     out: Path,
-    report: Progress,
+    progress: Progress,
 ) -> None:
-    tokenizer = tokenizer or _train_or_reload(sources, request, options, out, report)
+    tokenizer = tokenizer or _train_or_reload(sources, request, options, out, progress)
     tokenizer.save(out / "tokenizer.json")
     deduplicator = Deduplicator(options.deduplicate)
-    preparation = Preparation(out, tokenizer, options.validation_fraction, options.seed, deduplicator, report)
+    preparation = Preparation(
+        out, tokenizer, options.validation_fraction, options.seed, deduplicator, progress
+    )
     records = {source.name: _source_record(source, request, preparation) for source in sources}
     manifest = {
         "format": FORMAT,
@@ -176,30 +178,30 @@ def _load_tokenizer(options: PrepareOptions) -> Tokenizer | None:
 
 
 def _train_or_reload(
-    sources: Sequence[Source], request: dict[str, Any], options: PrepareOptions, out: Path, report: Progress
+    sources: Sequence[Source], request: dict[str, Any], options: PrepareOptions, out: Path, progress: Progress
 ) -> Tokenizer:
     """A tokenizer trained on the sources, by this call or by an interrupted one; saved in `out`."""
     path, record_path = out / "tokenizer.json", _record_path(out, _TOKENIZER)
     key = _sha256(request)
     if _finished_record(record_path, key) is not None and path.is_file():
         return Tokenizer.load(path)
-    tokenizer = _train_tokenizer(sources, options, report)
+    tokenizer = _train_tokenizer(sources, options, progress)
     tokenizer.save(path)
     write_json(record_path, {"key": key, "record": {}})
     return tokenizer
 
 
-def _train_tokenizer(sources: Sequence[Source], options: PrepareOptions, report: Progress) -> Tokenizer:
+def _train_tokenizer(sources: Sequence[Source], options: PrepareOptions, progress: Progress) -> Tokenizer:
     for source in sources:
         if source.is_tokenized:
             raise ValueError(f"{source.name!r} is a token file; pass its tokenizer with --tokenizer.")
     total = sum(source.num_bytes for source in sources)
-    report("tokenizer", 0, total)
+    progress("tokenizer", 0, total)
     num_bytes = min(_TRAINING_BYTES_PER_TOKEN * options.vocab_size, _MAX_TRAINING_BYTES)
     documents = (document for source in sources for document in source.read())
     sample = _training_sample(documents, options, min(1.0, num_bytes / max(total, 1)))
     tokenizer = Tokenizer.train(_limited(2 * num_bytes, sample), options.vocab_size)
-    report("tokenizer", total, total)
+    progress("tokenizer", total, total)
     return tokenizer
 
 

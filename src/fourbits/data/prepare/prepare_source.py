@@ -28,7 +28,7 @@ class Preparation:
     validation_fraction: float
     seed: int
     deduplicator: Deduplicator
-    report: Progress
+    progress: Progress
 
 
 def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[s
             raise ValueError(f"the source {source.name!r} has no text in its {len(source.files)} files.")
         held_out = split.finish()
     total = source.num_bytes or max(tally.text_bytes, 1)
-    preparation.report(source.name, total, total)
+    preparation.progress(source.name, total, total)
     return {
         "licence": source.licence,
         "files": len(source.files),
@@ -88,7 +88,7 @@ def _copy(
             tally.count(document, numbers.popleft())
         position = batch[-1][0].position
         done = tally.text_bytes if position is None else position
-        preparation.report(source.name, min(done, total - 1) if total else done, total)
+        preparation.progress(source.name, min(done, total - 1) if total else done, total)
         if tally.text_bytes - saved_at >= SAVE_BYTES:
             progress.save(tally, split.flush())
             saved_at = tally.text_bytes

@@ -1,1 +1,1 @@
-"""From token files to samples: the layout, the blend, the shuffle, and the stream a run reads."""
+"""From token files to samples: the file format, the blend, the shuffle, and the stream a run reads."""

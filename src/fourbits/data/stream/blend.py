@@ -109,7 +109,7 @@ def fair_order(slots: Sequence[int]) -> Int64:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlannedPhase:
+class _BoundPhase:
     """A phase with its tables. rank[r]: earlier slots of the same source; slots_of[s]: the slots of s."""
 
     first: int
@@ -139,13 +139,13 @@ class Blend:
         _check_phases(names, phases)
         self.names = tuple(names)
         self.total_samples = total_samples
-        self.phases: list[_PlannedPhase] = []
+        self.phases: list[_BoundPhase] = []
         first, cursors = 0, np.zeros(len(names), dtype=np.int64)
         for phase in phases:
             end = _boundary(phase.until, total_samples)
-            planned = _plan_phase(self.names, phase, first, end, cursors)
-            self.phases.append(planned)
-            first, cursors = end, cursors + planned.turns_before(end - first)
+            bound = _bind_phase(self.names, phase, first, end, cursors)
+            self.phases.append(bound)
+            first, cursors = end, cursors + bound.turns_before(end - first)
         self._ends = np.array([phase.end for phase in self.phases], dtype=np.int64)
 
     def locate(self, samples: Int64) -> tuple[Int64, Int64]:
@@ -195,11 +195,11 @@ def _check_phases(names: Sequence[str], phases: Sequence[Phase]) -> None:
         raise ValueError(f"blend: the last phase must end at 1 (the end of the run), got until={before}.")
 
 
-def _plan_phase(names: Sequence[str], phase: Phase, first: int, end: int, cursors: Int64) -> _PlannedPhase:
+def _bind_phase(names: Sequence[str], phase: Phase, first: int, end: int, cursors: Int64) -> _BoundPhase:
     weights = integer_weights({name: phase.weights.get(name, 0.0) for name in names})
     order = fair_order([weights.slots[name] for name in names])
     slots_of = tuple(np.flatnonzero(order == source) for source in range(len(names)))
     rank = np.empty(len(order), dtype=np.int64)
     for slots in slots_of:
         rank[slots] = np.arange(len(slots))
-    return _PlannedPhase(first, end, weights, order, rank, slots_of, cursors)
+    return _BoundPhase(first, end, weights, order, rank, slots_of, cursors)

@@ -23,7 +23,7 @@ Int64 = npt.NDArray[np.int64]
 
 # Positions are computed for this many consecutive samples at once, so a small batch costs little more than
 # the copy.
-PLANNED_SAMPLES = 4096
+CACHED_SAMPLES = 4096
 
 
 class PhasedStream:
@@ -65,7 +65,7 @@ class PhasedStream:
         ]
         self.blend = Blend(list(sources), phases, total_samples)
         self._check_size(batch_size, max_epochs)
-        self._planned: tuple[int, Int64, Int64] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
+        self._cached: tuple[int, Int64, Int64] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,9 +87,9 @@ class PhasedStream:
         source, start = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         done = 0
         while done < count:
-            block, offset = divmod(first + done, PLANNED_SAMPLES)
-            sources, starts = self._plan(block)
-            take = min(count - done, PLANNED_SAMPLES - offset)
+            block, offset = divmod(first + done, CACHED_SAMPLES)
+            sources, starts = self._locations(block)
+            take = min(count - done, CACHED_SAMPLES - offset)
             source[done : done + take] = sources[offset : offset + take]
             start[done : done + take] = starts[offset : offset + take]
             done += take
@@ -166,16 +166,16 @@ class PhasedStream:
         run = {"seed": self.seed, "seq_len": self.seq_len, "total_samples": self.total_samples}
         return {**run, "phases": phases, "sources": sources}
 
-    def _plan(self, block: int) -> tuple[Int64, Int64]:
-        planned = self._planned
-        if planned[0] != block:
-            first = block * PLANNED_SAMPLES
-            last = min(first + PLANNED_SAMPLES, self.total_samples)
-            planned = (block, *self.locate(np.arange(first, last, dtype=np.int64)))
-            self._planned = (
-                planned  # one assignment, so another thread sees either the old plan or the new one
+    def _locations(self, block: int) -> tuple[Int64, Int64]:
+        cached = self._cached
+        if cached[0] != block:
+            first = block * CACHED_SAMPLES
+            last = min(first + CACHED_SAMPLES, self.total_samples)
+            cached = (block, *self.locate(np.arange(first, last, dtype=np.int64)))
+            self._cached = (
+                cached  # one assignment, so another thread sees either the old block or the new one
             )
-        return planned[1], planned[2]
+        return cached[1], cached[2]
 
     def _read(self, source: Int64, start: Int64) -> Int64:
         # Check first: reading a truncated file would kill the process with SIGBUS.

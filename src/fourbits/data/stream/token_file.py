@@ -1,4 +1,4 @@
-"""Token files in Megatron-LM's layout: PREFIX.bin holds the tokens, PREFIX.idx locates the documents.
+"""Token files in Megatron-LM's format: PREFIX.bin holds the tokens, PREFIX.idx locates the documents.
 
     .bin   the tokens of all documents, concatenated, little endian
     .idx   "MMIDIDX\\0\\0"   9 bytes
@@ -10,7 +10,7 @@
            pointers        int64  [S]      byte offset of each sequence in .bin
            document index  int64  [D + 1]  first sequence of each document; 0 first, S last
 
-We write one sequence per document. The layout has no code for uint32: tokens that need more than 16 bits are
+We write one sequence per document. The format has no code for uint32: tokens that need more than 16 bits are
 stored as int32, which has the same bytes for every token below 2**31. Opening a file reads its header and
 checks that the sizes agree; tokens are memory-mapped, never loaded.
 """
@@ -138,7 +138,7 @@ class TokenFile:
             if where.any():
                 raise ValueError(
                     f"{self.prefix}.idx: {what} is wrong at sequence {np.flatnonzero(where)[0]}: damaged, or "
-                    f"written in another layout."
+                    f"written in another format."
                 )
 
     def check_tokens(self, vocab_size: int) -> None:

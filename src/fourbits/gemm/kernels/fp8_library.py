@@ -1,7 +1,7 @@
 """The GEMM of FP8 operands in blocks of 128 on Hopper: cuBLAS, through PyTorch's scaled_mm.
 
 FP8 training on Hopper uses it, so it is the speed baseline for 4-bit training: about 1.5 times the rate of a
-BF16 GEMM, with sums as accurate as those of this package's FP8 kernel, which serves other shapes and GPUs.
+BF16 GEMM, with sums as accurate as those of this package's FP8 kernel, which runs other shapes and GPUs.
 docs/nvfp4.md, section 12.5, states their accuracy.
 """
 
@@ -19,18 +19,19 @@ _ROWS = 16
 _GROUP = 4
 
 
-def takes(a: ExactOperand, b: ExactOperand) -> bool:
-    """Whether cuBLAS supports these FP8 operands: on sm_90, a in 1x128 blocks, rows in full groups."""
+def unsupported(a: ExactOperand, b: ExactOperand) -> str | None:
+    """Why cuBLAS does not support the GEMM of these FP8 operands, or None."""
     rows = (a.values.shape[1 - a.axis], b.values.shape[1 - b.axis])
-    contraction = a.values.shape[a.axis]
-    return (
-        _is_hopper(a.values.device)
-        and a.values.dtype == b.values.dtype == torch.float8_e4m3fn
-        and a.scale_block == (1, 128)
-        and b.scale_block in ((1, 128), (128, 128))
-        and all(size > 0 and size % _ROWS == 0 for size in rows)
-        and contraction == b.values.shape[b.axis] > 0
-    )
+    lengths = a.values.shape[a.axis], b.values.shape[b.axis]
+    if not _is_hopper(a.values.device):
+        return "cuBLAS scales FP8 in blocks of 128 on sm_90 only"
+    if not a.values.dtype == b.values.dtype == torch.float8_e4m3fn:
+        return f"operands must be E4M3, got {a.values.dtype} and {b.values.dtype}"
+    if a.scale_block != (1, 128) or b.scale_block not in ((1, 128), (128, 128)):
+        return f"blocks must be 1x128, on the right also 128x128, got {a.scale_block} and {b.scale_block}"
+    if any(size == 0 or size % _ROWS for size in rows):
+        return f"rows must be a multiple of {_ROWS}, got {rows}"
+    return None if lengths[0] == lengths[1] > 0 else f"K must be equal and not 0, got {lengths}"
 
 
 def matmul(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype) -> Tensor:

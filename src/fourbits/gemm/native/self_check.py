@@ -23,12 +23,12 @@ Product = Callable[[QuantizedTensor, QuantizedTensor, torch.dtype, Tensor | None
 
 _ROW = OperandSpec()
 _GRADIENT = OperandSpec(rounding="sr")
-_TILE = OperandSpec(block=(16, 16), source="bf16")
+_BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
 _COLUMN, _GRADIENT_COLUMN = OperandSpec(rht=16), OperandSpec(rounding="sr", rht=16)
 #: the operands of the three GEMMs of the nvfp4 recipe: (lhs, its axis, rhs, its axis)
 _GEMMS = {
-    "fprop": (_ROW, 1, _TILE, 1),
-    "dgrad": (_GRADIENT, 1, _TILE, 0),
+    "fprop": (_ROW, 1, _BLOCK_2D, 1),
+    "dgrad": (_GRADIENT, 1, _BLOCK_2D, 0),
     "wgrad": (_GRADIENT_COLUMN, 0, _COLUMN, 0),
 }
 #: M, N and K of the GEMMs: more than one tile, with remainders; small enough for the uncompiled reference
@@ -96,12 +96,12 @@ def _gemm_findings(name: str, device: torch.device, multiply: Product) -> list[F
     """Whether a GEMM's operands have the reference's bytes, and its result is within the error bound."""
     lhs, lhs_axis, rhs, rhs_axis = _GEMMS[name]
     key = torch.tensor([1234, 44, 17, 32, 2])
-    made, true = [], []
+    found, expected = [], []
     for x, spec, axis in zip(_tensors(lhs_axis, rhs_axis), (lhs, rhs), (lhs_axis, rhs_axis), strict=True):
-        made.append(quantized_on(device, x, spec, axis, sr_key=key))
-        true.append(quantize(x, spec, axis, sr_key=key))
-    out = multiply(made[0], made[1], torch.bfloat16, None).cpu()
-    return [_bytes_finding(name, made, true), _product_finding(name, out, true)]
+        found.append(quantized_on(device, x, spec, axis, sr_key=key))
+        expected.append(quantize(x, spec, axis, sr_key=key))
+    out = multiply(found[0], found[1], torch.bfloat16, None).cpu()
+    return [_bytes_finding(name, found, expected), _product_finding(name, out, expected)]
 
 
 def _tensors(lhs_axis: int, rhs_axis: int) -> tuple[Tensor, Tensor]:
@@ -112,12 +112,12 @@ def _tensors(lhs_axis: int, rhs_axis: int) -> tuple[Tensor, Tensor]:
     return tuple(torch.randn(shape, generator=generator).to(torch.bfloat16) for shape in shapes)  # pyright: ignore
 
 
-def _bytes_finding(name: str, made: list[QuantizedTensor], true: list[QuantizedTensor]) -> Finding:
+def _bytes_finding(name: str, found: list[QuantizedTensor], expected: list[QuantizedTensor]) -> Finding:
     different = [
         f"{side} {field}"
-        for side, mine, its in zip(("lhs", "rhs"), made, true, strict=True)
+        for side, mine, reference in zip(("lhs", "rhs"), found, expected, strict=True)
         for field in ("codes", "block_scale", "global_scale")
-        if not torch.equal(_pattern(getattr(mine, field)), _pattern(getattr(its, field)))
+        if not torch.equal(_pattern(getattr(mine, field)), _pattern(getattr(reference, field)))
     ]
     return Finding(f"{name}: bytes", not different, ", ".join(different) or "equal to the reference's")
 
@@ -127,8 +127,8 @@ def _pattern(x: Tensor) -> Tensor:
     return x.view(torch.int32 if x.element_size() == 4 else torch.uint8)
 
 
-def _product_finding(name: str, out: Tensor, true: list[QuantizedTensor]) -> Finding:
-    share = share_of_bound(out, true[0], true[1])
+def _product_finding(name: str, out: Tensor, expected: list[QuantizedTensor]) -> Finding:
+    share = share_of_bound(out, expected[0], expected[1])
     zero = not bool(out.any())
     detail = "all zero" if zero else f"{share:.2f} of the allowed error"
     return Finding(f"{name}: GEMM", share <= 1.0 and not zero, detail)

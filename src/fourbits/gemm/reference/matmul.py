@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fourbits.formats.codes import decode
+from fourbits.formats.descriptors import E4M3, FloatFormat
 from fourbits.quant.tensor import QuantizedTensor, decode_scales, spread
 
-#: exact products of these element formats with E4M3 scales are whole numbers of 2**-2e; e by element
-_FRACTION_BITS = {"e2m1": 10, "e1m2": 11, "int4": 9}
+#: bits of an element times its E4M3 scale, as a whole number, for which int64 sums up to 2**15 products
+_INTEGER_BITS = 24
 
 
 def matmul(a: QuantizedTensor, b: QuantizedTensor, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
@@ -39,7 +40,15 @@ def finish(
 
 def _has_integer_products(q: QuantizedTensor) -> bool:
     fmt = q.spec.block_format
-    return fmt.scale == "e4m3" and fmt.has_global_scale and q.global_scale.dim() == 0
+    if fmt.scale != "e4m3" or not fmt.has_global_scale or q.global_scale.dim():
+        return False
+    assert fmt.element is not None
+    return fmt.element.max_value * E4M3.max_value * 2.0 ** _fraction_bits(fmt.element) < 2.0**_INTEGER_BITS
+
+
+def _fraction_bits(element: FloatFormat) -> int:
+    """e: an element times an E4M3 scale is a whole number of 2**-e."""
+    return -(element.step_exponent + E4M3.step_exponent)
 
 
 def _integer_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
@@ -47,7 +56,7 @@ def _integer_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
     factors, bits = [], 0
     for q in (a, b):
         assert q.spec.block_format.element is not None
-        fraction = _FRACTION_BITS[q.spec.block_format.element.name]
+        fraction = _fraction_bits(q.spec.block_format.element)
         factors.append(q.block_values() * 2.0**fraction)
         bits += fraction
     poisoned = torch.isnan(factors[0]).any(1)[:, None] | torch.isnan(factors[1]).any(1)[None, :]
@@ -82,10 +91,10 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 def segments(length: int, block_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
     """range(length) split at every multiple of 128 and of the block lengths; 0 means no blocks."""
-    cuts = {length}
+    ends = {length}
     for size in (128, *block_lengths):
-        cuts.update(range(0, length, size or length or 1))
-    edges = sorted(cuts | {0})
+        ends.update(range(0, length, size or length or 1))
+    edges = sorted(ends | {0})
     return list(itertools.pairwise(edges))
 
 

@@ -5,17 +5,25 @@ Where no C++ compiler works, the eager function runs instead, slower, and one wa
 
 import ctypes
 import functools
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._dynamo import config as dynamo_config  # pyright: ignore[reportPrivateUsage]
 from torch._dynamo import mark_static  # pyright: ignore[reportPrivateUsage]
-from torch._dynamo.exc import BackendCompilerFailed  # pyright: ignore[reportPrivateUsage]
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.exc import (  # pyright: ignore[reportPrivateUsage]
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+)
 from torch._inductor.codecache import CppCodeCache  # pyright: ignore[reportPrivateUsage]
 from torch._inductor.exc import CppCompileError, InductorError  # pyright: ignore[reportPrivateUsage]
+
+from fourbits.compile_notice import compiling
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,8 +31,8 @@ T = TypeVar("T")
 #: turns a function into one that runs it: `compiled` or `eager`
 Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-#: distinct specs that one function may be compiled for; the compiler's default of 8 is less than one recipe
-#: has
+#: distinct specs that one function may be compiled for, beyond which it runs eagerly; the compiler's default
+#: of 8 is less than one recipe has
 _LIMITS = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
 #: elements from which the compiled source is worth its compilation
 COMPILE_FROM = 1 << 16
@@ -54,7 +62,8 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         if _broken:
             return function(*args, **kwargs)
         try:
-            return fast(*args, **kwargs)
+            with _ours:
+                return fast(*args, **kwargs)
         except (BackendCompilerFailed, InductorError) as error:
             _broken.append(str(error))
             warnings.warn(
@@ -63,8 +72,21 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
                 stacklevel=2,
             )
             return function(*args, **kwargs)
+        except FailOnRecompileLimitHit:
+            _warn_of_variants(function.__name__)
+            return function(*args, **kwargs)
 
     return call
+
+
+@functools.cache
+def _warn_of_variants(name: str) -> None:
+    limit = min(dynamo_config.recompile_limit, dynamo_config.accumulated_recompile_limit)
+    warnings.warn(
+        f"quantization: {name} runs uncompiled, slower, for further specs: it was compiled {limit} times. "
+        "Raise torch._dynamo.config.recompile_limit to compile more; the bits are the same.",
+        stacklevel=3,
+    )
 
 
 @functools.cache
@@ -76,7 +98,8 @@ def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., 
     if _broken:
         return None
     try:
-        library = cast(ctypes.CDLL, CppCodeCache.load(source, extra_flags=_EXACT_FLAGS))
+        with compiling(name):
+            library = cast(ctypes.CDLL, CppCodeCache.load(source, extra_flags=_EXACT_FLAGS))
     except (RuntimeError, OSError) as error:  # what the compiler, or the lack of one, raises
         warnings.warn(
             f"{name} runs in stages, about twice as slow: {_reason(error)}. "
@@ -116,6 +139,37 @@ def with_static_sizes(x: Tensor, *dims: int) -> Tensor:
     return x
 
 
+class _Ours(threading.local):
+    """Calls of functions that are compiled here; torch.compile reports a compilation of any function."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+_ours = _Ours()
+_open: list[AbstractContextManager[None]] = []
+
+
+def _on_start(_: object) -> None:
+    if _ours.depth:
+        _open.append(compiling("a quantizer for CPUs"))
+        _open[-1].__enter__()
+
+
+def _on_end(_: object) -> None:
+    if _ours.depth and _open:
+        _open.pop().__exit__(None, None, None)
+
+
+callback_handler.register_start_callback(_on_start)
+callback_handler.register_end_callback(_on_end)
+
+
 def _reason(error: Exception) -> str:
     """Why compilation failed, in one line: the C++ compiler's own message, if it printed one."""
     cause = getattr(error, "inner_exception", error)
@@ -124,4 +178,4 @@ def _reason(error: Exception) -> str:
     errors = [line for line in lines if "error" in line.lower()]
     if lines:
         return (errors or lines)[0]
-    return "the C++ compiler was stopped before it said why (out of memory?)"
+    return "the C++ compiler was killed without a message (out of memory?)"

@@ -17,6 +17,7 @@ from fourbits.quant.cpu.compiled import compiled, native
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.scale_search import normalizer
 from fourbits.quant.reference.scales import level_of, target_and_kappa
+from fourbits.quant.scale_rules import FOUR_OVER_SIX
 
 _ARGUMENTS = (
     ctypes.c_void_p,
@@ -45,7 +46,7 @@ def unsupported(y: Tensor, spec: OperandSpec, axis: int) -> str | None:
     """Why the C++ cannot quantize y, which is padded and transformed already; None where it can."""
     if torch.compiler.is_compiling():
         return "torch.compile cannot trace C++"
-    if not spec.scale_rule.startswith("4over6") or spec.format != "nvfp4" or spec.block_size not in _BLOCKS:
+    if spec.scale_rule not in FOUR_OVER_SIX or spec.format != "nvfp4" or spec.block_size not in _BLOCKS:
         return "it knows 4over6 with nvfp4 blocks of 1x16 and 16x16 only"
     if spec.rounding != "rne" or spec.scale_rounding != "rne":
         return "it rounds to nearest only"

@@ -37,6 +37,7 @@ from fourbits.quant.reference.ms_eden import (
 )
 from fourbits.quant.reference.philox import as_elements, element_bits, scale_noise
 from fourbits.quant.reference.quantize import (
+    block_scales,
     epilogue_scale,
     one_on,
     packed,
@@ -46,6 +47,7 @@ from fourbits.quant.reference.quantize import (
     unquantized,
 )
 from fourbits.quant.reference.scale_search import (
+    IDEAL_SCALES,
     best_of,
     better_of,
     block_errors,
@@ -54,9 +56,14 @@ from fourbits.quant.reference.scale_search import (
     row_errors,
     six_and_four,
 )
-from fourbits.quant.reference.scales import Level, Scales, block_maxima
-from fourbits.quant.scale_codes import encode_scales
+from fourbits.quant.reference.scales import Level, Scales, block_maxima, level_of, over_blocks, tensor_amax
+from fourbits.quant.scale_hierarchy import encode_levels
+from fourbits.quant.scale_rules import FOUR_OVER_SIX, SEARCH
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+
+#: the scale rules and hierarchies that are compiled here
+_RULES = ("max", "ceil", *FOUR_OVER_SIX, *SEARCH)
+_HIERARCHIES = ("e4m3", "ue5m3", "e8m0", "fp32")
 
 
 def quantize(
@@ -70,7 +77,10 @@ def quantize(
     if not zeroed_padding and four_over_six.unsupported(y, spec, axis) is None:
         found = four_over_six.chosen_codes(y, spec, axis, amax)
         if found is not None:
-            block_scale, size = encode_scales(found.block_scale, spec.block_format), (x.shape[0], x.shape[1])
+            block_scale, size = (
+                encode_levels((found.block_scale,), spec.block_format),
+                (x.shape[0], x.shape[1]),
+            )
             return QuantizedTensor(found.codes, block_scale, found.global_scale, axis, size, spec)
     codes, scales = _rounded(element_codes, y, spec, axis, amax, sr_key)
     codes = _packed_codes(padding_zeroed(codes, x.shape, spec, axis), spec, axis)
@@ -123,6 +133,8 @@ def _rounded(
 def _scales(full: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None) -> Scales:
     """Scales of every block of a completed tensor."""
     words = _scale_words(sr_key, spec, grid_shape(full, spec, axis), axis)
+    if spec.scale_rule not in _RULES or spec.block_format.scale not in _HIERARCHIES:
+        return _registered_scales(full, words, spec, axis, amax)
     if spec.error_metric is not None:
         return _searched_scales(full, words, spec, axis, amax)
     fields = compiled(scales_of_blocks)(_blocks(full, spec, axis), amax, words, for_scales(spec), axis)
@@ -131,6 +143,18 @@ def _scales(full: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_
         return scales
     assert words is not None
     return _corrected_scales(full, scales, words, spec, axis)
+
+
+def _registered_scales(
+    full: Tensor, words: Tensor | None, spec: OperandSpec, axis: int, amax: Tensor | None
+) -> Scales:
+    """Scales by functions that were registered from outside, which run as they are."""
+    blocks = _blocks(full, spec, axis)
+    block_amax = compiled(block_maxima)(blocks)
+    level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
+    local = over_blocks(level, block_amax, spec, axis)
+    ideal = IDEAL_SCALES[spec.scale_rule](blocks, block_amax, local, spec, axis)
+    return block_scales(block_amax, ideal, level, words, spec, axis)
 
 
 def _searched_scales(
@@ -148,7 +172,7 @@ def _searched_scales(
             return rows.squeeze(dim)
         return compiled(block_errors)(with_static_sizes(rows, dim), spec, dim)
 
-    if spec.scale_rule.startswith("4over6"):
+    if spec.scale_rule in FOUR_OVER_SIX:
         (six, six_scale), (four, four_scale) = compiled(six_and_four)(block_amax, level, spec)
         ideal = compiled(better_of)(six, error(six_scale), four, error(four_scale))
     else:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.elements import codes_of, exact_values_of, rounded_magnitudes
+from fourbits.quant.reference.quantize import block_scales
 from fourbits.quant.reference.scales import (
     block_maxima,
-    block_scales,
     level_of,
     over_blocks,
+    scale_of_maximum,
     tensor_amax,
 )
 
@@ -65,9 +66,14 @@ def scales_of_maxima(
     spec: OperandSpec,
     axis: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The fields of the Scales of blocks with these maxima. ideal, words: as for `block_scales`."""
+    """The fields of the Scales of blocks with these maxima.
+
+    ideal: None for `scale_of_maximum`; words: as for `block_scales`.
+    """
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
-    scales = block_scales(block_amax, level, ideal, words, spec, axis)
+    if ideal is None:
+        ideal = scale_of_maximum(block_amax, over_blocks(level, block_amax, spec, axis), spec)
+    scales = block_scales(block_amax, ideal, level, words, spec, axis)
     return scales.block_scale, scales.global_scale, scales.encode
 
 

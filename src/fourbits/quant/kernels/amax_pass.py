@@ -28,6 +28,7 @@ class AmaxPass:
         device: torch.device,
         requests: tuple[OperandRequest | None, OperandRequest | None],
         configs: tuple[KernelConfig | None, KernelConfig | None],
+        scaled: bool = False,
     ) -> None:
         self._row, self._column = (
             request is not None and config is not None and config.target != 0.0 and request.amax != "given"
@@ -47,6 +48,7 @@ class AmaxPass:
             COLUMN=configs[1] if self._column else None,
             COLUMN_STORED=self._stored[1],
             FIELDS=(0, 1, 2, 3, 4) if requests[1] is None else requests[1].key_fields,
+            SCALED=scaled,
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             STAGES=3,
@@ -67,6 +69,7 @@ class AmaxPass:
         first = self._size - self._count
         self._launch(
             *(x, self._stride, self._shape.M, self._shape.K),
+            parts if column.factor is None else column.factor,
             *(parts, parts if row.amax is None else row.amax),
             *((parts, first), parts if column.amax is None else column.amax),
             *(parts if column.counter is None else column.counter, column.stream),

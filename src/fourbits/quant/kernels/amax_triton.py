@@ -4,7 +4,7 @@ Each program leaves one partial maximum for each operand; the kernel that quanti
 There are no atomics and nothing to clear beforehand. An amax that a policy has stored takes the place of the
 operand's own; if nothing is left to measure, the pass ends at once, decided on the GPU.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 # (the types of kernels are their compiler's)
 
 import triton
@@ -13,7 +13,7 @@ import triton.language as tl
 from fourbits.quant.kernels.hadamard_triton import rotated
 from fourbits.quant.kernels.rounding_triton import ABS_BITS, bf16_bits, bits_of, float_of, to_bf16
 from fourbits.quant.kernels.scaling_triton import halved_rows, larger
-from fourbits.quant.kernels.tile_triton import load_tile
+from fourbits.quant.kernels.tile_triton import load_factor, load_tile, times
 
 
 @triton.jit
@@ -27,30 +27,32 @@ def stored_amax(ptr, STORED: tl.constexpr):
 
 
 @triton.jit
-def store_largest(out_ptr, x, stored, PLAN: tl.constexpr):
+def store_largest(out_ptr, x, stored, CONFIG: tl.constexpr):
     """One partial maximum from magnitudes [1, COLUMNS]; rounding keeps their order, so it is done last."""
     largest = float_of(tl.max(tl.max(bits_of(x) & ABS_BITS, axis=1), axis=0))
-    if PLAN.transform is not None:
-        largest = largest * PLAN.transform.scale
-    if PLAN.transform is not None or PLAN.through_bf16:
+    if CONFIG.transform is not None:
+        largest = largest * CONFIG.transform.scale
+    if CONFIG.transform is not None or CONFIG.through_bf16:
         largest = float_of(bf16_bits(largest))
     tl.store(out_ptr + tl.program_id(0), tl.where(stored < 0.0, largest, stored))
 
 
 @triton.jit(do_not_specialize=["stream"])
 def amax_kernel(
-    x_ptr, x_stride, M, K, row_amax_ptr, row_stored_ptr, column_amax_ptr, column_stored_ptr, key_ptr, stream,
+    x_ptr, x_stride, M, K, factor_ptr, row_amax_ptr, row_stored_ptr, column_amax_ptr, column_stored_ptr,
+    key_ptr, stream,
     ROW: tl.constexpr, ROW_STORED: tl.constexpr, COLUMN: tl.constexpr, COLUMN_STORED: tl.constexpr,
-    FIELDS: tl.constexpr,
+    FIELDS: tl.constexpr, SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """Partial maxima of |y| over x [M, K] for the plans ROW and COLUMN (either may be None), one per program.
 
     key_ptr, stream: of COLUMN's transform, where its signs are drawn; stored_ptr: where ROW_STORED or
-    COLUMN_STORED, what a policy has stored. Programs walk x from its start.
+    COLUMN_STORED, what a policy has stored. SCALED: of x times the factor. Programs walk x from its start.
     """
     TALL: tl.constexpr = ROWS.bit_length() - 1
-    IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16 and not SCALED
+    factor = load_factor(factor_ptr, SCALED)
     across = tl.cdiv(K, COLUMNS)
     row_largest = tl.zeros((1, COLUMNS), tl.float32)
     column_largest = tl.zeros((1, COLUMNS), tl.float32)
@@ -64,6 +66,7 @@ def amax_kernel(
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
         row = (tile // across) * ROWS
         x = load_tile(x_ptr, x_stride, row, (tile % across) * COLUMNS, M, K, ROWS, COLUMNS, HARDWARE)
+        x = times(x, factor, SCALED)
         if ROW is not None:
             row_largest = larger(row_largest, halved_rows(x, TALL, ROWS, COLUMNS))
         if COLUMN is not None:

@@ -1,4 +1,4 @@
-"""One read of a tensor, both exact operands: the kernel behind the emulated backend.
+"""Both exact operands from a single pass over a tensor: the kernel behind the emulated backend.
 
 A program owns a tile. The row operand (blocks along the columns) and the column operand (blocks and transform
 down the rows) are computed from the same registers and written as BF16 values in the tensor's own layout,
@@ -11,16 +11,19 @@ import triton
 import triton.language as tl
 
 from fourbits.quant.kernels.packed_triton import scale_codes, tile_words
+from fourbits.quant.kernels.packing_triton import load_held
 from fourbits.quant.kernels.rounding_triton import bits_of, float_of, rounded_to, with_sign
 from fourbits.quant.kernels.scaling_triton import block_amax, max_target
 from fourbits.quant.kernels.tile_triton import (
     amax_of_parts,
     global_scale,
+    load_factor,
     load_tile,
     prepared_tile,
     rounded_tile,
     tensor_amax,
     tile_start,
+    times,
 )
 
 
@@ -45,10 +48,10 @@ def bytes_of(words, DOWN: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def store_maxima(amax_bits, maxima_ptr, VECTOR: tl.constexpr):
-    """Leave the maximum of every block, fp32: what amax policies learn from. docs/nvfp4.md, section 16.
+    """Store the maximum of every block, fp32, for amax policies. docs/nvfp4.md, section 16.
 
-    They leave in the arrangement of registers that the operand has. A reduction would want another one, in
-    which the compiler would make the whole operand a second time.
+    Maxima are stored in the operand's register layout. A reduction here would need another layout, and the
+    compiler would compute the whole operand again in that one.
     """
     ABOVE: tl.constexpr = amax_bits.shape[0]
     ACROSS: tl.constexpr = amax_bits.shape[2]
@@ -60,97 +63,114 @@ def store_maxima(amax_bits, maxima_ptr, VECTOR: tl.constexpr):
 @triton.jit
 def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row, column, out_m, out_k, m,
                   amax_ptr, global_ptr, key_ptr, stream, FIELDS: tl.constexpr, PARTS: tl.constexpr,
-                  PLAN: tl.constexpr, PACKED: tl.constexpr, maxima_ptr, OBSERVE: tl.constexpr,
+                  CONFIG: tl.constexpr, PACKED: tl.constexpr, maxima_ptr, OBSERVE: tl.constexpr,
                   VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                  HARDWARE: tl.constexpr, DEQUANTIZED: tl.constexpr = False):  # fmt: skip
-    """Quantize a tile by one plan and write element * block scale, or if PACKED codes and scales.
+                  HARDWARE: tl.constexpr, DEQUANTIZED: tl.constexpr = False,
+                  HELD: tl.constexpr = False):  # fmt: skip
+    """Quantize a tile by one config and write element * block scale, or if PACKED codes and scales.
 
-    DEQUANTIZED: the values times the global scale too, rounded to the type of out.
+    HELD: one thread holds every row of a block. DEQUANTIZED: the values times the global scale too, rounded
+    to the type of out.
     """
-    y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE)
-    tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
-    amax_bits = block_amax(y, PLAN, ROWS, COLUMNS)
+    y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, CONFIG, ROWS, COLUMNS, HARDWARE, HELD)
+    tensor_bits = tensor_amax(amax_ptr, global_ptr, CONFIG, PARTS)
+    amax_bits = block_amax(y, CONFIG, ROWS, COLUMNS, HELD)
     if OBSERVE:
-        store_maxima(amax_bits, maxima_ptr, VECTOR if PLAN.axis == 0 else 1)
+        store_maxima(amax_bits, maxima_ptr, VECTOR if CONFIG.axis == 0 else 1)
     rounded, scaled, scale = rounded_tile(
-        y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
+        y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, CONFIG, ROWS, COLUMNS
     )
     if PACKED:
         words = tile_words(
-            y, rounded, scaled, scale, row, column, m, out_k, PLAN, False, True, ROWS, COLUMNS, HARDWARE
+            y, rounded, scaled, scale, row, column, m, out_k, CONFIG, False, True, ROWS, COLUMNS, HARDWARE
         )
         codes = bytes_of(words, ROWS // 8, COLUMNS)
         store_tile(
             out_ptr, out_stride, codes, row // 2, column, out_m // 2, out_k, VECTOR, ROWS // 2, COLUMNS
         )
-        BLOCKS: tl.constexpr = ROWS // PLAN.block_rows
-        bytes_ = tl.reshape(scale_codes(scale, PLAN), (BLOCKS, COLUMNS)).to(tl.uint8)
-        store_tile(scales_ptr, out_stride, bytes_, row // PLAN.block_rows, column,
-                   tl.cdiv(out_m, PLAN.block_rows), out_k, VECTOR, BLOCKS, COLUMNS)  # fmt: skip
+        BLOCKS: tl.constexpr = ROWS // CONFIG.block_rows
+        bytes_ = tl.reshape(scale_codes(scale, CONFIG), (BLOCKS, COLUMNS)).to(tl.uint8)
+        store_tile(scales_ptr, out_stride, bytes_, row // CONFIG.block_rows, column,
+                   tl.cdiv(out_m, CONFIG.block_rows), out_k, VECTOR, BLOCKS, COLUMNS)  # fmt: skip
     else:
         values = tl.reshape(with_sign(rounded * scale, scaled), (ROWS, COLUMNS))
         if DEQUANTIZED:
-            values = values * global_scale(tensor_bits, PLAN)
+            values = values * global_scale(tensor_bits, CONFIG)
         values = rounded_to(values, out_ptr.dtype.element_ty, HARDWARE)
         store_tile(out_ptr, out_stride, values, row, column, out_m, out_k, VECTOR, ROWS, COLUMNS)
 
 
 @triton.jit(do_not_specialize=["row_stream", "column_stream"])
 def operands_kernel(
-    x_ptr, x_stride, M, K,
+    x_ptr, x_stride, M, K, factor_ptr,
     row_ptr, row_stride, row_k, row_amax_ptr, row_key_ptr, row_stream,
     column_ptr, column_stride, column_scales_ptr, column_m, column_amax_ptr, column_key_ptr, column_stream,
     row_global_ptr, column_global_ptr, row_maxima_ptr, column_maxima_ptr,
     ROW: tl.constexpr, ROW_FIELDS: tl.constexpr, ROW_PARTS: tl.constexpr,
     COLUMN: tl.constexpr, COLUMN_FIELDS: tl.constexpr, COLUMN_PARTS: tl.constexpr,
-    COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, OBSERVE: tl.constexpr,
+    COLUMN_PACKED: tl.constexpr, COLUMN_VECTOR: tl.constexpr, ROW_HELD: tl.constexpr,
+    COLUMN_HELD: tl.constexpr, OBSERVE: tl.constexpr,
+    SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
     DEQUANTIZED: tl.constexpr = False,
 ):  # fmt: skip
-    """Exact operands of x [M, K]: row_ptr [M, row_k] by the plan ROW, column_ptr [column_m, K] by COLUMN.
+    """Exact operands of x [M, K]: row_ptr [M, row_k] by the config ROW, column_ptr [column_m, K] by
+    COLUMN.
 
-    Either plan may be None. With COLUMN_PACKED column_ptr is uint8 [column_m / 2, K], two rows to a byte, and
-    column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form transposed, which moves no byte
-    away from its neighbours. global_ptr: where the global scale goes. amax: fp32 partial maxima.
+    Either config may be None. With COLUMN_PACKED column_ptr is uint8 [column_m / 2, K], two rows to a byte,
+    and column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form transposed, which moves no
+    byte away from its neighbours. global_ptr: where the global scale goes. amax: fp32 partial maxima.
     DEQUANTIZED: what is written is multiplied by the global scale and rounded to the type of the outputs.
+    SCALED: the column operand is of x times the factor, and there is no other. ROW_HELD, COLUMN_HELD:
+    neighbours along the contraction that a thread reads for either operand, 0 for any.
     With OBSERVE row_maxima_ptr and column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
-    IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
-    x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
+    IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16 and not SCALED
     if ROW is not None:
+        if ROW_HELD == 0:
+            x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
+        else:
+            x = load_held(x_ptr, x_stride, row, column, M, K, 1, ROW_HELD, ROWS, COLUMNS, HARDWARE)
         write_operand(x, IS_BF16, row_ptr, row_stride, row_ptr, row, column, M, row_k, M, row_amax_ptr,
                       row_global_ptr, row_key_ptr, row_stream, ROW_FIELDS, ROW_PARTS, ROW, False,
-                      row_maxima_ptr, OBSERVE, 8, ROWS, COLUMNS, HARDWARE, DEQUANTIZED)  # fmt: skip
+                      row_maxima_ptr, OBSERVE, 8, ROWS, COLUMNS, HARDWARE, DEQUANTIZED,
+                      ROW_HELD > 0)  # fmt: skip
     if COLUMN is not None:
+        if ROW is None or ROW_HELD > 0:  # a cache has the tile by now
+            if COLUMN_HELD == 0:
+                x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
+            else:
+                x = load_held(x_ptr, x_stride, row, column, M, K, 0, COLUMN_HELD, ROWS, COLUMNS, HARDWARE)
+        x = times(x, load_factor(factor_ptr, SCALED), SCALED)
         write_operand(x, IS_BF16, column_ptr, column_stride, column_scales_ptr, row, column, column_m, K, M,
                       column_amax_ptr, column_global_ptr, column_key_ptr, column_stream, COLUMN_FIELDS,
                       COLUMN_PARTS, COLUMN, COLUMN_PACKED, column_maxima_ptr, OBSERVE, COLUMN_VECTOR, ROWS,
-                      COLUMNS, HARDWARE, DEQUANTIZED)  # fmt: skip
+                      COLUMNS, HARDWARE, DEQUANTIZED, COLUMN_HELD > 0)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["row_blocks", "column_blocks"])
-def notes_kernel(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_ptr, column_maxima_ptr,
+def stats_kernel(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_ptr, column_maxima_ptr,
                  column_entries, column_blocks, column_place, column_amax_ptr, largest_ptr, counts_ptr,
                  counts_stride, ROW: tl.constexpr, ROW_PARTS: tl.constexpr, COLUMN: tl.constexpr,
                  COLUMN_PARTS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """The largest of all blocks' maxima of either operand, and how many blocks are saturated.
 
     Adds to an operand's place of largest_ptr (int32: patterns of magnitudes, negative before) and of
-    counts_ptr (int64: saturated blocks; all blocks, counts_stride apart). Either plan may be None.
+    counts_ptr (int64: saturated blocks; all blocks, counts_stride apart). Either config may be None.
     """
     if ROW is not None:
-        note(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_ptr, largest_ptr, counts_ptr,
-             counts_stride, ROW, ROW_PARTS, CHUNK)  # fmt: skip
+        add_stats(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_ptr, largest_ptr, counts_ptr,
+                  counts_stride, ROW, ROW_PARTS, CHUNK)  # fmt: skip
     if COLUMN is not None:
-        note(column_maxima_ptr, column_entries, column_blocks, column_place, column_amax_ptr, largest_ptr,
-             counts_ptr, counts_stride, COLUMN, COLUMN_PARTS, CHUNK)  # fmt: skip
+        add_stats(column_maxima_ptr, column_entries, column_blocks, column_place, column_amax_ptr,
+                  largest_ptr, counts_ptr, counts_stride, COLUMN, COLUMN_PARTS, CHUNK)  # fmt: skip
 
 
 @triton.jit
-def note(maxima_ptr, entries, blocks, place, amax_ptr, largest_ptr, counts_ptr, counts_stride,
-         PLAN: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """One operand's notes, by as many programs as there are; maxima and counts are exact in any order.
+def add_stats(maxima_ptr, entries, blocks, place, amax_ptr, largest_ptr, counts_ptr, counts_stride,
+              CONFIG: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """One operand's stats, by any number of programs; maxima and counts are exact in any order.
 
     A block is saturated when the scale that maps its maximum to the largest element would have rounded above
     448. Padding has the scale 0.
@@ -162,7 +182,7 @@ def note(maxima_ptr, entries, blocks, place, amax_ptr, largest_ptr, counts_ptr, 
         i = first + tl.arange(0, CHUNK)
         bits = bits_of(tl.load(maxima_ptr + i, mask=i < entries, other=0.0))
         largest = tl.maximum(largest, bits)
-        saturated += ((i < entries) & (max_target(bits, tensor_bits, PLAN) > 464.0)).to(tl.int32)
+        saturated += ((i < entries) & (max_target(bits, tensor_bits, CONFIG) > 464.0)).to(tl.int32)
     tl.atomic_max(largest_ptr + place, tl.max(largest, axis=0))
     tl.atomic_add(counts_ptr + place * counts_stride, tl.sum(saturated, axis=0).to(tl.int64))
     if tl.program_id(0) == 0:

@@ -1,9 +1,9 @@
-"""FP8 in blocks of 128, both operands from one read: the baseline that 4-bit training is compared with.
+"""FP8 in blocks of 128, both operands in a single pass: the baseline that 4-bit training is compared with.
 
-FP8 tensor cores want the contraction last, so the operand of axis 0 is written transposed. Block scales are
+FP8 tensor cores need the contraction last, so the operand of axis 0 is written transposed. Block scales are
 FP32 and there is no scale of the whole tensor: no amax pass. A tile is read a few rows at a time, for the row
 operand and the columns' maxima, and once more, from the cache, for the column operand: few registers leave
-room for many programs. Four codes make a word without leaving a thread. docs/nvfp4.md, sections 7.3 and 13.
+room for many programs. A thread packs four codes to a word. docs/nvfp4.md, sections 7.3 and 13.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -11,6 +11,7 @@ room for many programs. Four codes make a word without leaving a thread. docs/nv
 import triton
 import triton.language as tl
 
+from fourbits.quant.kernels.packing_triton import columns_apart, rows_apart
 from fourbits.quant.kernels.rounding_triton import (
     ABS_BITS,
     EXPONENT_BITS,
@@ -21,7 +22,6 @@ from fourbits.quant.kernels.rounding_triton import (
     to_bf16,
 )
 from fourbits.quant.kernels.scaling_triton import encode_scale, halved_columns, larger
-from fourbits.quant.kernels.words_triton import columns_apart, rows_apart
 
 SIZE = tl.constexpr(128)
 FOURS = tl.constexpr(32)
@@ -53,17 +53,18 @@ def marked(v, poisoned, y, HARDWARE: tl.constexpr):
 
 
 @triton.jit
-def fp8_words(v, left, PADDED: tl.constexpr, GRID: tl.constexpr, HARDWARE: tl.constexpr):
+def fp8_words(v, left, PADDED: tl.constexpr, GRID: tl.constexpr, CONVERTS: tl.constexpr):
     """Four codes to a word, int32. v: fp32 [.., 4].
 
-    left: elements of data from each word's first on, for PADDED: codes of padding are 0.
+    left: elements of data from each word's first on, for PADDED: codes of padding are 0. CONVERTS: by the
+    instruction of sm_89 and newer, else by integers.
     """
     D: tl.constexpr = v.shape[0]
     A: tl.constexpr = v.shape[1]
     even, odd = tl.split(tl.reshape(v, (D, A, 2, 2)))
     v0, v2 = tl.split(even)
     v1, v3 = tl.split(odd)
-    if HARDWARE:
+    if CONVERTS:
         words = tl.inline_asm_elementwise(
             _E4M3 if GRID.mantissa_bits == 3 else _E5M2, "=r,f,f,f,f", [v0, v1, v2, v3], dtype=tl.int32,
             is_pure=True, pack=1,
@@ -97,40 +98,41 @@ def store_scales(scale_ptr, row_stride, block_stride, scale, row, block, R, SQUA
 
 @triton.jit
 def write_row(y, amax, row, column, codes_ptr, width, scale_ptr, scale_row, scale_block, M, K,
-              PLAN: tl.constexpr, PADDED: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
+              CONFIG: tl.constexpr, PADDED: tl.constexpr, CONVERTS: tl.constexpr,
+              HARDWARE: tl.constexpr):  # fmt: skip
     """Codes [M, width] and scales of rows. y: fp32 [rows, SIZE / HELD, HELD]; amax: pattern, of every row."""
-    GRID: tl.constexpr = PLAN.element
+    GRID: tl.constexpr = CONFIG.element
     ROWS: tl.constexpr = y.shape[0]
-    encode = encode_scale(amax, GRID.largest)
+    encode = encode_scale(amax, GRID.max_value)
     poisoned = amax >= EXPONENT_BITS
     v = marked(y * encode[:, None, None], poisoned[:, None, None], y, HARDWARE)
     left = K - column - 4 * tl.arange(0, FOURS)[None, :]
-    words = fp8_words(tl.reshape(v, (ROWS, FOURS, 4)), left, PADDED, GRID, HARDWARE)
+    words = fp8_words(tl.reshape(v, (ROWS, FOURS, 4)), left, PADDED, GRID, CONVERTS)
     r = row + tl.arange(0, ROWS)[:, None]
     c = column // 4 + tl.arange(0, FOURS)[None, :]
     tl.store(codes_ptr + r.to(tl.int64) * width + c, words, mask=(r < M) & (c < width))
     scale = block_scale(encode, poisoned)
-    store_scales(scale_ptr, scale_row, scale_block, scale, row, column // SIZE, M, PLAN.square)
+    store_scales(scale_ptr, scale_row, scale_block, scale, row, column // SIZE, M, CONFIG.square)
 
 
 @triton.jit
-def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, PLAN: tl.constexpr,
-                 PADDED: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
+def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, CONFIG: tl.constexpr,
+                 PADDED: tl.constexpr, CONVERTS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
     """Codes [K, width] of columns. y: fp32 [fours of rows, SIZE, 4]; encode, poisoned: of every column."""
-    GRID: tl.constexpr = PLAN.element
+    GRID: tl.constexpr = CONFIG.element
     DOWN: tl.constexpr = y.shape[0]
     v = marked(y * encode[None, :, None], poisoned[None, :, None], y, HARDWARE)
     left = M - row - 4 * tl.arange(0, DOWN)[:, None]
-    words = fp8_words(v, left, PADDED, GRID, HARDWARE)
+    words = fp8_words(v, left, PADDED, GRID, CONVERTS)
     r = column + tl.arange(0, SIZE)[:, None]
     c = row // 4 + tl.arange(0, DOWN)[None, :]
     tl.store(codes_ptr + r.to(tl.int64) * width + c, tl.trans(words), mask=(r < K) & (c < width))
 
 
 @triton.jit
-def through(y, PLAN: tl.constexpr, HARDWARE: tl.constexpr):
-    """What the plan quantizes: y, or y rounded to bf16."""
-    return to_bf16(y, HARDWARE) if PLAN.through_bf16 else y
+def through(y, CONFIG: tl.constexpr, HARDWARE: tl.constexpr):
+    """What the config quantizes: y, or y rounded to bf16."""
+    return to_bf16(y, HARDWARE) if CONFIG.through_bf16 else y
 
 
 @triton.jit
@@ -158,13 +160,14 @@ def fp8_kernel(
     x_ptr, x_stride, M, K, row_ptr, row_width, row_scale_ptr, row_scale_row, row_scale_block,
     column_ptr, column_width, column_scale_ptr, column_scale_row, column_scale_block,
     ROW: tl.constexpr, ROW_PADDED: tl.constexpr, COLUMN: tl.constexpr, COLUMN_PADDED: tl.constexpr,
-    ROWS: tl.constexpr, HARDWARE: tl.constexpr,
+    ROWS: tl.constexpr, CONVERTS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """Codes and scales of x [M, K] by the Fp8Configs ROW and COLUMN, either of which may be None.
 
     Row operand: codes [M, row_width] in words of four, int32, scales [M or blocks, ..] with strides
     (scale_row, scale_block); column operand: [K, column_width] and [K or blocks, ..]. PADDED: the contraction
-    is no multiple of 16. One program per 128 x 128 tile, ROWS of it at a time.
+    is no multiple of 16. CONVERTS: the GPU has FP8 conversions. One program per 128 x 128 tile, ROWS of it at
+    a time.
     """
     first = tl.program_id(0) // tl.cdiv(K, SIZE) * SIZE
     column = tl.program_id(0) % tl.cdiv(K, SIZE) * SIZE
@@ -182,12 +185,12 @@ def fp8_kernel(
                 in_thread = halved_columns(tl.reshape(y, (ROWS, SIZE)), 4, ROWS, SIZE)
                 amax = tl.max(bits_of(in_thread) & ABS_BITS, axis=1)
             write_row(y, amax, row, column, row_ptr, row_width, row_scale_ptr, row_scale_row,
-                      row_scale_block, M, K, ROW, ROW_PADDED, HARDWARE)  # fmt: skip
+                      row_scale_block, M, K, ROW, ROW_PADDED, CONVERTS, HARDWARE)  # fmt: skip
     if COLUMN is not None:
         if COLUMN.square:
             of_columns = of_tile + tl.zeros_like(of_columns)
         amax = bits_of(through(of_columns, COLUMN, HARDWARE)) & ABS_BITS
-        encode = encode_scale(amax, COLUMN.element.largest)
+        encode = encode_scale(amax, COLUMN.element.max_value)
         poisoned = amax >= EXPONENT_BITS
         store_scales(column_scale_ptr, column_scale_row, column_scale_block, block_scale(encode, poisoned),
                      column, first // SIZE, K, COLUMN.square)  # fmt: skip
@@ -195,4 +198,4 @@ def fp8_kernel(
             row = first + i * ROWS
             y = rows_apart(x_ptr, x_stride, row, column, M, K, 1, 4, ROWS // 4, SIZE, HARDWARE)
             write_column(through(y, COLUMN, HARDWARE), encode, poisoned, row, column, column_ptr,
-                         column_width, M, K, COLUMN, COLUMN_PADDED, HARDWARE)  # fmt: skip
+                         column_width, M, K, COLUMN, COLUMN_PADDED, CONVERTS, HARDWARE)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a fused kernel is compiled for: an operand's spec, reduced to numbers.
+"""What a fused kernel is compiled for: an operand's spec, reduced to what changes its code.
 
 Kernels are specialised on these objects, so specs with equal configurations share one compiled kernel.
 """
@@ -22,16 +22,6 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """A float grid: exponent of the smallest normal, mantissa bits, largest magnitude, bits of a code."""
-
-    min_exponent: int
-    mantissa_bits: int
-    largest: float
-    bits: int
-
-
-@dataclass(frozen=True, slots=True)
 class Transform:
     """A Hadamard transform: its size, size^-0.5 as fp32, and where its signs come from."""
 
@@ -51,9 +41,9 @@ class KernelConfig:
     """
 
     axis: int
-    element: Grid
-    #: grid of the block scale; None for powers of two
-    scale: Grid | None
+    element: FloatFormat
+    #: format of the block scale; None for powers of two
+    scale: FloatFormat | None
     #: code of a poisoned block's scale
     scale_nan: int
     block_rows: int
@@ -75,9 +65,9 @@ class KernelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Config:
-    """One operand in FP8 blocks of 128: the grid, and whether blocks are 128x128 or 1x128."""
+    """One operand in FP8 blocks of 128: its element format, and whether blocks are 128x128 or 1x128."""
 
-    element: Grid
+    element: FloatFormat
     square: bool
     through_bf16: bool
 
@@ -94,10 +84,10 @@ def kernel_config(spec: OperandSpec, axis: int, packed: bool = False) -> KernelC
     scale = SCALE_FORMATS.get(fmt.scale or "")
     target, kappa = target_and_kappa(spec)
     fraction, exponent = math.frexp(fmt.element.max_value)
-    made = KernelConfig(
+    config = KernelConfig(
         axis=axis,
-        element=_grid(fmt.element),
-        scale=None if scale is None else _grid(scale),
+        element=fmt.element,
+        scale=scale,
         scale_nan=0xFF if scale is None else scale.nan_code or 0,
         block_rows=size[0] if axis == 1 else size[1],
         block_columns=size[1] if axis == 1 else size[0],
@@ -112,7 +102,7 @@ def kernel_config(spec: OperandSpec, axis: int, packed: bool = False) -> KernelC
         te_compat=spec.te_compat or not packed or spec.rounding == "ms-eden",
         transform=_transform(spec),
     )
-    return _configs.setdefault(astuple(made), made)
+    return _configs.setdefault(astuple(config), config)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -121,11 +111,7 @@ def fp8_config(spec: OperandSpec) -> Fp8Config:
     element, size = spec.block_format.element, spec.block_size
     assert element is not None
     assert size is not None
-    return Fp8Config(_grid(element), size[0] == size[1], spec.source == "bf16")
-
-
-def _grid(fmt: FloatFormat) -> Grid:
-    return Grid(fmt.min_exponent, fmt.mantissa_bits, fmt.max_value, fmt.bits)
+    return Fp8Config(element, size[0] == size[1], spec.source == "bf16")
 
 
 def _transform(spec: OperandSpec) -> Transform | None:

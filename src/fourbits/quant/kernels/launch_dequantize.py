@@ -1,4 +1,4 @@
-"""The launches that dequantize packed operands, and that transpose those of square blocks as they are."""
+"""Launches that dequantize packed operands, and that transpose those with square blocks."""
 
 import functools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The launches that turn a tensor into exact operands: row, column or both from one pass."""
+"""Launches that quantize a tensor to exact operands: row, column or both from one pass."""
 
 from typing import Any, NamedTuple
 
@@ -53,7 +53,8 @@ class ExactQuantizer:
         self.column_stride = self.column_outputs[0][1][0] if self.column_outputs else 1
         self.column_rows = 0 if self.column.config is None else rounded_up(M, group(self.column.config))
         sides = self.row.request, self.column.request
-        self.amaxes = AmaxPass(self.shape, self.stride, self.device, sides, self.configs)
+        self.amaxes = AmaxPass(self.shape, self.stride, self.device, sides, self.configs, signature.scaled)
+        self.scaled = signature.scaled
         self.tile = exact_tile(self.shape, *self.configs)
         self.stats = Stats(signature, sides, self.configs, self.tile)
         #: launchers by how many partial maxima each amax has, and whether stats are recorded
@@ -74,12 +75,13 @@ class ExactQuantizer:
         values = scale if self.values is None else empty(*self.values)
         of_column = [empty(*output) for output in self.column_outputs] or [scale]
         self._launch(x, (row, column), amaxes, (scale, column_scale), values, of_column, stats)
-        made: list[ExactOperand | QuantizedTensor] = []
+        operands: list[ExactOperand | QuantizedTensor] = []
         if self.row.request is not None:
-            made.append(ExactOperand(values, scale, 1, self.row.request.spec))
+            operands.append(ExactOperand(values, scale, 1, self.row.request.spec))
         if self.column.request is not None:
-            made.append(self._column_operand(of_column, column_scale, self.column.request))
-        return tuple(made) if self.row.place <= self.column.place or len(made) == 1 else (made[1], made[0])
+            operands.append(self._column_operand(of_column, column_scale, self.column.request))
+        in_order = self.row.place <= self.column.place or len(operands) == 1
+        return tuple(operands) if in_order else (operands[1], operands[0])
 
     def _launch(
         self,
@@ -99,6 +101,7 @@ class ExactQuantizer:
         launcher = self.launchers.get(key) or self._launcher(key[:2], key[2])
         launcher(
             *(x, self.stride, self.shape.M, self.shape.K),
+            nothing if column.factor is None else column.factor,
             *(values, *self.of_row, (row_amax.parts, row_amax.first)),
             *(nothing if row.counter is None else row.counter, row.stream),
             *(of_column[0], self.column_stride, of_column[-1], self.column_rows),
@@ -130,11 +133,16 @@ class ExactQuantizer:
         codes, block_scale = outputs[0].t(), outputs[1].t().view(SCALE_DTYPES[spec.block_format.scale or ""])
         return QuantizedTensor(codes, block_scale, scale, 0, (self.shape.M, self.shape.K), spec)
 
+    def _registers(self) -> int | None:
+        """Registers that a thread may have, where a few more would let fewer programs run on an SM."""
+        few = self.tile.warps == 2 and None not in self.configs and not self.tile.held
+        return _SIX_PROGRAMS if few else None
+
     def _launcher(self, parts: tuple[int, int], recorded: bool) -> Launcher:
         row, column = self.row, self.column
         options: dict[str, Any] = {"num_warps": self.tile.warps}
-        if recorded and self.tile.warps == 2 and None not in self.configs:
-            options["maxnreg"] = _SIX_PROGRAMS
+        if limit := self._registers():
+            options["maxnreg"] = limit
         launcher = self.launchers[*parts, recorded] = Launcher(
             operands_kernel,
             (programs(self.shape, self.tile),),
@@ -147,7 +155,10 @@ class ExactQuantizer:
             COLUMN_PARTS=parts[1],
             COLUMN_PACKED=self.packed,
             COLUMN_VECTOR=self.tile.vector,
+            ROW_HELD=self.tile.held,
+            COLUMN_HELD=self.tile.column_held,
             OBSERVE=recorded,
+            SCALED=self.scaled,
             ROWS=self.tile.rows,
             COLUMNS=self.tile.columns,
             HARDWARE=self.shape.on_gpu,

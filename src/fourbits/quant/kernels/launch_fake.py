@@ -1,4 +1,4 @@
-"""The launches that quantize and dequantize a tensor in one pass over it, without codes between."""
+"""Launches that quantize and dequantize a tensor in a single pass, without storing codes."""
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class FakeQuantizer:
         launcher = self.launchers.get(amax.count) or self._launcher(amax.count)
         parts, key = (amax.parts, amax.first), scale if inputs.counter is None else inputs.counter
         launcher(
-            *(x, self.stride, M, K),
+            *(x, self.stride, M, K, scale),
             *(out, K, K, parts, key, inputs.stream),
             *(out, K, scale, M, parts, key, inputs.stream),
             *(scale, scale, scale, scale),
@@ -71,7 +71,10 @@ class FakeQuantizer:
             COLUMN_PARTS=parts,
             COLUMN_PACKED=False,
             COLUMN_VECTOR=tile.vector,
+            ROW_HELD=tile.held,
+            COLUMN_HELD=tile.column_held,
             OBSERVE=False,
+            SCALED=False,
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             HARDWARE=self.shape.on_gpu,

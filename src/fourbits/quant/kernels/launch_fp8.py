@@ -1,4 +1,4 @@
-"""The launch that makes FP8 operands of a tensor in blocks of 128, row, column or both from one pass."""
+"""The launch that quantizes a tensor to FP8 in blocks of 128, row operand, column operand or both at once."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,7 @@ from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.fp8_triton import fp8_kernel
 from fourbits.quant.kernels.kernel_config import fp8_config
 from fourbits.quant.kernels.launcher import Launcher
+from fourbits.quant.kernels.support import has_fp8
 from fourbits.quant.kernels.tiles import rounded_up
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -37,6 +38,7 @@ class Fp8Quantizer:
             COLUMN=self.column,
             COLUMN_PADDED=self.M % 16 != 0,
             ROWS=_ROWS,
+            CONVERTS=has_fp8(self.device),
             HARDWARE=signature.device.type == "cuda",
             num_warps=_WARPS,
             enable_fp_fusion=False,

@@ -1,4 +1,4 @@
-"""The launches that make codes and scales of a tensor, as a checkpoint or FP4 tensor cores store them."""
+"""Launches that quantize a tensor to codes and scales, as checkpoints and FP4 tensor cores store them."""
 
 import functools
 
@@ -33,7 +33,7 @@ class PackedQuantizer:
         self.rows, length = (M, K) if request.axis == 1 else (K, M)
         self.padded = length % group(config) != 0
         length = rounded_up(length, group(config))
-        #: codes are written as words of eight, or one by one where they have 8 bits
+        #: 4-bit codes are stored as words of eight, 8-bit codes as bytes
         self.width, self.dtype = (
             (length // 8, torch.int32) if config.element.bits == 4 else (length, torch.uint8)
         )
@@ -76,10 +76,10 @@ class PackedQuantizer:
             packed_kernel,
             (programs(self.shape, tile),),
             self.device,
-            PLAN=self.config,
+            CONFIG=self.config,
             FIELDS=self.key_fields,
             PARTS=parts,
-            E2M1X2=_converts(self.device) and self.config.element.largest == 6.0,
+            E2M1X2=_converts(self.device) and self.config.element.max_value == 6.0,
             PADDED=self.padded,
             HELD=held,
             ROWS=tile.rows,

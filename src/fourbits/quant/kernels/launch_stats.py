@@ -1,4 +1,4 @@
-"""The launch that reduces the block maxima which a quantizing pass leaves to what amax policies need."""
+"""The launch that reduces the block maxima of a quantizing pass to the statistics of amax policies."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # (kernels are launched with the options of their compiler)
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fourbits.quant.kernels.amax_pass import Amax
-from fourbits.quant.kernels.exact_triton import notes_kernel
+from fourbits.quant.kernels.exact_triton import stats_kernel
 from fourbits.quant.kernels.kernel_config import KernelConfig
 from fourbits.quant.kernels.tiles import Shape, Tile, programs, rounded_up
 from fourbits.quant.request import OperandRequest, Signature, StatsTarget
@@ -60,7 +60,7 @@ class Stats:
             )
             for i, of_blocks in enumerate(maxima)
         ]
-        notes_kernel[(min(_PROGRAMS, max(1, -(-entries // _CHUNK))),)](
+        stats_kernel[(min(_PROGRAMS, max(1, -(-entries // _CHUNK))),)](
             *sides[0],
             *sides[1],
             target.own_amax.view(torch.int32),

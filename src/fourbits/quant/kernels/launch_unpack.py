@@ -1,4 +1,4 @@
-"""The launches that make of codes and scales the values a GEMM can use."""
+"""Launches that unpack codes and scales to values for a GEMM."""
 
 import functools
 
@@ -8,15 +8,28 @@ from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.kernels.support import UNPACKED_FORMATS, unsupported_device
 from fourbits.quant.kernels.tiles import matrix
 from fourbits.quant.kernels.unpack_triton import unpack_kernel, unpack_transposed_kernel
+from fourbits.quant.operand import OperandSpec
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+
+#: elements to which a row of codes is padded; kernels read up to eight at once, and a tile's rows
+_GROUP = 16
 
 
 def unsupported_unpack(q: QuantizedTensor) -> str | None:
     """Why no kernel makes the exact form of a packed operand, or None."""
     if reason := unsupported_device(q.codes.device):
         return reason
-    if q.spec.format not in UNPACKED_FORMATS or q.global_scale.dim():
-        return f"packed {q.spec.format} has no kernel (there are {', '.join(UNPACKED_FORMATS)})"
+    return unsupported_packed_spec(q.spec)
+
+
+@functools.lru_cache(maxsize=4096)
+def unsupported_packed_spec(spec: OperandSpec) -> str | None:
+    """Why no kernel reads packed operands of this spec, or None."""
+    if spec.format not in UNPACKED_FORMATS:
+        return f"packed {spec.format} has no kernel (there are {', '.join(UNPACKED_FORMATS)})"
+    size = spec.block_size
+    if size is None or size[1] % _GROUP:  # an entry of codes has one scale
+        return f"packed blocks must be a multiple of {_GROUP} long, got {size}"
     return None
 
 

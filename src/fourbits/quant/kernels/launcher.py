@@ -17,9 +17,11 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fourbits.compile_notice import compiling
+
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
-#: profilers that want to hear of every launch get it from Triton's own path
+#: launch hooks of profilers: while one is set, every launch goes through Triton, which calls them
 _HOOKS = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
 #: tensor maps that a launcher keeps, by the address they describe; allocators hand the same ones out again
 _MAPS_KEPT = 1024
@@ -33,7 +35,7 @@ class Box(NamedTuple):
     box: tuple[int, int]
 
     def descriptor(self, base: Tensor) -> TensorDescriptor:
-        """The descriptor of a tensor that lies so, as Triton takes it."""
+        """The TMA descriptor of a tensor with this layout."""
         return TensorDescriptor(base, list(self.shape), list(self.strides), list(self.box))
 
 
@@ -115,12 +117,13 @@ class Launcher:
         compiled.launch(*self._grid, _raw_stream(device), *compiled.head, *values, *self._tail)
 
     def _compile(self, arguments: tuple[Any, ...]) -> None:
-        """Launch as Triton does, and keep the compiled kernel for tensors that lie as these."""
-        kernel = self._start(arguments)
+        """Launch through Triton, and keep the compiled kernel for addresses of this alignment."""
+        with compiling(self._kernel.fn.__name__):
+            kernel = self._start(arguments)
         self._tensors = tuple(i for i, argument in enumerate(arguments) if type(argument) is not int)
         plain = [value[0].view(-1)[value[1] :] if type(value) is tuple else value for value in arguments]
-        lies = tuple([plain[i].data_ptr() & 15 == 0 for i in self._tensors])
-        key = None if all(lies) else lies
+        aligned = tuple([plain[i].data_ptr() & 15 == 0 for i in self._tensors])
+        key = None if all(aligned) else aligned
         if key not in self._compiled:
             self._compiled[key] = _ready(kernel, self._boxes)
 

@@ -49,12 +49,12 @@ def correction(scaled, rounded, scale, SIZE: tl.constexpr, ROWS: tl.constexpr, C
 
 @triton.jit
 def corrected_scale(scaled, rounded, scale, row, column, key_ptr, stream, FIELDS: tl.constexpr,
-                    PLAN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+                    CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Block scales after the correction, rounded stochastically; arguments as for `correction`."""
-    SCALE: tl.constexpr = PLAN.scale
-    factor = correction(scaled, rounded, scale, PLAN.transform.size, ROWS, COLUMNS)
+    SCALE: tl.constexpr = CONFIG.scale
+    factor = correction(scaled, rounded, scale, CONFIG.transform.size, ROWS, COLUMNS)
     across = (column + tl.arange(0, COLUMNS))[None, :]
     blocks = (row // 16 + tl.arange(0, ROWS // 16))[:, None]
     words = block_words(key_ptr, stream, FIELDS, across, blocks, _SCALE_WORD)[0]
-    made = stochastic_24(scale * factor, tl.reshape(words, scale.shape), SCALE)
-    return tl.where(factor != factor, float("nan"), made)
+    corrected = stochastic_24(scale * factor, tl.reshape(words, scale.shape), SCALE)
+    return tl.where(factor != factor, float("nan"), corrected)

@@ -1,4 +1,4 @@
-"""One operand as codes and scales: what Blackwell multiplies, and what is saved or sent at 4.5 bits each.
+"""One operand as codes and scales: what FP4 tensor cores read, and what is saved or sent.
 
 They are written as docs/nvfp4.md, section 5, stores them: rows of the stored matrix are columns of the tensor
 for an operand of axis 0, so such a tile is transposed while it is written.
@@ -9,57 +9,57 @@ for an operand of axis 0, so such a tile is transposed while it is written.
 import triton
 import triton.language as tl
 
+from fourbits.quant.kernels.packing_triton import code_words, final_words, load_held
 from fourbits.quant.kernels.rounding_triton import ABS_BITS, EXPONENT_BITS, bits_of, code_of, with_sign
 from fourbits.quant.kernels.scaling_triton import block_amax, blocked
 from fourbits.quant.kernels.tile_triton import load_tile, prepared_tile, rounded_tile, tensor_amax, tile_start
-from fourbits.quant.kernels.words_triton import code_words, final_words, load_held
 
 
 @triton.jit
 def final_values(
-    y, rounded, scaled, scale, inside, PLAN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    y, rounded, scaled, scale, inside, CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """What is encoded, signed fp32 [ROWS, COLUMNS]: rules for poisoned and underflowed blocks, and padding.
 
     inside: where y is data; padding has code 0 in poisoned blocks too, unless a transform has filled it.
     """
-    LARGEST: tl.constexpr = PLAN.element.largest
-    data = blocked(y, PLAN, ROWS, COLUMNS)
+    LARGEST: tl.constexpr = CONFIG.element.max_value
+    data = blocked(y, CONFIG, ROWS, COLUMNS)
     is_nan = (bits_of(data) & ABS_BITS) > EXPONENT_BITS
     poison = tl.where(is_nan, LARGEST, with_sign(tl.full(data.shape, LARGEST, tl.float32), data))
     values = with_sign(rounded, scaled)
-    if not PLAN.te_compat:
+    if not CONFIG.te_compat:
         values = tl.where(scale == 0.0, with_sign(tl.zeros_like(values), data), values)
     values = tl.reshape(tl.where(scale != scale, poison, values), (ROWS, COLUMNS))
-    if PLAN.transform is None:
+    if CONFIG.transform is None:
         values = tl.where(inside, values, 0.0)
     return values
 
 
 @triton.jit
-def tile_words(y, rounded, scaled, scale, row, column, M, K, PLAN: tl.constexpr, E2M1X2: tl.constexpr,
+def tile_words(y, rounded, scaled, scale, row, column, M, K, CONFIG: tl.constexpr, E2M1X2: tl.constexpr,
                PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                HARDWARE: tl.constexpr):  # fmt: skip
     """Codes of a tile as stored, int32: eight of 4 bits to a word, or one of 8 bits to an entry."""
-    ELEMENT: tl.constexpr = PLAN.element
+    ELEMENT: tl.constexpr = CONFIG.element
     if ELEMENT.bits == 4:
-        CONVERT: tl.constexpr = E2M1X2 and ELEMENT.largest == 6.0
-        if CONVERT and PLAN.rounding == "rne":
+        CONVERT: tl.constexpr = E2M1X2 and ELEMENT.max_value == 6.0
+        if CONVERT and CONFIG.rounding == "rne":
             signed = scaled  # the instruction rounds
         elif CONVERT:
             signed = with_sign(rounded, scaled)
         elif HARDWARE:
             signed = scaled
         else:
-            data = blocked(y, PLAN, ROWS, COLUMNS)
+            data = blocked(y, CONFIG, ROWS, COLUMNS)
             signed = tl.where(data != data, 0.0, data)  # numpy's NaNs have signs, and its minima are NaN
             rounded = tl.where(scaled != scaled, 0.0, rounded)
-        words = code_words(rounded, signed, PLAN.axis, ELEMENT, CONVERT, ROWS, COLUMNS, HARDWARE)
-        EDGE: tl.constexpr = PADDED and PLAN.transform is None
-        words = final_words(words, scale, row, column, M, K, PLAN, EDGE, ROWS, COLUMNS)
+        words = code_words(rounded, signed, CONFIG.axis, ELEMENT, CONVERT, ROWS, COLUMNS, HARDWARE)
+        EDGE: tl.constexpr = PADDED and CONFIG.transform is None
+        words = final_words(words, scale, row, column, M, K, CONFIG, EDGE, ROWS, COLUMNS)
     else:
         inside = (row + tl.arange(0, ROWS)[:, None] < M) & (column + tl.arange(0, COLUMNS)[None, :] < K)
-        values = final_values(y, rounded, scaled, scale, inside, PLAN, ROWS, COLUMNS)
+        values = final_values(y, rounded, scaled, scale, inside, CONFIG, ROWS, COLUMNS)
         words = signed_code(values, ELEMENT)
     return words
 
@@ -71,21 +71,21 @@ def signed_code(values, GRID: tl.constexpr):
 
 
 @triton.jit
-def scale_codes(scale, PLAN: tl.constexpr):
+def scale_codes(scale, CONFIG: tl.constexpr):
     """Stored bytes of block scales, int32. scale: fp32 on the scale's grid, or NaN."""
-    if PLAN.scale is None:
+    if CONFIG.scale is None:
         code = (bits_of(scale) >> 23) & 255  # of 2^-127, which is subnormal: 0
     else:
-        SCALE: tl.constexpr = PLAN.scale
+        SCALE: tl.constexpr = CONFIG.scale
         code = code_of(scale, SCALE)
-    return tl.where(scale != scale, PLAN.scale_nan, code)
+    return tl.where(scale != scale, CONFIG.scale_nan, code)
 
 
 @triton.jit
-def store_words(codes_ptr, words, row, column, R, width, PLAN: tl.constexpr, ROWS: tl.constexpr,
+def store_words(codes_ptr, words, row, column, R, width, CONFIG: tl.constexpr, ROWS: tl.constexpr,
                 COLUMNS: tl.constexpr):  # fmt: skip
     """Write a tile of codes, int32 words of 8 (or of 4, or of bytes of 8 bits), to codes_ptr [R, width]."""
-    if PLAN.axis == 1:
+    if CONFIG.axis == 1:
         PER: tl.constexpr = COLUMNS // words.shape[1]
         r = row + tl.arange(0, ROWS)[:, None]
         c = column // PER + tl.arange(0, COLUMNS // PER)[None, :]
@@ -100,15 +100,15 @@ def store_words(codes_ptr, words, row, column, R, width, PLAN: tl.constexpr, ROW
 
 
 @triton.jit
-def store_scales(scale_ptr, code, row, column, down, across, PLAN: tl.constexpr, ROWS: tl.constexpr,
+def store_scales(scale_ptr, code, row, column, down, across, CONFIG: tl.constexpr, ROWS: tl.constexpr,
                  COLUMNS: tl.constexpr):  # fmt: skip
     """Write a tile's block scales, int32 [R, 1, C, 1], to the grid of stored blocks [down, across]."""
-    ABOVE: tl.constexpr = ROWS // PLAN.block_rows
-    BESIDE: tl.constexpr = COLUMNS // PLAN.block_columns
+    ABOVE: tl.constexpr = ROWS // CONFIG.block_rows
+    BESIDE: tl.constexpr = COLUMNS // CONFIG.block_columns
     byte = tl.reshape(code, (ABOVE, BESIDE)).to(tl.uint8)
-    i = row // PLAN.block_rows + tl.arange(0, ABOVE)
-    j = column // PLAN.block_columns + tl.arange(0, BESIDE)
-    if PLAN.axis == 1:
+    i = row // CONFIG.block_rows + tl.arange(0, ABOVE)
+    j = column // CONFIG.block_columns + tl.arange(0, BESIDE)
+    if CONFIG.axis == 1:
         r, c = i[:, None], j[None, :]
     else:
         r, c, byte = j[:, None], i[None, :], tl.trans(byte)
@@ -119,11 +119,11 @@ def store_scales(scale_ptr, code, row, column, down, across, PLAN: tl.constexpr,
 def packed_kernel(
     x_ptr, x_stride, M, K, codes_ptr, R, width, scale_ptr, down, across, amax_ptr, global_ptr,
     key_ptr, stream,
-    PLAN: tl.constexpr, FIELDS: tl.constexpr, PARTS: tl.constexpr,
+    CONFIG: tl.constexpr, FIELDS: tl.constexpr, PARTS: tl.constexpr,
     E2M1X2: tl.constexpr, PADDED: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """Codes [R, width] and scales [down, across] of x [M, K] by PLAN.
+    """Codes [R, width] and scales [down, across] of x [M, K] by CONFIG.
 
     codes: int32 words of eight 4-bit elements, or uint8. E2M1X2: convert pairs in hardware. PADDED: the
     contraction is no multiple of 16. HELD: neighbours along it that a thread reads, 0 for any.
@@ -133,16 +133,16 @@ def packed_kernel(
     if HELD == 0:
         x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
     else:
-        x = load_held(x_ptr, x_stride, row, column, M, K, PLAN.axis, HELD, ROWS, COLUMNS, HARDWARE)
-    y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS, HARDWARE, HELD > 0)
-    tensor_bits = tensor_amax(amax_ptr, global_ptr, PLAN, PARTS)
-    amax_bits = block_amax(y, PLAN, ROWS, COLUMNS, HELD > 0)
+        x = load_held(x_ptr, x_stride, row, column, M, K, CONFIG.axis, HELD, ROWS, COLUMNS, HARDWARE)
+    y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, CONFIG, ROWS, COLUMNS, HARDWARE, HELD > 0)
+    tensor_bits = tensor_amax(amax_ptr, global_ptr, CONFIG, PARTS)
+    amax_bits = block_amax(y, CONFIG, ROWS, COLUMNS, HELD > 0)
     rounded, scaled, scale = rounded_tile(
-        y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
+        y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS, CONFIG, ROWS, COLUMNS
     )
     words = tile_words(
-        y, rounded, scaled, scale, row, column, M, K, PLAN, E2M1X2, PADDED, ROWS, COLUMNS, HARDWARE
+        y, rounded, scaled, scale, row, column, M, K, CONFIG, E2M1X2, PADDED, ROWS, COLUMNS, HARDWARE
     )
-    bytes_ = scale_codes(scale, PLAN)
-    store_words(codes_ptr, words, row, column, R, width, PLAN, ROWS, COLUMNS)
-    store_scales(scale_ptr, bytes_, row, column, down, across, PLAN, ROWS, COLUMNS)
+    bytes_ = scale_codes(scale, CONFIG)
+    store_words(codes_ptr, words, row, column, R, width, CONFIG, ROWS, COLUMNS)
+    store_scales(scale_ptr, bytes_, row, column, down, across, CONFIG, ROWS, COLUMNS)

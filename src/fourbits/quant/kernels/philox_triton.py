@@ -1,7 +1,7 @@
 """Philox4x32 inside kernels: one call per 16-element block, keyed by global coordinates. docs/nvfp4.md, 11.
 
 The key is read from device memory, so a captured graph replays with new noise and no value travels to the
-host. Every function below takes it as (key_ptr, stream, FIELDS), the parts of a plan's NoiseKey.
+host. Every function below takes it as (key_ptr, stream, FIELDS), see `OperandRequest.key_fields`.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)

@@ -1,6 +1,7 @@
 """Which launches serve a request: the one entry to the quantizing kernels."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -28,7 +29,7 @@ def kernel_quantizer(signature: Signature, requests: tuple[OperandRequest, ...])
 
 
 class _Transposing:
-    """One operand with a transform along axis 1, made as a column operand of the transposed tensor."""
+    """One operand with a transform along axis 1, computed as a column operand of the transposed tensor."""
 
     def __init__(self, signature: Signature, request: OperandRequest) -> None:
         rows, columns = signature.shape
@@ -38,8 +39,7 @@ class _Transposing:
     def __call__(
         self, x: Tensor, inputs: tuple[OperandInputs, ...], stats: StatsTarget | None = None
     ) -> Operands:
-        (made,) = self._inner(x.t().contiguous(), inputs, stats)
-        if isinstance(made, ExactOperand):
-            return (ExactOperand(made.values.t(), made.scale, 1, made.spec),)
-        shape = made.shape[1], made.shape[0]
-        return (QuantizedTensor(made.codes, made.block_scale, made.global_scale, 1, shape, made.spec),)
+        (operand,) = self._inner(x.t().contiguous(), inputs, stats)
+        if isinstance(operand, ExactOperand):
+            return (replace(operand, values=operand.values.t(), axis=1),)
+        return (replace(operand, axis=1, shape=(operand.shape[1], operand.shape[0])),)

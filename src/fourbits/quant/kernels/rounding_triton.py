@@ -101,7 +101,7 @@ def shifter(magnitude, GRID: tl.constexpr):
 @triton.jit
 def nearest(values, GRID: tl.constexpr):
     """Magnitudes of values rounded to nearest even on the grid, saturating. fp32 -> fp32, without sign."""
-    magnitude = tl.minimum(tl.abs(values), GRID.largest)
+    magnitude = tl.minimum(tl.abs(values), GRID.max_value)
     shift = shifter(magnitude, GRID)
     return (magnitude + shift) - shift
 
@@ -115,7 +115,7 @@ def stochastic(values, noise, GRID: tl.constexpr):
     the lift is exact.
     """
     LEAST: tl.constexpr = 2.0**GRID.min_exponent
-    magnitude = tl.minimum(tl.abs(values), GRID.largest)
+    magnitude = tl.minimum(tl.abs(values), GRID.max_value)
     base = tl.where(magnitude < LEAST, LEAST, 0.0)
     lifted = float_of(bits_of(magnitude) & -0x1000) + base
     carried = bits_of(lifted) + (noise << (15 - GRID.mantissa_bits)).to(tl.int32)
@@ -126,7 +126,7 @@ def stochastic(values, noise, GRID: tl.constexpr):
 def stochastic_24(values, noise, GRID: tl.constexpr):
     """Magnitudes of values rounded up where (noise >> 8) * 2^-24 < f. noise: uint32 words."""
     LEAST: tl.constexpr = (127 + GRID.min_exponent) << 23
-    magnitude = tl.minimum(tl.abs(values), GRID.largest)
+    magnitude = tl.minimum(tl.abs(values), GRID.max_value)
     binade = tl.maximum(bits_of(magnitude) & EXPONENT_BITS, LEAST)
     step = float_of(binade - (GRID.mantissa_bits << 23))
     steps = magnitude * float_of((254 << 23) - binade + (GRID.mantissa_bits << 23))

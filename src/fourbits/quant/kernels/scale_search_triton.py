@@ -9,7 +9,7 @@ element to its last, rows of a square block by halves. So the elements of a row 
 import triton
 import triton.language as tl
 
-from fourbits.quant.kernels.rounding_triton import FLT_MAX, float_of, nearest
+from fourbits.quant.kernels.rounding_triton import EXPONENT_BITS, FLT_MAX, bits_of, float_of, nearest
 from fourbits.quant.kernels.scaling_triton import encode_scale
 
 
@@ -79,39 +79,53 @@ def halved(x, COUNT: tl.constexpr, TIMES: tl.constexpr, METRIC: tl.constexpr):
 
 
 @triton.jit
-def error_of(magnitude, scale, s_dec, reach, shift, PLAN: tl.constexpr):
+def reconstructed(element, scale, reach, TARGET: tl.constexpr):
+    """((element * scale) * reach) / TARGET, rounded as written, for E2M1 magnitudes: fp32.
+
+    Elements are powers of two, or 1.5 times one, and the roundings of a product and of a quotient commute
+    with powers of two where nothing is subnormal, which `reach` sees to. So two divisions serve a block.
+    """
+    target = tl.full(scale.shape, TARGET, tl.float32)
+    of_one = tl.div_rn(scale * reach, target)
+    of_three_halves = tl.div_rn((1.5 * scale) * reach, target)
+    bits = bits_of(element)
+    return float_of(bits & EXPONENT_BITS) * tl.where((bits & 0x400000) != 0, of_three_halves, of_one)
+
+
+@triton.jit
+def error_of(magnitude, scale, s_dec, reach, shift, CONFIG: tl.constexpr):
     """Error of every block under a candidate scale, fp32 of scale's shape [D, 1, A, 1].
 
     magnitude: of the blocks; reach, shift: the tensor's amax brought near 1, and the power of two doing it.
     """
-    ELEMENT: tl.constexpr = PLAN.element
-    METRIC: tl.constexpr = PLAN.metric
+    ELEMENT: tl.constexpr = CONFIG.element
+    METRIC: tl.constexpr = CONFIG.metric
     divisor = scale * s_dec
     encode = tl.minimum(tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor), FLT_MAX)
-    reached = (nearest(magnitude * encode, ELEMENT) * scale) * reach
-    d = tl.div_rn(reached, tl.full(reached.shape, PLAN.target, tl.float32)) - magnitude * shift
-    HEIGHT: tl.constexpr = PLAN.block_rows if PLAN.axis == 1 else PLAN.block_columns
+    element = nearest(magnitude * encode, ELEMENT)
+    d = reconstructed(element, scale, reach, CONFIG.target) - magnitude * shift
+    HEIGHT: tl.constexpr = CONFIG.block_rows if CONFIG.axis == 1 else CONFIG.block_columns
     TIMES: tl.constexpr = 0 if HEIGHT == 1 else 4
-    rows = by_rows(d, PLAN.axis)
+    rows = by_rows(d, CONFIG.axis)
     errors = row_errors(tl.reshape(rows, (rows.shape[0] * rows.shape[1] * HEIGHT, 16)), METRIC)
     return tl.reshape(halved(errors, HEIGHT, TIMES, METRIC), scale.shape)
 
 
 @triton.jit
-def four_over_six(blocks, amax_bits, tensor_bits, PLAN: tl.constexpr):
+def four_over_six(blocks, amax_bits, tensor_bits, CONFIG: tl.constexpr):
     """The unrounded scale of every block: its maximum mapped to 6, or to 4 where that errs less. fp32."""
-    SCALE: tl.constexpr = PLAN.scale
-    s_enc = encode_scale(tensor_bits, PLAN.target)
+    SCALE: tl.constexpr = CONFIG.scale
+    s_enc = encode_scale(tensor_bits, CONFIG.target)
     s_dec = tl.div_rn(tl.full((), 1.0, tl.float32), s_enc)
     amax = float_of(amax_bits)
-    six = tl.div_rn(amax, tl.full(amax.shape, PLAN.element.largest, tl.float32)) * s_enc
-    if PLAN.headroom != 1.0:
-        six = six * PLAN.headroom
+    six = tl.div_rn(amax, tl.full(amax.shape, CONFIG.element.max_value, tl.float32)) * s_enc
+    if CONFIG.headroom != 1.0:
+        six = six * CONFIG.headroom
     four = six * 1.5
     exponent = tl.minimum(tl.maximum(tensor_bits >> 23, 1), 253)
     shift = float_of((254 - exponent) << 23)
     reach = float_of(tensor_bits) * shift
     magnitude = tl.abs(blocks)
-    error_six = error_of(magnitude, nearest(six, SCALE), s_dec, reach, shift, PLAN)
-    error_four = error_of(magnitude, nearest(four, SCALE), s_dec, reach, shift, PLAN)
+    error_six = error_of(magnitude, nearest(six, SCALE), s_dec, reach, shift, CONFIG)
+    error_four = error_of(magnitude, nearest(four, SCALE), s_dec, reach, shift, CONFIG)
     return tl.where(error_four < error_six, four, six)

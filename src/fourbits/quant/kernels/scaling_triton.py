@@ -19,11 +19,11 @@ from fourbits.quant.kernels.rounding_triton import (
 
 
 @triton.jit
-def blocked(x, PLAN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def blocked(x, CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """A tile as blocks: [ROWS, COLUMNS] -> [ROWS / r, r, COLUMNS / c, c]."""
-    DOWN: tl.constexpr = ROWS // PLAN.block_rows
-    ACROSS: tl.constexpr = COLUMNS // PLAN.block_columns
-    return tl.reshape(x, (DOWN, PLAN.block_rows, ACROSS, PLAN.block_columns))
+    DOWN: tl.constexpr = ROWS // CONFIG.block_rows
+    ACROSS: tl.constexpr = COLUMNS // CONFIG.block_columns
+    return tl.reshape(x, (DOWN, CONFIG.block_rows, ACROSS, CONFIG.block_columns))
 
 
 @triton.jit
@@ -52,21 +52,29 @@ def halved_columns(x, TIMES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.const
 
 
 @triton.jit
-def block_amax(y, PLAN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HELD: tl.constexpr = False):
+def block_amax(
+    y, CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HELD: tl.constexpr = False
+):
     """Pattern of the largest magnitude in each block, int32 [R, 1, C, 1]. y: fp32 [ROWS, COLUMNS].
 
     What one thread holds is compared as floats, which takes one instruction; the rest, as integers. HELD: one
-    thread holds every block.
+    thread holds every block, or for axis 1 every row of one.
     """
-    ABOVE: tl.constexpr = ROWS // PLAN.block_rows
-    x = halved_rows(y, PLAN.block_rows.bit_length() - 1, ROWS, COLUMNS)
-    ACROSS: tl.constexpr = COLUMNS // PLAN.block_columns
-    if PLAN.block_columns == 1 or HELD:
-        x = halved_columns(x, PLAN.block_columns.bit_length() - 1, ABOVE, COLUMNS)
-        bits = tl.reshape(bits_of(x) & ABS_BITS, (ABOVE, 1, ACROSS, 1))
+    ABOVE: tl.constexpr = ROWS // CONFIG.block_rows
+    ACROSS: tl.constexpr = COLUMNS // CONFIG.block_columns
+    if HELD and CONFIG.axis == 1:
+        x = halved_columns(y, CONFIG.block_columns.bit_length() - 1, ROWS, COLUMNS)
+        rows = tl.reshape(bits_of(x) & ABS_BITS, (ABOVE, CONFIG.block_rows, ACROSS))
+        bits = tl.max(rows, axis=1)[:, None, :, None]
     else:
-        fours = bits_of(halved_columns(x, 2, ABOVE, COLUMNS)) & ABS_BITS
-        bits = tl.max(tl.reshape(fours, (ABOVE, ACROSS, PLAN.block_columns // 4)), axis=2)[:, None, :, None]
+        x = halved_rows(y, CONFIG.block_rows.bit_length() - 1, ROWS, COLUMNS)
+        if CONFIG.block_columns == 1 or HELD:
+            x = halved_columns(x, CONFIG.block_columns.bit_length() - 1, ABOVE, COLUMNS)
+            bits = tl.reshape(bits_of(x) & ABS_BITS, (ABOVE, 1, ACROSS, 1))
+        else:
+            fours = bits_of(halved_columns(x, 2, ABOVE, COLUMNS)) & ABS_BITS
+            bits = tl.max(tl.reshape(fours, (ABOVE, ACROSS, CONFIG.block_columns // 4)), axis=2)
+            bits = bits[:, None, :, None]
     return bits
 
 
@@ -80,24 +88,24 @@ def encode_scale(amax_bits, TARGET: tl.constexpr):
 
 
 @triton.jit
-def max_target(amax_bits, tensor_bits, PLAN: tl.constexpr):
+def max_target(amax_bits, tensor_bits, CONFIG: tl.constexpr):
     """The block scale that maps a block's maximum to the largest element, before rounding. fp32."""
     s_enc = tl.full((), 1.0, tl.float32)
-    if PLAN.target != 0.0:
-        s_enc = encode_scale(tensor_bits, PLAN.target)
-    return float_of(amax_bits) * (s_enc * PLAN.kappa)
+    if CONFIG.target != 0.0:
+        s_enc = encode_scale(tensor_bits, CONFIG.target)
+    return float_of(amax_bits) * (s_enc * CONFIG.kappa)
 
 
 @triton.jit
-def two_level(ideal, amax_bits, tensor_bits, PLAN: tl.constexpr):
+def two_level(ideal, amax_bits, tensor_bits, CONFIG: tl.constexpr):
     """(block scale, multiplier of the elements) on a grid, under the tensor's scale where it has one.
 
     ideal: the unrounded block scales, fp32.
     """
-    SCALE: tl.constexpr = PLAN.scale
+    SCALE: tl.constexpr = CONFIG.scale
     s_enc = tl.full((), 1.0, tl.float32)
-    if PLAN.target != 0.0:
-        s_enc = encode_scale(tensor_bits, PLAN.target)
+    if CONFIG.target != 0.0:
+        s_enc = encode_scale(tensor_bits, CONFIG.target)
     s_dec = tl.div_rn(tl.full((), 1.0, tl.float32), s_enc)
     scale = nearest(ideal, SCALE)
     divisor = scale * s_dec
@@ -107,10 +115,11 @@ def two_level(ideal, amax_bits, tensor_bits, PLAN: tl.constexpr):
 
 
 @triton.jit
-def power_of_two(amax_bits, PLAN: tl.constexpr):
+def power_of_two(amax_bits, CONFIG: tl.constexpr):
     """The same for E8M0 scales: a power of two from 2^-127 on, by the exponent of the maximum."""
-    doubled = (amax_bits & 0x7FFFFF) > PLAN.largest_fraction
-    code = tl.maximum((amax_bits >> 23) - PLAN.emax_exponent + doubled.to(tl.int32), 0)
+    doubled = (amax_bits & 0x7FFFFF) > CONFIG.largest_fraction
+    code = tl.maximum((amax_bits >> 23) - CONFIG.emax_exponent + doubled.to(tl.int32), 0)
     scale = tl.where(code == 0, 0x400000, code << 23)
     bad = amax_bits >= EXPONENT_BITS
-    return float_of(tl.where(bad, 0x7FC00000, scale)), float_of((254 - code) << 23)
+    # of a NaN the code may be 254, and infinity times 0 would lose its sign
+    return float_of(tl.where(bad, 0x7FC00000, scale)), float_of((254 - tl.minimum(code, 253)) << 23)

@@ -1,4 +1,4 @@
-"""Which requests the fused kernels take."""
+"""Which requests the fused kernels support."""
 
 import functools
 import os
@@ -39,12 +39,20 @@ def unsupported(signature: Signature, requests: Sequence[OperandRequest]) -> str
             return reason
     if len(requests) > 1 and (reason := _unsupported_pair(requests)):
         return reason
+    if signature.scaled and (reason := _unsupported_scaled(requests)):
+        return reason
     rows, columns = signature.shape
     apart = signature.strides[0] if signature.strides[1] == 1 else 0
     if max(rows if transposes(requests[0]) else columns, apart) > _LONGEST_ROW:
         return f"rows have more than {_LONGEST_ROW} elements"
-    if requests[0].spec.format in FP8_FORMATS and _lacks_fp8(signature.device):
-        return "FP8 tensor cores need sm_89 or newer"
+    return None
+
+
+def _unsupported_scaled(requests: Sequence[OperandRequest]) -> str | None:
+    """Why no kernel multiplies a tensor by a factor before it makes these operands, or None."""
+    (request, *more) = requests
+    if more or request.axis == 1 or request.packed or request.spec.format in FP8_FORMATS:
+        return "a tensor with a factor has a kernel for one exact operand along axis 0, not in FP8"
     return None
 
 
@@ -97,13 +105,15 @@ def unsupported_spec(spec: OperandSpec) -> str | None:
     ):
         if getattr(spec, name) not in known:
             return f"{name} {getattr(spec, name)} has no kernel"
+    if spec.error_metric is not None and size[1] != 16:
+        return f"{spec.scale_rule} has a kernel for blocks of 16, got {size}"
     if spec.rht and spec.rht not in TRANSFORMS:
         return f"a transform has a kernel for sizes {', '.join(map(str, TRANSFORMS))}, got {spec.rht}"
     return None
 
 
 def transposes(request: OperandRequest) -> bool:
-    """Whether this operand is made from a transposed copy: kernels transform down the rows of a tile."""
+    """Whether this operand is computed from a transposed copy: kernels transform down the rows of a tile."""
     return request.axis == 1 and bool(request.spec.rht)
 
 
@@ -118,5 +128,6 @@ def unsupported_device(device: torch.device) -> str | None:
 
 
 @functools.cache
-def _lacks_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9)
+def has_fp8(device: torch.device) -> bool:
+    """Whether a device has FP8 conversions and FP8 tensor cores: NVIDIA GPUs from sm_89 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

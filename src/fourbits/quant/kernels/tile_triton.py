@@ -37,6 +37,24 @@ def load_tile(x_ptr, stride, row, column, M, K, ROWS: tl.constexpr, COLUMNS: tl.
 
 
 @triton.jit
+def load_factor(factor_ptr, SCALED: tl.constexpr):
+    """The factor on a tensor's values, fp32 scalar; 1 without one."""
+    if SCALED:
+        factor = tl.load(factor_ptr)
+    else:
+        factor = tl.full((), 1.0, tl.float32)
+    return factor
+
+
+@triton.jit
+def times(x, factor, SCALED: tl.constexpr):
+    """x * factor, fp32, where there is a factor."""
+    if SCALED:
+        x = x * factor
+    return x
+
+
+@triton.jit
 def tile_start(K, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """First (row, column) of this program's tile of a tensor [M, K].
 
@@ -54,37 +72,37 @@ def amax_of_parts(amax_ptr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def global_scale(tensor_bits, PLAN: tl.constexpr):
+def global_scale(tensor_bits, CONFIG: tl.constexpr):
     """The global scale that follows from the tensor's amax, fp32 scalar; 1 without one."""
     scale = tl.full((), 1.0, tl.float32)
-    if PLAN.target != 0.0:
-        scale = tl.div_rn(scale, encode_scale(tensor_bits, PLAN.target))
+    if CONFIG.target != 0.0:
+        scale = tl.div_rn(scale, encode_scale(tensor_bits, CONFIG.target))
     return scale
 
 
 @triton.jit
-def tensor_amax(amax_ptr, global_ptr, PLAN: tl.constexpr, PARTS: tl.constexpr):
+def tensor_amax(amax_ptr, global_ptr, CONFIG: tl.constexpr, PARTS: tl.constexpr):
     """Pattern of the tensor's amax, int32 scalar, from PARTS partial maxima; 0 without a global scale.
 
     The first program writes the global scale that follows from it.
     """
     bits = tl.full((), 0, tl.int32)
-    if PLAN.target != 0.0:
+    if CONFIG.target != 0.0:
         bits = amax_of_parts(amax_ptr, PARTS)
     if tl.program_id(0) == 0:
-        tl.store(global_ptr, global_scale(bits, PLAN))
+        tl.store(global_ptr, global_scale(bits, CONFIG))
     return bits
 
 
 @triton.jit
-def prepared_tile(x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexpr, PLAN: tl.constexpr,
+def prepared_tile(x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexpr, CONFIG: tl.constexpr,
                   ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
                   WIDE: tl.constexpr = False):  # fmt: skip
-    """What is quantized: x, through bf16 or transformed where the plan says so. WIDE: as for `to_bf16`."""
-    if (PLAN.through_bf16 or PLAN.transform is not None) and not IS_BF16:
+    """What is quantized: x, through bf16 or transformed where the config says so. WIDE: as for `to_bf16`."""
+    if (CONFIG.through_bf16 or CONFIG.transform is not None) and not IS_BF16:
         x = to_bf16(x, HARDWARE, WIDE)
-    if PLAN.transform is not None:
-        TRANSFORM: tl.constexpr = PLAN.transform
+    if CONFIG.transform is not None:
+        TRANSFORM: tl.constexpr = CONFIG.transform
         y = transformed(x, key_ptr, stream, FIELDS, TRANSFORM, ROWS, COLUMNS, HARDWARE, WIDE)
     else:
         y = x
@@ -93,36 +111,36 @@ def prepared_tile(x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexp
 
 @triton.jit
 def rounded_tile(y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS: tl.constexpr,
-                 PLAN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+                 CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """(magnitudes on the grid, what was rounded, block scales), fp32 in blocks; scales [R, 1, C, 1].
 
     amax_bits: of y's blocks; tensor_bits: of the tensor. What was rounded carries the signs. A poisoned block
     has a NaN scale and any magnitudes.
     """
-    ELEMENT: tl.constexpr = PLAN.element
-    blocks = blocked(y, PLAN, ROWS, COLUMNS)
-    if PLAN.scale is None:
-        scale, encode = power_of_two(amax_bits, PLAN)
+    ELEMENT: tl.constexpr = CONFIG.element
+    blocks = blocked(y, CONFIG, ROWS, COLUMNS)
+    if CONFIG.scale is None:
+        scale, encode = power_of_two(amax_bits, CONFIG)
     else:
-        if PLAN.metric == "":
-            ideal = max_target(amax_bits, tensor_bits, PLAN)
+        if CONFIG.metric == "":
+            ideal = max_target(amax_bits, tensor_bits, CONFIG)
         else:
-            ideal = four_over_six(blocks, amax_bits, tensor_bits, PLAN)
-        scale, encode = two_level(ideal, amax_bits, tensor_bits, PLAN)
-    if PLAN.rounding == "ms-eden":
+            ideal = four_over_six(blocks, amax_bits, tensor_bits, CONFIG)
+        scale, encode = two_level(ideal, amax_bits, tensor_bits, CONFIG)
+    if CONFIG.rounding == "ms-eden":
         encode = tl.where(scale == 0.0, 0.0, encode)
     scaled = blocks * encode
-    if PLAN.rounding == "rne":
+    if CONFIG.rounding == "rne":
         rounded = nearest(scaled, ELEMENT)
-    elif PLAN.rounding == "ms-eden":
+    elif CONFIG.rounding == "ms-eden":
         rounded = nearest(scaled, ELEMENT)
         scale = corrected_scale(
-            scaled, rounded, scale, row, column, key_ptr, stream, FIELDS, PLAN, ROWS, COLUMNS
+            scaled, rounded, scale, row, column, key_ptr, stream, FIELDS, CONFIG, ROWS, COLUMNS
         )
     else:
-        WORDS: tl.constexpr = PLAN.rounding == "sr32"
-        noise = tile_noise(key_ptr, stream, FIELDS, row, column, PLAN.axis, WORDS, ROWS, COLUMNS)
-        noise = blocked(noise, PLAN, ROWS, COLUMNS)
+        WORDS: tl.constexpr = CONFIG.rounding == "sr32"
+        noise = tile_noise(key_ptr, stream, FIELDS, row, column, CONFIG.axis, WORDS, ROWS, COLUMNS)
+        noise = blocked(noise, CONFIG, ROWS, COLUMNS)
         if WORDS:
             rounded = stochastic_24(scaled, noise, ELEMENT)
         else:

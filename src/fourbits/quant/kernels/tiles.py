@@ -12,12 +12,18 @@ SHORT = 32
 
 
 class Tile(NamedTuple):
-    """A program's tile, its warps, and how many neighbouring columns of a column operand one thread holds."""
+    """A program's tile, its warps, and how many neighbouring columns of a column operand one thread holds.
+
+    held: neighbours along a row that a thread reads for a row operand, 0 for any; column_held: the same along
+    a column for a column operand.
+    """
 
     rows: int
     columns: int
     warps: int
     vector: int = 8
+    held: int = 0
+    column_held: int = 0
 
 
 class Shape(NamedTuple):
@@ -29,14 +35,26 @@ class Shape(NamedTuple):
 
 
 def exact_tile(shape: Shape, row: KernelConfig | None, column: KernelConfig | None) -> Tile:
-    """For both operands 4 columns a thread, which leaves registers for more warps; for one 8, 16 bytes."""
+    """For both operands 4 columns a thread, which leaves registers for more warps; for one 8, 16 bytes.
+
+    Errors of candidate scales are summed along a row of a block, so there one thread reads such a row.
+    """
     rows = max(tall(row), tall(column))
+    held = row.block_columns if row is not None and row.metric else 0
+    # 128 rows in one thread are spilled, and more code than its cache holds
+    column_held = 32 if rows > 64 and row is None else 0
     if not shape.on_gpu:
-        return Tile(rows, 128, 4)
+        return Tile(rows, 128, 4, held=held, column_held=column_held)
+    if column_held:
+        return Tile(rows, 32, 4, 1, column_held=column_held)
     if rows > SHORT:
-        return wide(shape.K, rows, 64, 1)
+        return wide(shape.K, rows, 64, 1)._replace(held=held)
     if row is not None and column is not None:
-        return wide(shape.K, rows, 256, 4)
+        return wide(shape.K, rows, 256, 4)._replace(held=held)
+    if held and rows > 1:
+        return wide(shape.K, rows, 256, 2)._replace(held=held)
+    if held:
+        return wide(shape.K, 8, 1024, 8)._replace(held=held)
     return wide(shape.K, max(8, rows), 1024, 8 if rows <= 16 else 4)
 
 
@@ -93,7 +111,7 @@ def programs(shape: Shape, tile: Tile) -> int:
 
 
 def matrix(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Uninitialised bf16 [rows, columns] whose rows begin on 32 bytes, as TMA wants."""
+    """Uninitialised bf16 [rows, columns] whose rows begin on multiples of 32 bytes, which TMA can read."""
     width = rounded_up(columns, 16)
     full = torch.empty((rows, width), dtype=torch.bfloat16, device=device)
     return full if width == columns else full[:, :columns]

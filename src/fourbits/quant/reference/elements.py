@@ -39,11 +39,11 @@ def codes_of(magnitudes: Tensor, values: Tensor, block_scale: Tensor, spec: Oper
 
 
 def exact_values_of(magnitudes: Tensor, values: Tensor, block_scale: Tensor, spec: OperandSpec) -> Tensor:
-    """Values of an exact operand, bf16: element * block scale, or the element under fp32 scales.
+    """Values of an exact operand, bf16: element * block scale, or the element if scales come later.
 
     Arguments as for `codes_of`. A zero has the sign of the value.
     """
-    if spec.block_format.scale == "fp32":
+    if spec.block_format.scale_in_epilogue:
         magnitudes, values = _poisoned(magnitudes, block_scale, spec), _without_nan(values)
     else:
         magnitudes = magnitudes * per_element(block_scale)

@@ -19,16 +19,17 @@ from fourbits.quant.reference.elements import codes_of, element_of, exact_values
 from fourbits.quant.reference.hadamard import transformed
 from fourbits.quant.reference.ms_eden import corrected_scales
 from fourbits.quant.reference.philox import element_noise, scale_words
-from fourbits.quant.reference.scale_search import searched_scales
+from fourbits.quant.reference.scale_search import IDEAL_SCALES
 from fourbits.quant.reference.scales import (
+    Level,
     Scales,
     block_maxima,
-    block_scales,
     level_of,
     over_blocks,
+    poisoned,
     tensor_amax,
 )
-from fourbits.quant.scale_codes import encode_scales
+from fourbits.quant.scale_hierarchy import SCALE_HIERARCHIES, encode_levels
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 
@@ -90,11 +91,10 @@ def quantized_blocks(
     block_amax = block_maxima(blocks)
 
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
-    ideal = None
-    if spec.error_metric is not None:
-        ideal = searched_scales(blocks, block_amax, over_blocks(level, block_amax, spec, axis), spec, axis)
+    local = over_blocks(level, block_amax, spec, axis)
+    ideal = IDEAL_SCALES[spec.scale_rule](blocks, block_amax, local, spec, axis)
     words = scale_words(sr_key, spec, grid_shape(full, spec, axis), axis)
-    scales = block_scales(block_amax, level, ideal, words, spec, axis)
+    scales = block_scales(block_amax, ideal, level, words, spec, axis)
     if spec.rounding == "ms-eden":
         assert words is not None
         scales = corrected_scales(full, scales, words, spec, axis)
@@ -105,6 +105,24 @@ def quantized_blocks(
     values = blocks.to(torch.float32)
     magnitudes = rounded_magnitudes(values, scales.encode, scales.block_scale, noise, spec)
     return QuantizedBlocks(values, magnitudes, scales)
+
+
+def block_scales(
+    block_amax: Tensor, ideal: Tensor, level: Level, words: Tensor | None, spec: OperandSpec, axis: int
+) -> Scales:
+    """Scales of every block under a tensor's level: what the format's hierarchy makes of the ideal ones.
+
+    ideal: by the scale rule, before rounding; words: 32 random bits per block, where block scales round
+    stochastically.
+    """
+    fmt, local = spec.block_format, over_blocks(level, block_amax, spec, axis)
+    hierarchy = SCALE_HIERARCHIES[fmt.scale or ""]
+    levels, encode = hierarchy.derive(block_amax, ideal, local, words, spec, axis)
+    finest = poisoned(levels[0], block_amax, local)
+    if len(levels) == 1:
+        return Scales(finest, level.decode, encode)
+    levels = (finest, *levels[1:])
+    return Scales(hierarchy.effective(levels, fmt, axis), level.decode, encode, levels)
 
 
 def padding_zeroed(codes: Tensor, shape: torch.Size, spec: OperandSpec, axis: int) -> Tensor:
@@ -120,7 +138,8 @@ def packed(codes: Tensor, scales: Scales, shape: torch.Size, spec: OperandSpec, 
     size = (shape[0], shape[1])
     if spec.block_size is None:
         return QuantizedTensor(codes, no_blocks_on(codes), scales.block_scale.reshape(()), axis, size, spec)
-    block_scale = encode_scales(stored(scales.block_scale, axis), spec.block_format)
+    levels = scales.levels or (scales.block_scale,)
+    block_scale = encode_levels(tuple(stored(level, axis) for level in levels), spec.block_format)
     return QuantizedTensor(codes, block_scale, stored(scales.global_scale, axis), axis, size, spec)
 
 
@@ -132,7 +151,7 @@ def unquantized(y: Tensor, shape: torch.Size, spec: OperandSpec, axis: int) -> Q
 
 def epilogue_scale(scales: Scales, spec: OperandSpec) -> Tensor:
     """The FP32 scale that an exact operand's values still need: one for the tensor, or a grid."""
-    scale = scales.block_scale if spec.block_format.scale == "fp32" else scales.global_scale
+    scale = scales.block_scale if spec.block_format.scale_in_epilogue else scales.global_scale
     return scale.reshape(()) if spec.block_size is None else scale
 
 

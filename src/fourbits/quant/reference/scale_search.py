@@ -1,4 +1,4 @@
-"""Scale rules that compare candidates by the error they leave. docs/nvfp4.md, sections 7.4 and 7.5.
+"""Scale rules, above all those that compare candidates by the error they leave. docs/nvfp4.md, 7.4 and 7.5.
 
 Four Over Six (arXiv:2512.02010) maps a block's maximum to 6 or to 4; `search` visits an octave of scales up
 and one down. The candidate with the least error wins, the first one in a tie.
@@ -14,8 +14,11 @@ from fourbits.formats.descriptors import E4M3
 from fourbits.formats.rounding import round_nearest
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.elements import element_of
-from fourbits.quant.reference.scales import Level, divide, element_encode, target_and_kappa
+from fourbits.quant.reference.scales import Level, divide, element_encode, of_maximum, target_and_kappa
+from fourbits.quant.scale_rules import FOUR_OVER_SIX, SEARCH
 
+#: (blocks [A, a, B, b], block_amax, level of each block, spec, axis) -> unrounded block scales, fp32 [A, B]
+IdealScale = Callable[[Tensor, Tensor, Level, OperandSpec, int], Tensor]
 #: block scales to compare, fp32 grids: before and after their rounding to nearest
 Candidates = Sequence[tuple[Tensor, Tensor]]
 
@@ -32,8 +35,7 @@ def searched_scales(blocks: Tensor, block_amax: Tensor, level: Level, spec: Oper
     def error(scale: Tensor) -> Tensor:
         return block_errors(row_errors(slices, scale, level, spec, axis), spec, 1 if axis == 1 else 2)
 
-    rule, _, _ = spec.scale_rule.partition("-")
-    return best_of(CANDIDATES[rule](block_amax, level, spec), error)
+    return best_of(CANDIDATES[spec.scale_rule](block_amax, level, spec), error)
 
 
 def best_of(candidates: Candidates, error: Callable[[Tensor], Tensor]) -> Tensor:
@@ -68,10 +70,18 @@ def octaves(block_amax: Tensor, level: Level, spec: OperandSpec) -> Candidates:
     return tuple((scale, scale) for scale in scales)
 
 
-#: a rule's candidates, by its name without the metric
+#: the candidates of each rule
 CANDIDATES: dict[str, Callable[[Tensor, Level, OperandSpec], Candidates]] = {
-    "4over6": six_and_four,
-    "search": octaves,
+    **dict.fromkeys(FOUR_OVER_SIX, six_and_four),
+    **dict.fromkeys(SEARCH, octaves),
+}
+
+
+#: the functions of SCALE_RULES, by name
+IDEAL_SCALES: dict[str, IdealScale] = {
+    "max": of_maximum,
+    "ceil": of_maximum,
+    **dict.fromkeys((*FOUR_OVER_SIX, *SEARCH), searched_scales),
 }
 
 

@@ -5,7 +5,6 @@ The order of operations is the specification: docs/nvfp4.md, section 7.
 """
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -44,6 +43,12 @@ class Scales(NamedTuple):
     global_scale: Tensor
     #: the elements are those of x * encode, rounded
     encode: Tensor
+    #: the levels whose combination block_scale is, the finest first, where there are several
+    levels: tuple[Tensor, ...] = ()
+
+
+#: the levels of block scales, fp32 grids, the finest first; and the encode factors of all blocks
+Derived = tuple[tuple[Tensor, ...], Tensor]
 
 
 def block_maxima(blocks: Tensor) -> Tensor:
@@ -85,29 +90,23 @@ def over_blocks(level: Level, block_amax: Tensor, spec: OperandSpec, axis: int) 
     return Level(*(finer(grid, outer, block_amax.shape) for grid in level))
 
 
-def block_scales(
-    block_amax: Tensor, level: Level, ideal: Tensor | None, words: Tensor | None, spec: OperandSpec, axis: int
-) -> Scales:
-    """Scales of every block under a tensor's level.
-
-    ideal: unrounded block scales where a search has chosen them, None for those of the block maxima; words:
-    32 random bits per block, where block scales round stochastically.
-    """
-    local = over_blocks(level, block_amax, spec, axis)
-    kind = spec.block_format.scale or ""
-    if kind in SIMPLE_SCALES:
-        block_scale, encode = SIMPLE_SCALES[kind](block_amax, local, spec)
-    else:
-        ideal = ideal_scales(block_amax, local, spec) if ideal is None else ideal
-        block_scale = rounded_scales(ideal, words, spec)
-        encode = element_encode(block_scale, local)
-    return Scales(poisoned(block_scale, block_amax, local), level.decode, encode)
-
-
-def ideal_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> Tensor:
+def scale_of_maximum(block_amax: Tensor, level: Level, spec: OperandSpec) -> Tensor:
     """p: the block scale that maps a block's maximum to the largest element, before rounding."""
     _, kappa = target_and_kappa(spec)
     return block_amax * (level.encode * kappa)
+
+
+def of_maximum(blocks: Tensor, block_amax: Tensor, level: Level, spec: OperandSpec, axis: int) -> Tensor:
+    """The scale rules `max`, and `ceil`, which E8M0 scales round up."""
+    return scale_of_maximum(block_amax, level, spec)
+
+
+def small_float_scales(
+    block_amax: Tensor, ideal: Tensor, level: Level, words: Tensor | None, spec: OperandSpec, axis: int
+) -> Derived:
+    """E4M3 or UE5M3 block scales, ideal ones rounded, and their encode factors."""
+    block_scale = rounded_scales(ideal, words, spec)
+    return (block_scale,), element_encode(block_scale, level)
 
 
 def rounded_scales(ideal: Tensor, words: Tensor | None, spec: OperandSpec) -> Tensor:
@@ -125,7 +124,9 @@ def element_encode(block_scale: Tensor, level: Level) -> Tensor:
     return divide(1.0, block_scale * level.decode).clamp_max(FLT_MAX)
 
 
-def power_of_two_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> tuple[Tensor, Tensor]:
+def power_of_two_scales(
+    block_amax: Tensor, ideal: Tensor, level: Level, words: Tensor | None, spec: OperandSpec, axis: int
+) -> Derived:
     """E8M0 block scales and their encode factors: 2**(floor(log2 amax) - floor(log2 emax)).
 
     With `ceil` the least power of two under which amax does not exceed emax.
@@ -137,24 +138,19 @@ def power_of_two_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> 
         largest_fraction = int((2 * math.frexp(emax)[0] - 1) * 2**23)
         code = code + ((bits & _FRACTION_BITS) > largest_fraction).to(torch.int32)
     code = code.clamp_min(0)
-    return _power_of_two(code - 127), _power_of_two(127 - code)
+    return (_power_of_two(code - 127),), _power_of_two(127 - code)
 
 
-def fp32_scales(block_amax: Tensor, level: Level, spec: OperandSpec) -> tuple[Tensor, Tensor]:
+def fp32_scales(
+    block_amax: Tensor, ideal: Tensor, level: Level, words: Tensor | None, spec: OperandSpec, axis: int
+) -> Derived:
     """FP32 block scales 1 / (emax / amax) (FP8, INT8) and their encode factors.
 
     A block of the whole tensor uses the tensor's amax, which may be a given one.
     """
     amax = level.amax.reshape(1, 1) if spec.block_size is None else block_amax
     encode = encode_scale_of(_emax(spec), amax, spec)
-    return divide(1.0, encode), encode
-
-
-#: block scales that follow from the block maxima without rounding onto a small float's grid, by scale format
-SIMPLE_SCALES: dict[str, Callable[[Tensor, Level, OperandSpec], tuple[Tensor, Tensor]]] = {
-    "e8m0": power_of_two_scales,
-    "fp32": fp32_scales,
-}
+    return (divide(1.0, encode),), encode
 
 
 def poisoned(block_scale: Tensor, block_amax: Tensor, level: Level) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fourbits.linear.summary import ConversionSummary
-from fourbits.train.report import ProgressReport, RunStart
+from fourbits.train.listener import ProgressPrinter, RunStart
 
 START = RunStart(
     out=Path("runs/x"),
@@ -27,11 +27,11 @@ def step(number, **changes):
 
 def printed(records, terminal=False):
     stream = io.StringIO()
-    report = ProgressReport(Console(file=stream, force_terminal=terminal, width=120), log_interval=3)
-    report.begin(START)
+    printer = ProgressPrinter(Console(file=stream, force_terminal=terminal, width=120), log_interval=3)
+    printer.begin(START)
     for record in records:
-        report.step(record)
-    report.end({})
+        printer.step(record)
+    printer.end({})
     return stream.getvalue()
 
 

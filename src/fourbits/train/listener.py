@@ -49,7 +49,7 @@ class RunListener:
         """The run has ended, successfully or not. summary: the content of summary.json."""
 
 
-class ProgressReport(RunListener):
+class ProgressPrinter(RunListener):
     """Shows a progress bar on a terminal, and elsewhere prints a line every `log_interval` steps."""
 
     def __init__(self, console: Console, log_interval: int, label: str = "training") -> None:

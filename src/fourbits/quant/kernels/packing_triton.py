@@ -1,4 +1,4 @@
-"""Eight 4-bit codes to a 32-bit word, as packed operands store them, and tiles loaded so that this is cheap.
+"""Packs eight 4-bit codes to a 32-bit word, and loads tiles so that this moves no data between threads.
 
 Eight neighbours along the contraction axis lie in one thread's registers: packing moves nothing between
 threads, and a store is as wide as the words that a thread holds. docs/nvfp4.md, sections 4 and 5.
@@ -149,7 +149,7 @@ def code_words(magnitude, signed, AXIS: tl.constexpr, GRID: tl.constexpr, CONVER
         )  # fmt: skip
     else:
         m0, m1, m2, m3, m4, m5, m6, m7 = eight(magnitude, AXIS, ROWS, COLUMNS)
-        if HARDWARE and GRID.largest == 6.0:
+        if HARDWARE and GRID.max_value == 6.0:
             words = tl.inline_asm_elementwise(
                 _PACK, "=r,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f",
                 [m0, m1, m2, m3, m4, m5, m6, m7, s0, s1, s2, s3, s4, s5, s6, s7], dtype=tl.int32,
@@ -164,25 +164,25 @@ def code_words(magnitude, signed, AXIS: tl.constexpr, GRID: tl.constexpr, CONVER
 
 
 @triton.jit
-def final_words(words, scale, row, column, M, K, PLAN: tl.constexpr, PADDED: tl.constexpr,
+def final_words(words, scale, row, column, M, K, CONFIG: tl.constexpr, PADDED: tl.constexpr,
                 ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Words under the rules for poisoned and underflowed blocks; with PADDED, codes outside of [M, K] are 0.
 
     scale: of the blocks, [R, 1, C, 1]. All ones are the largest magnitude of every 4-bit grid, and a NaN that
-    arithmetic has made has no sign.
+    arithmetic has produced has no sign.
     """
     DOWN: tl.constexpr = scale.shape[0]
     ACROSS: tl.constexpr = scale.shape[2]
-    if PLAN.axis == 1:
-        blocks = tl.reshape(words, (DOWN, PLAN.block_rows, ACROSS, PLAN.block_columns // 8))
+    if CONFIG.axis == 1:
+        blocks = tl.reshape(words, (DOWN, CONFIG.block_rows, ACROSS, CONFIG.block_columns // 8))
     else:
-        blocks = tl.reshape(words, (DOWN, PLAN.block_rows // 8, ACROSS, PLAN.block_columns))
-    if not PLAN.te_compat:
+        blocks = tl.reshape(words, (DOWN, CONFIG.block_rows // 8, ACROSS, CONFIG.block_columns))
+    if not CONFIG.te_compat:
         blocks &= tl.where(scale == 0.0, -0x77777778, -1)
     blocks |= tl.where(scale != scale, 0x77777777, 0)
     words = tl.reshape(blocks, words.shape)
     if PADDED:
-        if PLAN.axis == 1:
+        if CONFIG.axis == 1:
             left = (K - column - 8 * tl.arange(0, COLUMNS // 8))[None, :]
         else:
             left = (M - row - 8 * tl.arange(0, ROWS // 8))[:, None]

@@ -1,0 +1,192 @@
+"""A user's model: transformers' Llama, converted in one line, trained in the plain loop of a user.
+
+FP32 masters, BF16 autocast, fused AdamW, random tokens; no CUDA graphs unless torch.compile makes them. Each
+nvfp4 step is compared with the BF16 step of the same model in the same mode, measured in the same call.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.bench.timing import Measurements, Result, copy_bandwidth, measured, product_rate, release_memory
+from fourbits.data.optional import load_transformers
+from fourbits.device import probe
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
+
+MODES = ("eager", "compile", "reduce-overhead")
+_UNIT = "of BF16"
+#: of the first step under torch.compile: it may take twice as long as BF16's
+_COMPILATION = 0.5
+_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfSize:
+    """A Llama and its batch. goals: nvfp4 over BF16 by mode, on an H100; h200: where an H200's differ."""
+
+    width: int
+    layers: int
+    batch: int
+    tokens: int
+    vocabulary: int = 32000
+    goals: tuple[float | None, ...] = (None,) * len(MODES)
+    h200: tuple[float | None, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Width x layers, batch x tokens."""
+        return f"{self.width}x{self.layers}, {self.batch}x{self.tokens}"
+
+
+SIZES = {
+    "small": HfSize(width=768, layers=12, batch=32, tokens=512, goals=(0.75, 0.72, 0.76)),
+    "large": HfSize(
+        width=2048, layers=16, batch=8, tokens=2048, goals=(0.91, 0.90, None), h200=(0.93, 0.92, None)
+    ),
+    "tiny": HfSize(width=64, layers=2, batch=2, tokens=32, vocabulary=256),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Seconds of a step, of its host part, and of the first step, which compiles; peak bytes."""
+
+    step: float
+    host: float
+    first: float
+    peak: int
+
+
+def bench_hf(
+    device: torch.device,
+    log: Callable[[str], None],
+    sizes: Sequence[str] | None = None,
+    modes: Sequence[str] | None = None,
+) -> Measurements:
+    """Measure the sizes (of SIZES) in the modes (of MODES) on a device; by default those that it is for.
+
+    Raises ValueError if transformers is missing, or for an unknown name.
+    """
+    _check("--sizes", sizes, tuple(SIZES))
+    _check("--modes", modes, MODES)
+    rates = copy_bandwidth(device), product_rate(device)
+    on_gpu = device.type == "cuda"
+    results: list[Result] = []
+    for size in [SIZES[name] for name in sizes or (("small", "large") if on_gpu else ("tiny",))]:
+        for mode in modes or (MODES if on_gpu else MODES[:2]):
+            results += _compared(size, mode, device, log)
+    return measured("hf", device, tuple(results), rates)
+
+
+def _check(option: str, names: Sequence[str] | None, known: tuple[str, ...]) -> None:
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"{option}: must be of {', '.join(known)}, got {name}.")
+
+
+def _compared(size: HfSize, mode: str, device: torch.device, log: Callable[[str], None]) -> list[Result]:
+    """BF16 and nvfp4 of one model in one mode."""
+    goals = size.h200 if size.h200 is not None and probe(device).name == "NVIDIA H200" else size.goals
+    found: dict[str, _Measured] = {}
+    for recipe in ("bf16", "nvfp4"):
+        found[recipe] = _measure(size, mode, recipe, device)
+        log(
+            f"{size.name} {mode} {recipe}: first step {found[recipe].first:.1f} s, "
+            f"then {found[recipe].step * 1e3:.1f} ms, peak {found[recipe].peak / 2**30:.2f} GiB"
+        )
+    base, ours = found["bf16"], found["nvfp4"]
+    name, goal = f"{size.name} {mode}", goals[MODES.index(mode)]
+    return [
+        Result(name=f"{name} bf16", seconds=base.step, host_seconds=base.host, value=1.0, unit=_UNIT),
+        Result(
+            name=f"{name} nvfp4",
+            seconds=ours.step,
+            host_seconds=ours.host,
+            value=base.step / ours.step,
+            unit=_UNIT,
+            goal=goal,
+        ),
+        Result(
+            name=f"{name} nvfp4, first step",
+            seconds=ours.first,
+            value=base.first / ours.first,
+            unit=_UNIT,
+            goal=None if mode == "eager" else _COMPILATION,
+        ),
+    ]
+
+
+def _measure(size: HfSize, mode: str, recipe: str, device: torch.device) -> _Measured:
+    release_memory(device)
+    step = _training_step(size, mode, recipe, device)
+    start = time.perf_counter()
+    step()
+    _wait(device)
+    first = time.perf_counter() - start
+    for _ in range(3):
+        step()
+    _wait(device)
+    steps, hosts = [], []
+    for _ in range(_STEPS):
+        start = time.perf_counter()
+        step()
+        hosts.append(time.perf_counter() - start)
+        _wait(device)
+        steps.append(time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    torch.compiler.reset()
+    return _Measured(statistics.median(steps), statistics.median(hosts), first, peak)
+
+
+def _training_step(size: HfSize, mode: str, recipe: str, device: torch.device) -> Callable[[], Tensor]:
+    """One optimizer step of a user's loop, which returns the loss."""
+    model = _llama(size, device)
+    if recipe != "bf16":
+        convert(model, recipe)
+    call: Any = model
+    if mode != "eager":
+        torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
+        call = torch.compile(model, mode=None if mode == "compile" else mode)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(0, size.vocabulary, (size.batch, size.tokens), device=device)
+    steps = iter(range(1 << 30))
+
+    def step() -> Tensor:
+        if recipe != "bf16":
+            set_step(model, next(steps))
+        if mode == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = call(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    return step
+
+
+def _llama(size: HfSize, device: torch.device) -> nn.Module:
+    transformers = load_transformers("bench hf")
+    config = transformers.LlamaConfig(
+        hidden_size=size.width,
+        intermediate_size=size.width * 8 // 3 // 64 * 64,
+        num_hidden_layers=size.layers,
+        num_attention_heads=max(1, size.width // 64),
+        vocab_size=size.vocabulary,
+        max_position_embeddings=max(2048, size.tokens),
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        return transformers.LlamaForCausalLM(config).train()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,85 @@
+"""Tell a user who waits for a first step that kernels are being compiled, and how long that took.
+
+Compilations that follow each other closely are reported as one, through the logger `fourbits`: a warning once
+they have taken longer than a user waits without wondering, and another when they have ended. Nothing is
+reported where compilers find everything in their caches on disk.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+_logger = logging.getLogger("fourbits")
+#: seconds of compilation after which a user is told
+_PATIENCE = 1.5
+#: seconds without compilation after which a burst has ended
+_QUIET = 2.0
+
+
+class Burst:
+    """Compilations that follow each other closely, in all threads."""
+
+    def __init__(self, patience: float = _PATIENCE, quiet: float = _QUIET) -> None:
+        self._patience, self._quiet = patience, quiet
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
+        self._running = self._count = 0
+        self._started = self._seconds = 0.0
+        self._announced = False
+
+    @contextmanager
+    def compiling(self, what: str) -> Generator[None]:
+        """Compile `what` within."""
+        self._start(what)
+        try:
+            yield
+        finally:
+            self._end()
+
+    def _start(self, what: str) -> None:
+        with self._lock:
+            self._running += 1
+            self._count += 1
+            if self._running == 1:
+                self._started = time.perf_counter()
+                self._after(max(self._patience - self._seconds, 0.0), self._announce, what)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._running -= 1
+            if self._running == 0:
+                self._seconds += time.perf_counter() - self._started
+                self._after(self._quiet, self._report)
+
+    def _after(self, seconds: float, call: object, *arguments: object) -> None:
+        """Call in some seconds, and forget what was to be called before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(seconds, call, arguments)  # pyright: ignore[reportArgumentType]
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _announce(self, what: str) -> None:
+        with self._lock:
+            if self._running and not self._announced:
+                self._announced = True
+                _logger.warning(
+                    "fourbits: compiling kernels for this machine, now %s. The first step waits for them; "
+                    "later processes find them in the compiler's cache.",
+                    what,
+                )
+
+    def _report(self) -> None:
+        with self._lock:
+            if self._running:
+                return
+            if self._announced:
+                kernels = "kernel" if self._count == 1 else "kernels"
+                _logger.warning("fourbits: compiled %d %s in %.1f s.", self._count, kernels, self._seconds)
+            self._count, self._seconds, self._announced = 0, 0.0, False
+
+
+_burst = Burst()
+compiling = _burst.compiling

@@ -1,0 +1,69 @@
+"""Amaxes over the shards of a tensor: a layer that is a shard by features quantizes with those of the whole.
+
+docs/nvfp4.md, section 6.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.quantize import own_amaxes
+from fourbits.quant.request import OperandInputs, OperandRequest
+
+#: (int32 [n], the operands' roles) -> int32 [n], the maxima over all shards
+AmaxReduction = Callable[[Tensor, tuple[str, ...]], Tensor]
+
+_reductions: dict[str, AmaxReduction] = {}
+
+
+def register_amax_reduction(name: str, reduce: AmaxReduction) -> None:
+    """Make a reduction of amaxes known under a name, for `shard_features`; graphs carry the name.
+
+    reduce: (bits int32 [n], roles) -> the elementwise maxima over all shards. bits are those of fp32
+    magnitudes, whose order as integers is that of the magnitudes, with NaN largest. It is called once per
+    tensor that is quantized, in the same order on all shards. A role whose tensor is not sharded may be
+    returned as it is. Raises ValueError for an empty name, and for one that stands for another function.
+    """
+    if not name:
+        raise ValueError("register_amax_reduction: name must not be empty, which stands for no reduction.")
+    if _reductions.setdefault(name, reduce) is not reduce:
+        raise ValueError(
+            f"register_amax_reduction: {name!r} is registered already, for another function. Choose another "
+            "name."
+        )
+
+
+def amax_reduction(name: str) -> AmaxReduction:
+    """The reduction of a name. Raises ValueError for an unknown one."""
+    if name not in _reductions:
+        raise ValueError(
+            f"amax_reduction: no reduction is called {name!r}, only {', '.join(_reductions) or 'none'}. "
+            "Call fourbits.register_amax_reduction first, in every process."
+        )
+    return _reductions[name]
+
+
+def with_reduced_amaxes(
+    name: str,
+    roles: tuple[str, ...],
+    x: Tensor,
+    requests: tuple[OperandRequest, ...],
+    inputs: tuple[OperandInputs, ...],
+) -> tuple[OperandInputs, ...]:
+    """The inputs with the amax of the whole tensor, unless a stored one is used or a format has none."""
+    places = [place for place, request in enumerate(requests) if request.spec.tensor_scaled]
+    if not places:
+        return inputs
+    own = own_amaxes(x, tuple(requests[p] for p in places), tuple(inputs[p] for p in places))
+    bits = amax_reduction(name)(own.abs().view(torch.int32), tuple(roles[p] for p in places))
+    if bits.dtype != torch.int32 or bits.shape != own.shape:
+        raise ValueError(
+            f"amax_reduction: {name!r} must return int32 {list(own.shape)}, as it was given, got "
+            f"{bits.dtype} {list(bits.shape)}. Reduce a copy of its argument."
+        )
+    whole, found = bits.view(torch.float32), list(inputs)
+    for p, amax in zip(places, whole, strict=True):
+        stored = inputs[p].amax
+        found[p] = inputs[p]._replace(amax=amax if stored is None else torch.where(stored < 0, amax, stored))
+    return tuple(found)

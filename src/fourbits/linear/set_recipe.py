@@ -1,0 +1,125 @@
+"""set_recipe: change the recipe of a converted model between two steps, and keep what it has tracked."""
+
+from typing import Any, Literal
+
+from torch import nn
+
+from fourbits.linear.amax_history import OperandBook
+from fourbits.linear.amax_policy import OPERANDS
+from fourbits.linear.checkpoint_state import books_of
+from fourbits.linear.convert import converted
+from fourbits.linear.feature_shard import sharded
+from fourbits.linear.layer_state import LayerState, converted_state
+from fourbits.linear.native_gemms import made_native
+from fourbits.linear.placement import table_for
+from fourbits.linear.selection import Selection
+from fourbits.linear.step import share_counters
+from fourbits.linear.summary import ConversionSummary
+from fourbits.linear.weight_source import check_table, set_weight_source
+from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import GemmTable, Recipe, table_from_text
+
+
+def set_recipe(
+    model: nn.Module, recipe: str | Recipe, backend: Literal["emulated", "native"] = "emulated"
+) -> ConversionSummary:
+    """Change a converted model's recipe, in place; call it between two steps, before `set_step`.
+
+    Unlike `convert`, it keeps the seed, the counters, the caller's choice of layers, the sources of weights
+    and the shards, and what layers
+    that stay quantized have tracked: an operand's amax history where amax_policy, source, transform and
+    correction are unchanged (its newest entries, if it gets shorter), its layout where adaptive is unchanged.
+    The rest is dropped. A checkpoint written afterwards is loaded after `convert` to the new recipe. Returns
+    the precision of each layer. Raises ValueError, and changes nothing, for a model without converted layers,
+    an unknown recipe, and one that does not support the model's shards or sources of weights.
+    """
+    before = {name: module.quantization for name, module in _layers(model)}
+    chosen = get_recipe(recipe)
+    seed, step = _one_seed(before), _one_step(model)
+    selection = _one_selection(before)
+    for name, state in before.items():
+        table, _ = table_for(chosen, name)
+        _check(state, made_native(table) if backend == "native" else table)
+    summary = converted([model], chosen, selection, seed, backend)
+    for name, module in _layers(model):
+        if (old := before.get(name)) is not None:
+            _keep(old, module)
+    for book in books_of(model):
+        book.begin(step)
+    share_counters(model)
+    return summary
+
+
+def _layers(model: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, module) for name, module in model.named_modules() if converted_state(module) is not None]
+
+
+def _one_seed(states: dict[str, LayerState]) -> int:
+    """The seed of all layers. Raises ValueError without layers, and for several seeds."""
+    seeds = sorted({state.seed for state in states.values()})
+    if len(seeds) != 1:
+        problem = "has no converted layer" if not seeds else f"was converted with several seeds, {seeds}"
+        raise ValueError(f"set_recipe: the model {problem}. Call convert, which starts from the beginning.")
+    return seeds[0]
+
+
+def _one_selection(states: dict[str, LayerState]) -> Selection:
+    """The choice of layers that the model was converted with. Raises ValueError for several."""
+    chosen = {state.numbering.selection for state in states.values() if state.numbering is not None}
+    if len(chosen) > 1:
+        raise ValueError(
+            "set_recipe: parts of the model were converted with different choices of layers. Call it on each "
+            "part, or convert, which starts from the beginning."
+        )
+    return chosen.pop() if chosen else Selection()
+
+
+def _one_step(model: nn.Module) -> int | None:
+    """The step of the model's recipe state. Raises ValueError where parts of it are at different steps."""
+    steps = {book.step for book in books_of(model)}
+    if len(steps) > 1:
+        raise ValueError(
+            f"set_recipe: parts of the model are at different steps, {steps}. Call set_step on the whole "
+            "model first."
+        )
+    return steps.pop() if steps else None
+
+
+def _check(state: LayerState, table: GemmTable) -> None:
+    """Raises ValueError for a table that does not support a layer's shard or weight source."""
+    if state.shard is not None:
+        sharded(table, table_from_text(state.table).amax_reduction, state.shard)
+    if state.weight_source is not None:
+        check_table(table)
+
+
+def _keep(old: LayerState, layer: Any) -> None:
+    """Give a layer what its state before the change held."""
+    new: LayerState = layer.quantization
+    new.counter, new.own_counter = old.counter, old.own_counter
+    old_table, table = table_from_text(old.table), table_from_text(new.table)
+    if old.shard is not None:
+        new.shard_as(old.shard, sharded(table, old_table.amax_reduction, old.shard))
+    if old.weight_source is not None:
+        set_weight_source(layer, old.weight_source)
+    if old.book is not None and new.book is not None:
+        new.book.to(old.book.amaxes.device)
+        _keep_tracked(old.book, old.slot, new.book, new.slot)
+
+
+def _keep_tracked(old: OperandBook, old_slot: int, new: OperandBook, slot: int) -> None:
+    before, after = old.tables[old_slot], new.tables[slot]
+    for role, name in enumerate(OPERANDS):
+        specs = before.operand(name), after.operand(name)
+        new.take(old, old_slot, slot, role, amax=_same_amax(*specs), layout=_same_layout(*specs))
+
+
+def _same_amax(old: OperandSpec, new: OperandSpec) -> bool:
+    """Whether both track the amax of the same values, by the same policy."""
+    values = [(spec.source, spec.transform, spec.correction) for spec in (old, new)]
+    return old.amax_policy == new.amax_policy != "current" and values[0] == values[1]
+
+
+def _same_layout(old: OperandSpec, new: OperandSpec) -> bool:
+    return old.adaptive == new.adaptive != "none"

@@ -1,0 +1,82 @@
+"""Corrections: a part of an operand that is removed before quantizing, and added back to the GEMM in FP32.
+
+An operand T [M, F] of tokens, X or dY, is split into T = R + P(T). R is quantized; what P(T) contributes to a
+GEMM is computed from its short form `removed`, such as the mean over tokens. A Hadamard transform needs no
+correction, because it cancels in the GEMM (`OperandSpec.rht`). docs/nvfp4.md, section 20.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How one kind of part is removed and added back; P must be a projection along tokens.
+
+    P(T) = A A^+ T, where A [M, r] depends on M only. Then A^T R = 0, so that both cross terms of Wgrad
+    vanish: (R + P(dY))^T (S + P(X)) = R^T S + P(dY)^T P(X).
+    """
+
+    #: T [M, F] -> (R fp32 [M, F], contiguous; removed, a new fp32 tensor of any shape, which is saved)
+    split: Callable[[Tensor], tuple[Tensor, Tensor]]
+    #: (removed of T, weight fp32 [N, F], M) -> P(T) weight^T, fp32, broadcastable to [M, N]; in Fprop, Dgrad
+    product: Callable[[Tensor, Tensor, int], Tensor]
+    #: (removed of dY, removed of X, M) -> P(dY)^T P(X), fp32 [N, K]; in Wgrad
+    outer_product: Callable[[Tensor, Tensor, int], Tensor]
+
+
+_corrections: dict[str, Correction] = {}
+
+
+def register_correction(name: str, correction: Correction) -> None:
+    """Make a correction known under a name, for `OperandSpec.correction`.
+
+    Every process that builds such a spec must register it first. Raises ValueError for an empty name, and
+    for a name that stands for another correction: plans and compiled graphs hold what it stood for.
+    """
+    if not name:
+        raise ValueError("register_correction: name must not be empty, which stands for no correction.")
+    if _corrections.setdefault(name, correction) != correction:
+        raise ValueError(
+            f"register_correction: {name!r} is registered already, for another correction. Choose another "
+            "name."
+        )
+
+
+def correction_of(name: str) -> Correction:
+    """The correction of a name. Raises ValueError for an unknown one."""
+    if message := unknown_correction(name):
+        raise ValueError(f"OperandSpec.{message}")
+    return _corrections[name]
+
+
+def unknown_correction(name: str) -> str | None:
+    """Why a name is no correction, or None."""
+    if not name or name in _corrections:
+        return None
+    known = ", ".join(_corrections) or "none"
+    return (
+        f"correction: no correction is called {name!r}. Registered: {known}. Call "
+        "fourbits.register_correction first, in every process."
+    )
+
+
+def split_residual(correction: Correction, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, removed) of x [M, F]. Raises ValueError for a residual of another shape or dtype."""
+    with without_autocast(x):
+        residual, removed = correction.split(x)
+    if residual.shape != x.shape or residual.dtype != torch.float32 or not residual.is_contiguous():
+        raise ValueError(
+            f"Correction.split: the residual must be contiguous fp32 {list(x.shape)}, got {residual.dtype} "
+            f"{list(residual.shape)}. Compute it as x.float() minus the part that is removed."
+        )
+    return residual, removed
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which autocast does not round what a correction computes to BF16."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

@@ -1,0 +1,62 @@
+"""What the compiler is told of quantization: a spec as text, and empty outputs of the operators.
+
+Sizes may be symbolic here.
+"""
+
+import ast
+import functools
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from fourbits.quant.arguments import checked_inputs
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.scale_hierarchy import hierarchy_of
+
+_FIELDS = tuple(field.name for field in fields(OperandSpec))
+
+
+def spec_to_text(spec: OperandSpec) -> str:
+    """A spec as text for `spec_from_text`, made of what the compiler's front end can evaluate."""
+    return ",".join([f"{name}={getattr(spec, name)!r}" for name in _FIELDS])
+
+
+@functools.lru_cache(maxsize=1024)
+def spec_from_text(text: str) -> OperandSpec:
+    """Inverse of `spec_to_text`."""
+    call = ast.parse(f"f({text})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return OperandSpec(**{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
+
+
+def fake_fake_quantize(x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None) -> Tensor:
+    """An empty output of `fourbits::fake_quantize`."""
+    checked_inputs(x, spec_from_text(spec), axis, amax, sr_key)
+    return x.new_empty((x.shape[0], x.shape[1]))
+
+
+def fake_packed(
+    x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty outputs of `fourbits::quantize_packed`."""
+    parsed = spec_from_text(spec)
+    axis, _, _ = checked_inputs(x, parsed, axis, amax, sr_key)
+    fmt, size, outer = parsed.block_format, parsed.block_size, parsed.outer_size
+    rows, length = x.shape[1 - axis], _blocks(x.shape[axis], max(16, parsed.rht)) * max(16, parsed.rht)
+    if fmt.element is None:
+        codes = x.new_empty((rows, length), dtype=fmt.dtype)
+    else:
+        codes = x.new_empty((rows, length * fmt.element.bits // 8), dtype=torch.uint8)
+    block_scale = x.new_empty((0, 0), dtype=torch.float32)
+    if size is not None:
+        hierarchy = hierarchy_of(fmt)
+        dtype = torch.uint8 if hierarchy.dtype == torch.float8_e8m0fnu else hierarchy.dtype
+        shape = hierarchy.stored_shape(_blocks(rows, size[0]), _blocks(length, size[1]))
+        block_scale = x.new_empty(shape, dtype=dtype)
+    shape = () if outer is None else (_blocks(rows, outer[0]), _blocks(length, outer[1]))
+    return codes, block_scale, x.new_empty(shape, dtype=torch.float32)
+
+
+def _blocks(size: int, length: int) -> int:
+    return -(-size // length)

@@ -1,0 +1,29 @@
+"""Fixtures of the tests of linear layers."""
+
+import pytest
+
+from fourbits.gemm.kernels import gemms
+from fourbits.gemm.kernels.launch_bf16 import bf16_gemm
+from fourbits.linear.plan import input_side, linear_plan
+from fourbits.quant import quantize as dispatch
+from fourbits.quant.kernels import support
+from fourbits.quant.kernels.launcher import Launcher
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Kernels that would have been launched: the GPU's path on CPU tensors."""
+    found: list[str] = []
+    monkeypatch.setattr(support, "unsupported_device", lambda device: None)
+    monkeypatch.setattr(gemms, "unsupported_device", lambda device: None)
+    monkeypatch.setattr(
+        Launcher, "__call__", lambda launcher, *arguments: found.append(launcher._kernel.fn.__name__)
+    )
+    forget_plans()
+    yield found
+    forget_plans()
+
+
+def forget_plans():
+    for cache in (dispatch.quantizer, linear_plan, input_side, bf16_gemm):
+        cache.cache_clear()

@@ -1,0 +1,104 @@
+"""Quantization in graphs: operators keep their contract with the compiler, and give the eager bytes."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo import config as dynamo_config
+from torch.library import opcheck
+
+import fourbits as fb
+from fourbits import OperandSpec
+from fourbits.quant.cpu import compiled as compiler
+from fourbits.quant.traced import spec_from_text, spec_to_text
+from support.assertions import assert_same_operand
+
+SPECS = {
+    "nvfp4": OperandSpec(),
+    "sr-rht": OperandSpec(rounding="sr", rht=16),
+    "weight": OperandSpec(block=(16, 16), source="bf16"),
+    "ue5m3": OperandSpec(format="nvfp4-ue5m3"),
+    "mxfp4": OperandSpec(format="mxfp4", scale_rule="ceil"),
+    "mxfp8": OperandSpec(format="mxfp8"),
+    "fp8": OperandSpec(format="fp8"),
+    "fp8-whole": OperandSpec(format="fp8", block=(0, 0)),
+    "int8": OperandSpec(format="int8"),
+    "double": OperandSpec(format="nvfp4-double"),
+    "bf16": OperandSpec(format="bf16"),
+    "fp32": OperandSpec(format="fp32"),
+}
+KEY = torch.tensor([7, 3])
+QUANTIZE, FAKE_QUANTIZE = torch.ops.fourbits.quantize_packed.default, torch.ops.fourbits.fake_quantize.default
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("shape", [(45, 50), (16, 144)], ids=str)
+@pytest.mark.parametrize("name", SPECS)
+def test_the_compiler_is_told_what_operators_return(name, shape, axis):
+    spec = SPECS[name]
+    for x in (torch.randn(shape), torch.randn(shape).bfloat16(), torch.randn(shape[::-1]).t()):
+        args = (x, spec_to_text(spec), axis, torch.tensor(2.0) if spec.tensor_scaled else None, KEY)
+        operators = [QUANTIZE] if spec.rht else [QUANTIZE, FAKE_QUANTIZE]
+        for operator in operators:
+            opcheck(operator, args, test_utils=("test_faketensor", "test_schema"))
+
+
+def test_gradients_are_registered_as_the_compiler_expects():
+    x = torch.randn(20, 40, requires_grad=True)
+    opcheck(FAKE_QUANTIZE, (x, spec_to_text(OperandSpec()), 1, None, None))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_graph_quantizes_to_the_eager_bytes(name):
+    def quantize(x: Tensor) -> fb.QuantizedTensor:
+        return fb.quantize(x, SPECS[name], 0, sr_key=KEY)
+
+    torch.compiler.reset()  # the compiler counts all specs as variants of one function
+    x = torch.randn(45, 50)
+    made = torch.compile(quantize, fullgraph=True, backend="aot_eager")(x)
+    assert_same_operand(made, quantize(x))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_spec_survives_its_text(name):
+    assert spec_from_text(spec_to_text(SPECS[name])) == SPECS[name]
+
+
+def test_a_graph_passes_the_gradient_on_and_none_to_amax():
+    def loss(x: Tensor, amax: Tensor) -> Tensor:
+        return (fb.fake_quantize(x, OperandSpec(), amax=amax) * weights).sum()
+
+    x, amax, weights = torch.randn(20, 33), torch.tensor(3.0), torch.randn(20, 33)
+    x.requires_grad_()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(x, amax).backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, weights)
+
+
+@pytest.fixture
+def few_variants(monkeypatch):
+    """Two compiled variants per function, of any function."""
+    compiler._compiled.cache_clear()
+    compiler._warn_of_variants.cache_clear()
+    torch.compiler.reset()
+    monkeypatch.setattr(compiler, "_LIMITS", {})
+    monkeypatch.setattr(compiler, "COMPILE_FROM", 0)
+    with dynamo_config.patch(recompile_limit=2):
+        yield
+    compiler._compiled.cache_clear()
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("few_variants")
+def test_beyond_the_limit_of_variants_quantization_runs_uncompiled_and_says_so():
+    def doubled(x: Tensor, number: Tensor | None, factor: str) -> Tensor:
+        return x * len(factor) + (0 if number is None else number)
+
+    call: Callable[..., Tensor] = compiler.compiled(doubled)
+    x = torch.randn(8)
+    for factor in ("a", "bb"):
+        assert torch.equal(call(x, None, factor), x * len(factor))
+    with pytest.warns(UserWarning, match=r"doubled runs uncompiled.*compiled 2 times.*recompile_limit"):
+        assert torch.equal(call(x, None, "ccc"), x * 3)
+    assert torch.equal(call(x, None, "dddd"), x * 4)  # and does not say so again
