@@ -104,7 +104,7 @@ def test_histories_go_on_where_they_track_the_same_values_and_start_again_elsewh
 
 @pytest.mark.parametrize("when", ["after set_step", "before the first step", "without set_step"])
 def test_a_change_to_the_same_recipe_changes_no_bit(when, monkeypatch):
-    monkeypatch.setattr("fourbits.linear.module._warned", [True])
+    monkeypatch.setattr("fourbits.linear.sr_counter._warned", [True])
     models = [model_of(), model_of()]
     for step in range(6):
         if step == (0 if when == "before the first step" else SWITCH):
