@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fourbits.linear.audit import audit
 from fourbits.linear.convert import convert
+from fourbits.linear.feature_shard import shard_features
 from fourbits.linear.health import lost_blocks_and_large_rows
 from fourbits.linear.limited_rows import limited
 from fourbits.linear.step import set_step
@@ -116,6 +117,13 @@ def step(model: nn.Module, recipe: str | Recipe) -> list[torch.Tensor]:
     model(x).backward(torch.randn(64, 48, generator=generator).clamp(-2, 2))
     gradients = [x.grad, *(parameter.grad for parameter in model.parameters())]
     return [gradient for gradient in gradients if gradient is not None]
+
+
+def test_a_shard_by_features_does_not_see_whole_rows_and_refuses():
+    layer = nn.Linear(32, 48)
+    convert(layer, LIMITED)
+    with pytest.raises(ValueError, match="shard_features: limits follow the rows of one shard"):
+        shard_features(layer, first_out=16, amax_reduction="none")
 
 
 def test_a_compiled_step_limits_rows_as_an_eager_one_does():

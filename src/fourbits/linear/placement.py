@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fourbits.linear.amax_history import depends_on_the_past
 from fourbits.linear.bypassed import bypassed_layers
@@ -62,7 +63,7 @@ class Decider:
             return self.bypassed[layer.name]
         if layer.kind == "linear" and not computes_like_linear(kind):
             return f"{kind.__name__} computes more than nn.Linear"
-        if not layer.shape[1]:
+        if is_lazy(module.weight):
             return "its weight is not initialized yet"
         if hides_forward(module):
             return "its forward was replaced on the instance, so changing its class would have no effect"
