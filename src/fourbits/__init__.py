@@ -8,12 +8,17 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run __getattr__
+    from fourbits.exchange.folder import load_hf as load_hf
+    from fourbits.exchange.folder import save_hf as save_hf
     from fourbits.gemm.matmul import matmul as matmul
     from fourbits.linear.amax_reduction import register_amax_reduction as register_amax_reduction
+    from fourbits.linear.audit import AuditReport as AuditReport
+    from fourbits.linear.audit import audit as audit
     from fourbits.linear.convert import convert as convert
     from fourbits.linear.feature_shard import shard_features as shard_features
     from fourbits.linear.set_recipe import set_recipe as set_recipe
     from fourbits.linear.step import set_step as set_step
+    from fourbits.linear.summary import ConversionSummary as ConversionSummary
     from fourbits.linear.weight_source import set_weight_source as set_weight_source
     from fourbits.quant.correction import Correction as Correction
     from fourbits.quant.correction import register_correction as register_correction
@@ -25,7 +30,10 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.quant.tensor import QuantizedTensor as QuantizedTensor
     from fourbits.recipe.presets import get_recipe as get_recipe
     from fourbits.recipe.presets import list_recipes as list_recipes
+    from fourbits.recipe.recipe import KeepBF16 as KeepBF16
+    from fourbits.recipe.recipe import LayerRule as LayerRule
     from fourbits.recipe.recipe import Recipe as Recipe
+    from fourbits.train.load_run import load_trained as load_trained
 
 __version__ = version("fourbits")
 
@@ -41,14 +49,22 @@ _HOME = {
     "Correction": "fourbits.quant.correction",
     "register_correction": "fourbits.quant.correction",
     "Recipe": "fourbits.recipe.recipe",
+    "KeepBF16": "fourbits.recipe.recipe",
+    "LayerRule": "fourbits.recipe.recipe",
     "get_recipe": "fourbits.recipe.presets",
     "list_recipes": "fourbits.recipe.presets",
     "convert": "fourbits.linear.convert",
     "set_recipe": "fourbits.linear.set_recipe",
-    "set_step": "fourbits.linear.step",
     "set_weight_source": "fourbits.linear.weight_source",
     "register_amax_reduction": "fourbits.linear.amax_reduction",
     "shard_features": "fourbits.linear.feature_shard",
+    "ConversionSummary": "fourbits.linear.summary",
+    "audit": "fourbits.linear.audit",
+    "AuditReport": "fourbits.linear.audit",
+    "set_step": "fourbits.linear.step",
+    "load_hf": "fourbits.exchange.folder",
+    "save_hf": "fourbits.exchange.folder",
+    "load_trained": "fourbits.train.load_run",
 }
 
 

@@ -17,6 +17,7 @@ from fourbits.bench.steps.saved_bytes import memory_breakdown, saved_bytes
 from fourbits.bench.steps.training_step import TrainingStep
 from fourbits.cli.main import main
 from fourbits.linear.convert import convert
+from fourbits.linear.sr_counter import COUNTER_FIELDS
 from fourbits.model import loss
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
@@ -171,8 +172,9 @@ def test_packed_inputs_have_the_size_of_their_format():
     exact.one_micro_batch()
     quantized = [row for row in saved.inputs if "blocks.3" not in row]  # the last block stays in BF16
     assert quantized
+    counter = 8 * len(COUNTER_FIELDS)  # all layers save the same one, which is counted at the first
     for name in set(quantized) - {f"blocks.2.mixer.{part}_proj" for part in "qkv"}:
-        assert saved.inputs[name] <= 0.29 * saved_bytes(exact).inputs[name]
+        assert saved.inputs[name] - counter <= 0.29 * saved_bytes(exact).inputs[name]
 
 
 def test_quantized_weights_are_distinguished_from_inputs_of_the_same_shape():

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from fourbits.linear.convert import convert
-from fourbits.linear.placement import repeated_blocks
+from fourbits.linear.stacks import Stack, find_stacks
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import KeepBF16
 
@@ -61,20 +61,22 @@ class Model(nn.Module):
                 for _ in range(blocks)
             ]
         )
-        self.output = nn.Linear(64, 64)
+        self.closing = nn.Linear(64, 64)
 
 
 @pytest.mark.parametrize("blocks", [2, 4, 16, 31])
-def test_blocks_are_the_entries_of_the_largest_outermost_list(blocks):
+def test_blocks_are_the_entries_of_the_outermost_list_and_not_bare_linears(blocks):
     model = Model(blocks)
-    assert repeated_blocks(model) == ("blocks.", blocks)
+    assert find_stacks([model]) == (Stack("blocks", tuple(f"blocks.{i}" for i in range(blocks))),)
     summary = convert(model, "nvfp4")
     first, last = PAPER[blocks]
-    kept = {row.name for row in summary.rows if not row.quantized}
+    reasons = {row.name: row.reason for row in summary.rows if not row.quantized}
+    assert reasons.pop("closing") == "follows the last block"
     inside = [*range(first), *range(blocks - last, blocks)]
-    assert kept == {f"blocks.{i}.mix.{j}" for i in inside for j in range(2)}
-    assert all(row.reason in (f"first {first} of {blocks} blocks", f"last {last} of {blocks} blocks")
-               for row in summary.rows if not row.quantized)  # fmt: skip
+    assert set(reasons) == {f"blocks.{i}.mix.{j}" for i in inside for j in range(2)}
+    assert set(reasons.values()) <= {f"first {first} of {blocks} blocks", f"last {last} of {blocks} blocks"}
+    (stack,) = summary.stacks
+    assert (stack.name, stack.blocks, stack.first, stack.last) == ("blocks", blocks, first, last)
 
 
 def test_a_list_of_blocks_that_is_itself_the_model_counts_too():
@@ -90,4 +92,5 @@ def test_a_model_without_a_list_has_no_first_and_last_block():
 
 def test_more_blocks_than_there_are_keep_everything():
     recipe = replace(get_recipe("nvfp4"), keep_bf16=KeepBF16(first_blocks=5, last_blocks=5))
-    assert convert(Model(3).blocks, recipe).share_of_linears == 0
+    with pytest.warns(UserWarning, match="quantized nothing"):
+        assert convert(Model(3).blocks, recipe).share_of_linears == 0

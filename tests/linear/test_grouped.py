@@ -171,8 +171,8 @@ def test_stacked_experts_of_a_stranger_are_listed_and_stay():
     summary = convert(model, "nvfp4-naive")
     kept = {row.name: (row.shape, row.reason) for row in summary.rows if not row.quantized}
     why = "stacked weights of Experts, not a known group of linear layers"
-    assert kept == {"1.up_proj": ((128, 16), why)}
-    assert summary.share_of_linears == 0.5
+    assert kept == {"1.up_proj": ((128, 16), why), "2.weight": ((16, 128), "convolution")}
+    assert summary.share_of_linears == 1 / 3
 
 
 def test_a_group_has_no_amax_policy_and_says_so():

@@ -85,10 +85,11 @@ def test_experts_in_one_parameter_are_named_as_what_stays():
     kept = {row.name.rpartition("layers.0.")[2]: row.reason for row in summary.rows if not row.quantized}
     assert kept == {
         "lm_head": "output head or embedding",
+        "mlp.gate.weight": "router",
         "mlp.experts.gate_up_proj": stays,
         "mlp.experts.down_proj": stays,
     }
-    assert summary.share_of_linears == 4 / 7
+    assert summary.share_of_linears == 4 / 8
 
 
 def fused_kernel(projected, *_args, outproj_weight, **_kwargs):

@@ -205,3 +205,10 @@ def test_models_that_a_change_makes_no_sense_for_are_refused():
     set_step(model[0], 3)
     with pytest.raises(ValueError, match="parts of the model are at different steps"):
         set_recipe(model, SECOND)
+
+
+def test_the_callers_choice_of_layers_outlives_a_change_of_recipe():
+    model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
+    convert(model, "nvfp4", exclude="0", filter_fn=lambda module, name: name != "2")
+    summary = set_recipe(model, "mxfp8")
+    assert [row.precision for row in summary.rows] == ["bf16", "mxfp8", "bf16", "mxfp8"]

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fourbits.linear import sr_counter
 from fourbits.linear.convert import convert
+from fourbits.linear.layer_state import converted_state
 from fourbits.linear.step import counters_of, set_step
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
@@ -323,10 +324,53 @@ def test_recomputed_activations_draw_the_same_bits(counted, reentrant):
     [
         (-1, 0, r"step must be in \[0, 2\*\*32\), got -1"),
         (1 << 32, 0, "step must be in"),
-        (0, 8, r"first_token must be a multiple of 16 \(one block\), got 8\. Make the token count"),
-        (0, -16, "first_token must be"),
+        (0, -16, r"first_token must not be negative, got -16\. Count the tokens of a step from 0"),
     ],
 )
 def test_a_step_that_is_none_is_refused(step, first_token, text):
     with pytest.raises(ValueError, match=text):
         set_step(converted(), step, first_token)
+
+
+@pytest.mark.parametrize("lengths", [[111, 111, 111], [17] * 6, [5, 5, 16, 1], [16, 64, 32]], ids=str)
+def test_micro_batches_of_any_length_share_no_block_of_noise(lengths):
+    model, first, taken = converted(), 0, []
+    for length in lengths:
+        set_step(model, 1, first_token=first)
+        (counter,) = counters_of(model)
+        place = int(counter[2])
+        assert place % 16 == 0
+        assert place >= first
+        taken += range(place // 16, (place + length + 15) // 16)
+        first += length
+    assert len(set(taken)) == len(taken)
+
+
+def test_a_first_token_is_rounded_up_and_multiples_of_16_stay():
+    model = converted()
+    for step, first, place in ((0, 111, 112), (1, 0, 0), (1, 64, 64), (1, 32, 32), (2, 48, 48)):
+        set_step(model, step, first_token=first)
+        assert [counter.tolist()[:5] for counter in counters_of(model)] == [[0, step, place, place // 16, 0]]
+
+
+def test_parts_converted_one_by_one_share_no_noise_and_those_converted_at_once_keep_their_numbers():
+    def numbers(model: nn.Module) -> list[int]:
+        states = (converted_state(module) for module in model.modules())
+        return [state.layer for state in states if state is not None]
+
+    whole = nn.ModuleDict(
+        {"encoder": nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), "decoder": nn.Linear(32, 32)}
+    )
+    for part in whole.children():
+        convert(part, "nvfp4")
+    assert numbers(whole) == [0, 1, 0]
+    for _ in range(2):
+        set_step(whole, 0)
+        assert numbers(whole) == [0, 1, 2]
+    x, dy = batch()
+    whole["decoder"].load_state_dict(whole["encoder"][0].state_dict())  # pyright: ignore
+    found = [gradients(linear, x, dy) for linear in (whole["encoder"][0], whole["decoder"])]  # pyright: ignore
+    assert not torch.equal(found[0][0], found[1][0])
+    convert(whole, "nvfp4")
+    set_step(whole, 0)
+    assert numbers(whole) == [0, 1, 2]

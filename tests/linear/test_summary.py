@@ -65,8 +65,9 @@ def test_bf16_quantizes_nothing_and_says_so():
     assert {row.reason for row in summary.rows} == {"recipe bf16"}
 
 
-def test_a_model_without_linears_has_an_empty_summary():
-    summary = convert(nn.Embedding(4, 4), "nvfp4")
+def test_a_model_without_linears_has_an_empty_summary_and_a_warning():
+    with pytest.warns(UserWarning, match="convert quantized nothing by recipe nvfp4"):
+        summary = convert(nn.Embedding(4, 4), "nvfp4")
     assert summary.rows == ()
     assert summary.share_of_linears == 0
 

@@ -48,6 +48,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--no-compiled", action="store_true", help="with ssd: skip compiled torch")
     text = "with model: a run preset or YAML file, e.g. transformer-1.2b; with ssd: measure only its shape"
     parser.add_argument("--preset", metavar="CONFIG", help=text)
+    _add_model_arguments(parser)
+    _add_hf_arguments(parser)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_model_arguments(parser: ArgumentParser) -> None:
     model = parser.add_argument_group("with model")
     names = f"default: {' '.join(RECIPES)} (packed: inputs saved for backward as packed codes)"
     model.add_argument("--recipes", nargs="*", metavar="R", help=names)
@@ -68,21 +75,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help=f"other implementations to measure: {', '.join(PEERS)}",
     )
     model.add_argument("--no-profile", action="store_true", default=None, help="skip the profile")
+
+
+def _add_hf_arguments(parser: ArgumentParser) -> None:
     hf = parser.add_argument_group("with hf")
-    hf.add_argument(
-        "--sizes",
-        nargs="+",
-        metavar="S",
-        help=f"sizes to measure, of {', '.join(SIZES)}; default: those for the device",
-    )
-    hf.add_argument(
-        "--modes",
-        nargs="+",
-        metavar="M",
-        help=f"modes to measure, of {', '.join(MODES)}; default: those for the device",
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    for option, names in (("sizes", tuple(SIZES)), ("modes", MODES)):
+        text = f"{option} to measure, of {', '.join(names)}; default: those for the device"
+        hf.add_argument(f"--{option}", nargs="+", metavar=option[0].upper(), help=text)
 
 
 def run(args: Namespace) -> int:

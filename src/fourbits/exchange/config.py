@@ -87,7 +87,7 @@ def to_hf_config(
         "residual_in_fp32": config.residual_dtype == "fp32",
         "bos_token_id": None,
         "eos_token_id": end_token,
-        "pad_token_id": end_token,
+        "pad_token_id": None,  # transformers would fill that token's embedding with zeros and not train it
     }
     if config.uses("-T"):
         mapping["intermediate_size"] = config.d_ffn

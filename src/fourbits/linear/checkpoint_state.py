@@ -22,8 +22,7 @@ from fourbits.linear.amax_policy import (
     Reduce,
     reduced,
 )
-from fourbits.linear.layer_state import LayerState
-from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.recipe.recipe import table_from_text
 
 
@@ -112,5 +111,5 @@ def books_of(model: nn.Module) -> list[OperandBook]:
 
 def _states(model: nn.Module) -> Iterator[tuple[str, LayerState]]:
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear):
-            yield name, module.quantization
+        if (state := converted_state(module)) is not None:
+            yield name, state

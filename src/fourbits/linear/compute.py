@@ -12,6 +12,7 @@ from torch import Tensor
 from fourbits.gemm.matmul import gemm
 from fourbits.linear.amax_reduction import with_reduced_amaxes
 from fourbits.linear.corrected import Corrected, Operands, row_gemm, wgrad_gemm
+from fourbits.linear.limited_rows import limited
 from fourbits.linear.observer import Observer
 from fourbits.linear.plan import (
     DGRAD_WEIGHT,
@@ -103,6 +104,9 @@ def backward(
     plan: LinearPlan, call: LinearCall, saved: SavedOperands, dy: Tensor, needs: tuple[bool, bool, bool]
 ) -> Gradients:
     """The gradients of X, W and bias, as far as needed. dy: [M, N], contiguous."""
+    whole, back = dy, None
+    if plan.table.gradient_rows == "limited":
+        dy, back = limited(dy)
     step = plan.gradients(signature_of(dy), needs[0], needs[1])
     dx = dw = None
     operands: list[Operand | Corrected] = []
@@ -119,6 +123,7 @@ def backward(
             dx = step.dgrad(lhs, w, None)
         if dx.shape[1] != call.weight.shape[1]:  # columns of padding only
             dx = dx[:, : call.weight.shape[1]].contiguous()
+        dx = dx if back is None else (dx * back).to(dx.dtype)
     if needs[1]:
         rhs = _wgrad_input(plan, step, call, saved)
         lhs = operands.pop(0)
@@ -128,7 +133,7 @@ def backward(
             if step.wgrad is None:
                 step.wgrad = gemm(lhs, rhs, torch.float32, bias=None)
             dw = step.wgrad(lhs, rhs, None)
-    return Gradients(dx, dw, dy.sum(0, dtype=torch.float32) if needs[2] else None)
+    return Gradients(dx, dw, whole.sum(0, dtype=torch.float32) if needs[2] else None)
 
 
 def _operands(side: Side, call: LinearCall, x: Tensor, factor: Tensor | None = None) -> Operands:

@@ -4,85 +4,112 @@ A layer keeps its identity: parameters, hooks, name, state_dict and every refere
 changes. The same holds for groups of linear layers in one parameter, such as experts.
 """
 
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 
 from fourbits.device import Device, native_unsupported, probe
 from fourbits.gemm.native.self_check import why_not_trusted
+from fourbits.linear import flops as flops  # registers the operators' FLOP formulas
+from fourbits.linear.adopt import adopt, restore
+from fourbits.linear.arguments import model_parts, patterns_of, require_choice, with_kept_blocks
+from fourbits.linear.audit import watch
 from fourbits.linear.checkpoint_state import open_books
-from fourbits.linear.grouped import QuantizedGroup, is_group, stacked_weights
+from fourbits.linear.findings import notes_of, require_recipe_matches, warn_of_gaps
 from fourbits.linear.layer_state import LayerState
-from fourbits.linear.module import QuantizedLinear
 from fourbits.linear.native_gemms import emulated_gemms, made_native
+from fourbits.linear.numbering import Numbering
 from fourbits.linear.placement import Decider
-from fourbits.linear.summary import ConversionSummary, LinearReport, precision_of
+from fourbits.linear.selection import Filter, Selection, require_matches
+from fourbits.linear.stacks import Stack, find_stacks, named_stacks
+from fourbits.linear.summary import ConversionSummary, LinearReport, StackReport, precision_of
+from fourbits.linear.weights import Weight, multiplied_weights, named_modules
 from fourbits.recipe.presets import get_recipe
-from fourbits.recipe.recipe import Recipe
+from fourbits.recipe.recipe import GemmTable, Recipe
 
-_conversions = [0]
+Backend = Literal["emulated", "native"]
+Patterns = str | Iterable[str]
 
 
 def convert(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     recipe: str | Recipe = "nvfp4",
+    *,
+    include: Patterns | None = None,
+    exclude: Patterns | None = None,
+    filter_fn: Filter | None = None,
+    stacks: Patterns | None = None,
+    min_size: int | None = None,
+    keep_first: int | str | None = None,
+    keep_last: int | str | None = None,
     seed: int = 0,
-    backend: Literal["emulated", "native"] = "emulated",
+    backend: Backend = "emulated",
 ) -> ConversionSummary:
-    """Convert the model's linear layers to a recipe, in place; "bf16" restores the nn.Linear layers.
+    """Convert the model's linear layers to a recipe, in place; "bf16" restores the original layers.
 
-    model: any module tree, on any device, meta included. recipe: a shipped name, a YAML file or a Recipe.
+    model: any module tree, on any device, meta included, or a list of the parts of one, whose layers are
+    numbered and whose stacks are counted together. recipe: a shipped name, a YAML file or a Recipe.
+
+    include, exclude: shell-style patterns of the names of layers or of modules around them; a layer that
+    include names exactly is quantized even if it is a head or in a block that stays in BF16. filter_fn:
+    (module, name) -> whether it may be quantized. min_size: fewest weights of a quantized layer. stacks:
+    names of the containers of blocks, in place of those found. keep_first, keep_last: how many blocks of each
+    stack stay in BF16, or their share such as "8/62", in place of the recipe's.
+
     seed: the seed of all random bits, in [0, 2**32). backend: the GEMM backend; "native" uses Blackwell FP4
     tensor cores for the GEMMs they support, after a self-check. Returns the precision of each layer, with the
-    reason. Raises ValueError for an unknown recipe, and for native on a GPU without FP4 tensor cores or one
-    that fails the self-check.
+    reason; warns if no layer is quantized. Raises ValueError for an unknown recipe, for a pattern that
+    matches nothing, and for native on a GPU without FP4 tensor cores or one that fails the self-check.
     """
-    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(
-            f"convert: model must be an nn.Module, got {type(model).__name__}. Pass the model itself."
-        )
-    chosen = get_recipe(recipe)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"convert: seed must be an int in [0, 2**32), got {seed!r}. Pass such an int.")
-    if backend not in ("emulated", "native"):
-        raise ValueError(
-            f"convert: backend must be emulated or native, got {backend!r}. The default is emulated."
-        )
+    parts = model_parts(model)
+    require_choice(seed, backend, min_size)
+    given = {"include": include, "exclude": exclude, "stacks": stacks}
+    patterns = {option: patterns_of(option, value) for option, value in given.items()}
+    selection = Selection(
+        filter_fn=filter_fn, min_size=min_size, keep_first=keep_first, keep_last=keep_last, **patterns
+    )
+    modules = named_modules(parts)
+    names = [layer.name for layer in multiplied_weights(modules) if layer.kind != "other"]
+    containers = [name for name, module in modules if any(True for _ in module.children())]
+    layer = "the name of a linear layer or of a module around one"
+    require_matches("include", selection.include or (), names, layer)
+    require_matches("exclude", selection.exclude or (), names, layer)
+    require_matches("stacks", selection.stacks or (), containers, "the name of a container of blocks")
+    return converted(parts, get_recipe(recipe), selection, seed, backend)
+
+
+def converted(
+    parts: Sequence[nn.Module], recipe: Recipe, selection: Selection, seed: int, backend: Backend
+) -> ConversionSummary:
+    """Convert the parts of a model by a caller's choice; as `convert`, which checks its arguments."""
+    chosen = with_kept_blocks(recipe, selection.keep_first, selection.keep_last)
     if backend == "native":
         require_native()
-    linears: list[tuple[str, Any]] = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) or is_group(module)
-    ]
-    for name, linear in linears:
-        _restore(name, linear)
-    decider = Decider(model, chosen)
-    reports: list[LinearReport] = []
-    layer = 0
-    for name, linear in linears:
-        table, reason = decider.decide(name, linear)
-        if table is not None and backend == "native":
-            table = made_native(table)
-            if others := emulated_gemms(table):
-                reason = f"{reason}; emulated: {others}"
-        precision = "bf16" if table is None else precision_of(table)
-        count = len(linear.weight) if is_group(linear) else 1
-        shape = (count * linear.out_features, linear.in_features)
-        reports.append(LinearReport(name, shape, precision, reason))
-        if table is not None:
-            _adopt(linear, LayerState(type(linear), table, layer, seed, chosen.quantize_eval))
-        layer += count
-    reports += [LinearReport(name, shape, "bf16", why) for name, shape, why in stacked_weights(model)]
-    open_books(model)
-    parameters = sum(p.numel() for p in model.parameters())
-    return ConversionSummary(chosen.name, chosen.digest, tuple(reports), parameters)
-
-
-def conversions() -> int:
-    """How many layers this process has converted or restored; a cache made at another count is stale."""
-    return _conversions[0]
+    modules = named_modules(parts)
+    weights = list(multiplied_weights(modules))
+    layers = [weight for weight in weights if weight.kind != "other"]
+    names = [layer.name for layer in layers]
+    require_recipe_matches(chosen, names)
+    found = find_stacks(parts) if selection.stacks is None else named_stacks(modules, selection.stacks)
+    for layer in layers:
+        restore(layer.name, layer.module)
+    rows = _rows(weights, Decider(modules, found, chosen, selection), seed, backend)
+    for part in parts:
+        open_books(part)
+    parameters = {id(p): p.numel() for _, module in modules for p in module.parameters(recurse=False)}
+    summary = ConversionSummary(
+        chosen.name,
+        chosen.digest,
+        tuple(rows),
+        sum(parameters.values()),
+        tuple(_report_of(stack, chosen) for stack in found),
+        notes_of(chosen, names, found),
+    )
+    warn_of_gaps(summary, chosen, modules, found, selection.include)
+    watch(modules)
+    return summary
 
 
 def require_native(device: Device | None = None) -> None:
@@ -95,21 +122,33 @@ def require_native(device: Device | None = None) -> None:
         raise ValueError(f"backend native: {reason}. Use emulated, which quantizes to the same bits.")
 
 
-def _adopt(linear: Any, state: LayerState) -> None:
-    _conversions[0] += 1
-    linear.__class__ = QuantizedGroup if is_group(linear) else QuantizedLinear
-    linear.quantization = state  # type: ignore[assignment]
+def _rows(weights: Sequence[Weight], decider: Decider, seed: int, backend: Backend) -> list[LinearReport]:
+    """Give every layer its table, or leave it as it is: a row for each weight."""
+    rows: list[LinearReport] = []
+    lasting = decider.selection.lasting(weight for weight in weights if weight.kind != "other")
+    read = sum(weight.shape[0] * weight.shape[1] for weight in weights)
+    numbering = Numbering(seed, sum(weight.layers for weight in weights), read, lasting)
+    number = 0
+    for weight in weights:
+        table, reason = (None, weight.why) if weight.kind == "other" else decider.decide(weight)
+        if table is not None:
+            if backend == "native":
+                table, reason = _on_tensor_cores(table, reason)
+            quantize_eval, original = decider.recipe.quantize_eval, type(weight.module)
+            state = LayerState(original, table, number, seed, quantize_eval, numbering)
+            adopt(weight.module, weight.kind, state)
+        precision = "bf16" if table is None else precision_of(table)
+        rows.append(LinearReport(weight.name, weight.shape, precision, reason))
+        number += weight.layers
+    return rows
 
 
-def _restore(name: str, linear: Any) -> None:
-    if not isinstance(linear, QuantizedLinear | QuantizedGroup):
-        return
-    if type(linear) not in (QuantizedLinear, QuantizedGroup):
-        raise ValueError(
-            f"convert: {name!r} was wrapped after its conversion and is now {type(linear).__name__}, whose "
-            "class cannot be changed. Apply fully_shard and similar wrappers to blocks, not to single layers."
-        )
-    _conversions[0] += 1
-    original = linear.quantization.original
-    del linear.quantization
-    linear.__class__ = original  # type: ignore[assignment]
+def _on_tensor_cores(table: GemmTable, reason: str) -> tuple[GemmTable, str]:
+    table = made_native(table)
+    others = emulated_gemms(table)
+    return table, f"{reason}; emulated: {others}" if others else reason
+
+
+def _report_of(stack: Stack, recipe: Recipe) -> StackReport:
+    blocks, keep = len(stack.blocks), recipe.keep_bf16
+    return StackReport(stack.name, blocks, keep.count_first(blocks), keep.count_last(blocks))

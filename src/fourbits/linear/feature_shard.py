@@ -48,6 +48,11 @@ def sharded(table: GemmTable, amax_reduction: str, shard: FeatureShard) -> GemmT
             "shard_features: an adaptive layout would follow the statistics of one shard. Set adaptive to "
             "none."
         )
+    if table.gradient_rows == "limited":
+        raise ValueError(
+            "shard_features: limits follow the rows of one shard's gradient, not of the whole. Set "
+            "gradient_rows to any."
+        )
     if amax_reduction:
         reduction_of(amax_reduction)
     elif any(spec.tensor_scaled for spec in operands):

@@ -5,7 +5,7 @@ quantized as separate tensors, with separate scales and random bits. An expert w
 its gradient is zero.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,26 +14,6 @@ from torch import Tensor, nn
 from fourbits.linear.flat import autocast
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.module import eager_matmul, runs_eagerly, traced_matmul
-
-#: smallest side of a stacked weight that is reported; taps of convolutions are smaller
-_SMALLEST = 8
-
-
-def is_group(module: object) -> bool:
-    """Whether a module is a group: its class sets `groups_linears`, as model.experts.GroupedLinear does."""
-    return getattr(type(module), "groups_linears", False) is True
-
-
-def stacked_weights(model: nn.Module) -> Iterator[tuple[str, tuple[int, int], str]]:
-    """Parameters that look like experts in a module `convert` does not know: (name, shape, reason)."""
-    for name, module in model.named_modules():
-        if is_group(module) or type(module).__module__.startswith("torch.nn."):
-            continue
-        for own, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() == 3 and min(parameter.shape[1:]) >= _SMALLEST:
-                shape = (parameter.shape[:2].numel(), parameter.shape[2])
-                why = f"stacked weights of {type(module).__name__}, not a known group of linear layers"
-                yield f"{name}.{own}" if name else own, shape, why
 
 
 class QuantizedGroup(nn.Module):

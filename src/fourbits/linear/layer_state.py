@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.amax_history import OperandBook
+from fourbits.linear.numbering import Numbering
 from fourbits.linear.operand_cache import KeptWeight
 from fourbits.linear.plan import LinearPlan
 from fourbits.linear.sr_counter import SrCounter, moved_on, new_counter, of_shard
@@ -78,13 +79,24 @@ class LayerState:
     """Table, number, random counter and recipe state of one converted layer."""
 
     def __init__(
-        self, original: type[nn.Linear], table: GemmTable, layer: int, seed: int, quantize_eval: bool
+        self,
+        original: type[nn.Module],
+        table: GemmTable,
+        layer: int,
+        seed: int,
+        quantize_eval: bool,
+        numbering: Numbering | None = None,
     ):
-        self.original = original
+        self.original: Any = original
         self.table = table.to_text()
         self.layer = layer
         self.seed = seed
+        #: shared by the layers that one call of `convert` numbered
+        self.numbering = numbering
         self.quantize_eval = quantize_eval
+        #: whether the first backward pass is still to come; what health.py measured there
+        self.awaits_gradient = True
+        self.gradient: Tensor | None = None
         self.draws = any(draws(table.operand(role)) for role in OPERAND_ROLES)
         #: the model's counter, once set_step has been called
         self.counter: SrCounter | None = None
@@ -186,3 +198,9 @@ def state_of(layer: nn.Module, caller: str) -> LayerState:
             "fourbits.convert first, with a recipe that quantizes the layer."
         )
     return state
+
+
+def converted_state(module: nn.Module) -> LayerState | None:
+    """A converted layer's state; None for any other module."""
+    state = vars(module).get("quantization")
+    return state if isinstance(state, LayerState) else None

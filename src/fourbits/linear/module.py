@@ -11,6 +11,8 @@ from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.corrected import Operands
 from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
+from fourbits.linear.functional import functional_matmul, under_torch_func
+from fourbits.linear.health import look_at
 from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
@@ -80,6 +82,8 @@ class _QuantizedMatmul(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, counter, amax, *parts = ctx.saved_tensors
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
+        if ctx.state.awaits_gradient:
+            look_at(ctx.state, dy)
         if not runs_eagerly(dy):
             kept = [part is not None for part in parts]
             saved = [part for part in parts if part is not None]
@@ -159,7 +163,7 @@ class QuantizedLinear(nn.Linear):
         if not (self.training or state.quantize_eval):
             return state.original.forward(self, input)
         if not runs_eagerly(input):
-            return _traced(self, input)
+            return traced_call(self, input, self.weight)
         if input.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"QuantizedLinear: the last dimension of the input must be in_features={self.in_features}, "
@@ -175,21 +179,23 @@ class QuantizedLinear(nn.Linear):
 
 
 @patch_dynamo_config(allow_unspec_int_on_nn_module=True)
-def _traced(layer: QuantizedLinear, input: Tensor) -> Tensor:
-    """The call of a layer that something traces.
+def traced_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
+    """The call of a layer that something traces. weight: [N, K].
 
     Blocks that are compiled one by one share code: from the second on, a layer's number is an argument of it.
     The compiler would otherwise take integers of a module for constants, and compile every block.
     """
     state = layer.quantization
     config = state.config(layer.training, layer.training)
-    return traced_matmul(state, config, input, layer.weight, layer.bias)
+    return traced_matmul(state, config, input, weight, layer.bias)
 
 
 def traced_matmul(
     state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Y [..., N], computed by the operators that compilers trace. x: [..., K]."""
+    if not torch.compiler.is_compiling() and under_torch_func():
+        return functional_matmul(state, config, x, weight, bias)
     counter, recipe_tensors = state.traced_counter_on(x.device), state.recipe_tensors(x.device)
     if state.counts_itself and not config.counts_itself:  # another layer of a group advances it
         counter = counter.clone()
@@ -241,7 +247,9 @@ def _planned(state: LayerState, key: PlanKey, x: Tensor, weight: Tensor) -> tupl
 
 
 def runs_eagerly(x: Tensor) -> bool:
-    """Whether nothing traces a call: not the compiler, no tensor subclass, no dispatch mode."""
+    """Whether nothing traces a call: no compiler, no tensor subclass, no dispatch mode, no transform."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter) or x.is_meta:
+        return False
+    if under_torch_func():
         return False
     return torch._C._len_torch_dispatch_stack() == 0  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]

@@ -20,6 +20,9 @@ from fourbits.quant.request import OperandInputs, Signature, signature_of
 from fourbits.quant.tensor import ExactOperand
 from fourbits.recipe.recipe import table_from_text
 
+#: (layer number, out_features, in_features) of calls, which the audit compares with what was converted
+calls_seen: set[tuple[int, ...]] = set()
+
 
 def _fake_inputs(x: Tensor, table: str, needs_dw: bool) -> list[Tensor]:
     parsed = table_from_text(table)
@@ -88,6 +91,7 @@ def linear_forward(
     and dW will be needed; quantized_weight: `weight_parts` of a weight that arrives quantized, or none. Stats
     are the arguments of `amax_policy.observe`: own amaxes, fp32 [6], and counts, int64 [6, 4].
     """
+    calls_seen.add((layer, *weight.shape))
     of_bias = None if bias is None else bias.dtype
     plan = _plan(signature_of(x), weight, x.dtype, table, needs, of_bias, amax)
     observer = _observer(plan, measured, amax, counter, layer)

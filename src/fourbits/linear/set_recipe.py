@@ -7,13 +7,12 @@ from torch import nn
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.amax_policy import OPERANDS
 from fourbits.linear.checkpoint_state import books_of
-from fourbits.linear.convert import convert
+from fourbits.linear.convert import converted
 from fourbits.linear.feature_shard import sharded
-from fourbits.linear.grouped import QuantizedGroup
-from fourbits.linear.layer_state import LayerState
-from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.linear.native_gemms import made_native
 from fourbits.linear.placement import table_for
+from fourbits.linear.selection import Selection
 from fourbits.linear.step import share_counters
 from fourbits.linear.summary import ConversionSummary
 from fourbits.linear.weight_source import check_table, set_weight_source
@@ -27,7 +26,8 @@ def set_recipe(
 ) -> ConversionSummary:
     """Change a converted model's recipe, in place; call it between two steps, before `set_step`.
 
-    Unlike `convert`, it keeps the seed, the counters, the sources of weights and the shards, and what layers
+    Unlike `convert`, it keeps the seed, the counters, the caller's choice of layers, the sources of weights
+    and the shards, and what layers
     that stay quantized have tracked: an operand's amax history where amax_policy, source, transform and
     correction are unchanged (its newest entries, if it gets shorter), its layout where adaptive is unchanged.
     The rest is dropped. A checkpoint written afterwards is loaded after `convert` to the new recipe. Returns
@@ -37,10 +37,11 @@ def set_recipe(
     before = {name: module.quantization for name, module in _layers(model)}
     chosen = get_recipe(recipe)
     seed, step = _one_seed(before), _one_step(model)
+    selection = _one_selection(before)
     for name, state in before.items():
         table, _ = table_for(chosen, name)
         _check(state, made_native(table) if backend == "native" else table)
-    summary = convert(model, chosen, seed, backend)
+    summary = converted([model], chosen, selection, seed, backend)
     for name, module in _layers(model):
         if (old := before.get(name)) is not None:
             _keep(old, module)
@@ -51,11 +52,7 @@ def set_recipe(
 
 
 def _layers(model: nn.Module) -> list[tuple[str, Any]]:
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, QuantizedLinear | QuantizedGroup)
-    ]
+    return [(name, module) for name, module in model.named_modules() if converted_state(module) is not None]
 
 
 def _one_seed(states: dict[str, LayerState]) -> int:
@@ -65,6 +62,17 @@ def _one_seed(states: dict[str, LayerState]) -> int:
         problem = "has no converted layer" if not seeds else f"was converted with several seeds, {seeds}"
         raise ValueError(f"set_recipe: the model {problem}. Call convert, which starts from the beginning.")
     return seeds[0]
+
+
+def _one_selection(states: dict[str, LayerState]) -> Selection:
+    """The choice of layers that the model was converted with. Raises ValueError for several."""
+    chosen = {state.numbering.selection for state in states.values() if state.numbering is not None}
+    if len(chosen) > 1:
+        raise ValueError(
+            "set_recipe: parts of the model were converted with different choices of layers. Call it on each "
+            "part, or convert, which starts from the beginning."
+        )
+    return chosen.pop() if chosen else Selection()
 
 
 def _one_step(model: nn.Module) -> int | None:

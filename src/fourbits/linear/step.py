@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from fourbits.linear import convert
+from fourbits.linear.adopt import conversions
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.checkpoint_state import books_of
-from fourbits.linear.grouped import QuantizedGroup
-from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.layer_state import converted_state
+from fourbits.linear.numbering import keep_apart
 from fourbits.linear.sr_counter import SrCounter
 
 
@@ -23,6 +23,26 @@ class _Found(NamedTuple):
     changes: int
     counters: tuple[SrCounter, ...]
     books: tuple[OperandBook, ...]
+    position: "_Position"
+
+
+class _Position:
+    """Where the last micro-batch began: its step, its first token, and that token's place among blocks."""
+
+    __slots__ = ("first_token", "place", "step")
+
+    def __init__(self) -> None:
+        self.step, self.first_token, self.place = -1, 0, 0
+
+    def aligned(self, step: int, first_token: int) -> int:
+        """The place of a micro-batch's first token, a multiple of 16: first_token itself if it is one, and if
+        all micro-batches before it in this step had multiples of 16.
+        """
+        place, since = _rounded_up(first_token), first_token - self.first_token
+        if step == self.step and since > 0:
+            place = max(place, self.place + _rounded_up(since))
+        self.step, self.first_token, self.place = step, first_token, place
+        return place
 
 
 #: how often a module was registered in another one, in this process
@@ -41,8 +61,10 @@ def set_step(
     """Advance the stochastic-rounding RNG and the amax policies; call before each micro-batch.
 
     step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
-    step (over ranks and micro-batches), a multiple of 16. Random bits are then a function of (seed, step,
-    token), whatever the number of ranks and micro-batches, and a resumed run repeats them. reduce: needed by
+    step (over ranks and micro-batches). Random bits are then a function of (seed, step, token), whatever the
+    number of ranks and micro-batches, and a resumed run repeats them. A first_token that is no multiple of 16
+    (one block) is rounded up, past all blocks of the micro-batches before it in this process, so that no
+    noise repeats; several ranks need multiples of 16, not knowing each other's. reduce: needed by
     amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
     that no weight was written since the last set_step, so that layers may reuse their quantized weights. If
     you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured tensors before
@@ -53,14 +75,15 @@ def set_step(
             raise ValueError(f"set_step: {name} must be an int, got {number!r}. Pass a whole number.")
     if not 0 <= step < 1 << 32:
         raise ValueError(f"set_step: step must be in [0, 2**32), got {step}. Count optimizer steps from 0.")
-    if first_token < 0 or first_token % 16:
+    if first_token < 0:
         raise ValueError(
-            f"set_step: first_token must be a multiple of 16 (one block), got {first_token}. "
-            "Make the token count of a micro-batch a multiple of 16."
+            f"set_step: first_token must not be negative, got {first_token}. "
+            "Count the tokens of a step from 0."
         )
     found = _found.get(model)
     if found is None or found.changes != _changes():
-        found = _found[model] = _walk(model)
+        found = _found[model] = _walk(model, _Position() if found is None else found.position)
+    first_token = found.position.aligned(step, first_token)
     for book in found.books:
         book.advance(step, reduce)
     for counter in found.counters:
@@ -70,7 +93,8 @@ def set_step(
 def share_counters(model: nn.Module) -> None:
     """Give layers that were converted after `set_step` the model's counter, without waiting for the next."""
     if any(layer.quantization.counter is not None for layer in _layers(model)):
-        _found[model] = _walk(model)
+        found = _found.get(model)
+        _found[model] = _walk(model, _Position() if found is None else found.position)
 
 
 def counters_of(model: nn.Module) -> list[Tensor]:
@@ -83,10 +107,15 @@ def counters_of(model: nn.Module) -> list[Tensor]:
     return list(tensors.values())
 
 
-def _walk(model: nn.Module) -> _Found:
+def _rounded_up(tokens: int) -> int:
+    return -(-tokens // 16) * 16
+
+
+def _walk(model: nn.Module, position: _Position) -> _Found:
     """Give every layer without a counter that of its seed and device, and collect what there is."""
     counters: dict[tuple[int, torch.device], SrCounter] = {}
     layers = _layers(model)
+    keep_apart(layer.quantization for layer in layers)
     for layer in layers:
         if layer.quantization.counter is not None:
             counters.setdefault(_key(layer), layer.quantization.counter)
@@ -96,12 +125,12 @@ def _walk(model: nn.Module) -> _Found:
             state.counter = counters.setdefault(key, SrCounter(*key))
         state.weight.plain = type(layer.weight) is nn.Parameter
     unique = {id(layer.quantization.counter): layer.quantization.counter for layer in layers}
-    return _Found(_changes(), tuple(unique.values()), tuple(books_of(model)))
+    return _Found(_changes(), tuple(unique.values()), tuple(books_of(model)), position)
 
 
 def _changes() -> int:
     """Grows whenever a model may have got other layers than a walk found."""
-    return convert.conversions() + _registrations[0]
+    return conversions() + _registrations[0]
 
 
 def _count_registration(*_: object) -> None:
@@ -119,4 +148,4 @@ def _key(layer: Any) -> tuple[int, torch.device]:
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, QuantizedLinear | QuantizedGroup)]
+    return [module for module in model.modules() if converted_state(module) is not None]

@@ -1,4 +1,4 @@
-"""The report of a conversion: one row per linear layer, and the quantized shares of the model."""
+"""The report of a conversion: one row per weight of a matrix multiplication, and the quantized shares."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from fourbits.recipe.recipe import GemmSpec, GemmTable
 
 @dataclass(frozen=True, slots=True)
 class LinearReport:
-    """One nn.Linear of the model, or one parameter that holds the weights of several linear layers.
+    """One linear layer of the model, or another parameter that a matrix multiplication reads.
 
     Experts count with all their weights, although each token uses only some.
     """
@@ -33,18 +33,36 @@ class LinearReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StackReport:
+    """A run of blocks, and how many of the first and last stay in BF16."""
+
+    name: str
+    blocks: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        kept = f"first {self.first} and last {self.last} in BF16" if self.first or self.last else "none kept"
+        return f"stack {self.name or 'of the model'}: {self.blocks} blocks, {kept}"
+
+
+@dataclass(frozen=True, slots=True)
 class ConversionSummary:
-    """The precision of every linear layer, and why. Shares are quantized / total, in [0, 1]."""
+    """The precision of every weight of a matrix multiplication, and why. Shares are quantized / total."""
 
     recipe: str
     digest: str
     rows: tuple[LinearReport, ...]
     #: all parameters of the model, embeddings and norms included
     model_parameters: int
+    #: the stacks of blocks, by which the first and last blocks are counted
+    stacks: tuple[StackReport, ...] = ()
+    #: what else a reader should know, such as names of the recipe that no layer has
+    notes: tuple[str, ...] = ()
 
     @property
     def share_of_linears(self) -> float:
-        """Quantized share of the linear layers, by count."""
+        """Quantized share of the rows, by count."""
         return _share(sum(row.quantized for row in self.rows), len(self.rows))
 
     @property
@@ -54,7 +72,7 @@ class ConversionSummary:
 
     @property
     def share_of_flops(self) -> float:
-        """Quantized share of the linear layers' FLOPs per token, without attention and SSD scans."""
+        """Quantized share of the rows' FLOPs per token, without attention and SSD scans."""
         return _share(self._quantized_size(), sum(row.size for row in self.rows))
 
     def _quantized_size(self) -> int:
@@ -72,6 +90,10 @@ class ConversionSummary:
                 {"name": r.name, "shape": list(r.shape), "precision": r.precision, "reason": r.reason}
                 for r in self.rows
             ],
+            "stacks": [
+                {"name": s.name, "blocks": s.blocks, "first": s.first, "last": s.last} for s in self.stacks
+            ],
+            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
@@ -80,6 +102,7 @@ class ConversionSummary:
         lines += [
             f"  {n:4d} linear layers {precision:<8} {reason}" for (precision, reason), n in counts.items()
         ]
+        lines += [f"  {line}" for line in (*map(str, self.stacks), *self.notes)]
         lines.append(
             f"  quantized: {self.share_of_linears:.1%} of linear layers, {self.share_of_parameters:.1%} of "
             f"parameters, {self.share_of_flops:.1%} of the linear layers' FLOPs"

@@ -20,6 +20,12 @@ from fourbits.linear.sr_counter import of_shard, tick
 from fourbits.operators import operator
 from fourbits.recipe.recipe import table_from_text
 
+NO_SECOND_DERIVATIVE = (
+    "QuantizedLinear: second derivatives are not supported, because rounding has no derivative. For "
+    "a gradient penalty or a Hessian-vector product, restore the model's nn.Linear layers with "
+    'fourbits.convert(model, "bf16"), or keep the affected layers in BF16 with keep_bf16.names.'
+)
+
 
 @operator(
     "linear(Tensor input, Tensor weight, Tensor? bias, Tensor(a!) counter, Tensor(b!)? amaxes, "
@@ -163,8 +169,4 @@ class _FirstDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "QuantizedLinear: second derivatives are not supported, because rounding has no derivative. For "
-            "a gradient penalty or a Hessian-vector product, restore the model's nn.Linear layers with "
-            'fourbits.convert(model, "bf16"), or keep the affected layers in BF16 with keep_bf16.names.'
-        )
+        raise RuntimeError(NO_SECOND_DERIVATIVE)

@@ -64,6 +64,8 @@ class GemmTable:
     #: how a layer saves X for Wgrad: as a dequantized operand, or as codes and scales, which hold the same
     #: values in less memory
     saved_inputs: Literal["exact", "packed"] = "exact"
+    #: whether rows of dY (tokens) far above the typical one are scaled down before dY is quantized
+    gradient_rows: Literal["any", "limited"] = "any"
     #: the GEMMs that run on FP4 tensor cores; set by `convert`, not by a recipe
     native: tuple[Literal["fprop", "dgrad", "wgrad"], ...] = ()
     #: the registered function that reduces the amaxes of a layer that is a shard by features; set by
@@ -124,8 +126,8 @@ class KeepBF16:
     """Linear layers that are not quantized. Raises ValueError for an invalid count or share.
 
     A number of blocks is a count, or a share of the model's blocks as text ('8/62'), rounded half up; a share
-    of the last blocks keeps at least one. A block is one entry of the model's largest ModuleList of repeated
-    blocks.
+    of the last blocks keeps at least one. They are counted in each stack of blocks: encoder, decoder,
+    tower.
     """
 
     #: shell-style patterns of module names; '*' also matches dots
@@ -177,6 +179,8 @@ class Recipe:
     layers: tuple[LayerRule, ...] = ()
     #: as in GemmTable, for linear layers that no rule matches; does not affect results bitwise
     saved_inputs: Literal["exact", "packed"] = "exact"
+    #: as in GemmTable, for linear layers that no rule matches
+    gradient_rows: Literal["any", "limited"] = "any"
     #: whether evaluation and no_grad forwards are quantized as in training
     quantize_eval: bool = True
 
@@ -186,18 +190,31 @@ class Recipe:
     @property
     def table(self) -> GemmTable:
         """The table of linear layers that no rule matches."""
-        return GemmTable(fprop=self.fprop, dgrad=self.dgrad, wgrad=self.wgrad, saved_inputs=self.saved_inputs)
+        return GemmTable(
+            fprop=self.fprop,
+            dgrad=self.dgrad,
+            wgrad=self.wgrad,
+            saved_inputs=self.saved_inputs,
+            gradient_rows=self.gradient_rows,
+        )
 
     @property
     def digest(self) -> str:
         """Hash of everything that affects results bitwise; excludes name, source and reasons."""
-        content = {key: value for key, value in to_dict(self).items() if key not in _NO_BITS}
+        content = _of_bits(to_dict(self))
         content["layers"] = [
-            {**rule, "why": "", "table": {k: v for k, v in rule["table"].items() if k not in _NO_BITS}}
-            for rule in content["layers"]
+            {**rule, "why": "", "table": _of_bits(rule["table"])} for rule in content["layers"]
         ]
         content = _without_empty(content, _NEWER)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _of_bits(tree: dict[str, Any]) -> dict[str, Any]:
+    """The settings that affect results bitwise; one added later counts only where it is not the default, so
+    that the hashes of older runs stay.
+    """
+    added = {"gradient_rows": "any"}
+    return {k: v for k, v in tree.items() if k not in _NO_BITS and (k not in added or v != added[k])}
 
 
 def _without_empty(tree: Any, names: tuple[str, ...]) -> Any:

@@ -1,0 +1,68 @@
+"""Change the class of a layer, and change it back: the layer, its parameters and its hooks stay the same."""
+
+import functools
+from typing import Any
+
+from torch import nn
+
+from fourbits.linear.grouped import QuantizedGroup
+from fourbits.linear.layer_state import LayerState
+from fourbits.linear.lookalikes import rebind
+from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.transposed import QuantizedConv1D
+from fourbits.linear.weights import Kind
+
+_BASES: dict[Kind, type[nn.Module]] = {
+    "linear": QuantizedLinear,
+    "transposed": QuantizedConv1D,
+    "group": QuantizedGroup,
+}
+_adoptions = [0]
+
+
+def conversions() -> int:
+    """How many layers this process has converted or restored; a cache made at another count is stale."""
+    return _adoptions[0]
+
+
+def adopt(layer: Any, kind: Kind, state: LayerState) -> None:
+    """Give a layer a table. A class that others know it by stays one of its bases."""
+    _adoptions[0] += 1
+    original, base = type(layer), _BASES[kind]
+    replaces = original is nn.Linear or getattr(original, "casts_weight", False)
+    layer.__class__ = base if replaces else _joined(base, original)
+    layer.quantization = state
+    rebind(layer, original.forward, type(layer).forward)
+
+
+def restore(name: str, layer: Any) -> None:
+    """Give a layer its own class back, if it was converted. Raises ValueError for one wrapped since."""
+    converted: type[nn.Module] = type(layer)
+    if not issubclass(converted, tuple(_BASES.values())):
+        return
+    if converted not in _BASES.values() and "_joins" not in vars(converted):
+        raise ValueError(
+            f"convert: {name!r} was wrapped after its conversion and is now {converted.__name__}, whose "
+            "class cannot be changed. Apply fully_shard and similar wrappers to blocks, not to single layers."
+        )
+    _adoptions[0] += 1
+    original = layer.quantization.original
+    del layer.quantization
+    layer.__class__ = original
+    rebind(layer, converted.forward, original.forward)
+
+
+@functools.cache
+def _joined(base: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
+    """A class that computes as `base` and is also an `original`, for code that asks by isinstance."""
+
+    def reduced(self: Any, protocol: int) -> tuple[Any, ...]:
+        return _new, (base, original), self.__getstate__()
+
+    fields = {"_joins": original, "__reduce_ex__": reduced, "__module__": __name__}
+    return type(f"{base.__name__}Of{original.__name__}", (base, original), fields)
+
+
+def _new(base: type[nn.Module], original: type[nn.Module]) -> nn.Module:
+    """An empty layer, for copy and pickle, which cannot import a class made at run time."""
+    return nn.Module.__new__(_joined(base, original))

@@ -1,0 +1,60 @@
+"""The arguments of `convert`, checked and in one form."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fourbits.recipe.recipe import Recipe
+
+
+def model_parts(model: Any) -> list[nn.Module]:
+    """The parts of a model, or the model as its only one. Raises ValueError for anything else."""
+    parts: list[Any] = (
+        [model] if isinstance(model, nn.Module) or not isinstance(model, Sequence) else [*model]
+    )
+    wrong = [type(part).__name__ for part in parts if not isinstance(part, nn.Module)]
+    if wrong or not parts:
+        got = wrong[0] if wrong else "an empty list"
+        raise ValueError(
+            f"convert: model must be an nn.Module or a list of them, got {got}. Pass the model itself."
+        )
+    return parts
+
+
+def patterns_of(option: str, given: Any) -> tuple[str, ...] | None:
+    """The patterns of an option, a text or several, as a tuple; None if there are none."""
+    if given is None:
+        return None
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    patterns: tuple[Any, ...] = tuple(given) if several else (given,)
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError(
+                f"convert: {option} must be a pattern of module names or a list of such, got {pattern!r}. "
+                "Pass a function as filter_fn."
+            )
+    return patterns
+
+
+def with_kept_blocks(recipe: Recipe, first: int | str | None, last: int | str | None) -> Recipe:
+    """The recipe with other numbers of blocks in BF16, where the caller gives them."""
+    keep = recipe.keep_bf16
+    keep = keep if first is None else replace(keep, first_blocks=first)
+    keep = keep if last is None else replace(keep, last_blocks=last)
+    return recipe if keep == recipe.keep_bf16 else replace(recipe, keep_bf16=keep)
+
+
+def require_choice(seed: Any, backend: Any, min_size: Any) -> None:
+    """Raises ValueError for a seed, backend or smallest size that is none."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+        raise ValueError(f"convert: seed must be an int in [0, 2**32), got {seed!r}. Pass such an int.")
+    if backend not in ("emulated", "native"):
+        raise ValueError(
+            f"convert: backend must be emulated or native, got {backend!r}. The default is emulated."
+        )
+    if min_size is not None and (isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0):
+        raise ValueError(
+            f"convert: min_size must be a number of weights, got {min_size!r}. Pass a whole number."
+        )

@@ -1,0 +1,90 @@
+"""Linear layers whose weight other code reads without calling them, so that converting them has no effect.
+
+PyTorch's and mamba_ssm's fused kernels are known by name; other code is read: a class that mentions
+`self.child.weight` and the child for nothing else multiplies by that weight itself. What neither shows, the
+audit after the first training step does.
+"""
+
+import ast
+import functools
+import importlib.util
+import inspect
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from fourbits.linear.weights import is_linear
+
+#: packages whose mixers call mamba_ssm's kernels; the second holds remote code loaded with a checkpoint
+_HOMES_OF_MAMBA = ("transformers", "transformers_modules", "mamba_ssm")
+#: methods that read weights without multiplying by them
+_NOT_COMPUTING = ("__init__", "reset_parameters", "init_weights", "_init_weights", "extra_repr")
+
+
+def bypassed_layers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
+    """Linear layers whose weight is read without calling the module: name -> reason."""
+    kernels = importlib.util.find_spec("mamba_ssm") is not None
+    kernels = kernels or any(getattr(module, "use_kernels", False) is True for _, module in modules)
+    found: dict[str, str] = {}
+    for name, module in modules:
+        kind = type(module).__name__
+        for child in _read_in_source(type(module)):
+            if is_linear(getattr(module, child, None)):
+                found[f"{name}.{child}".lstrip(".")] = f"{kind} reads this weight and never calls the layer"
+        for child in _read_by_kernels(module, kernels):
+            found[f"{name}.{child}".lstrip(".")] = f"a fused kernel of {kind} reads this weight directly"
+    return found
+
+
+def _read_by_kernels(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
+    """Names of the children whose weights a module's fused kernels read without calling their forward."""
+    if isinstance(module, nn.MultiheadAttention):
+        return ("out_proj",)
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return ("linear1", "linear2")
+    home = type(module).__module__.partition(".")[0]
+    if home not in _HOMES_OF_MAMBA or not hasattr(module, "conv1d"):
+        return ()
+    # A Mamba-1 mixer always reads dt_proj's weight directly; the one in mamba_ssm also reads in_proj's.
+    if home == "mamba_ssm":
+        return ("x_proj", "dt_proj", "out_proj") + (("in_proj",) if hasattr(module, "x_proj") else ())
+    return ("x_proj", "dt_proj", "out_proj") if mamba_kernels else ("dt_proj",)
+
+
+@functools.cache
+def _read_in_source(cls: type[nn.Module]) -> frozenset[str]:
+    """Children whose weight the class's methods read, and which they mention for nothing else."""
+    read, used = set[str](), set[str]()
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] in ("torch", "builtins", "fourbits"):
+            continue
+        parents = {child: node for node in _computing_nodes(base) for child in ast.iter_child_nodes(node)}
+        for node, parent in parents.items():
+            child = _own_attribute(node)
+            if child is None:
+                continue
+            about = parent.attr if isinstance(parent, ast.Attribute) else ""
+            if about not in ("weight", "bias"):
+                used.add(child)
+            elif about == "weight" and not isinstance(parents.get(parent), ast.Attribute):  # as .weight.dtype
+                read.add(child)
+    return frozenset(read - used)
+
+
+def _computing_nodes(cls: type) -> Iterator[ast.AST]:
+    """The syntax of a class's methods that may compute; nothing without a source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):
+        return
+    for method in getattr(tree.body[0], "body", []):
+        if isinstance(method, ast.FunctionDef) and method.name not in _NOT_COMPUTING:
+            yield from ast.walk(method)
+
+
+def _own_attribute(node: ast.AST) -> str | None:
+    """NAME of `self.NAME`."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return node.attr
+    return None

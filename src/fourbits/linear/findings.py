@@ -1,0 +1,106 @@
+"""Findings of a conversion besides its rows: names of a recipe that no layer has, and gaps to warn of."""
+
+import warnings
+from collections.abc import Sequence
+
+from torch import nn
+
+from fourbits.linear.selection import matches, nearest_module
+from fourbits.linear.stacks import Stack
+from fourbits.linear.summary import ConversionSummary
+from fourbits.recipe.presets import RECIPES
+from fourbits.recipe.recipe import LayerRule, Recipe
+
+_SHIPPED = {pattern for recipe in RECIPES.values() for pattern in recipe.keep_bf16.names} | {
+    pattern for recipe in RECIPES.values() for rule in recipe.layers for pattern in rule.names
+}
+_HEADS = (
+    "output head or embedding",
+    "head by its name",
+    "head: outside",
+    "follows the last block",
+    "weight is tied",
+)
+
+
+def require_recipe_matches(recipe: Recipe, names: Sequence[str]) -> None:
+    """Raises ValueError for a pattern of a user's recipe that no layer matches."""
+    options = [("keep_bf16.names", recipe.keep_bf16.names)]
+    options += [("layers.names", rule.names) for rule in recipe.layers]
+    for option, patterns in options if quantizes(recipe) else ():
+        for pattern in patterns:
+            if pattern not in _SHIPPED and not any(matches(name, (pattern,)) for name in names):
+                raise ValueError(
+                    f"recipe {recipe.name}: {option} must match a linear layer of the model, got "
+                    f"{pattern!r}, which matches none.{nearest_module(pattern, names)} '*' also matches dots."
+                )
+
+
+def notes_of(recipe: Recipe, names: Sequence[str], stacks: Sequence[Stack]) -> tuple[str, ...]:
+    """Lines of the summary about rules of the recipe that had nothing to act on."""
+    if not quantizes(recipe):
+        return ()
+    notes = [
+        f"no layer is called {', '.join(rule.names)} ({rule.why or 'rule of the recipe'})"
+        for rule in recipe.layers
+        if not _acts(rule, names)
+    ]
+    keep = recipe.keep_bf16
+    if not stacks and (keep.first_blocks or keep.last_blocks):
+        notes.append(
+            "no stack of blocks was found, so no first and last blocks are kept; name it with stacks="
+        )
+    return tuple(notes)
+
+
+def warn_of_gaps(
+    summary: ConversionSummary,
+    recipe: Recipe,
+    modules: Sequence[tuple[str, nn.Module]],
+    stacks: Sequence[Stack],
+    include: Sequence[str] | None,
+) -> None:
+    """Warn if nothing is quantized, or if the model has blocks and what the recipe keeps was not found."""
+    names = [row.name for row in summary.rows]
+    if not quantizes(recipe):
+        return
+    if not any(row.quantized for row in summary.rows):
+        _warn(f"convert quantized nothing by recipe {recipe.name}. print(summary) tells why for each weight.")
+    if not stacks:
+        return
+    for rule in recipe.layers:
+        table = rule.table
+        kept = table.fprop.high_precision and table.dgrad.high_precision and table.wgrad.high_precision
+        if kept and not _acts(rule, names):
+            _warn(
+                f"recipe {recipe.name} keeps layers in BF16 ({rule.why or 'layers'}) that this model does "
+                f"not have by these names: {', '.join(rule.names)}. If it has them by others, name those in "
+                "exclude."
+            )
+    blocks = tuple(f"{block}." for stack in stacks for block in stack.blocks)
+    outside = [row.name for row in summary.rows if row.quantized and not row.name.startswith(blocks)]
+    chosen = {
+        row.name for row in summary.rows if row.quantized and include is not None and row.name in include
+    }
+    headless = not chosen and not any(row.reason.startswith(_HEADS) for row in summary.rows)
+    if headless and outside and any(isinstance(module, nn.Embedding) for _, module in modules):
+        _warn(
+            f"no output head was found, and {outside[-1]!r} is quantized although it is outside of the "
+            "blocks. If it is the head, name it in exclude."
+        )
+
+
+def quantizes(recipe: Recipe) -> bool:
+    """Whether a recipe quantizes any GEMM."""
+    tables = [recipe.table, *(rule.table for rule in recipe.layers)]
+    return not all(
+        gemm.high_precision for table in tables for gemm in (table.fprop, table.dgrad, table.wgrad)
+    )
+
+
+def _acts(rule: LayerRule, names: Sequence[str]) -> bool:
+    return any(matches(name, rule.names) for name in names)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"fourbits: {text}", stacklevel=4)

@@ -1,0 +1,124 @@
+"""Quantized linear layers under torch.func: grad works, vmap and jvp raise one named error.
+
+torch.func differentiates functions whose forward saves nothing but inputs and outputs, so this one computes
+the operands of the backward pass again there. Values and gradients have the bits of a plain call.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from fourbits.linear.amax_policy import IN_USE
+from fourbits.linear.fake_shapes import kept_parts
+from fourbits.linear.flat import autocast, rows_of
+from fourbits.linear.layer_state import CallConfig, LayerState
+from fourbits.linear.ops import linear_backward, linear_forward
+from fourbits.linear.sr_counter import of_shard, tick
+from fourbits.linear.traced import NO_SECOND_DERIVATIVE
+from fourbits.recipe.recipe import table_from_text
+
+#: whether a transform of torch.func is active
+under_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
+
+
+class UnsupportedTransformError(RuntimeError):
+    """A transform of torch.func that quantized layers have no rule for."""
+
+
+def refuse_transform(*_: Any) -> NoReturn:
+    """Raises UnsupportedTransformError."""
+    raise UnsupportedTransformError(
+        "QuantizedLinear: torch.func.vmap and jvp are not supported, because all rows of a call share one "
+        "scale and rounding has no derivative; grad and vjp are. For per-sample gradients, restore "
+        'the model\'s own layers with fourbits.convert(model, "bf16").'
+    )
+
+
+class FunctionalMatmul(torch.autograd.Function):
+    """The three GEMMs of a layer, in the form that torch.func.grad asks for."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        counter: Tensor,
+        amax: Tensor | None,
+        config: CallConfig,
+        state: LayerState,
+    ) -> Tensor:
+        """x: [M, K]; weight: [N, K]; counter: of this call -> [M, N]."""
+        call = (config.layer, config.table, "", [False, False], [])
+        return linear_forward(x, [], weight, bias, counter, amax, *call)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the inputs."""
+        x, weight, _, counter, amax, ctx.config, ctx.state = inputs
+        ctx.save_for_backward(x, weight, counter, amax)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """dy: [M, N] -> the gradients of the inputs."""
+        x, weight, counter, amax = ctx.saved_tensors
+        needs = list(ctx.needs_input_grad[:3])
+        found = iter(_Gradients.apply(dy.contiguous(), x, weight, counter, amax, ctx.config, needs))
+        if ctx.config.counts_itself:
+            with torch._C._DisableFuncTorch():  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+                tick(ctx.state.own_counter)
+        return (*(next(found) if need else None for need in needs), *[None] * 4)
+
+    vmap = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
+    jvp = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
+
+
+class _Gradients(torch.autograd.Function):
+    """Those of the gradients of a call that are needed; they have none themselves."""
+
+    @staticmethod
+    def forward(
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        counter: Tensor,
+        amax: Tensor | None,
+        config: CallConfig,
+        needs: list[bool],
+    ) -> tuple[Tensor, ...]:
+        layer, table = config.layer, config.table
+        kept = kept_parts(x, table_from_text(table), needs[:2], amax is not None, False)
+        forward = linear_forward(x, [], weight, None, counter, amax, layer, table, "", needs[:2], [])
+        saved = forward[1 : 1 + sum(kept)]
+        call = (x.shape[1], layer, table, "", needs)
+        grads = linear_backward(dy, None if kept[2] else x, weight, saved, kept, counter, amax, *call)
+        return tuple(grads[: sum(needs)])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is saved."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        """Raises RuntimeError."""
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
+
+    vmap = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
+    jvp = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
+
+
+def functional_matmul(
+    state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Y [..., N] of a call under torch.func. It records no amax stats. x: [..., K]."""
+    if state.weight_source is not None:
+        refuse_transform()
+    amaxes, *_ = state.recipe_tensors(x.device)
+    amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
+    counter = state.counter_on(x.device).clone()
+    if config.shard is not None:
+        counter = of_shard(counter, *config.shard)
+    rows = rows_of(autocast(x)).contiguous()
+    y = FunctionalMatmul.apply(rows, weight.contiguous(), bias, counter, amax, config, state)
+    return y.view(*x.shape[:-1], weight.shape[0])

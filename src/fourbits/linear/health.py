@@ -1,0 +1,70 @@
+"""Whether one scale per tensor fits a layer's output gradient, measured in its first backward pass.
+
+A token whose gradient is orders of magnitude larger than all others, such as one with an embedding of exact
+zeros before a norm, takes the whole range of the format: the blocks of the other tokens get a scale of zero.
+The look costs a few small kernels per layer, once, and nothing is copied to the host before the audit.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.linear.layer_state import LayerState
+from fourbits.recipe.recipe import table_from_text
+
+#: a block of E2M1 elements has the scale zero below this share of the tensor's amax: half of E4M3's
+#: smallest subnormal over its largest value, 2**-10 / 448. docs/nvfp4.md, section 6
+_LOST = 2.0**-10 / 448
+#: rows are as large as the tensor's amax within this factor
+_LARGE = 16.0
+#: reported from this share of blocks at zero on, where at most this share of rows is large
+_MANY_BLOCKS, _FEW_ROWS = 0.1, 0.05
+
+
+def look_at(state: LayerState, dy: Tensor) -> None:
+    """Measure a layer's first output gradient. dy: [M, N]."""
+    if dy.numel() == 0 or (dy.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    state.awaits_gradient = False
+    table = table_from_text(state.table)
+    if table.gradient_rows == "any" and any(
+        table.operand(role).format == "nvfp4" for role in ("dgrad.lhs", "wgrad.lhs")
+    ):
+        state.gradient = lost_blocks_and_large_rows(dy)
+
+
+def lost_blocks_and_large_rows(dy: Tensor) -> Tensor:
+    """Of a gradient [M, N]: the share of its nonzero 1x16 blocks whose scale would be zero, and the share of
+    its nonzero rows that are about as large as its amax. fp32 [2], on its device.
+    """
+    magnitude = nn.functional.pad(dy.detach().abs(), (0, -dy.shape[1] % 16))
+    blocks = magnitude.unflatten(1, (-1, 16)).amax(2).float()
+    rows = blocks.amax(1)
+    amax = rows.amax()
+    lost = ((blocks > 0) & (blocks <= amax * _LOST)).sum() / (blocks > 0).sum().clamp(min=1)
+    large = (rows > amax / _LARGE).sum() / (rows > 0).sum().clamp(min=1)
+    return torch.stack((lost, large))
+
+
+def described(layers: Sequence[tuple[str, LayerState]]) -> tuple[str, ...]:
+    """What was found, with the remedy; nothing if no gradient was dominated by a few tokens."""
+    seen = [(name, state.gradient) for name, state in layers if state.gradient is not None]
+    if not seen:
+        return ()
+    shares = torch.stack([gradient.cpu() for _, gradient in seen])
+    hit = [
+        (lost, large, name)
+        for (name, _), (lost, large) in zip(seen, shares.tolist(), strict=True)
+        if lost >= _MANY_BLOCKS and large <= _FEW_ROWS
+    ]
+    if not hit:
+        return ()
+    lost, large, name = max(hit)
+    return (
+        f"a few tokens dominate the gradients of {len(hit)} of {len(seen)} quantized layers: in {name!r}, "
+        f"{large:.1%} of the tokens are as large as the largest, and {lost:.0%} of the blocks have a scale "
+        "of zero, so the other tokens learn nothing. Such a token often has an embedding of exact zeros "
+        "(padding_idx with a label): give it the label -100, or no padding_idx. Otherwise set "
+        "gradient_rows: limited in the recipe (docs/convert.md).",
+    )

@@ -1,0 +1,135 @@
+"""Linear layers that stay in high precision for what they do: routers, gates of experts, adapters, heads.
+
+A recipe's names say which layers its authors kept. These rules hold for any model, so they look at its
+structure: how many experts there are, which blocks come last, what wraps a frozen layer.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from fourbits.linear.stacks import Stack
+from fourbits.linear.weights import is_group, is_linear
+
+#: what wrappers add to a module's name
+_WRAPPERS = re.compile(
+    r"(?:^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer|original_module"
+    r"|modules_to_save\.[^.]+)(?=\.|$)"
+)
+_ROUTER = re.compile(r"(?:^|\.)\w*router\w*(?:\.|$)", re.IGNORECASE)
+_GATE = re.compile(r"(?:^|[._])(?:gate|wg|gating)(?:\.[^.]+)?$")
+#: heads outside of all blocks; those that mean nothing else even in a model without blocks
+_HEAD = re.compile(r"(?:^|\.)(?:heads?|output|classifier|score|qa_outputs|pooler|fc|logits|unembed)(?=\.|$)")
+_UNMISTAKABLE = re.compile(r"(?:lm_head|heads?|classifier|score|qa_outputs|fc)(?=\.|$)")
+
+
+class Roles:
+    """What is known of a model's layers by their place in it."""
+
+    def __init__(self, modules: Sequence[tuple[str, nn.Module]], stacks: Sequence[Stack]) -> None:
+        self._modules = dict(modules)
+        self._order = {name: place for place, (name, _) in enumerate(modules)}
+        self._blocks = tuple(block for stack in stacks for block in stack.blocks)
+        self._last_block = max((self._order[block] for block in self._blocks), default=-1)
+        self._heads = {id(head) for _, module in modules if (head := _output_embeddings(module)) is not None}
+        bases = [(name, getattr(module, "base_model_prefix", None)) for name, module in modules]
+        #: (task model, the model in it), for transformers' wrappers of a model and its task head
+        self._tasks = [
+            (name, f"{name}.{base}".lstrip("."))
+            for name, base in bases
+            if isinstance(base, str) and base and f"{name}.{base}".lstrip(".") in self._modules
+        ]
+
+    def adapter(self, name: str) -> str:
+        """Why a layer is an adapter on a frozen one, or an empty string."""
+        parent = name
+        while parent:
+            parent, _, own = parent.rpartition(".")
+            wrapped = getattr(self._modules.get(parent), "base_layer", None)
+            if isinstance(wrapped, nn.Module) and is_linear(wrapped) and own != "base_layer":
+                return f"adapter of {parent}"
+        return "adapter" if re.search(r"(?:^|\.)lora_", name) else ""
+
+    def router(self, name: str, rows: int) -> str:
+        """Why a layer chooses or weighs experts, or an empty string. rows: its out_features."""
+        *_, parent, own = ("", *name.split("."))
+        plain = plain_name(name)
+        kinds = [type(module).__name__ for module in (self._modules.get(name), self._parent(name))]
+        if _ROUTER.search(plain) or any("Router" in kind for kind in kinds):
+            return "router"
+        if _GATE.search(plain) and rows == 1:
+            return "gate of an expert"
+        experts = self._experts_beside(name)
+        if rows in experts and (_GATE.search(plain) or "gate" in (own, parent) or self._is_only_user(name)):
+            return f"router: a column for each of {rows} experts"
+        return ""
+
+    def head(self, name: str, module: nn.Module) -> str:
+        """Why a layer belongs to a head, or an empty string."""
+        if id(module) in self._heads:
+            return "output head or embedding"
+        if self._in_block(name):
+            return ""
+        for outer, base in self._tasks:
+            inside = name.startswith(f"{outer}.") if outer else True
+            if inside and not f"{name}.".startswith(f"{base}."):
+                return f"head: outside {base!r}"
+        if not self._blocks:
+            return "head by its name" if _UNMISTAKABLE.match(plain_name(name)) else ""
+        if _HEAD.search(plain_name(name)):
+            return "head by its name"
+        return "follows the last block" if self._order[name] > self._last_block else ""
+
+    def _in_block(self, name: str) -> bool:
+        return any(f"{name}.".startswith(f"{block}.") for block in self._blocks)
+
+    def _parent(self, name: str) -> nn.Module | None:
+        return self._modules.get(name.rpartition(".")[0])
+
+    def _experts_beside(self, name: str) -> set[int]:
+        """How many experts the modules around a layer hold, up to two levels above it."""
+        found: set[int] = set()
+        parent = name
+        for _ in range(2):
+            if not parent:
+                break
+            parent = parent.rpartition(".")[0]
+            for key, child in getattr(self._modules.get(parent), "_modules", {}).items():
+                found |= _expert_counts(key, child)
+        return found
+
+    def _is_only_user(self, name: str) -> bool:
+        """Whether a layer stands directly beside its experts, whatever it is called."""
+        parent = self._parent(name)
+        return parent is not None and any(
+            _expert_counts(key, child) for key, child in parent.named_children()
+        )
+
+
+def plain_name(name: str) -> str:
+    """A module's name without what torch.compile, FSDP, checkpointing and adapters add to it."""
+    return _WRAPPERS.sub("", name).lstrip(".")
+
+
+def _expert_counts(key: str, child: nn.Module) -> set[int]:
+    """How many experts a module named like a container of experts holds."""
+    if "expert" not in key or "shared" in key:
+        return set()
+    if isinstance(child, nn.ModuleList | nn.ModuleDict):
+        return {len(child)}
+    if is_group(child):
+        return {len(child.weight)}  # pyright: ignore[reportArgumentType]
+    stacked = {parameter.shape[0] for parameter in child.parameters() if parameter.dim() == 3}
+    declared: Any = getattr(child, "num_experts", None)
+    return stacked | ({declared} if isinstance(declared, int) else set())
+
+
+def _output_embeddings(module: nn.Module) -> nn.Module | None:
+    get_head: Any = getattr(module, "get_output_embeddings", None)
+    try:
+        head: Any = get_head() if callable(get_head) else None
+        return head
+    except (AttributeError, NotImplementedError):  # of a task without an output embedding
+        return None

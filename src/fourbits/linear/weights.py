@@ -1,0 +1,124 @@
+"""Every parameter of a model that a matrix multiplication reads, whether or not it can be quantized.
+
+Linear layers are known by their class. Of other parameters only the shape and the name are known: embedding
+tables, norms, depthwise convolutions and what is added rather than multiplied are excluded, and the rest is
+listed with the reason for which it stays in high precision.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter, is_lazy
+
+Kind = Literal["linear", "transposed", "group", "other"]
+#: smallest last side of a raw parameter of three dimensions that is listed; taps of convolutions are smaller
+_SMALLEST = 8
+#: names of parameters that are looked up, added or multiplied elementwise
+_NOT_MULTIPLIED = re.compile(
+    r"(?<!seg_)embed|token|pos|bias|table|quer(y|ies)$|latent|codebook|mask|scale|decay|A_log"
+)
+_LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A linear layer, a group of them, or another parameter that a matrix multiplication reads."""
+
+    #: the module's name for layers, the parameter's for others
+    name: str
+    module: Any
+    kind: Kind
+    #: (out_features, in_features), with out_features summed over the layers of a group
+    shape: tuple[int, int]
+    #: for others: why it is not quantized
+    why: str = ""
+
+    @property
+    def layers(self) -> int:
+        """How many linear layers it holds, each with a number of its own."""
+        return 0 if self.kind == "other" else len(self.module.weight) if self.kind == "group" else 1
+
+
+def is_group(module: object) -> bool:
+    """Whether a module is a group: its class sets `groups_linears`, as model.experts.GroupedLinear does."""
+    return getattr(type(module), "groups_linears", False) is True
+
+
+def is_transposed(module: object) -> bool:
+    """Whether a module is a linear layer with the weight [in, out]: Conv1D of transformers."""
+    names = {(cls.__module__.partition(".")[0], cls.__name__) for cls in type(module).__mro__}
+    return ("transformers", "Conv1D") in names
+
+
+def is_linear(module: object) -> bool:
+    """Whether a module is a linear layer or a group of them."""
+    return isinstance(module, nn.Linear) or is_group(module) or is_transposed(module)
+
+
+def named_modules(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """The modules of a model, or of the parts of one, whose names then start with the part's index."""
+    if len(parts) == 1:
+        return list(parts[0].named_modules())
+    seen: set[nn.Module] = set()
+    return [
+        (f"{index}.{name}" if name else str(index), module)
+        for index, part in enumerate(parts)
+        for name, module in part.named_modules(seen)
+    ]
+
+
+def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[Weight]:
+    """What matrix multiplications read, in the order of the modules."""
+    for name, module in modules:
+        layer: Any = module
+        if is_group(module):
+            rows = len(layer.weight) * layer.out_features
+            yield Weight(name, layer, "group", (rows, layer.in_features))
+        elif isinstance(module, nn.Linear):
+            yield Weight(name, layer, "linear", (layer.out_features, layer.in_features))
+        elif is_transposed(module):
+            yield Weight(name, layer, "transposed", (layer.weight.shape[1], layer.weight.shape[0]))
+        else:
+            yield from _others(name, module)
+
+
+def _others(name: str, module: nn.Module) -> Iterator[Weight]:
+    """Parameters of a module that is no linear layer."""
+    if isinstance(module, _LOOKED_UP + _NORMS) or "parametrizations" in name.split("."):
+        return
+    if isinstance(module, _CONVOLUTIONS + _TRANSPOSED):
+        weight: Any = module.weight
+        depthwise = module.groups > 1 and module.groups == module.in_channels
+        if not depthwise and not is_lazy(weight):
+            shape = (weight.shape[0], weight[0].numel())
+            yield Weight(f"{name}.weight".lstrip("."), module, "other", shape, "convolution")
+        return
+    for own, parameter in module.named_parameters(recurse=False):
+        if isinstance(parameter, UninitializedParameter):
+            continue
+        shape = [size for size in parameter.shape if size != 1]
+        taps = parameter.dim() > 2 and parameter.shape[-1] < _SMALLEST
+        if len(shape) > 1 and not taps and not _NOT_MULTIPLIED.search(own):
+            rows = torch.Size(shape[:-1]).numel()
+            where, why = f"{name}.{own}".lstrip("."), _why(module, len(shape))
+            yield Weight(where, module, "other", (rows, shape[-1]), why)
+
+
+def _why(module: nn.Module, dims: int) -> str:
+    kind = type(module).__name__
+    if isinstance(module, nn.MultiheadAttention):
+        return f"a fused kernel of {kind} reads this weight directly"
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return f"recurrent weight of {kind}"
+    if "Router" in kind or "Gate" in kind:
+        return "router"
+    if dims == 3 and type(module).__module__.partition(".")[0] != "torch":
+        return f"stacked weights of {kind}, not a known group of linear layers"
+    return f"parameter of {kind}, which is not a linear layer"

@@ -1,0 +1,118 @@
+"""Routers, gates of experts, adapters and heads stay in BF16, known by their place and not by names."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from fourbits.linear.convert import convert
+from support.families import FAMILIES, HEADS, SIZES
+
+hf: Any = transformers
+RECIPE = "nvfp4-naive"  # keeps no blocks
+
+
+def kept(model: nn.Module) -> dict[str, str]:
+    return {row.name: row.reason for row in convert(model, RECIPE).rows if not row.quantized}
+
+
+class Experts(nn.Module):
+    """A router called anything, beside a list of experts."""
+
+    def __init__(self, router: str, experts: int = 4):
+        super().__init__()
+        setattr(self, router, nn.Linear(32, experts, bias=False))
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(32, 32)) for _ in range(experts)])
+        self.gate_proj = nn.Linear(32, 64)
+        self.shared_expert_gate = nn.Linear(32, 1)
+
+
+@pytest.mark.parametrize("router", ["gate", "wg", "router", "choose"])
+def test_a_linear_beside_experts_with_a_column_for_each_is_a_router(router):
+    found = kept(nn.Sequential(Experts(router)))
+    assert set(found) == {f"0.{router}", "0.shared_expert_gate"}
+    assert "router" in found[f"0.{router}"]
+    assert found["0.shared_expert_gate"] == "gate of an expert"
+
+
+def test_a_gate_of_an_mlp_is_no_router():
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({"gate": nn.Linear(32, 64), "up": nn.Linear(32, 64)})})
+    assert kept(model) == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "kept_leaf"),
+    [("JetMoe", "router.layer"), ("Qwen2Moe", "shared_expert_gate"), ("Qwen3Next", "shared_expert_gate")],
+)
+def test_routers_of_transformers_stay(family, kept_leaf):
+    with torch.device("meta"):
+        model, _ = FAMILIES[family]()
+    assert any(name.endswith(kept_leaf) for name in kept(model))
+    assert not any("router" in row.name for row in convert(model, RECIPE).rows if row.quantized)
+
+
+HEAD_MODELS: dict[str, tuple[Any, set[str]]] = {
+    "score": (lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**HEADS)), {"score"}),
+    "qa_outputs": (lambda: hf.BertForQuestionAnswering(hf.BertConfig(**SIZES)), {"qa_outputs"}),
+    "classifier": (
+        lambda: hf.BertForSequenceClassification(hf.BertConfig(**SIZES)),
+        {"classifier", "bert.pooler.dense"},
+    ),
+    "seq_relationship": (
+        lambda: hf.BertForNextSentencePrediction(hf.BertConfig(**SIZES)),
+        {"cls.seq_relationship", "bert.pooler.dense"},
+    ),
+    "predictions": (
+        lambda: FAMILIES["MobileBert"]()[0],
+        {"cls.predictions.transform.dense", "cls.predictions.dense", "cls.predictions.decoder",
+         "mobilebert.embeddings.embedding_transformation"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("name", HEAD_MODELS)
+def test_task_heads_stay(name):
+    make, expected = HEAD_MODELS[name]
+    with torch.device("meta"):
+        model = make()
+    assert set(kept(model)) == expected
+
+
+def test_a_head_inside_a_module_called_head_stays_as_in_timm():
+    class Swin(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32)) for _ in range(3)])
+            self.head = nn.ModuleDict({"fc": nn.Linear(32, 16)})
+
+    assert set(kept(Swin())) == {"head.fc"}
+
+
+class Adapted(nn.Module):
+    """As PEFT wraps a layer: the frozen one, and two small ones by the adapter's name."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(32, 16, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(16, 32, bias=False)})
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+def test_adapters_stay_and_the_layer_that_they_adapt_keeps_its_rules():
+    def block():
+        names = ("q_proj", "up_proj")
+        return nn.ModuleDict({name: Adapted(nn.Linear(32, 32)) for name in names})
+
+    model = nn.ModuleDict({"layers": nn.ModuleList([block() for _ in range(3)])})
+    summary = convert(model, "nemotron3-super")  # keeps q_proj, whatever wraps it
+    quantized = {row.name for row in summary.rows if row.quantized}
+    assert quantized == {f"layers.{i}.up_proj.base_layer" for i in range(2)}
+    reasons = {row.name: row.reason for row in summary.rows}
+    assert reasons["layers.0.up_proj.lora_A.default"] == "adapter of layers.0.up_proj"
+    assert reasons["layers.0.q_proj.base_layer"] == "attention projection"

@@ -1,0 +1,114 @@
+"""A caller chooses layers by name, by function and by size; a name that means nothing is an error."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fourbits.linear.convert import convert
+from fourbits.linear.summary import ConversionSummary
+from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import GemmTable, KeepBF16, LayerRule
+
+
+def model() -> nn.Module:
+    def block() -> nn.ModuleDict:
+        return nn.ModuleDict({"attn": nn.ModuleDict({"qkv": nn.Linear(32, 96)}), "mlp": nn.Linear(32, 32)})
+
+    body = nn.ModuleList([block() for _ in range(4)])
+    return nn.ModuleDict({"embed": nn.Embedding(64, 32), "blocks": body, "head": nn.Linear(32, 64)})
+
+
+def convert_with(chosen: nn.Module, options: dict[str, Any]) -> ConversionSummary:
+    return convert(chosen, "nvfp4", **options)
+
+
+def quantized(summary: ConversionSummary) -> set[str]:
+    return {row.name for row in summary.rows if row.quantized}
+
+
+def reason(summary: ConversionSummary, name: str) -> str:
+    return next(row.reason for row in summary.rows if row.name == name)
+
+
+QKV = {f"blocks.{i}.attn.qkv" for i in range(3)}
+INNER = {f"blocks.{i}.{name}" for i in range(3) for name in ("attn.qkv", "mlp")}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, INNER),
+        ({"include": "*.mlp"}, {f"blocks.{i}.mlp" for i in range(3)}),
+        ({"include": ["blocks.1"]}, {"blocks.1.attn.qkv", "blocks.1.mlp"}),  # the modules inside are meant
+        ({"exclude": ["*.attn", "blocks.0"]}, {"blocks.1.mlp", "blocks.2.mlp"}),
+        ({"filter_fn": lambda module, name: module.out_features > 64}, QKV),
+        ({"min_size": 32 * 96}, QKV),
+        ({"keep_last": 0}, INNER | {"blocks.3.attn.qkv", "blocks.3.mlp"}),
+        ({"keep_first": "1/2", "keep_last": 1}, {"blocks.2.attn.qkv", "blocks.2.mlp"}),
+        ({"include": ["*.mlp", "head"]}, {f"blocks.{i}.mlp" for i in range(3)} | {"head"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_options_choose_these_layers(options, expected):
+    assert quantized(convert(model(), "nvfp4", **options)) == expected
+
+
+def test_a_choice_is_reported_as_the_callers_and_not_as_the_recipes():
+    summary = convert(model(), "nvfp4", exclude="*.mlp", min_size=100)
+    assert reason(summary, "blocks.0.mlp") == "excluded by '*.mlp'"
+    assert reason(convert(model(), "nvfp4", include="*.mlp"), "blocks.0.attn.qkv") == "not in include"
+    recipe = replace(get_recipe("nvfp4"), keep_bf16=KeepBF16(names=("*.qkv",)))
+    assert reason(convert(model(), recipe), "blocks.0.attn.qkv") == "keep_bf16.names has '*.qkv'"
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_a_pattern_that_matches_nothing_names_the_nearest_module(option):
+    with pytest.raises(
+        ValueError, match=rf"convert: {option} must match .* '\*\.qvk', .* nearest is .*attn\.qkv'"
+    ):
+        convert_with(model(), {option: ["*.qvk"]})
+    converted = model()
+    with pytest.raises(ValueError, match="which matches none"):
+        convert_with(converted, {option: "decoder"})
+    assert not any(hasattr(module, "quantization") for module in converted.modules())
+
+
+def test_a_pattern_of_a_users_recipe_that_matches_nothing_is_an_error_too():
+    base = get_recipe("nvfp4")
+    for recipe in (
+        replace(base, keep_bf16=KeepBF16(names=("*.q_proj_typo",))),
+        replace(base, layers=(LayerRule(names=("*.q_proj_typo",), table=GemmTable()),)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"recipe nvfp4: .*names must match a linear layer .*q_proj_typo"
+        ):
+            convert(model(), recipe)
+
+
+def test_a_shipped_rule_that_matches_nothing_is_a_line_and_kept_attention_that_is_missing_a_warning():
+    with pytest.warns(
+        UserWarning, match=r"keeps layers in BF16 \(attention projection\) that this model does not"
+    ):
+        summary = convert(model(), "nemotron3-super")
+    assert any("Mamba output projection" in note for note in summary.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"include": lambda name: True}, "Pass a function as filter_fn"),
+        ({"min_size": -1}, "min_size must be a number of weights"),
+        ({"keep_first": "many"}, "must be a count or a share"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        convert(model(), "nvfp4", **options)
+
+
+@pytest.mark.parametrize("given", [None, [], [nn.Linear(16, 16), "model"]])
+def test_what_is_no_model_is_refused(given):
+    with pytest.raises(ValueError, match=r"model must be an nn\.Module or a list of them"):
+        convert(given, "nvfp4")  # pyright: ignore[reportArgumentType]
