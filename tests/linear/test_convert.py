@@ -126,7 +126,7 @@ def test_a_linear_subclass_is_kept_unless_it_says_that_it_only_casts_its_weight(
 def test_a_linear_whose_forward_was_replaced_on_the_instance_is_kept():
     model = mlp()
     forward = model[0].forward
-    model[0].forward = lambda x: forward(x)  # as wrappers do that hook a module from outside
+    vars(model[0])["forward"] = lambda x: forward(x)  # as wrappers do that hook a module from outside
     assert "replaced on the instance" in reasons(convert(model, RECIPE))["0"]
     assert type(model[0]) is nn.Linear
 

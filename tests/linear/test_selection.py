@@ -49,7 +49,7 @@ INNER = {f"blocks.{i}.{name}" for i in range(3) for name in ("attn.qkv", "mlp")}
         ({"keep_first": "1/2", "keep_last": 1}, {"blocks.2.attn.qkv", "blocks.2.mlp"}),
         ({"include": ["*.mlp", "head"]}, {f"blocks.{i}.mlp" for i in range(3)} | {"head"}),
     ],
-    ids=str,
+    ids=lambda value: " and ".join(value) or "none" if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_the_options_choose_these_layers(options, expected):
     assert quantized(convert(model(), "nvfp4", **options)) == expected
