@@ -57,6 +57,13 @@ def test_the_first_optimizer_step_warns_of_bypassed_layers_once_and_of_unused_on
     step(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def test_the_first_step_of_a_model_whose_every_layer_is_bypassed_warns():
+    model = nn.Sequential(Past())
+    convert(model, RECIPE, include="0.past")
+    with pytest.warns(UserWarning, match=r"0\.past.* 0% ran"):
+        step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def test_the_step_of_another_models_optimizer_does_not_end_the_watch():
     model, other = nn.Sequential(Past()), nn.Linear(32, 32)
     convert(model, RECIPE)

@@ -112,4 +112,4 @@ def test_a_projection_that_a_fused_kernel_multiplies_by_is_kept_and_named(monkey
     reason = "a fused kernel of NemotronHMamba2Mixer reads this weight directly"
     kept = {row.name: row.reason for row in summary.rows if not row.quantized}
     assert kept == {"lm_head": "output head or embedding", "model.layers.0.mixer.out_proj": reason}
-    assert f"1 linear layers bf16     {reason}" in str(summary)
+    assert f"1 linear layer  bf16     {reason}" in str(summary)

@@ -112,3 +112,16 @@ def test_an_option_of_another_kind_is_refused(options, message):
 def test_what_is_no_model_is_refused(given):
     with pytest.raises(ValueError, match=r"model must be an nn\.Module or a list of them"):
         convert(given, "nvfp4")  # pyright: ignore[reportArgumentType]
+
+
+def test_parts_that_contain_each_other_are_refused():
+    part = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    for parts in ([part, part], [part, part[0]]):
+        with pytest.raises(ValueError, match="must not contain each other or share modules"):
+            convert(parts, "nvfp4")
+
+
+@pytest.mark.parametrize("count", [0.25, 1.5, True])
+def test_a_number_of_blocks_is_whole_or_a_share_in_text(count):
+    with pytest.raises(ValueError, match="must be a count or a share such as '8/62'"):
+        convert(nn.Sequential(nn.Linear(32, 32)), "nvfp4", keep_last=count)

@@ -20,6 +20,11 @@ def model_parts(model: Any) -> list[nn.Module]:
         raise ValueError(
             f"convert: model must be an nn.Module or a list of them, got {got}. Pass the model itself."
         )
+    modules = [module for part in parts for module in part.modules()]
+    if len({id(module) for module in modules}) < len(modules):
+        raise ValueError(
+            "convert: parts of a model must not contain each other or share modules. Pass the outermost one."
+        )
     return parts
 
 

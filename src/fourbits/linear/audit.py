@@ -99,7 +99,7 @@ def _before_optimizer_step(*_: Any) -> None:
     for watched in list(_watched):
         layers = watched.alive()
         watched.steps += 1
-        if any(_was_called(module) for _, module in layers):
+        if any(_was_called(module) or _has_gradient(module) for _, module in layers):
             reports.append(_compared(layers))
         elif layers and watched.steps < _PATIENCE:
             continue

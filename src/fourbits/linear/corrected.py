@@ -1,6 +1,6 @@
 """GEMMs of corrected operands: the residuals' GEMM plus the removed parts' product, added in FP32.
 
-docs/nvfp4.md, section 20.
+docs/nvfp4.md, section 21.
 """
 
 from typing import NamedTuple

@@ -100,7 +100,8 @@ class ConversionSummary:
         counts = Counter((row.precision, row.reason) for row in self.rows)
         lines = [f"recipe {self.recipe} ({self.digest})"]
         lines += [
-            f"  {n:4d} linear layers {precision:<8} {reason}" for (precision, reason), n in counts.items()
+            f"  {n:4d} linear {'layer ' if n == 1 else 'layers'} {precision:<8} {reason}"
+            for (precision, reason), n in counts.items()
         ]
         lines += [f"  {line}" for line in (*map(str, self.stacks), *self.notes)]
         lines.append(

@@ -2,7 +2,7 @@
 
 An operand T [M, F] of tokens, X or dY, is split into T = R + P(T). R is quantized; what P(T) contributes to a
 GEMM is computed from its short form `removed`, such as the mean over tokens. A Hadamard transform needs no
-correction, because it cancels in the GEMM (`OperandSpec.rht`). docs/nvfp4.md, section 20.
+correction, because it cancels in the GEMM (`OperandSpec.rht`). docs/nvfp4.md, section 21.
 """
 
 from collections.abc import Callable

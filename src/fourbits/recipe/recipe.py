@@ -7,6 +7,7 @@ and 14.
 import functools
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
@@ -235,7 +236,7 @@ def _why_not_packed(spec: OperandSpec) -> str | None:
 
 
 def _wrong_correction(table: GemmTable) -> str | None:
-    """Which rule of corrections a table breaks, or None. docs/nvfp4.md, section 20."""
+    """Which rule of corrections a table breaks, or None. docs/nvfp4.md, section 21."""
     for role in ("fprop.rhs", "dgrad.rhs"):
         if name := table.operand(role).correction:
             return (
@@ -270,10 +271,12 @@ def _no_forward(role: str, of_fprop: str | None) -> str:
 
 
 def _share(value: int | str, where: str) -> Fraction | int:
-    try:
-        share = value if isinstance(value, int) else Fraction(value)
-    except (ValueError, ZeroDivisionError):
-        share = Fraction(-1)
+    share: Fraction | int = -1
+    if isinstance(value, str):
+        with suppress(ValueError, ZeroDivisionError):
+            share = Fraction(value)
+    elif type(value) is int:
+        share = value
     if share < 0 or (isinstance(value, str) and share > 1):
         raise ValueError(f"{where}: must be a count or a share such as '8/62', got {value!r}.")
     return share
