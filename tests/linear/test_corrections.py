@@ -270,8 +270,26 @@ def table(saved_inputs: Any = "exact", **gemms: tuple[OperandSpec, OperandSpec])
 
 
 def test_a_residual_of_another_dtype_is_an_error():
-    register_correction(
-        "bf16-residual", replace(TOKEN_MEAN, split=lambda x: (x.bfloat16(), x.float().mean(0)))
-    )
+    wrong = replace(TOKEN_MEAN, split=lambda x: (x.bfloat16(), x.float().mean(0)))
     with pytest.raises(ValueError, match="the residual must be contiguous fp32"):
-        layer_of(corrected("bf16-residual"))(torch.ones(M, K))
+        register_correction("bf16-residual", wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"product": None}, "the functions of 'wrong' must work on fp32"),
+        ({"split": lambda x: (x, x.mean(0))}, "residual \\+ product must be the tensor"),
+        ({"split": lambda x: (x - x[:1], x[0].clone())}, "must be orthogonal"),
+        ({"outer_product": lambda a, b, rows: a[:, None] * b}, "outer_product must be the product"),
+    ],
+    ids=["no function", "nothing removed", "another part", "rows forgotten"],
+)
+def test_a_correction_whose_functions_contradict_each_other_is_refused(change, message):
+    mean = Correction(
+        lambda x: (x - x.mean(0), x.mean(0)),
+        lambda removed, weight, rows: removed @ weight.t(),
+        lambda a, b, rows: rows * a[:, None] * b,
+    )
+    with pytest.raises(ValueError, match=message):
+        register_correction("wrong", replace(mean, **change))

@@ -35,16 +35,43 @@ _corrections: dict[str, Correction] = {}
 def register_correction(name: str, correction: Correction) -> None:
     """Make a correction known under a name, for `OperandSpec.correction`.
 
-    Every process that builds such a spec must register it first. Raises ValueError for an empty name, and
-    for a name that stands for another correction: plans and compiled graphs hold what it stood for.
+    Every process that builds such a spec must register it first. Raises ValueError for an empty name, for
+    functions that fail on a small tensor or contradict each other there, and for a name that stands for
+    another correction: plans and compiled graphs hold what it stood for.
     """
     if not name:
         raise ValueError("register_correction: name must not be empty, which stands for no correction.")
+    _try_out(name, correction)
     if _corrections.setdefault(name, correction) != correction:
         raise ValueError(
             f"register_correction: {name!r} is registered already, for another correction. Choose another "
             "name."
         )
+
+
+def _try_out(name: str, correction: Correction) -> None:
+    """Raises ValueError unless the three functions agree on a small tensor, and remove a projection."""
+    rows, columns = 48, 8
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    identity = torch.eye(columns)
+    try:
+        residual, removed = split_residual(correction, x)
+        part = correction.product(removed, identity, rows).expand(rows, columns)
+        outer = correction.outer_product(removed, removed, rows)
+    except Exception as error:
+        raise ValueError(
+            f"register_correction: the functions of {name!r} must work on fp32 [{rows}, {columns}], got "
+            f"{type(error).__name__}: {error}. The docstring of Correction says what each takes and returns."
+        ) from error
+    for what, actual, expected in (
+        ("split's residual + product must be the tensor", residual + part, x),
+        ("what is left must be orthogonal to what is removed", residual.t() @ part, torch.zeros_like(outer)),
+        ("outer_product must be the product of what was removed", outer, part.t() @ part),
+    ):
+        if actual.shape != expected.shape or not torch.allclose(actual, expected, atol=1e-3):
+            raise ValueError(
+                f"register_correction: {what}, which does not hold for {name!r}. Correct the function."
+            )
 
 
 def correction_of(name: str) -> Correction:
