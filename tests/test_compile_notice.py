@@ -1,19 +1,48 @@
-"""A user who waits for compilers is told once, and told when they have ended."""
+"""A wait for compilers is announced once, and its end is reported."""
 
 import logging
-import time
 
 import pytest
 
 from fourbits.compile_notice import Burst
 
-#: far from each other, and from what a busy machine adds
-PATIENCE, QUIET = 0.2, 0.4
+
+class Clock:
+    """Time that passes when a test says so, and the timers that go off in it."""
+
+    def __init__(self):
+        self.now, self.timers = 0.0, []
+
+    def timer(self, seconds, call, arguments):
+        return Timer(self, self.now + seconds, lambda: call(*arguments))
+
+    def wait(self, seconds):
+        self.now += seconds
+        for timer in [timer for timer in self.timers if timer.at <= self.now]:
+            self.timers.remove(timer)
+            timer.call()
 
 
-def compile_for(burst, seconds, name="a kernel"):
-    with burst.compiling(name):
-        time.sleep(seconds)
+class Timer:
+    def __init__(self, clock, at, call):
+        self.clock, self.at, self.call = clock, at, call
+
+    def start(self):
+        self.clock.timers.append(self)
+
+    def cancel(self):
+        if self in self.clock.timers:
+            self.clock.timers.remove(self)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def burst(clock):
+    return Burst(lambda: clock.now, clock.timer)
 
 
 @pytest.fixture
@@ -22,45 +51,46 @@ def messages(caplog):
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def wait_for(messages, count):
-    deadline = time.monotonic() + 30
-    while len(messages()) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return messages()
-
-
-def test_a_long_compilation_is_announced_while_it_runs_and_reported_after_it(messages):
-    burst = Burst(PATIENCE, QUIET)
+def test_a_long_compilation_is_announced_while_it_runs_and_reported_after_it(burst, clock, messages):
     with burst.compiling("exact_kernel"):
-        (announced,) = wait_for(messages, 1)
-    assert "now exact_kernel" in announced
-    assert wait_for(messages, 2)[1].startswith("fourbits: compiled 1 kernel in ")
+        clock.wait(1.4)
+        assert messages() == []
+        clock.wait(0.2)
+        (announced,) = messages()
+        assert "now exact_kernel" in announced
+        clock.wait(3.0)
+    clock.wait(1.9)
+    assert messages() == [announced]
+    clock.wait(0.2)
+    assert messages() == [announced, "fourbits: compiled 1 kernel in 4.6 s."]
 
 
-def test_short_compilations_in_a_row_count_together(messages):
-    burst = Burst(PATIENCE, QUIET)
-    for _ in range(6):
-        compile_for(burst, 0.6 * PATIENCE)
-    assert len(wait_for(messages, 2)) == 2
-    assert "compiled 6 kernels" in messages()[1]
+def test_short_compilations_in_a_row_count_together(burst, clock, messages):
+    for _ in range(4):
+        with burst.compiling("a kernel"):
+            clock.wait(0.5)
+        clock.wait(1.0)
+    clock.wait(2.0)
+    announced, reported = messages()
+    assert "compiling kernels" in announced
+    assert reported == "fourbits: compiled 4 kernels in 2.0 s."
 
 
-def test_what_takes_less_than_a_user_notices_is_not_reported(messages):
-    burst = Burst(60.0, 0.05)
-    compile_for(burst, 0.0)
-    time.sleep(0.2)
-    compile_for(burst, 0.0)
-    time.sleep(0.2)
+def test_what_takes_less_than_a_user_notices_is_not_reported(burst, clock, messages):
+    for _ in range(3):
+        with burst.compiling("a kernel"):
+            clock.wait(1.0)
+        clock.wait(5.0)
     assert messages() == []
 
 
-def test_an_error_ends_a_compilation(messages):
+def test_an_error_ends_a_compilation(burst, clock, messages):
     def fail():
         with burst.compiling("a kernel"):
-            wait_for(messages, 1)
+            clock.wait(2.0)
             raise RuntimeError
 
-    burst = Burst(PATIENCE, QUIET)
     with pytest.raises(RuntimeError):
         fail()
-    assert "compiled 1 kernel in" in wait_for(messages, 2)[1]
+    clock.wait(3.0)
+    assert messages()[1] == "fourbits: compiled 1 kernel in 2.0 s."

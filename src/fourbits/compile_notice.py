@@ -8,11 +8,12 @@ reported where compilers find everything in their caches on disk.
 import logging
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 _logger = logging.getLogger("fourbits")
-#: seconds of compilation after which a user is told
+#: seconds of compilation before the first warning
 _PATIENCE = 1.5
 #: seconds without compilation after which a burst has ended
 _QUIET = 2.0
@@ -21,10 +22,13 @@ _QUIET = 2.0
 class Burst:
     """Compilations that follow each other closely, in all threads."""
 
-    def __init__(self, patience: float = _PATIENCE, quiet: float = _QUIET) -> None:
-        self._patience, self._quiet = patience, quiet
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, timer: Callable[..., Any] = threading.Timer
+    ) -> None:
+        """clock: seconds; timer: as threading.Timer."""
+        self._clock, self._new_timer = clock, timer
         self._lock = threading.RLock()
-        self._timer: threading.Timer | None = None
+        self._timer: Any = None
         self._running = self._count = 0
         self._started = self._seconds = 0.0
         self._announced = False
@@ -43,21 +47,21 @@ class Burst:
             self._running += 1
             self._count += 1
             if self._running == 1:
-                self._started = time.perf_counter()
-                self._after(max(self._patience - self._seconds, 0.0), self._announce, what)
+                self._started = self._clock()
+                self._after(max(_PATIENCE - self._seconds, 0.0), self._announce, what)
 
     def _end(self) -> None:
         with self._lock:
             self._running -= 1
             if self._running == 0:
-                self._seconds += time.perf_counter() - self._started
-                self._after(self._quiet, self._report)
+                self._seconds += self._clock() - self._started
+                self._after(_QUIET, self._report)
 
     def _after(self, seconds: float, call: object, *arguments: object) -> None:
         """Call in some seconds, and forget what was to be called before."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = threading.Timer(seconds, call, arguments)  # pyright: ignore[reportArgumentType]
+        self._timer = self._new_timer(seconds, call, arguments)
         self._timer.daemon = True
         self._timer.start()
 

@@ -25,7 +25,11 @@ from fourbits.recipe.recipe import GemmSpec, KeepBF16, Recipe
 from support.adversarial import FINITE, NON_FINITE
 from support.assertions import assert_same_bytes, assert_same_operand
 from support.documented import names_of
-from support.straight_through import RunPosition, dgrad, exact_gemm, fprop, grad_of, wgrad
+from support.straight_through import (
+    assert_layer_follows,
+    exact_gemm,
+    grad_of,
+)
 
 KEY = torch.tensor([1234, 44, 17, 48, 3])
 
@@ -159,17 +163,7 @@ def test_a_linear_layer_multiplies_operands_of_the_format(spec, square, kind):
     rows = fb.OperandSpec(format="int4-fp32") if kind == "FP32 scales" else spec
     recipe = recipe_of(rows, square if kind == "square weight" else rows)
     assert recipe.table.shares_weight == (kind == "square weight")
-    layer, position = nn.Linear(80, 48), RunPosition(seed=7, step=3)
-    model = nn.Sequential(layer)
-    convert(model, recipe, seed=7)
-    set_step(model, 3)
-    x, dy = torch.randn(35, 80, requires_grad=True), torch.randn(35, 48)
-    y = model(x)
-    y.backward(dy)
-    table, w = recipe.table, layer.weight.detach()
-    fprop(x.detach(), w, layer.bias.detach(), table, position).assert_near(y.detach())
-    dgrad(dy, w, table, position).assert_near(grad_of(x))
-    wgrad(dy, x.detach(), table, position).assert_near(grad_of(layer.weight))
+    assert_layer_follows(recipe)
 
 
 def gradients(recipe: Recipe, x: torch.Tensor, compiled: bool = False):

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 import fourbits as fb
 from fourbits.cli.main import main
 from fourbits.formats.codes import decode, encode
 from fourbits.formats.descriptors import E2M1, E4M3
-from fourbits.linear.convert import convert
-from fourbits.linear.step import set_step
 from fourbits.quant import quantize as dispatch
 from fourbits.quant.cpu import compiled as compiler
 from fourbits.quant.kernels import support
@@ -25,7 +22,7 @@ from fourbits.recipe.presets import get_recipe
 from support.adversarial import FINITE, NON_FINITE
 from support.assertions import assert_same_bytes, assert_same_operand
 from support.documented import blocks_of, names_of
-from support.straight_through import RunPosition, dgrad, fprop, grad_of, wgrad
+from support.straight_through import assert_layer_follows
 
 KEY = torch.tensor([1234, 44, 17, 48, 3])
 
@@ -85,17 +82,7 @@ def test_a_recipe_file_takes_the_words_and_a_layer_follows_them(recipe_file):
     recipe = get_recipe(recipe_file)
     assert recipe.fprop.lhs == replace(get_recipe("nvfp4").fprop.lhs, scale_rule="percentile")
     assert recipe.table.shares_weight
-    layer, position = nn.Linear(80, 48), RunPosition(seed=7, step=3)
-    model = nn.Sequential(layer)
-    convert(model, recipe, seed=7)
-    set_step(model, 3)
-    x, dy = torch.randn(35, 80, requires_grad=True), torch.randn(35, 48)
-    y = model(x)
-    y.backward(dy)
-    table, w = recipe.table, layer.weight.detach()
-    fprop(x.detach(), w, layer.bias.detach(), table, position).assert_near(y.detach())
-    dgrad(dy, w, table, position).assert_near(grad_of(x))
-    wgrad(dy, x.detach(), table, position).assert_near(grad_of(layer.weight))
+    assert_layer_follows(recipe)
 
 
 def test_recipes_show_prints_the_words(recipe_file, capsys, monkeypatch):

@@ -36,11 +36,11 @@ def test_tensor_cores_read_the_codes_and_scales_that_were_meant(shape, a_axis, b
 
 def test_the_transpose_of_a_square_weight_is_read_as_such():
     w = torch.randn(48, 80)
-    forward, turned = quantize(w, BLOCK_2D, 1), quantize(w, BLOCK_2D, 0)
+    forward, transposed = quantize(w, BLOCK_2D, 1), quantize(w, BLOCK_2D, 0)
     x = quantize(torch.randn(16, 48), OperandSpec(), 1)
     assert torch.equal(
         matmul_native.matmul(x, forward.t(), torch.float32, None),
-        matmul_native.matmul(x, turned, torch.float32, None),
+        matmul_native.matmul(x, transposed, torch.float32, None),
     )
 
 

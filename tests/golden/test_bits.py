@@ -1,4 +1,4 @@
-"""What quantization stored when it was recorded, it stores now; record.py says how to record anew.
+"""What quantization stored when it was recorded, it stores now; record.py says how to record again.
 
 After a change that is meant to change bits: python tests/golden/record.py tests/golden/bits.json --part bits
 """

@@ -62,7 +62,7 @@ def test_a_shared_input_and_its_one_read_give_the_operators_bits(recipe, shape, 
     assert_same(found, gradients(model, x))
     plan.linear_plan.cache_clear()
     monkeypatch.setattr(plan, "one_pass", lambda x, requests: False)
-    separate = copy.deepcopy(model)  # which plans anew
+    separate = copy.deepcopy(model)  # which has no plans yet
     assert_same(found, gradients(separate, x))
     assert not any(made.keeps_input for made, _ in plans_of(separate))
 

@@ -51,10 +51,10 @@ def test_statistics_see_the_tensor_that_is_quantized():
     x = torch.zeros(64, 32)
     x[::16] = 1000.0
     x[1:, :] += 0.001
-    plain, turned = (OperandSpec(adaptive="outer", rht=rht) for rht in (0, 16))
+    plain, rotated = (OperandSpec(adaptive="outer", rht=rht) for rht in (0, 16))
     assert layout_counts(x, plain, 0, "outer", None)[1] == 0
     assert layout_counts(x, plain, 1, "outer", None)[1] > 0
-    assert layout_counts(x, turned, 0, "outer", None).tolist() == [4 * 32, 0]
+    assert layout_counts(x, rotated, 0, "outer", None).tolist() == [4 * 32, 0]
 
 
 def table(x: str = "none", weight: str = "none", interval: int = 2) -> GemmTable:

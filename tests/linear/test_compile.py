@@ -84,7 +84,7 @@ def test_a_forward_that_registers_modules_compiles_once():
 
 
 def test_a_counter_is_an_input_whose_address_may_change():
-    """A CUDA graph is recorded anew where an input moves that the compiler took to stay, as parameters do."""
+    """CUDA graphs are recorded again where an input moves that was taken to stay, as parameters are."""
     kinds = {}
 
     def backend(graph, _):

@@ -2,7 +2,6 @@
 
 import copy
 import importlib.util
-import io
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from fourbits.linear.step import counters_of, set_step
 from fourbits.linear.summary import ConversionSummary
 from fourbits.recipe.presets import get_recipe
 from support.assertions import assert_same_bytes
+from support.pickled import pickled
 from support.straight_through import grad_of, linears
 
 RECIPE = "nvfp4-naive"  # no BF16 blocks, no random bits
@@ -239,13 +239,6 @@ def gradient_bytes(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     y = model(x)
     y.square().sum().backward()
     return [y.detach(), *(grad_of(p).clone() for p in model.parameters())]
-
-
-def pickled(model: nn.Module) -> nn.Module:
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])

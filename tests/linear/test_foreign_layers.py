@@ -1,7 +1,6 @@
 """Layers that are linear under another class, wrapper or hook are converted, and given back as they were."""
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from fourbits.linear.convert import convert
 from fourbits.linear.layer_state import converted_state
 from fourbits.linear.step import set_step
 from support.assertions import assert_same_bytes
+from support.pickled import pickled
 from support.straight_through import grad_of
 
 X = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
@@ -66,13 +66,6 @@ def test_a_conv1d_keeps_its_parameters_its_keys_and_its_class_and_is_given_back(
     convert(conv, "bf16")
     assert type(conv) is Conv1D
     assert_same_bytes(conv(before), plain)
-
-
-def pickled(model: nn.Module) -> nn.Module:
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])

@@ -17,7 +17,7 @@ def planned(layer: Any, x: torch.Tensor) -> set[int]:
     return {id(plan) for plan, _ in layer.quantization.plans.values()}
 
 
-def test_a_bias_of_another_dtype_or_none_is_planned_for_anew():
+def test_a_bias_of_another_dtype_or_none_is_planned_for_made():
     """A launch is compiled for the bias's dtype and gets its address only."""
     model: Any = nn.Sequential(nn.Linear(32, 48))
     convert(model, "nvfp4-naive")
@@ -29,7 +29,7 @@ def test_a_bias_of_another_dtype_or_none_is_planned_for_anew():
     assert [len(plans) for plans in found] == [1, 2, 3]
 
 
-def test_a_weight_of_another_shape_is_planned_for_anew():
+def test_a_weight_of_another_shape_is_planned_for_made():
     model: Any = nn.Sequential(nn.Linear(32, 48, bias=False))
     convert(model, "nvfp4-naive")
     set_step(model, 0)
@@ -38,12 +38,12 @@ def test_a_weight_of_another_shape_is_planned_for_anew():
     assert model(torch.randn(16, 32)).shape == (16, 32)
 
 
-def test_a_gemm_is_planned_anew_for_an_operand_summed_along_its_other_axis(monkeypatch):
+def test_a_gemm_is_planned_made_for_an_operand_summed_along_its_other_axis(monkeypatch):
     values, one = torch.zeros(64, 64, dtype=torch.bfloat16), torch.ones(())
     a, b = (ExactOperand(values, one, axis, OperandSpec()) for axis in (1, 0))
-    plan, anew = gemms.kernel_gemm(a, a, torch.bfloat16, None), []
+    plan, made = gemms.kernel_gemm(a, a, torch.bfloat16, None), []
     monkeypatch.setattr(
-        gemms, "kernel_gemm", lambda a, b, *rest: anew.append((a.axis, b.axis)) or (lambda *args: values)
+        gemms, "kernel_gemm", lambda a, b, *rest: made.append((a.axis, b.axis)) or (lambda *args: values)
     )
     plan(a, b, None)
-    assert anew == [(1, 0)]
+    assert made == [(1, 0)]

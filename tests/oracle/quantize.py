@@ -186,7 +186,7 @@ def per_block(w: Work, C: int) -> tuple[Rows, int]:
 def transformed(
     x: Rows, shape: tuple[int, int], spec: Spec, axis: int, key: Key | None
 ) -> tuple[Rows, tuple[bool, ...]]:
-    """y of section 6, steps 1 to 3, and the signs that turned it."""
+    """y of section 6, steps 1 to 3, and the signs that rotated it."""
     source = [[to_bf16(p) for p in row] for row in x] if spec.source == "bf16" else x
     y = stored_rows(source, shape, axis, spec.rht)
     if not spec.rht:

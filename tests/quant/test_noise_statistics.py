@@ -100,7 +100,7 @@ def test_neighbouring_elements_blocks_rows_and_steps_round_independently():
 
 
 def test_ms_eden_keeps_the_length_that_nearest_rounding_does_not():
-    """The mean over draws, turned back and projected on x, is 1 - 5e-4 at worst (docs/decisions.md, N 15)."""
+    """The mean over draws, rotated back and projected on x, is 1 - 5e-4 at worst (decision N 15)."""
     n, x = 32, torch.randn(16, 64, generator=torch.Generator().manual_seed(3))
     spec = Spec(rounding="ms-eden", rht=n, rht_signs="per-call")
     hadamard = (
@@ -110,8 +110,8 @@ def test_ms_eden_keeps_the_length_that_nearest_rounding_does_not():
     for step in range(200):
         key = (9, 4, step, 0, 0)
         minus = torch.tensor(signs("per-call", n, key_of(key)))
-        turned = by_fourbits(x, spec, sr_key=key).dequantize(torch.float32).reshape(-1, n) @ hadamard
-        back = torch.where(minus, -turned, turned).reshape(x.shape)
+        rotated = by_fourbits(x, spec, sr_key=key).dequantize(torch.float32).reshape(-1, n) @ hadamard
+        back = torch.where(minus, -rotated, rotated).reshape(x.shape)
         shares.append((back * x).sum() / (x * x).sum())
     share = torch.stack(shares).double()
     assert (share.mean() - 1).abs() < 5e-4 + FIVE_SIGMA * share.std() / len(shares) ** 0.5

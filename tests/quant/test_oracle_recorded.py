@@ -59,8 +59,8 @@ def test_tiles_of_16_and_their_transpose_equal_the_reference(case):
 def test_the_transform_and_what_is_quantized_after_it_equal_the_reference(case):
     recording = OTHERS[case]
     minus = signs("te16", 16, None)
-    turned = [rht(row, minus) for row in patterns(recording["x"].t())]
-    assert turned == patterns(recording["rht_of_xT"])
+    rotated = [rht(row, minus) for row in patterns(recording["x"].t())]
+    assert rotated == patterns(recording["rht_of_xT"])
     o = oracle(recording["x"], Spec(rht=16), axis=0)
     assert_recorded(o, recording["codes_t"], recording["scales_t"])
 

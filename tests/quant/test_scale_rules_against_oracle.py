@@ -15,8 +15,8 @@ KINDS = ["normal", "ties", "scale_ties", "rows_apart", "zeros", "tiny", "huge", 
 
 def agree_on_all(spec: Spec, shape=(3, 40), kinds=KINDS):
     for number, kind in enumerate(kinds):
-        turned = shape if number % 2 else shape[::-1]
-        assert_agree(FINITE[kind](turned, number), spec, axis=number % 2, sr_key=KEY)
+        sides = shape if number % 2 else shape[::-1]
+        assert_agree(FINITE[kind](sides, number), spec, axis=number % 2, sr_key=KEY)
 
 
 @pytest.mark.parametrize("bound", [256, 448])

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fourbits.linear.convert import convert
+from fourbits.linear.step import set_step
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
-from fourbits.recipe.recipe import GemmSpec, GemmTable
+from fourbits.recipe.recipe import GemmSpec, GemmTable, Recipe
 
 #: docs/nvfp4.md, section 11.2
 ROLES = ("fprop.lhs", "fprop.rhs", "dgrad.lhs", "dgrad.rhs", "wgrad.lhs", "wgrad.rhs")
@@ -113,3 +115,18 @@ def _gemm(
         operand(lhs, spec.lhs, axes[0], position, f"{name}.lhs"),
         operand(rhs, spec.rhs, axes[1], position, f"{name}.rhs"),
     )
+
+
+def assert_layer_follows(recipe: Recipe) -> None:
+    """A converted layer's three GEMMs multiply the operands of its recipe, within the derived bound."""
+    layer, position = nn.Linear(80, 48), RunPosition(seed=7, step=3)
+    model = nn.Sequential(layer)
+    convert(model, recipe, seed=7)
+    set_step(model, 3)
+    x, dy = torch.randn(35, 80, requires_grad=True), torch.randn(35, 48)
+    y = model(x)
+    y.backward(dy)
+    table, w = recipe.table, layer.weight.detach()
+    fprop(x.detach(), w, layer.bias.detach(), table, position).assert_near(y.detach())
+    dgrad(dy, w, table, position).assert_near(grad_of(x))
+    wgrad(dy, x.detach(), table, position).assert_near(grad_of(layer.weight))

@@ -170,5 +170,5 @@ def add_block_format(block_format: BlockFormat) -> None:
 
 
 def remove_block_format(name: str) -> None:
-    """Forget a format that turned out not to work."""
+    """Remove a format that failed its trial."""
     del _formats[name]

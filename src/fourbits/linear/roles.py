@@ -131,5 +131,5 @@ def _output_embeddings(module: nn.Module) -> nn.Module | None:
     try:
         head: Any = get_head() if callable(get_head) else None
         return head
-    except (AttributeError, NotImplementedError):  # of a task without an output embedding
+    except (AttributeError, NotImplementedError):  # transformers' tasks without a head
         return None

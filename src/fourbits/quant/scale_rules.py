@@ -62,5 +62,5 @@ def add_scale_rule(rule: ScaleRule) -> None:
 
 
 def remove_scale_rule(name: str) -> None:
-    """Forget a rule that turned out not to work."""
+    """Remove a rule that failed its trial."""
     del _rules[name]

@@ -1,4 +1,4 @@
-"""What the compiler is told of quantization: a spec as text, and empty outputs of the operators.
+"""What the compiler sees of quantization: a spec as text, and empty outputs of the operators.
 
 Sizes may be symbolic here.
 """

@@ -162,7 +162,7 @@ def _on_start(_: object) -> None:
 
 
 def _on_end(_: object) -> None:
-    if _ours.depth and _open:
+    if _open:  # whichever thread ends last
         _open.pop().__exit__(None, None, None)
 
 
