@@ -1,4 +1,4 @@
-"""Training on FP4 tensor cores, without a GPU that has them: a model of them reads what the linears hand over."""
+"""Training on FP4 tensor cores, without a GPU: a model of them reads what the linears hand over."""
 
 from dataclasses import replace
 from typing import Any

@@ -100,7 +100,11 @@ def test_scales_are_corrected_by_sums_as_written(sm):
     request = OperandRequest(OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call"), 0)
     x = on_gpu(256, 2048)
     starts = [*launches(x, request)[0], *launches(x, request._replace(packed=True))[0]]
-    assert [start.kernel.fn.__name__ for start in starts] == ["rotate_kernel", "rotation_kernel", "packed_kernel"]
+    assert [start.kernel.fn.__name__ for start in starts] == [
+        "rotate_kernel",
+        "rotation_kernel",
+        "packed_kernel",
+    ]
     for start in starts:
         built = start.build(sm)
         assert not re.search(r"\bfma\.", built.asm["ptx"]), "a multiplication and an addition were contracted"

@@ -22,7 +22,7 @@ _REGISTERS = 168
 
 
 class RotationQuantizer:
-    """One exact operand by MS-EDEN of tensors of one signature; values have the contraction along their rows."""
+    """One exact operand by MS-EDEN of tensors of one signature, stored with the contraction along rows."""
 
     def __init__(self, signature: Signature, request: OperandRequest) -> None:
         M, K = signature.shape
@@ -72,7 +72,9 @@ class RotationQuantizer:
             *(x, *self.shape, scale if given.factor is None else given.factor),
             *(rotated, self.length, self.lanes, parts, counter, given.stream),
         )
-        amax = Amax(parts, 0, self.programs) if given.amax is None else Amax(given.amax, 0, given.amax.numel())
+        amax = Amax(parts, 0, self.programs)
+        if given.amax is not None:
+            amax = Amax(given.amax, 0, given.amax.numel())
         launcher = self.launchers.get(amax.count) or self._launcher(amax.count)
         launcher(rotated, self.length, self.lanes, values, amax.parts, scale, counter, given.stream)
         return (ExactOperand(values if self.axis == 1 else values.t(), scale, self.axis, self.spec),)

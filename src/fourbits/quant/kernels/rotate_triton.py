@@ -3,7 +3,7 @@
 A butterfly over 128 elements fits in one thread's registers if nothing else has to be there. What is written
 has the contraction along its rows, whichever axis of the tensor it was; ms_eden_triton.py quantizes it.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportAssignmentType=false
 # (the types of kernels are their compiler's)
 
 import triton
@@ -56,4 +56,6 @@ def rotate_kernel(
         largest = larger(largest, maxima)
         first = out_ptr + lane.to(tl.int64) * length + start
         tl.store(first + across * length + along, tl.trans(y), mask=across < lanes - lane)
-    tl.store(amax_ptr + tl.program_id(0), float_of(tl.max(tl.max(bits_of(largest) & ABS_BITS, axis=1), axis=0)))
+    tl.store(
+        amax_ptr + tl.program_id(0), float_of(tl.max(tl.max(bits_of(largest) & ABS_BITS, axis=1), axis=0))
+    )

@@ -17,7 +17,7 @@ from fourbits.quant.kernels.tile_triton import rounded_tile, tensor_amax
 
 @triton.jit
 def blocks_apart(ptr, inside, STEP: tl.constexpr, COUNT: tl.constexpr, HARDWARE: tl.constexpr):
-    """fp32 [A, B, COUNT]: what tiles of pointers [A, B], STEP elements apart, point to, each read by itself."""
+    """fp32 [A, B, COUNT]: what ptr [A, B] points to, and COUNT - 1 times STEP elements further on."""
     if COUNT == 1:
         x = as_fp32(tl.load(ptr, mask=inside, other=0.0), HARDWARE)
     else:

@@ -121,7 +121,7 @@ def transposes(request: OperandRequest) -> bool:
 
 
 def rotates(request: OperandRequest) -> bool:
-    """Whether the transform of this operand has a pass of its own, which leaves registers for MS-EDEN's sums."""
+    """Whether the transform of this operand has a pass of its own, which leaves registers for sums."""
     return request.spec.rounding == "ms-eden" and not request.packed and request.amax != "stored"
 
 

@@ -89,7 +89,7 @@ def tensor_amax(amax_ptr, global_ptr, CONFIG: tl.constexpr, PARTS: tl.constexpr)
     bits = tl.full((), 0, tl.int32)
     if CONFIG.target != 0.0:
         bits = amax_of_parts(amax_ptr, PARTS)
-    scale = global_scale(bits, CONFIG)  # in every program: all need these divisions, and the compiler shares them
+    scale = global_scale(bits, CONFIG)  # not in one program only: all need these divisions anyway
     if tl.program_id(0) == 0:
         tl.store(global_ptr, scale)
     return bits
