@@ -4,7 +4,6 @@ FP32 masters, BF16 autocast, fused AdamW, random tokens; no CUDA graphs unless t
 nvfp4 step is compared with the BF16 step of the same model in the same mode, measured in the same call.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -120,15 +119,16 @@ def _compared(size: HfSize, mode: str, device: torch.device, log: Callable[[str]
     results = _speeds(name, base, ours, goal, None if mode == "eager" else _COMPILATION)
     if size.packed and mode == "compile":
         packed = measure(replace(get_recipe("nvfp4"), saved_inputs="packed"), "nvfp4, packed inputs")
-        results.append(
-            Result(
-                name=f"{name} nvfp4, packed inputs, peak memory",
-                seconds=packed.step,
-                value=base.peak / packed.peak if packed.peak else math.nan,
-                unit="times less",
-                goal=_PACKED_MEMORY if packed.peak else None,
+        if packed.peak:
+            results.append(
+                Result(
+                    name=f"{name} nvfp4, packed inputs, peak memory",
+                    seconds=packed.step,
+                    value=base.peak / packed.peak,
+                    unit="times less",
+                    goal=_PACKED_MEMORY,
+                )
             )
-        )
     return results
 
 
