@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -120,4 +122,4 @@ def test_scaled_rotations_compile_to_the_same_numbers():
 )
 def test_a_scaling_that_means_nothing_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        RopeScaling(**{"kind": "llama3", "factor": 8.0, **changes})
+        replace(LLAMA3, **changes)

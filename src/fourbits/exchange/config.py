@@ -135,7 +135,7 @@ def _read_head_dim(fields: Fields, family: Family, heads: int) -> int:
     width = fields.whole("hidden_size")
     if width % heads:
         raise ValueError(
-            f"exchange: hidden_size must be a multiple of num_attention_heads ({heads}) if head_dim is absent, "
-            f"got {width}."
+            f"exchange: hidden_size must be a multiple of num_attention_heads ({heads}) where head_dim is "
+            f"absent, got {width}."
         )
     return width // heads
