@@ -137,7 +137,9 @@ def test_absent_keys_mean_what_they_mean_in_transformers(kind):
     eps = "layer_norm_epsilon" if kind == "nemotron_h" else "rms_norm_eps"
     mapping: dict[str, Any] = {"nemotron_h": HYBRID}.get(kind, {**LLAMA, "model_type": kind})
     mapping = {**mapping, "hidden_size": 64, "num_attention_heads": 32}
-    absent = {key: value for key, value in mapping.items() if key not in (eps, "head_dim", HEADS)}
+    absent: dict[str, Any] = {
+        key: value for key, value in mapping.items() if key not in (eps, "head_dim", HEADS)
+    }
     there = AutoConfig.for_model(**absent)
     if kind == "nemotron_h":
         absent["attention_head_dim"] = there.head_dim  # its name in older files of hybrids
@@ -157,7 +159,7 @@ def test_absent_keys_mean_what_they_mean_in_transformers(kind):
 
 
 def test_a_window_that_is_null_is_none():
-    mistral = {**LLAMA, "model_type": "mistral", "sliding_window": None}
+    mistral: dict[str, Any] = {**LLAMA, "model_type": "mistral", "sliding_window": None}
     assert from_hf_config(mistral).sliding_window is None
     assert AutoConfig.for_model(**mistral).sliding_window is None
     assert to_hf_config(from_hf_config(mistral))["model_type"] == "llama"

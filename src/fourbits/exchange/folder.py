@@ -1,7 +1,8 @@
 """A model folder of transformers, written and read without transformers."""
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,24 @@ def load_hf(
     missing, unknown, of the wrong shape, not floating-point or not finite.
     """
     folder = Path(folder)
-    config = from_hf_config(read_config(folder), clamp_time_steps)
+    with _naming(folder / CONFIG):
+        config = from_hf_config(read_config(folder), clamp_time_steps)
     files = WeightFiles(folder)
-    names = matched(config, files.described)  # before anything of the configuration's sizes is allocated
-    model = unfilled(config, compute_dtype, torch.device("cpu"))
-    fill_matched(model, files, names)
+    with _naming(folder):
+        names = matched(config, files.described)  # before anything of the configuration's sizes is allocated
+        model = unfilled(config, compute_dtype, torch.device("cpu"))
+        fill_matched(model, files, names)
     return model
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Errors in the block name the path."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error).removeprefix("exchange: ")
+        raise ValueError(text if text.startswith(str(path.parent)) else f"{path}: {text}") from error
 
 
 def _require_options(dtype: object, shard_bytes: object) -> None:
