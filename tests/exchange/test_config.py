@@ -153,9 +153,10 @@ def test_absent_keys_mean_what_they_mean_in_transformers(kind):
     assert found.min_time_step == getattr(there, "time_step_min", 0)
     assert found.sliding_window == (there.sliding_window if kind == "mistral" else None)
     assert found.rope_theta == (None if kind == "nemotron_h" else there.rope_parameters["rope_theta"])
-    assert from_hf_config({**absent, HEADS: None}).num_kv_heads == 32
+    null: dict[str, Any] = {**absent, HEADS: None}
+    assert from_hf_config(null).num_kv_heads == 32
     if kind not in ("nemotron_h", "mistral"):  # which refuse null
-        assert AutoConfig.for_model(**{**absent, HEADS: None}).num_key_value_heads == 32
+        assert AutoConfig.for_model(**null).num_key_value_heads == 32
 
 
 def test_a_window_that_is_null_is_none():

@@ -142,7 +142,7 @@ def _write_weights(
     shard_bytes: int,
 ) -> None:
     """One file, or several with an index."""
-    rows = dict.fromkeys(("embed.weight", "head.weight"), config.vocab_size)
+    rows: dict[str, int] = dict.fromkeys(("embed.weight", "head.weight"), config.vocab_size)
     sizes = {name: state[name][: rows.get(name)].numel() * dtype.itemsize for name in names}
     shards = _shards(sizes, shard_bytes)
     where: dict[str, str] = {}

@@ -45,8 +45,10 @@ def _locked(folder: Path) -> Generator[None]:
     path = folder / f"{STAGING}.lock"
     try:
         with FileLock(path, timeout=0):
-            yield
-            path.unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
     except Timeout as error:
         raise ValueError(f"{folder}: another process is exporting into it. Wait for it to end.") from error
 
