@@ -35,7 +35,7 @@ OURS: dict[str, dict[str, Any]] = {
     "llama 3.1": {
         "pattern": "TT",
         "activation": "swiglu",
-        "rope_theta": 5e5,
+        "rope_theta": 1e4,
         **NO_MAMBA,
         "rope_scaling": RopeScaling(kind="llama3", factor=8.0, original_seq_len=32),
     },
@@ -77,7 +77,7 @@ THEIRS: dict[str, dict[str, Any]] = {
     "llama 3.1": {
         "rope_parameters": {
             "rope_type": "llama3",
-            "rope_theta": 5e5,
+            "rope_theta": 1e4,
             "factor": 8.0,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,

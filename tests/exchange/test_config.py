@@ -10,6 +10,7 @@ from exchange.exchanged import MAMBA, OURS, SIZES
 from fourbits.exchange.config import from_hf_config, to_hf_config
 from fourbits.exchange.supported import ONLY
 from fourbits.model.config import RopeScaling
+from fourbits.model.counts import count_parameters
 from fourbits.model.presets import MODEL_PRESETS
 from model.shapes import small_config
 
@@ -71,6 +72,81 @@ def test_the_pattern_is_read_in_every_spelling():
         {"hybrid_override_pattern": "M-*-"},
     ):
         assert from_hf_config({**without, **spelling}).pattern == "M-*-"
+
+
+LLAMA_1B: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 131072,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "pretraining_tp": 1,
+    "tie_word_embeddings": True,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "rope_type": "llama3",
+        "original_max_position_embeddings": 8192,
+    },
+}
+QWEN_600M: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+    "rope_scaling": None,
+    "max_window_layers": 28,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 40960,
+}
+MISTRAL_7B: dict[str, Any] = {
+    "model_type": "mistral",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+}
+
+
+@pytest.mark.parametrize(
+    ("published", "size"),
+    [(LLAMA_1B, 1_235_814_400), (QWEN_600M, 596_049_920), (MISTRAL_7B, 7_241_732_096)],
+    ids=["Llama 3.2 1B", "Qwen3 0.6B", "Mistral 7B v0.1"],
+)
+def test_configurations_as_published_are_read_whole(published, size):
+    config = from_hf_config(published)
+    assert sum(count_parameters(config).values()) == size
+    with torch.device("meta"):
+        there = AutoModelForCausalLM.from_config(AutoConfig.for_model(**published))
+    assert sum(parameter.numel() for parameter in there.parameters()) == size
+    assert from_hf_config(to_hf_config(config)) == config
 
 
 def test_the_rotary_base_is_read_in_both_spellings():

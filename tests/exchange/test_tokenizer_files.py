@@ -17,7 +17,14 @@ from fourbits.model.lm import LanguageModel
 
 TEXT = ["the quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 8]
 PROMPTS = ["the lazy fox", "dog", "the quick brown dog jumps over"]
-TEXTS = [*PROMPTS, "", "  two\tspaces\n\n", "Zwölf Boxkämpfer 日本 🙂", "a<|endoftext|>b", "n'est, don't"]
+TEXTS = [
+    *PROMPTS,
+    "",
+    "  two\tspaces\n\n",
+    "Zw\u00f6lf Boxk\u00e4mpfer \u65e5\u672c \U0001f642",
+    "a<|endoftext|>b",
+    "n'est, don't",
+]
 
 
 @pytest.fixture(scope="module")
