@@ -28,6 +28,8 @@ def test_a_single_file_is_read_by_both_without_losing_a_bit(name, tied, tmp_path
     model = ours(name, tie_embeddings=tied)
     save_hf(model.state_dict(), model.config, tmp_path, dtype=torch.float32)
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    modes = {file.stat().st_mode for file in tmp_path.iterdir()}
+    assert len(modes) == 1, "all files have the same permissions"
     names = load_file(tmp_path / "model.safetensors").keys()
     assert ("lm_head.weight" in names) == (not tied or name == "hybrid")
     assert_same_bits(load_hf(tmp_path, compute_dtype=torch.float32), model)

@@ -156,8 +156,11 @@ def _write_weights(
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # by the user's umask; the library makes files that others cannot read
     try:
         save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(mode)
     except SafetensorError as error:  # which is how the library reports a full disk
         raise OSError(errno.EIO, f"not written: {error}", str(path)) from error
 
