@@ -53,6 +53,14 @@ OURS: dict[str, dict[str, Any]] = {
         **NO_MAMBA,
         "sliding_window": 5,
     },
+    "wide llama": {
+        "pattern": "TT",
+        "activation": "swiglu",
+        "rope_theta": 1e4,
+        **NO_MAMBA,
+        "num_heads": 5,
+        "num_kv_heads": 1,  # 5 does not divide 48
+    },
     "qwen3": {"pattern": "TT", "activation": "swiglu", "rope_theta": 1e6, "qk_norm": True, **NO_MAMBA},
 }
 SIZES: dict[str, Any] = {
@@ -86,6 +94,7 @@ THEIRS: dict[str, dict[str, Any]] = {
     },
     "stretched llama": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
     "mistral": {"sliding_window": 5},
+    "wide llama": {"sliding_window": None, "num_attention_heads": 5, "num_key_value_heads": 1},
 }
 CLASSES: dict[str, Any] = {
     "hybrid": (NemotronHConfig, NemotronHForCausalLM),
@@ -94,6 +103,7 @@ CLASSES: dict[str, Any] = {
     "llama 3.1": (LlamaConfig, LlamaForCausalLM),
     "stretched llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "wide llama": (MistralConfig, MistralForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 
@@ -127,7 +137,7 @@ def ours(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Langu
 def theirs(name: str, **changes: Any) -> Any:
     config, kind = CLASSES[name]
     layers: dict[str, Any] = MAMBA if name == "hybrid" else {"num_hidden_layers": 2}
-    model = kind(config(**SIZES, **layers, **THEIRS.get(name, {}), **changes))
+    model = kind(config(**{**SIZES, **layers, **THEIRS.get(name, {}), **changes}))
     stir(model)
     return model.float().eval()
 

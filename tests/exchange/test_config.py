@@ -267,6 +267,7 @@ def test_the_length_before_scaling_is_read_where_transformers_reads_it(place):
         {"pattern": "*-", "sliding_window": 4},
         {**OURS["mistral"], "qk_norm": True},
         {**OURS["relu2 transformer"], "sliding_window": 4},
+        {**OURS["relu2 transformer"], "num_heads": 5, "num_kv_heads": 1},
     ],
     ids=str,
 )

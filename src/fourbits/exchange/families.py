@@ -6,11 +6,12 @@ rotations pair channel i with channel i + P/2.
     our pattern   activation   positions   attention        transformers
     M, *, -       relu2        none        full             NemotronHForCausalLM
     T             swiglu       rotary      full             LlamaForCausalLM
-    T             swiglu       rotary      sliding window   MistralForCausalLM (without one: a Llama)
+    T             swiglu       rotary      sliding window   MistralForCausalLM
     T             swiglu       rotary      heads normed     Qwen3ForCausalLM
     T             relu2        rotary      full             ArceeForCausalLM (a Llama with this FFN)
 
-NemotronH's attention has no positions, so it has no scaled ones.
+Without a window a Mistral is a Llama, and written as one, unless the number of heads does not divide the
+width: transformers refuses such a Llama. NemotronH's attention has no positions, so it has no scaled ones.
 """
 
 from collections.abc import Mapping
@@ -26,8 +27,8 @@ class Family:
     """A transformers class. embedding, final_norm: names after the prefix; inside_block: our name -> theirs.
 
     ties: whether the class can tie embedding and head. windows: whether its attention can have a sliding
-    window; qk_norm: whether it normalizes heads. prefixes: of all names but the head's; the first one is
-    written, and all are read.
+    window; qk_norm: whether it normalizes heads; any_width: whether hidden_size may be no multiple of the
+    number of heads. prefixes: of all names but the head's; the first one is written, and all are read.
     """
 
     model_type: str
@@ -41,6 +42,7 @@ class Family:
     ties: bool = True
     windows: bool = False
     qk_norm: bool = False
+    any_width: bool = False
     prefixes: tuple[str, ...] = ("model.",)
 
     def their_name(self, name: str, prefix: str) -> str:
@@ -68,6 +70,7 @@ NEMOTRON_H = Family(
         "mixer.conv_bias": "mixer.conv1d.bias",
         "mixer.norm_weight": "mixer.norm.weight",
     },
+    any_width=True,
     ties=False,  # even if tie_word_embeddings is true
     prefixes=("model.", "backbone."),  # NVIDIA's older checkpoints use backbone
 )
@@ -87,8 +90,10 @@ LLAMA = Family(
     },
 )
 ARCEE = replace(LLAMA, model_type="arcee", architecture="ArceeForCausalLM", activation="relu2")
-MISTRAL = replace(LLAMA, model_type="mistral", architecture="MistralForCausalLM", windows=True)
-QWEN3 = replace(LLAMA, model_type="qwen3", architecture="Qwen3ForCausalLM", qk_norm=True)
+MISTRAL = replace(
+    LLAMA, model_type="mistral", architecture="MistralForCausalLM", windows=True, any_width=True
+)
+QWEN3 = replace(LLAMA, model_type="qwen3", architecture="Qwen3ForCausalLM", qk_norm=True, any_width=True)
 FAMILIES = (NEMOTRON_H, LLAMA, MISTRAL, QWEN3, ARCEE)  # of those that fit, the first is written
 
 
@@ -104,11 +109,13 @@ def family_of(config: ModelConfig) -> Family:
         for f in FAMILIES
     )
     positions = "no" if config.rope_theta is None else "rotary"
-    window = "" if config.sliding_window is None else ", a sliding window"
+    more = "" if config.sliding_window is None else ", a sliding window"
+    more += ", qk_norm" if config.qk_norm else ""
+    if config.uses("*T") and config.d_model % config.num_heads:
+        more += f", and {config.num_heads} heads, which do not divide the width {config.d_model}"
     raise ValueError(
         f"exchange: no supported transformers class has the pattern {config.pattern!r} with "
-        f"{config.activation} and {positions} positions{window}{', qk_norm' if config.qk_norm else ''}. "
-        f"Supported: {known}."
+        f"{config.activation} and {positions} positions{more}. Supported: {known}."
     )
 
 
@@ -121,7 +128,8 @@ def _computes(family: Family, config: ModelConfig) -> bool:
         return True
     same_positions = (config.rope_theta is not None) == family.rotary
     same_window = config.sliding_window is None or family.windows
-    return same_positions and same_window and config.qk_norm == family.qk_norm
+    fits = family.any_width or config.d_model % config.num_heads == 0
+    return same_positions and same_window and fits and config.qk_norm == family.qk_norm
 
 
 def family_named(model_type: object) -> Family:
