@@ -29,7 +29,7 @@ def read_json(path: Path, remedy: str = "Delete it and rerun the command.") -> d
     """Read a JSON object. Raises ValueError with the file and the remedy if it is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged: {error}. {remedy}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: must hold a JSON object, got {type(value).__name__}. {remedy}")

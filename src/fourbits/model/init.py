@@ -24,7 +24,7 @@ A_RANGE = (1.0, 16.0)
 DT_RANGE = (0.001, 0.1)
 DT_FLOOR = 1e-4
 RESIDUAL_WRITERS = ("o_proj", "down_proj", "out_proj")
-ONES = ("norm", "norm_weight", "attention_norm", "ffn_norm", "D")
+ONES = ("norm", "norm_weight", "attention_norm", "ffn_norm", "q_norm", "k_norm", "D")
 
 
 @torch.no_grad()

@@ -82,8 +82,9 @@ def bench_peer(name: str, config: RunConfig, device: torch.device, repeats: int)
 
 
 def _unsupported(kind: _Kind, model: ModelConfig) -> str | None:
-    if kind.maker == "plain" and (set(model.pattern) != {"T"} or model.activation != "relu2"):
-        return "the plain model is a Transformer with squared ReLU"
+    more = model.qk_norm or model.rope_scaling or model.sliding_window
+    if kind.maker == "plain" and (set(model.pattern) != {"T"} or model.activation != "relu2" or more):
+        return "the plain model is a Transformer with squared ReLU, and plain attention"
     if kind.kernels and not model.uses("M"):
         return "the model has no Mamba layers"
     if kind.kernels and (reason := mamba_ssm.unsupported()):
