@@ -30,7 +30,7 @@ def test_prepare_writes_a_folder_and_prints_its_contents(texts, tmp_path, capsys
     assert "letters" in printed.out
     assert f"{prepared.train['letters'].num_tokens:,}" in printed.out
     assert prepared.tokenizer.sha256[:16] in printed.out
-    assert "letters: 0.0 MB" in printed.err
+    assert "letters: read 0.0 MB of files" in printed.err
 
 
 def test_inspect_json_contains_the_manifest(texts, tmp_path, capsys):
@@ -113,7 +113,7 @@ def test_inspect_of_a_run_folder_shows_its_losses_by_source(texts, tmp_path, cap
     )
     folder.joinpath("manifest.json").write_text(json.dumps({"data": {"folder": str(tmp_path / "out")}}))
     record = {"kind": "validation", "step": 5, "val_loss": 3.5, "val_texts": 3.25}
-    folder.joinpath("metrics.jsonl").write_text('{"kind": "train"}\n' + json.dumps(record) + "\n")
+    folder.joinpath("metrics.jsonl").write_text('{"kind": "train", "step": 4}\n' + json.dumps(record) + "\n")
     capsys.readouterr()
     run("inspect", folder)
     printed = capsys.readouterr().out

@@ -54,6 +54,11 @@ def parse(name: str, command: Command, argv: list[str]) -> argparse.Namespace:
         if argument.startswith("-"):
             parser.refuse_option(argument.partition("=")[0])
         parser.error(f"unexpected argument {argument!r}")
+    for name, value in vars(args).items():
+        if value == "" or (isinstance(value, list) and "" in value):
+            option = f"--{name.replace('_', '-')}"
+            what = option if option in parser.options() else name.upper()
+            parser.error(f"{what} is empty, as from a variable that is not set")
     args.overrides = overrides
     return args
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourbits.data.corpora import text_files
+from fourbits.data.corpora import open_text, text_files
 from fourbits.data.corpora.document import Document
 from fourbits.data.corpora.pieces import cut
-from fourbits.data.corpora.sources import file_sources
+from fourbits.data.corpora.sources import ReadOptions, file_sources
 from fourbits.data.optional import load_datasets
 from fourbits.data.prepare import encode
 from fourbits.data.prepare.prepare import PrepareOptions, prepare
@@ -122,7 +122,7 @@ def test_the_text_can_be_in_another_field(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", "content")
     write_parquet(tmp_path / "b.parquet", "content")
     for name in ("a.jsonl", "b.parquet"):
-        [source] = file_sources([str(tmp_path / name)], "content")
+        [source] = file_sources([str(tmp_path / name)], ReadOptions(text_field="content"))
         assert [document.text for document in source.read()] == TEXTS
 
 
@@ -130,7 +130,8 @@ def test_a_source_tree_is_read_without_hidden_folders(tmp_path):
     for name in ("src/a.c", "src/b.go", "c.rst", ".git/d.py", "e.o"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    assert texts_of(tmp_path) == ["c.rst", "src/a.c", "src/b.go"]
+    with pytest.warns(UserWarning, match=r"passed over \.o: 1 \(3 bytes\); hidden: 1"):
+        assert texts_of(tmp_path) == ["c.rst", "src/a.c", "src/b.go"]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,10 @@ def test_the_error_names_a_damaged_container(files, name, damage, message):
 
 def test_the_error_for_a_missing_column_lists_the_columns(tmp_path):
     write_parquet(tmp_path / "b.parquet", "content")
-    with pytest.raises(ValueError, match="needs a string column 'text'; its columns are id, content"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs a column 'text' of strings; its columns are id \(int64\), content \(string\)",
+    ):
         texts_of(tmp_path / "b.parquet")
 
 
@@ -192,7 +196,7 @@ def test_a_long_file_is_read_in_pieces_and_is_one_document(tmp_path, monkeypatch
     whole = prepare(sources, tmp_path / "whole", options)
     same_tokenizer = PrepareOptions(tokenizer=str(tmp_path / "whole"), validation_fraction=0.5, seed=1)
     monkeypatch.setattr(text_files, "LONG_FILE", 1000)
-    monkeypatch.setattr(text_files, "_CHUNK_BYTES", 777)
+    monkeypatch.setattr(open_text, "_CHUNK_BYTES", 777)
     monkeypatch.setattr("fourbits.data.corpora.text_files.cut", lambda chunks: cut(chunks, 5000))
     assert sum(document.more for document in sources[0].read()) > 10
     pieces = prepare(sources, tmp_path / "pieces", same_tokenizer)
