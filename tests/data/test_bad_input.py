@@ -79,6 +79,13 @@ def test_empty_paths_and_pipes_are_rejected(tmp_path):
         file_sources([str(tmp_path / "pipe.txt")])
 
 
+@pytest.mark.parametrize("field", [{"paths": ("",)}, {"paths": ("a.txt", "")}, {"tokenizer": ""}])
+def test_an_empty_path_in_a_configuration_is_not_the_working_directory(field):
+    [name] = field
+    with pytest.raises(ValueError, match=f"data.{name} is empty"):
+        DataConfig(**field)
+
+
 def test_max_epochs_must_be_positive():
     for epochs in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="max_epochs must be above 0"):

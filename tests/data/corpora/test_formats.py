@@ -164,6 +164,50 @@ def test_the_error_for_a_missing_column_lists_the_columns(tmp_path):
         texts_of(tmp_path / "b.parquet")
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.large_string()),
+    ],
+    ids=str,
+)
+def test_every_way_to_store_strings_in_parquet_is_text(tmp_path, kind):
+    pq.write_table(
+        pa.table({"text": pa.array([*TEXTS, None, " "], pa.string()).cast(kind)}), tmp_path / "a.parquet"
+    )
+    assert texts_of(tmp_path / "a.parquet") == TEXTS
+
+
+def test_a_category_of_pandas_is_text(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame({"text": pandas.Categorical(TEXTS)}).to_parquet(tmp_path / "a.parquet")
+    assert pq.read_schema(tmp_path / "a.parquet").field("text").type != pa.string()
+    assert texts_of(tmp_path / "a.parquet") == TEXTS
+
+
+def test_a_dictionary_of_numbers_is_not_text(tmp_path):
+    numbers = pa.array([1, 2]).dictionary_encode()
+    pq.write_table(pa.table({"text": numbers}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="needs a column 'text' of strings"):
+        texts_of(tmp_path / "a.parquet")
+
+
+def test_a_text_of_null_is_skipped_alike_in_json_lines_and_parquet(tmp_path):
+    texts = [None, "a", None, "", "b", " \n"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    load_datasets("test").Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "saved")
+    for name in ("a.jsonl", "a.parquet", "saved"):
+        assert texts_of(tmp_path / name) == ["a", "b"], name
+    (tmp_path / "b.jsonl").write_text('{"text": 1}\n')
+    with pytest.raises(ValueError, match="the field 'text' must be a string or null, got int"):
+        texts_of(tmp_path / "b.jsonl")
+
+
 @settings(deadline=None)
 @given(
     text=st.text(alphabet="ab1 \n.\u00e9", max_size=300), size=st.integers(4, 40), chunk=st.integers(1, 50)
