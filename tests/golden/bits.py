@@ -3,6 +3,7 @@
 A case is a name, and everything else follows from it, so that one case can be computed alone.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -67,16 +68,22 @@ def _case(name: str, spec: fb.OperandSpec, shape: tuple[int, int], axis: int, tu
     return Case(name=name, spec=spec, shape=shape, axis=axis, dtype=dtype, kind=kind, amax=amax)
 
 
-def recorded(case: Case, device: str) -> str:
-    """Hashes of codes, block scales, global scale, values and, of square blocks, the transpose's four."""
+def recorded(case: Case, device: str, state: AbstractContextManager[object] | None = None) -> str:
+    """Hashes of codes, block scales, global scale, values and, of square blocks, the transpose's four.
+
+    state: of the caller, entered once the inputs exist; the bits must not depend on it.
+    """
     x = matrix(case.shape, case.kind, DTYPES[case.dtype]).to(device)
     key = torch.tensor([1234, 44, 17, 48, 3], device=device)
-    q = fb.quantize(x, case.spec, case.axis, amax=_amax(case, x), sr_key=key)
-    return " ".join([*_parts(q), *(_parts(q.t()) if _square(case.spec) else ())])
+    amax = _amax(case, x)
+    with state or nullcontext():
+        q = fb.quantize(x, case.spec, case.axis, amax=amax, sr_key=key)
+        parts = [*_parts(q), *(_parts(q.t()) if _square(case.spec) else ())]
+    return " ".join(map(hashed, parts))
 
 
-def _parts(q: fb.QuantizedTensor) -> list[str]:
-    return [hashed(part) for part in (q.codes, q.block_scale, q.global_scale, q.dequantize())]
+def _parts(q: fb.QuantizedTensor) -> list[Tensor]:
+    return [q.codes, q.block_scale, q.global_scale, q.dequantize()]
 
 
 def _square(spec: fb.OperandSpec) -> bool:

@@ -80,7 +80,7 @@ class Attention(RegionModule):
         """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document if given."""
         rotation = None
         if self.rope_theta is not None:
-            positions = torch.arange(x.shape[1], device=x.device)
+            positions = torch.arange(x.shape[1], device=x.device, dtype=torch.int64)
             rotation = self.run(rotations, positions, self.head_dim, self.rope_theta)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return self.o_proj(self.run(attention_core, q, k, v, self.head_dim, rotation, documents))

@@ -50,7 +50,7 @@ def document_blocks(documents: Tensor) -> BlockMask:
     documents: int [B, T], non-decreasing, T a multiple of 128.
     """
     first, last = documents[:, ::BLOCK], documents[:, BLOCK - 1 :: BLOCK]  # [B, N]
-    number = torch.arange(first.shape[1], device=documents.device)
+    number = torch.arange(first.shape[1], device=documents.device, dtype=torch.int64)
     earlier = number[:, None] > number  # [N (of queries), N (of keys)]
     # Some: the last key is in the first query's document. All: the first key is in the last query's document.
     some = (last[:, None, :] >= first[:, :, None]) & (earlier | (number[:, None] == number))

@@ -69,7 +69,7 @@ def _segment_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
     """fp64 sum over segments of the contraction in which both scales are constant, each segment exact."""
     (codes_a, scale_a), (codes_b, scale_b) = _elements_and_scales(a), _elements_and_scales(b)
     length = codes_a.shape[1]
-    total = torch.zeros((codes_a.shape[0], codes_b.shape[0]), dtype=torch.float64)
+    total = torch.zeros((codes_a.shape[0], codes_b.shape[0]), dtype=torch.float64, device="cpu")
     for first, last in segments(length, (_block_length(a), _block_length(b))):
         dot = _dot(codes_a[:, first:last], codes_b[:, first:last].t())
         total = total + (dot * scale_a[:, first, None]) * scale_b[None, :, first]
@@ -112,7 +112,7 @@ def _elements_and_scales(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
 
 
 def _outer_scales(a: QuantizedTensor, b: QuantizedTensor) -> tuple[Tensor, Tensor]:
-    one = torch.ones((), dtype=torch.float32)
+    one = torch.ones((), dtype=torch.float32, device="cpu")
     return tuple(q.global_scale if q.global_scale.dim() == 0 else one for q in (a, b))  # type: ignore[return-value]
 
 
