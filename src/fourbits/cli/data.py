@@ -92,13 +92,6 @@ def _add_prepare(parser: ArgumentParser) -> None:
         metavar="F",
         help="largest share of a source's characters that the tokenizer may lose (default 0.01)",
     )
-    add(
-        "--licence",
-        action="append",
-        default=[],
-        metavar="[SOURCE=]SPDX",
-        help="licence to record; repeatable",
-    )
     _add_reading(parser)
 
 
@@ -116,6 +109,13 @@ def _add_reading(parser: ArgumentParser) -> None:
         help="read a folder although most of its bytes are in files of other types, which are skipped",
     )
     add("--follow-links", action="store_true", help="read links to files inside folders")
+    add(
+        "--licence",
+        action="append",
+        default=[],
+        metavar="[SOURCE=]SPDX",
+        help="licence to record; repeatable",
+    )
 
 
 def run(args: Namespace) -> int:
