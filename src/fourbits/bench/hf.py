@@ -190,7 +190,7 @@ def _training_step(
         torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
         call = torch.compile(model, mode=None if mode == "compile" else mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(0, size.vocabulary, (size.batch, size.tokens), device=device)
+    ids = torch.randint(0, size.vocabulary, (size.batch, size.tokens), device=device, dtype=torch.int64)
     steps = iter(range(1 << 30))
 
     def step() -> Tensor:

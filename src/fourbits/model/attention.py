@@ -67,7 +67,7 @@ class Attention(RegionModule):
         """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document and window."""
         rotation = None
         if self.rope_theta is not None:
-            positions = torch.arange(x.shape[1], device=x.device)
+            positions = torch.arange(x.shape[1], device=x.device, dtype=torch.int64)
             rotation = self.run(rotations, positions, self.head_dim, self.rope_theta, self.rope_scaling)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.q_norm is not None and self.k_norm is not None:

@@ -34,7 +34,7 @@ class RMSNorm(RegionModule):
 
     def __init__(self, d_model: int, eps: float, out_dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(d_model))
+        self.weight = nn.Parameter(torch.ones(d_model, dtype=torch.float32))
         self.eps = eps
         self.out_dtype = out_dtype
 

@@ -62,7 +62,7 @@ def visible_blocks(documents: Tensor, window: int | None = None) -> BlockMask:
     """
     reach = documents.shape[1] if window is None else window
     first, last = documents[:, ::BLOCK], documents[:, BLOCK - 1 :: BLOCK]  # [B, N]
-    number = torch.arange(first.shape[1], device=documents.device)
+    number = torch.arange(first.shape[1], device=documents.device, dtype=torch.int64)
     blocks_back = number[:, None] - number  # [N (of queries), N (of keys)]
     nearest, farthest = blocks_back * BLOCK - (BLOCK - 1), blocks_back * BLOCK + (BLOCK - 1)  # distances
     # Some: the first query sees the last key, or the block is on the diagonal. All: the last query sees the

@@ -113,7 +113,7 @@ def _build(kind: _Kind, model: ModelConfig, device: torch.device) -> tuple[nn.Mo
 def _step(kind: _Kind, model: nn.Module, config: RunConfig, device: torch.device) -> Callable[[], object]:
     train = config.train
     shape = (train.micro_batch_size, train.seq_len + 1)
-    samples = torch.randint(config.model.vocab_size, shape, device=device)
+    samples = torch.randint(config.model.vocab_size, shape, device=device, dtype=torch.int64)
     tokens, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.95), fused=True)
     run: Any = torch.compile(model, dynamic=False) if kind.compiled else model
