@@ -21,6 +21,7 @@ LAYERS = [
     "gemm",
     "recipe",
     "linear",
+    "integrations",
     "model",
     "data",
     "exchange",
