@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,40 +157,39 @@ def test_the_plain_loop_learns_and_its_loss_does_not_depend_on_the_number_of_mic
 @pytest.mark.filterwarnings(
     "ignore::UserWarning:torch", "ignore::FutureWarning", "ignore::DeprecationWarning"
 )
-def test_the_hugging_face_trainer_runs_with_a_callback_and_saves_what_loads(tmp_path):
+def test_the_hugging_face_trainer_runs_with_a_callback_saves_what_loads_and_resumes(tmp_path):
     module = example("02_hf_trainer")
     losses = module.main(str(tmp_path))
     assert len(losses) == 5
     assert losses[-1] < losses[0]
     LlamaForCausalLM.from_pretrained(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint-5")
+    assert module.main(str(tmp_path)) == losses
 
 
-def test_the_callback_numbers_micro_batches_over_ranks(monkeypatch):
-    module, calls = example("02_hf_trainer"), []
-    monkeypatch.setattr(
-        module.fb, "set_step", lambda model, step, first_token: calls.append((step, first_token))
-    )
-
-    class Here:
-        world_size, process_index, per_device_train_batch_size, global_step = 4, 1, 2, 7
-
-    callback = module.SetStep()
-    callback.on_step_begin(Here, Here, None)
-    callback.on_substep_end(Here, Here, None)
-    assert calls == [(7, 1 * 64), (7, 5 * 64)]
+def test_accelerate_runs_and_continues_with_equal_losses(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    module = example("05_accelerate")
+    losses = module.main(str(tmp_path / "whole"), steps=4)
+    assert losses[-1] < losses[0]
+    parts = [module.main(str(tmp_path / "parts"), steps=steps) for steps in (2, 4, 4)]
+    assert [*parts[0], *parts[1]] == losses
+    assert parts[2] == []
 
 
-def test_fsdp2_and_ddp_run_on_two_processes():
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def test_fsdp2_ddp_and_accelerate_run_on_two_processes():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     running = [
         subprocess.Popen([*launch, name], stdout=PIPE, stderr=PIPE, text=True, cwd=EXAMPLES, env=environment)
-        for name in ("03_fsdp2.py", "04_ddp.py")
+        for name in ("03_fsdp2.py", "04_ddp.py", "05_accelerate.py")
     ]
     for process in running:
         output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
-        first, last = (float(word) for word in output.split("rank 0:")[1].split("->"))
+        first, last = (
+            float(word) for word in output.rpartition("loss ")[2].removeprefix("of rank 0:").split("->")
+        )
         assert last < 0.2 * first
 
 
