@@ -1,6 +1,6 @@
 """Lightning, in NVFP4. Run: python examples/06_lightning.py [FOLDER]
 
-The same command again continues the run in FOLDER, with equal bits.
+The same command again continues the run in FOLDER.
 """
 
 import importlib

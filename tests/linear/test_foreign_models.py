@@ -5,9 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from subprocess import PIPE
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,8 +26,8 @@ from fourbits.linear.module import QuantizedLinear
 from fourbits.linear.step import set_step
 from fourbits.linear.summary import ConversionSummary
 from support.assertions import assert_same_bytes
+from support.examples import EXAMPLES, example
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -137,15 +135,6 @@ def test_a_hybrid_keeps_embedding_head_norms_convolutions_and_scan(monkeypatch):
     assert isinstance(model.get_input_embeddings(), nn.Embedding)
 
 
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_plain_loop_learns_and_its_loss_does_not_depend_on_the_number_of_micro_batches():
     """With one micro-batch or two the noise is the same; amax, and with it scales, may differ."""
     plain = example("01_plain_loop")
@@ -167,8 +156,7 @@ def test_the_hugging_face_trainer_runs_with_a_callback_saves_what_loads_and_resu
     assert module.main(str(tmp_path)) == losses
 
 
-def test_accelerate_runs_and_continues_with_equal_losses(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
+def test_accelerate_runs_and_continues_with_equal_losses(tmp_path):
     module = example("05_accelerate")
     losses = module.main(str(tmp_path / "whole"), steps=4)
     assert losses[-1] < losses[0]

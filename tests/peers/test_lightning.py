@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from support.examples import example
 from support.loops import HISTORY, LENGTH, assert_same_parameters, llama, noted_positions, parameters, rows
 
 pytestmark = [
@@ -123,3 +124,16 @@ def test_a_checkpoint_from_before_the_callback_warns(tmp_path):
 def test_more_tokens_than_said_are_an_error(tmp_path):
     with pytest.raises(ValueError, match=f"Pass max_tokens={2 * LENGTH}"):
         fit(tmp_path, Module(), FourbitsCallback(LENGTH))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_example_learns_and_continues_where_it_stopped(tmp_path):
+    options: dict[str, Any] = {
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    module = example("06_lightning")
+    losses = module.main(str(tmp_path), steps=8, **options)
+    assert losses[-1] < 0.5 * losses[0]
+    assert module.main(str(tmp_path), steps=8, **options) == []

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fourbits.linear.audit import audit
 from fourbits.linear.module import QuantizedLinear
+from support.examples import EXAMPLES
 from support.loops import noted_positions
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore:fourbits")]
@@ -64,6 +65,20 @@ def test_the_converter_converts_the_model_that_the_registry_builds(tmp_path):
     assert sorted(quantized) == [f"layers.0.{name}" for name in layers]  # layers.1 is the last block
     with torch.device("meta"):
         assert not any(isinstance(module, QuantizedLinear) for module in plain.build().modules())
+
+
+def test_torchtitans_command_finds_the_config_of_the_example(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    arguments = ["--module", "07_torchtitan", "--config", "debug", "--training.steps", "4"]
+    config = titan.ConfigManager().parse_args(arguments)
+    assert type(config) is FourbitsTrainer.Config
+    assert config.training.steps == 4
+    assert config.model_spec is not None
+    with torch.device("meta"):
+        model = config.model_spec.model.build()
+    quantized = {name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+    assert len(quantized) == 5 * 4  # the last of six blocks stays in BF16, and each wo
+    assert not any(name.endswith("wo") for name in quantized)
 
 
 def test_the_trainer_announces_micro_batches_runs_every_layer_and_resumes_with_equal_bits(

@@ -14,6 +14,7 @@ from torchtitan.components import metrics  # noqa: E402
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 from torchtitan.components.loss import CrossEntropyLoss  # noqa: E402
 from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
+from torchtitan.config import ConfigManager as ConfigManager  # noqa: E402
 from torchtitan.config import TrainingConfig  # noqa: E402
 from torchtitan.distributed import utils  # noqa: E402
 from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402

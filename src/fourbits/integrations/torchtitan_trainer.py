@@ -16,7 +16,9 @@ class FourbitsTrainer(Trainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
-        """torchtitan's."""
+        """torchtitan's. strict: whether a checkpoint of another recipe is an error, or a warning."""
+
+        strict: bool = True
 
         @classmethod
         def of(cls, config: Any) -> Any:
@@ -51,6 +53,6 @@ class FourbitsTrainer(Trainer):
         return {**super().state_dict(), "fourbits": json.dumps(run_state(self.model_parts[0]))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torchtitan's. Raises ValueError for a checkpoint of another recipe, seed or choice of layers."""
+        """torchtitan's. Raises ValueError for a state of another recipe, seed or choice of layers."""
         super().load_state_dict(state_dict)
-        restore_run_state(self.model_parts[0], json.loads(state_dict["fourbits"]))
+        restore_run_state(self.model_parts[0], json.loads(state_dict["fourbits"]), None, self.config.strict)
