@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
-from fourbits.integrations.pretrained import convert_as_saved, keep_recipe
+from fourbits.integrations.pretrained import convert_as_saved, keep_recipe, update_recipe
 from fourbits.linear.conversion import conversion_of, layers_digest
+from fourbits.linear.convert import convert
 from fourbits.linear.module import QuantizedLinear
 from fourbits.linear.step import set_step
 from fourbits.recipe.presets import get_recipe
@@ -91,3 +93,16 @@ def test_an_edited_entry_is_refused():
     model.config.fourbits["recipe_hash"] = get_recipe("mxfp8").digest
     with pytest.raises(ValueError, match="one of the two was edited"):
         convert_as_saved(model)
+
+
+def test_a_model_of_another_kind_has_no_config_to_keep_it_in():
+    model: Any = nn.Sequential(nn.Linear(32, 32))
+    convert(model, "nvfp4")
+    for config in (None, {"hidden_size": 32}, "a text"):
+        model.config = config
+        update_recipe(model)
+        assert model.config == config
+        with pytest.raises(
+            ValueError, match=r"keep_recipe: model must be a transformers model, .* got Sequential"
+        ):
+            keep_recipe(model)

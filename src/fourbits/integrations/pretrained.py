@@ -17,16 +17,21 @@ _CHOICE = ("include", "exclude", "stacks", "min_size")
 def keep_recipe(model: Any) -> None:
     """Record a converted model's recipe in its config, so that every later save_pretrained writes it.
 
-    model: a transformers model, or PEFT's around one. Raises ValueError if it is not converted.
+    model: a transformers model, or PEFT's around one. Raises ValueError if it is neither, or not converted.
     """
+    if not _has_config(model):
+        raise ValueError(
+            f"keep_recipe: model must be a transformers model, which has a config to save, got "
+            f"{type(model).__name__}. Save fourbits.recipe.provenance.provenance(recipe) beside the weights."
+        )
     recipe, selection, seed = conversion_of(model, "keep_recipe")
     choice = {key: value for key in _CHOICE if (value := getattr(selection, key)) is not None}
     setattr(model.config, ENTRY, {**provenance(recipe), "seed": seed, "choice": choice})
 
 
 def update_recipe(model: Any) -> None:
-    """`keep_recipe`, if the model has a config and was converted by one call, at any point of a run."""
-    if hasattr(model, "config") and len(conversions_of(model)) == 1:
+    """`keep_recipe`, if the model has a config of transformers and was converted by one call."""
+    if _has_config(model) and len(conversions_of(model)) == 1:
         keep_recipe(model)
 
 
@@ -44,3 +49,7 @@ def convert_as_saved(model: Any, *, backend: Backend = "emulated") -> Conversion
         )
     entry: dict[str, Any] = config[ENTRY]
     return convert(model, recipe, seed=entry.get("seed", 0), backend=backend, **entry.get("choice", {}))
+
+
+def _has_config(model: Any) -> bool:
+    return hasattr(getattr(model, "config", None), "save_pretrained")

@@ -51,7 +51,8 @@ class FourbitsCallback(TrainerCallback, ExportableState):
 
 
 def _most_tokens(args: Any, model: Any) -> int:
-    text = model.config.get_text_config() if hasattr(model, "config") else None
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else None
     if longest := getattr(args, "max_length", None) or getattr(text, "max_position_embeddings", None):
         return args.train_batch_size * longest
     raise ValueError(
