@@ -51,7 +51,7 @@ class FourbitsCallback(TrainerCallback, ExportableState):
 
 
 def _most_tokens(args: Any, model: Any) -> int:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else None
     if longest := getattr(args, "max_length", None) or getattr(text, "max_position_embeddings", None):
         return args.train_batch_size * longest
