@@ -64,7 +64,7 @@ def test_a_shared_input_and_its_one_read_give_the_operators_bits(recipe, shape, 
     monkeypatch.setattr(plan, "one_pass", lambda x, requests: False)
     separate = copy.deepcopy(model)  # which has no plans yet
     assert_same(found, gradients(separate, x))
-    assert not any(made.keeps_input for made, _ in plans_of(separate))
+    assert all(made.keeps_input == plan.keeps_row(made.table) for made, _ in plans_of(separate))
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["evaluation", "training"])
