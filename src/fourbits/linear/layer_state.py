@@ -47,6 +47,21 @@ class CallConfig(NamedTuple):
     shard: FeatureShard | None = None
 
 
+class Start:
+    """Where a call starts, in tokens, computed at most once."""
+
+    __slots__ = ("_compute", "_value")
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self._compute: Callable[[], Any] | None = compute
+        self._value: Any = None
+
+    def __call__(self) -> Any:
+        if self._compute is not None:
+            self._value, self._compute = self._compute(), None
+        return self._value
+
+
 class Calls:
     """The calls of a layer in one micro-batch, in training mode.
 
@@ -59,20 +74,32 @@ class Calls:
 
     def __init__(self) -> None:
         #: where each call started and the next one will, in tokens: without gradients, and with
-        self._starts: tuple[list[int], list[int]] = ([0], [0])
+        self._starts: tuple[list[Start], list[Start]] = ([Start(lambda: 0)], [Start(lambda: 0)])
         self._recomputed = 0
 
     def offset(self, tokens: int, records: bool) -> int:
         """How many tokens of the micro-batch come before a call, a multiple of 16."""
+        return self._offset(lambda start: start() + -(-tokens // 16) * 16, records)
+
+    def offsets(self, ends: Tensor, records: bool) -> "Tensor | int":
+        """The same for each of several layers, int [E] or 0: a call of a group, whose rows have `ends` [E + 1].
+
+        What a later call needs is computed when there is one.
+        """
+        return self._offset(lambda start: start() + -(-ends.diff().long() // 16) * 16, records)
+
+    def _offset(self, after: "Callable[[Start], Any]", records: bool) -> Any:
+        """Where a call starts; after: from that, where it ends."""
         recorded = self._starts[1] if len(self._starts[1]) > 1 else self._starts[0]
         if len(recorded) > 1 and torch._C._current_graph_task_id() != -1:  # pyright: ignore  # recomputation
             self._recomputed += 1
-            return recorded[(self._recomputed - 1) % (len(recorded) - 1)]
+            return recorded[(self._recomputed - 1) % (len(recorded) - 1)]()
         starts = self._starts[records]
         if len(starts) > _MOST_CALLS:  # nobody moves on: an evaluation, or a loop without set_step
-            starts[:] = [0]
-        starts.append(starts[-1] + -(-tokens // 16) * 16)
-        return starts[-2]
+            starts[:] = [Start(lambda: 0)]
+        here = starts[-1]
+        starts.append(Start(lambda: after(here)))
+        return here()
 
 
 class LayerState:
@@ -106,6 +133,8 @@ class LayerState:
         self.book: OperandBook | None = None
         self.slot = 0
         self.weight = KeptWeight()
+        #: whether experts were called eagerly by grouped kernels, which keep no plans here
+        self.called = False
         #: eager plans, and whether a cast precedes them, by `PlanKey`
         self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
         #: where the weight arrives quantized, what returns it: see weight_source.py
@@ -161,10 +190,22 @@ class LayerState:
             self.forget_calls()
         if config.shard is not None:
             counter = of_shard(counter, *config.shard)
-        if not (config.training and self.draws):
+        if not (config.training and self.draws and tokens):
             return counter
         offset = self._calls.setdefault(config.layer, Calls()).offset(tokens, config.observes)
         return moved_on(counter, offset) if offset else counter
+
+    def group_counters(self, device: torch.device, config: CallConfig, ends: Tensor) -> Tensor:
+        """As `call_counter`, for a call of a group of layers: int64 [E, 9], or [1, 9] where all have the same.
+
+        ends: [E + 1], where each layer's rows begin and end.
+        """
+        counter = self.call_counter(device, config, 0)[None]
+        if not (config.training and self.draws):
+            return counter
+        calls = self._calls.setdefault(config.layer, Calls())
+        first = calls.offsets(ends, config.observes)
+        return counter if isinstance(first, int) else moved_on(counter, first)
 
     def shard_as(self, shard: FeatureShard, table: GemmTable) -> None:
         """Make the layer a shard, whose table names the reduction of its amaxes."""
@@ -178,8 +219,8 @@ class LayerState:
         self._calls.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without plans; copies and saved files of a model create their own."""
-        return {**vars(self), "plans": {}}
+        """Without plans and calls; copies and saved files of a model create their own."""
+        return {**vars(self), "plans": {}, "_calls": {}}
 
     def recipe_tensors(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The recipe state's amaxes, counters and policy on the layer's device; None without one."""
