@@ -14,7 +14,12 @@ from fourbits.quant.grouped_layout import GroupedOperand
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
-    from fourbits.gemm.kernels.launch_grouped import GroupedColumns, GroupedRows, GroupedSums, has_grouped_gemms
+    from fourbits.gemm.kernels.launch_grouped import (
+        GroupedColumns,
+        GroupedRows,
+        GroupedSums,
+        has_grouped_gemms,
+    )
 
 
 def unsupported_grouped_gemms(device: torch.device) -> str | None:

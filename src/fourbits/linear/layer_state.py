@@ -57,6 +57,7 @@ class Start:
         self._value: Any = None
 
     def __call__(self) -> Any:
+        """A whole number, or a tensor of one per layer of a group."""
         if self._compute is not None:
             self._value, self._compute = self._compute(), None
         return self._value
@@ -82,7 +83,8 @@ class Calls:
         return self._offset(lambda start: start() + -(-tokens // 16) * 16, records)
 
     def offsets(self, ends: Tensor, records: bool) -> "Tensor | int":
-        """The same for each of several layers, int [E] or 0: a call of a group, whose rows have `ends` [E + 1].
+        """The same for each of several layers, int [E] or 0: a call of a group, whose rows have `ends` [E +
+        1].
 
         What a later call needs is computed when there is one.
         """
@@ -196,7 +198,8 @@ class LayerState:
         return moved_on(counter, offset) if offset else counter
 
     def group_counters(self, device: torch.device, config: CallConfig, ends: Tensor) -> Tensor:
-        """As `call_counter`, for a call of a group of layers: int64 [E, 9], or [1, 9] where all have the same.
+        """As `call_counter`, for a call of a group of layers: int64 [E, 9], or [1, 9] where all have the
+        same.
 
         ends: [E + 1], where each layer's rows begin and end.
         """

@@ -72,7 +72,7 @@ def grouped_quantizer(
 ) -> Quantizer:
     """A plan that makes the requested operands of the groups of tensors of one signature.
 
-    tiles: how many the map has, and their height; padded: whether operands along axis 1 are; key_stride: from the counter of one
-    group to that of the next, 0 for one counter.
+    tiles: how many the map has, and their height; padded: whether operands along axis 1 are; key_stride: from
+    the counter of one group to that of the next, 0 for one counter.
     """
     return GroupedQuantizer(signature, groups, tiles, requests, padded, key_stride)

@@ -1,8 +1,8 @@
 """Tensors whose rows belong to groups, such as tokens sorted by expert: where groups lie, and their operands.
 
-The rows of group e are offsets[e] to offsets[e + 1], which only the device knows. A kernel's grid covers tiles of
-some rows; a tile holds rows of one group, so that no block and no transform reaches into the next one. How many
-tiles there may be follows from shapes: at most one per group is not full.
+The rows of group e are offsets[e] to offsets[e + 1], which only the device knows. A kernel's grid covers
+tiles of some rows; a tile holds rows of one group, so that no block and no transform reaches into the next
+one. How many tiles there may be follows from shapes: at most one per group is not full.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fourbits.quant.operand import OperandSpec
 
-#: int32 entries of a tile: its group; its first row, and how many it has, in the tensor; its first row in the group
+#: int32 entries of a tile: its group; its first row, and how many it has, in the tensor; its first row in the
+#: group
 TILE_FIELDS = ("group", "first", "rows", "place")
 
 
@@ -33,8 +34,8 @@ class GroupTiles(NamedTuple):
 class GroupedOperand(NamedTuple):
     """An exact operand of each group: value = values * scale[group], where values are exact in BF16.
 
-    Along axis 1 a group's values lie at its rows of the tensor. Along axis 0, and along axis 1 if padded, group
-    e's begin at row starts[e] * height of the tiles it was made with, and zeros complete its last tile.
+    Along axis 1 a group's values lie at its rows of the tensor. Along axis 0, and along axis 1 if padded,
+    group e's begin at row starts[e] * height of the tiles it was made with, and zeros complete its last tile.
     """
 
     values: Tensor

@@ -13,7 +13,9 @@ from fourbits.quant.kernels.rounding_triton import as_fp32, rounded_to
 
 
 @triton.jit
-def store_inside(acc, out_ptr, stride, row, rows, column, columns, PARTS: tl.constexpr, HARDWARE: tl.constexpr):
+def store_inside(
+    acc, out_ptr, stride, row, rows, column, columns, PARTS: tl.constexpr, HARDWARE: tl.constexpr
+):
     """Write a tile from (row, column) on, its first `rows` rows, below `columns`; in PARTS column ranges."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
@@ -31,15 +33,14 @@ def store_inside(acc, out_ptr, stride, row, rows, column, columns, PARTS: tl.con
 
 @triton.jit
 def grouped_rows_kernel(
-    a, b, out_ptr, out_stride, scale_a_ptr, scale_b_ptr, bias_ptr, entries_ptr, starts_ptr, groups, N, K, b_rows,
-    B_TRANSPOSED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, PROGRAMS: tl.constexpr,
-    HARDWARE: tl.constexpr,
+    a, b, out_ptr, out_stride, scale_a_ptr, scale_b_ptr, bias_ptr, entries_ptr, starts_ptr, groups, N, K,
+    b_rows, B_TRANSPOSED: tl.constexpr, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK:
+    tl.constexpr, PARTS: tl.constexpr, PROGRAMS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """out [rows of group e, N] = (a [rows of e, K] @ b of e) * scale_a[e] * scale_b[e] + bias[e].
 
-    a, b: tensor descriptors; a is [M, K]; b has b_rows rows for each group, [K, N], or [N, K] if B_TRANSPOSED.
-    The map has tiles of BM rows.
+    a, b: tensor descriptors; a is [M, K]; b has b_rows rows for each group, [K, N], or [N, K] if
+    B_TRANSPOSED. The map has tiles of BM rows.
     """
     across = tl.cdiv(N, BN)
     steps = tl.cdiv(K, BK)

@@ -1,9 +1,15 @@
 """Launches of GEMMs of groups of rows: one for all groups."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from fourbits.gemm.kernels.grouped_triton import grouped_columns_kernel, grouped_rows_kernel, grouped_sums_kernel
+from fourbits.gemm.kernels.grouped_triton import (
+    grouped_columns_kernel,
+    grouped_rows_kernel,
+    grouped_sums_kernel,
+)
 from fourbits.gemm.kernels.launch_bf16 import LEAVING
 from fourbits.gemm.kernels.tiles import GpuModel, Tile, ceil_div, gpu_model, grouped_tile, sums_tile
 from fourbits.quant.grouped_layout import GroupedOperand, GroupTiles, most_tiles
@@ -11,6 +17,8 @@ from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.launcher import Box, Launcher
 
 _ROWS, _COLUMNS = 32, 128
+#: registers of a thread of either of two programs on an SM, times their warps
+_OF_TWO = 65536 // 2 // 32
 
 
 class GroupedRows:
@@ -53,7 +61,9 @@ class GroupedRows:
             enable_fp_fusion=False,
         )
 
-    def __call__(self, a: GroupedOperand, b: GroupedOperand, tiles: GroupTiles, bias: Tensor | None) -> Tensor:
+    def __call__(
+        self, a: GroupedOperand, b: GroupedOperand, tiles: GroupTiles, bias: Tensor | None
+    ) -> Tensor:
         """[M, N] in the plan's dtype; rows of no group are not written."""
         out = self.empty((self.M, self.N), (self.N, 1), self.out_dtype)
         self.launch(
@@ -80,6 +90,8 @@ class GroupedSums:
         tile, self.empty = sums_tile(gpu), allocator(device)
         works = groups * ceil_div(sizes[0], tile.m) * ceil_div(sizes[1], tile.n)
         assert height % tile.k == 0, "groups are whole steps along the contraction"
+        # two programs share the registers of an SM
+        options: dict[str, Any] = {"maxnreg": _OF_TWO // tile.warps} if device.type == "cuda" else {}
         self.launch = Launcher(
             grouped_sums_kernel,
             (min(2 * gpu.sms, works),),
@@ -95,6 +107,7 @@ class GroupedSums:
             num_warps=tile.warps,
             num_stages=tile.stages,
             enable_fp_fusion=False,
+            **options,
         )
 
     def __call__(

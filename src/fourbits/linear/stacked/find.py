@@ -63,10 +63,10 @@ def _is_stack(parameter: torch.Tensor | None) -> bool:
 
 @functools.cache
 def _reads_and_products(cls: type[nn.Module]) -> tuple[frozenset[str], frozenset[str]]:
-    """Attributes that the class's methods read, and the products that they, or functions beside them, call."""
+    """Attributes that the class's methods read, and products that they or functions beside them call."""
     read, called = set[str](), set[str]()
     for base in cls.__mro__:
-        if base.__module__.partition(".")[0] in ("torch", "builtins", "fourbits"):
+        if base.__module__.startswith(("torch.", "builtins", "fourbits.linear.")):
             continue
         for node in computing_nodes(base, with_functions=True):
             read.add(own_attribute(node) or "")

@@ -1,8 +1,8 @@
 """Products of experts by grouped kernels: one launch to quantize each tensor and one for each GEMM.
 
-Codes, scales and random bits are those of `loop.forward` and `loop.backward`; sums of products differ from theirs
-by no more than those of two GEMM kernels. Nothing here waits for the device: shapes bound every grid, and where
-an expert's rows lie is read on the device (`quant/grouped_layout.py`).
+Codes, scales and random bits are those of `loop.forward` and `loop.backward`; sums of products differ from
+theirs by no more than those of two GEMM kernels. Nothing here waits for the device: shapes bound every grid,
+and where an expert's rows lie is read on the device (`quant/grouped_layout.py`).
 """
 
 import functools
@@ -17,7 +17,14 @@ from fourbits.gemm.grouped import column_sums, rows_gemm, sums_gemm, unsupported
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.sr_counter import KEY_FIELDS
 from fourbits.linear.stacked.loop import GroupedCall
-from fourbits.quant.grouped import Quantizer, equal_groups, grouped_quantizer, height_of, tile_map, unsupported_groups
+from fourbits.quant.grouped import (
+    Quantizer,
+    equal_groups,
+    grouped_quantizer,
+    height_of,
+    tile_map,
+    unsupported_groups,
+)
 from fourbits.quant.grouped_layout import GroupedOperand, GroupTiles, most_tiles
 from fourbits.quant.request import OPERAND_ROLES, OperandRequest, Signature, signature_of
 from fourbits.recipe.recipe import GemmTable, table_from_text
@@ -104,7 +111,7 @@ def unsupported_table(table: str, device: torch.device) -> str | None:
 
 def unsupported(table: str, dtype: torch.dtype, weight: Tensor) -> str | None:
     """Why grouped kernels do not compute a product, or None. dtype: of X."""
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32) or type(weight).__name__ == "DTensor":
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"no grouped kernel for {dtype}"
     return unsupported_table(table, weight.device)
 
@@ -127,7 +134,8 @@ def forward(
     def quantize_weight() -> GroupedOperand:
         return _quantized_weight(plan, call, "fprop.rhs")
 
-    rhs = quantize_weight() if reuse_weight is None else reuse_weight(weight, plan, quantize_weight)
+    of_operand = call.table, plan.weights.height
+    rhs = quantize_weight() if reuse_weight is None else reuse_weight(weight, of_operand, quantize_weight)
     if plan.fprop is None:
         bias = None if call.bias is None else call.bias.dtype
         plan.fprop = rows_gemm(lhs, rhs, plan.groups, plan.shape.out_features, x.dtype, bias)
@@ -155,7 +163,8 @@ def backward(
         shapes = signature.shape, tuple(call.weight.shape), (plan.groups, dy.shape[1])
         dtypes = dy.dtype, torch.float32, torch.float32
         return [
-            dy.new_zeros(s, dtype=d) if need else None for s, d, need in zip(shapes, dtypes, needs, strict=True)
+            dy.new_zeros(s, dtype=d) if need else None
+            for s, d, need in zip(shapes, dtypes, needs, strict=True)
         ]
     dx = dw = db = None
     if needs[0] or needs[1]:
@@ -196,11 +205,11 @@ def fake_saved(call: GroupedCall, needs: Sequence[bool]) -> list[Tensor]:
 
 
 def reused_weight(state: LayerState, config: CallConfig) -> ReuseWeight | None:
-    """What keeps a weight's operand for later micro-batches where set_step allows it; see operand_cache.py."""
+    """What keeps a weight's operand for later micro-batches where set_step allows it: KeptWeight."""
     counter = state.counter
     if counter is None or not config.observes:
         return None
-    return lambda weight, plan, make: state.weight.operand(weight, plan, counter, make)  # pyright: ignore
+    return lambda weight, plan, make: state.weight.operand(weight, plan, counter, make)
 
 
 def plan_of(call: GroupedCall, x: Signature) -> ExpertsPlan:

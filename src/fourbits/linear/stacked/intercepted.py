@@ -1,4 +1,5 @@
-"""Any other module with stacked weights, such as torchtitan's: its own forward runs, and its products are found.
+"""Any other module with stacked weights, such as torchtitan's: its own forward runs, and its products are
+found.
 
 While the forward runs, reading the parameter gives a StackedView, which PyTorch's functions ask before they
 compute (`__torch_function__`). Products of all experts or of one are multiplied by the table; anything else
@@ -9,7 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fourbits.linear.stacked.layer import StackedLayers
@@ -40,7 +40,7 @@ def viewed(parameter: str) -> property:
     ask_in_graphs()
 
     def read(self: QuantizedStack) -> Tensor | StackedView:
-        found = self._parameters[parameter]
+        found = self._parameters[parameter]  # pyright: ignore[reportPrivateUsage]
         state = self.quantization
         if not state.active or parameter not in state.layers:
             return found  # pyright: ignore[reportReturnType]

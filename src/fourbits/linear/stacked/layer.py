@@ -1,7 +1,7 @@
 """The linear layers whose weights are one parameter of a module, each such parameter with a state of its own.
 
-To code that walks over a model's converted layers, such as set_step and audit, a StackedLayer is a layer: it has
-a state and a weight. It is no module, so that a model's modules and state_dict keys stay as they were.
+To code that walks over a model's converted layers, such as set_step and audit, a StackedLayer is a layer: it
+has a state and a weight. It is no module, so that a model's modules and state_dict keys stay as they were.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ class StackedLayer:
 
 
 class StackedLayers:
-    """What a converted module that holds stacked weights keeps: its own class, and its layers by parameter."""
+    """What a converted module with stacked weights keeps: its own class, and its layers by parameter."""
 
     def __init__(self, original: type[nn.Module]) -> None:
         self.original: Any = original
@@ -52,7 +52,7 @@ def stacked_layers(module: nn.Module) -> StackedLayers | None:
 
 
 def converted_layers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Any]]:
-    """Names and converted layers among modules: linear layers and groups, and the stacked layers in modules."""
+    """Names and converted layers: linear layers and groups among modules, and stacked layers in them."""
     for name, module in modules:
         if converted_state(module) is not None:
             yield name, module

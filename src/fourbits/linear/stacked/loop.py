@@ -1,9 +1,11 @@
 """Products of experts, one after the other: the specification, and what runs where no grouped kernel does.
 
 Expert e of a parameter is linear layer number `layer + e`: its rows and its weight are quantized by
-themselves, with their own amaxes and random streams, whatever the other experts get. docs/nvfp4.md, section 11.
+themselves, with their own amaxes and random streams, whatever the other experts get. docs/nvfp4.md, section
+11.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -64,7 +66,8 @@ def forward(call: GroupedCall) -> Tensor:
 def backward(call: GroupedCall, dy: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """dX in dY's dtype, dW in FP32 and in W's layout, dbias in FP32; None where not needed.
 
-    dy: [M, N]. Nothing but the tensors of the forward is saved: operands are quantized again, to the same bits.
+    dy: [M, N]. Nothing but the tensors of the forward is saved: operands are quantized again, to the same
+    bits.
     """
     assert call.x is not None
     dx = torch.zeros_like(call.x, dtype=dy.dtype) if needs[0] else None
@@ -127,7 +130,7 @@ def _parts(call: GroupedCall) -> Iterator[_Part]:
     """The experts that have rows."""
     assert call.x is not None
     ends: list[int] = call.offsets.tolist()
-    for place, (first, last) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+    for place, (first, last) in enumerate(itertools.pairwise(ends)):
         if last > first:
             rows = slice(first, last)
             weight = call.weight[place].t() if call.transposed else call.weight[place]

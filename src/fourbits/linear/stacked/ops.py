@@ -1,7 +1,7 @@
 """Products of experts as operators, for graphs that torch.compile traces.
 
-As linear/ops.py: the implementation is opaque to the compiler, the table is text. How many rows an expert has is
-known on the device only, so every output's shape follows from the shapes of the inputs.
+As linear/ops.py: the implementation is opaque to the compiler, the table is text. How many rows an expert has
+is known on the device only, so every output's shape follows from the shapes of the inputs.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,8 @@ def experts_forward(
 ) -> list[Tensor]:
     """Y [M, N] in x's dtype, and the parts of operands that the backward pass will read.
 
-    x: [M, K], contiguous; the others are the fields of a GroupedCall; needs: whether dX and dW will be needed.
+    x: [M, K], contiguous; the others are the fields of a GroupedCall; needs: whether dX and dW will be
+    needed.
     """
     call = GroupedCall(x, weight, bias, offsets, counters, layer, table, transposed)
     calls_seen.add((layer, *_sizes(call)))

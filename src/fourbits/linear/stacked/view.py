@@ -1,7 +1,7 @@
 """Stacked weights as a module's own forward sees them: views that know how to multiply.
 
-Products of all experts are torch.nn.functional.grouped_mm (or torch._grouped_mm), bmm, matmul and einsum; those
-of one expert are linear, mm, matmul and `@` with `weight[e]`. Casts and transposes give another view.
+Products of all experts are torch.nn.functional.grouped_mm (or torch._grouped_mm), bmm, matmul and einsum;
+those of one expert are linear, mm, matmul and `@` with `weight[e]`. Casts and transposes give another view.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fourbits.linear.stacked.layer import StackedLayer
 from fourbits.linear.stacked.loop import each
 from fourbits.linear.stacked.product import multiply
-
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -102,7 +101,8 @@ class OneView:
         """The transpose."""
         return OneView(self.stack, self.place, not self.swapped)
 
-    T = mT = property(t)
+    T = property(t)
+    mT = property(t)  # noqa: N815  # torch's name
 
     def transpose(self, first: int, second: int) -> "OneView":
         """The transpose, or the same for equal dimensions."""
@@ -206,8 +206,14 @@ def _einsum(equation: Any, *operands: Any) -> Any:
 
 
 _PRODUCTS: dict[str, Callable[..., Any]] = {
-    **{"_grouped_mm": _grouped_mm, "grouped_mm": _grouped_mm, "bmm": _bmm, "einsum": _einsum},
-    **{"matmul": _matmul, "__matmul__": _matmul, "mm": _matmul, "linear": _linear},
+    "_grouped_mm": _grouped_mm,
+    "grouped_mm": _grouped_mm,
+    "bmm": _bmm,
+    "einsum": _einsum,
+    "matmul": _matmul,
+    "__matmul__": _matmul,
+    "mm": _matmul,
+    "linear": _linear,
 }
 
 

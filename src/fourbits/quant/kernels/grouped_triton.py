@@ -1,8 +1,8 @@
 """Operands of groups of rows, such as the tokens of experts: the quantizer's tiles, placed by a map.
 
-A first kernel makes the map of tiles from the groups' offsets, on the device. The others find their tile's group,
-rows and place in the map; what they do with a tile is that of the kernels for whole tensors, under the group's
-own amax, key and scale. The reference is reference/grouped.py.
+A first kernel makes the map of tiles from the groups' offsets, on the device. The others find their tile's
+group, rows and place in the map; what they do with a tile is that of the kernels for whole tensors, under the
+group's own amax, key and scale. The reference is reference/grouped.py.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)

@@ -1,4 +1,4 @@
-"""Launches that quantize tensors of groups of rows: a map of tiles, one amax pass, one pass for all operands."""
+"""Launches that quantize tensors of groups of rows: a map of tiles, an amax pass, one for all operands."""
 
 from typing import Any
 
@@ -7,7 +7,11 @@ from torch import Tensor
 
 from fourbits.quant.grouped_layout import GroupedOperand, GroupTiles, most_tiles
 from fourbits.quant.kernels.allocate import allocator
-from fourbits.quant.kernels.grouped_triton import grouped_amax_kernel, grouped_operands_kernel, tile_map_kernel
+from fourbits.quant.kernels.grouped_triton import (
+    grouped_amax_kernel,
+    grouped_operands_kernel,
+    tile_map_kernel,
+)
 from fourbits.quant.kernels.launch_exact import registers_of, sides_of
 from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.kernels.tiles import Shape, amax_tile, exact_tile, rounded_up
@@ -112,7 +116,7 @@ class GroupedQuantizer:
     def __call__(
         self, x: Tensor, tiles: GroupTiles, keys: Tensor | None, streams: tuple[int, ...]
     ) -> tuple[GroupedOperand, ...]:
-        """The operands, in the order of the requests. keys: counters, int64; streams: of group 0, by request."""
+        """The operands, in the order of the requests. keys: counters; streams: of group 0, by request."""
         if self.copies:
             x = x.contiguous()
         groups, width = self.groups, self.width

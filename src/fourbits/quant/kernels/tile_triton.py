@@ -89,9 +89,7 @@ def tensor_amax(amax_ptr, global_ptr, CONFIG: tl.constexpr, PARTS: tl.constexpr,
     bits = tl.full((), 0, tl.int32)
     if CONFIG.target != 0.0:
         bits = amax_of_parts(amax_ptr, PARTS)
-    if ALL:
-        tl.store(global_ptr, global_scale(bits, CONFIG))
-    elif tl.program_id(0) == 0:
+    if ALL or tl.program_id(0) == 0:
         tl.store(global_ptr, global_scale(bits, CONFIG))
     return bits
 

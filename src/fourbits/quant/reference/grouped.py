@@ -1,5 +1,6 @@
 """The specification of operands of groups of rows: each group is a tensor of its own."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,15 +11,15 @@ from fourbits.quant.reference.quantize import exact_operand
 from fourbits.quant.request import OperandRequest
 
 
-
 def group_tiles(offsets: Tensor, height: int, tiles: int) -> GroupTiles:
     """The tiles of groups. offsets: int [groups + 1]; tiles: how many the map has room for."""
     ends: list[int] = offsets.tolist()
     entries: list[list[int]] = []
     starts = [0]
-    for group, (first, last) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
-        for place in range(0, last - first, height):
-            entries.append([group, first + place, min(height, last - first - place), place])
+    for group, (first, last) in enumerate(itertools.pairwise(ends)):
+        rows = last - first
+        places = range(0, rows, height)
+        entries += [[group, first + place, min(height, rows - place), place] for place in places]
         starts.append(len(entries))
     entries += [[0, 0, 0, 0]] * (tiles - len(entries))
     table = torch.tensor(entries, dtype=torch.int32).reshape(-1, 4)
@@ -46,7 +47,7 @@ def grouped_operands(
             dtype=torch.bfloat16,
         )
         scale = torch.ones(tiles.groups)
-        for group, (first, last) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        for group, (first, last) in enumerate(itertools.pairwise(ends)):
             if last > first:
                 key = keys(request, group)
                 operand = exact_operand(x[first:last], request.spec, request.axis, None, key)
