@@ -31,12 +31,12 @@ def rows_gemm(
     a: GroupedOperand,
     b: GroupedOperand,
     groups: int,
-    columns: int,
+    sizes: tuple[int, int],
     out_dtype: torch.dtype,
     bias: torch.dtype | None,
 ) -> "GroupedRows":
-    """The plan of a [rows of e, K] @ b of e [N, K]^T for operands of these shapes. columns: N."""
-    return GroupedRows(a, b, groups, columns, out_dtype, bias, a.values.device)
+    """The plan of a [rows of e, K] @ b of e [N, K]^T for operands of these shapes. sizes: (N, K)."""
+    return GroupedRows(a, b, groups, sizes, out_dtype, bias, a.values.device)
 
 
 def sums_gemm(

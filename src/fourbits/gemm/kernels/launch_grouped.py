@@ -29,15 +29,15 @@ class GroupedRows:
         a: GroupedOperand,
         b: GroupedOperand,
         groups: int,
-        columns: int,
+        sizes: tuple[int, int],
         out_dtype: torch.dtype,
         bias: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        """b: padded, as many rows for each group; columns: N."""
-        self.M, self.N, self.groups, self.out_dtype = a.values.shape[0], columns, groups, out_dtype
+        """b: padded, as many rows for each group; sizes: (N, K), beyond which columns hold anything."""
+        self.M, self.groups, self.out_dtype = a.values.shape[0], groups, out_dtype
+        self.N, self.K = sizes
         self.b_rows, gpu = b.values.shape[0] // groups, gpu_model(device)
-        self.K = b.values.shape[1] if b.axis == 1 else self.b_rows
         tile = grouped_tile(gpu, self.M, self.N, groups)
         #: rows of the tiles of the map that a call is given
         self.height, self.empty = tile.m, allocator(device)
@@ -47,7 +47,10 @@ class GroupedRows:
             grouped_rows_kernel,
             (min(gpu.sms, works),),
             device,
-            (_box(a.values, 1, tile.m, tile.k), _box(b.values, b.axis, tile.n, tile.k)),
+            (
+                _box(a.values, 1, tile.m, tile.k, self.K),
+                _box(b.values, b.axis, tile.n, tile.k, self.K if b.axis == 1 else self.N),
+            ),
             B_TRANSPOSED=b.axis == 1,
             HAS_BIAS=bias is not None,
             BM=tile.m,
@@ -96,7 +99,7 @@ class GroupedSums:
             grouped_sums_kernel,
             (min(2 * gpu.sms, works),),
             device,
-            (_box(a.values, 0, tile.m, tile.k), _box(b.values, 0, tile.n, tile.k)),
+            (_box(a.values, 0, tile.m, tile.k, sizes[0]), _box(b.values, 0, tile.n, tile.k, sizes[1])),
             HEIGHT=height,
             BM=tile.m,
             BN=tile.n,
@@ -149,10 +152,10 @@ def has_grouped_gemms(device: torch.device) -> bool:
     return gpu.tma
 
 
-def _box(values: Tensor, axis: int, rows: int, step: int) -> Box:
-    """An operand's TMA box, in tiles of rows by step along its contraction axis."""
+def _box(values: Tensor, axis: int, rows: int, step: int, columns: int) -> Box:
+    """An operand's TMA box, cropped to its first columns, in tiles of rows by step along its contraction."""
     box = (rows, step) if axis == 1 else (step, rows)
-    return Box((values.shape[0], values.shape[1]), (values.stride(0), 1), box)
+    return Box((values.shape[0], columns), (values.stride(0), 1), box)
 
 
 def _parts(tile: Tile, size: int) -> int:

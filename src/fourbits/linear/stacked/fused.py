@@ -138,7 +138,8 @@ def forward(
     rhs = quantize_weight() if reuse_weight is None else reuse_weight(weight, of_operand, quantize_weight)
     if plan.fprop is None:
         bias = None if call.bias is None else call.bias.dtype
-        plan.fprop = rows_gemm(lhs, rhs, plan.groups, plan.shape.out_features, x.dtype, bias)
+        sizes = plan.shape.out_features, x.shape[1]
+        plan.fprop = rows_gemm(lhs, rhs, plan.groups, sizes, x.dtype, bias)
     rows = plan.gemm_map(plan.fprop.height, tiles, call.offsets)
     bias = None if call.bias is None else call.bias.contiguous()
     y = plan.fprop(lhs, rhs, rows, bias)
@@ -263,8 +264,8 @@ def _dgrad(
     else:
         rhs = _quantized_weight(plan, call, "dgrad.rhs")
     if plan.dgrad is None:
-        columns = plan.shape.x.shape[1]
-        plan.dgrad = rows_gemm(lhs, rhs, plan.groups, columns, dy.dtype, None)
+        sizes = plan.shape.x.shape[1], dy.shape[1]
+        plan.dgrad = rows_gemm(lhs, rhs, plan.groups, sizes, dy.dtype, None)
     return plan.dgrad(lhs, rhs, plan.gemm_map(plan.dgrad.height, tiles, call.offsets), None)
 
 
