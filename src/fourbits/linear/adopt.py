@@ -51,6 +51,7 @@ def adopt_stacked(module: Any, parameter: str, transposed: bool, state: LayerSta
         module.__class__ = _joined(base, original, names)
         stacked = module.quantization = StackedLayers(original)
         rebind(module, original.forward, type(module).forward)
+    state.original = stacked.original
     stacked.layers[parameter] = StackedLayer(module, parameter, state, transposed)
 
 

@@ -1,7 +1,8 @@
 """Parameters [E, N, K] or [E, K, N] that hold the weights of E linear layers: the experts of a mixture.
 
-Two kinds of modules are known. Those of transformers' experts interface say what they compute. Of others the
-source is read: a module about experts whose methods multiply, or any whose methods call a grouped GEMM.
+Modules of transformers' experts interface say what they compute. Of others the source is read: a parameter that
+a batched or grouped GEMM multiplies by is one, and so are those that methods read and multiply by in a module
+about experts. Whether they did, the audit says.
 """
 
 import ast
@@ -33,11 +34,14 @@ def stacked_parameters(name: str, module: nn.Module) -> dict[str, bool]:
     found = [key for key, parameter in module.named_parameters(recurse=False) if _is_stack(parameter)]
     if not found or type(module).__module__.partition(".")[0] == "torch":
         return {}
-    read, products = _reads_and_products(type(module))
+    read, products, factors = _reads_and_products(type(module))
     about_experts = bool(_EXPERTS.search(type(module).__name__) or _EXPERTS.search(name))
-    if not products or not (about_experts or products & set(_GROUPED)):
-        return {}
-    return {key: False for key in found if key in read}
+
+    def is_factor(key: str) -> bool:
+        named = about_experts or bool(products & set(_GROUPED)) or bool(_EXPERTS.search(key))
+        return key in factors or (key in read and bool(products) and named)
+
+    return {key: False for key in found if is_factor(key)}
 
 
 def has_experts_interface(module: nn.Module) -> bool:
@@ -62,16 +66,50 @@ def _is_stack(parameter: torch.Tensor | None) -> bool:
 
 
 @functools.cache
-def _reads_and_products(cls: type[nn.Module]) -> tuple[frozenset[str], frozenset[str]]:
-    """Attributes that the class's methods read, and products that they or functions beside them call."""
-    read, called = set[str](), set[str]()
+def _reads_and_products(cls: type[nn.Module]) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Attributes that a class's methods read; products that they or functions beside them call; attributes
+    that are the second factor of a product of stacks.
+    """
+    read, called, factors = set[str](), set[str](), set[str]()
     for base in cls.__mro__:
         if base.__module__.startswith(("torch.", "builtins", "fourbits.linear.")):
             continue
         for node in computing_nodes(base, with_functions=True):
             read.add(own_attribute(node) or "")
             if isinstance(node, ast.Attribute | ast.Name):
-                called.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+                called.add(_last_name(node))
             elif isinstance(node, ast.MatMult):
                 called.add("matmul")
-    return frozenset(read), frozenset(called & set(_PRODUCTS))
+            elif isinstance(node, ast.Call) and _multiplies_stacks(node):
+                factors |= {own_attribute(inner) or "" for inner in ast.walk(node.args[-1])}
+    return frozenset(read), frozenset(called & set(_PRODUCTS)), frozenset(factors)
+
+
+def _multiplies_stacks(call: ast.Call) -> bool:
+    """Whether a call multiplies stacks of matrices, of which the second is its last argument."""
+    name = _last_name(call.func)
+    if name == "einsum" and len(call.args) == 3 and isinstance(call.args[0], ast.Constant):
+        return order_of_einsum(call.args[0].value) is not None
+    return name in (*_GROUPED, "bmm") and len(call.args) == 2
+
+
+def order_of_einsum(equation: object) -> bool | None:
+    """Whether `ecd,edh->ech`, in any letters, has its second factor as [E, in, out]; None if it is no such
+    product.
+    """
+    if not isinstance(equation, str):
+        return None
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    of_x, _, of_weight = inputs.partition(",")
+    if len(of_x) != 3 or len(of_weight) != 3 or of_x[0] != of_weight[0]:
+        return None
+    experts, rows, inner = of_x
+    inner_first = of_weight[1] == inner
+    outer = of_weight[2] if inner_first else of_weight[1]
+    whole = len({experts, rows, inner, outer}) == 4 and inner in of_weight[1:]
+    return inner_first if whole and output == experts + rows + outer else None
+
+
+def _last_name(node: ast.AST) -> str:
+    """NAME of `NAME` and of `anything.NAME`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

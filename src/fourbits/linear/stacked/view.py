@@ -11,6 +11,7 @@ import torch
 import torch._dynamo.variables.torch
 from torch import Tensor, nn
 
+from fourbits.linear.stacked.find import order_of_einsum
 from fourbits.linear.stacked.layer import StackedLayer
 from fourbits.linear.stacked.loop import each
 from fourbits.linear.stacked.product import multiply
@@ -186,23 +187,10 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 def _einsum(equation: Any, *operands: Any) -> Any:
     """`ecd,edh->ech` and `ecd,ehd->ech`, in any letters."""
-    if not isinstance(equation, str) or len(operands) != 2 or not isinstance(operands[1], StackedView):
+    inner_first = order_of_einsum(equation)
+    if inner_first is None or len(operands) != 2 or not isinstance(operands[1], StackedView):
         return None
-    inputs, _, output = equation.replace(" ", "").partition("->")
-    of_x, _, of_weight = inputs.partition(",")
-    if len(of_x) != 3 or len(of_weight) != 3 or of_x[0] != of_weight[0] or len(set(of_x)) < 3:
-        return None
-    experts, rows, inner = of_x
-    weight = operands[1]
-    if of_weight[1] == inner:
-        outer = of_weight[2]
-    elif of_weight[2] == inner:
-        outer, weight = of_weight[1], weight.mT
-    else:
-        return None
-    if outer in of_x or output != experts + rows + outer:
-        return None
-    return _bmm(operands[0], weight)
+    return _bmm(operands[0], operands[1] if inner_first else operands[1].mT)
 
 
 _PRODUCTS: dict[str, Callable[..., Any]] = {
