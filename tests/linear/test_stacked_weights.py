@@ -16,6 +16,7 @@ from fourbits.linear.stacked.find import order_of_einsum
 from fourbits.linear.step import set_step
 from support.assertions import assert_same_bytes
 
+library: Any = torch  # whose grouped GEMM has no public name before 2.10
 EXPERTS, WIDTH, INNER = 4, 32, 48
 COUNTS = torch.tensor([5, 0, 32, 11])
 
@@ -23,9 +24,9 @@ COUNTS = torch.tensor([5, 0, 32, 11])
 def _run_grouped(w1: Tensor, w2: Tensor, w3: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     """As torchtitan's GroupedExperts."""
     ends = torch.cumsum(counts, dim=0, dtype=torch.int32)
-    h = F.silu(torch._grouped_mm(x.bfloat16(), w1.bfloat16().transpose(-2, -1), offs=ends))
-    h = h * torch._grouped_mm(x.bfloat16(), w3.bfloat16().transpose(-2, -1), offs=ends)
-    return torch._grouped_mm(h, w2.bfloat16().transpose(-2, -1), offs=ends).type_as(x)
+    h = F.silu(library._grouped_mm(x.bfloat16(), w1.bfloat16().transpose(-2, -1), offs=ends))
+    h = h * library._grouped_mm(x.bfloat16(), w3.bfloat16().transpose(-2, -1), offs=ends)
+    return library._grouped_mm(h, w2.bfloat16().transpose(-2, -1), offs=ends).type_as(x)
 
 
 def _run_loop(w1: Tensor, w2: Tensor, w3: Tensor, x: Tensor, counts: Tensor) -> Tensor:
@@ -148,9 +149,10 @@ def test_grouped_experts_of_torchtitan_have_the_bits_of_linear_layers(use_groupe
     y = loop.grouped(1, h, counts)
     (y.float() * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
     assert_same_bytes(found[0], y.detach())
+    layers: list[Any] = list(loop.layers)
     stacks = [
         [torch.zeros_like(x.weight) if x.weight.grad is None else x.weight.grad for x in part]
-        for part in (loop.layers[i * EXPERTS : (i + 1) * EXPERTS] for i in range(3))
+        for part in (layers[i * EXPERTS : (i + 1) * EXPERTS] for i in range(3))
     ]
     for result, expected in zip(found[2:], stacks, strict=True):
         assert_same_bytes(result, torch.stack(expected))  # pyright: ignore[reportArgumentType]
@@ -178,12 +180,14 @@ def test_plain_parameters_of_either_order_have_the_bits_of_linear_layers(kind):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", [GroupedExperts, *PLAIN], ids=lambda kind: kind.__name__)
-def test_graphs_do_not_break_and_keep_the_bits(kind):
+def test_graphs_do_not_break_and_keep_the_bits(kind: Any):
     torch._dynamo.reset()
     inputs: tuple[Tensor, ...] = (torch.randn(EXPERTS, 7, WIDTH),)
     if kind is GroupedExperts:
         inputs = torch.randn(int(COUNTS.sum()), WIDTH).bfloat16(), COUNTS
-    model = converted(initialized(kind(True) if kind is GroupedExperts else kind()))
+    arguments = (True,) if kind is GroupedExperts else ()
+    made: Any = kind(*arguments)
+    model = converted(initialized(made))
     expected = gradients(model, *inputs)
     assert torch._dynamo.explain(model)(*inputs).graph_break_count == 0
     model.compile(backend="aot_eager", fullgraph=True)

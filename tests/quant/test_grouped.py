@@ -1,4 +1,4 @@
-"""Groups of rows without a GPU: the bytes of each group by itself in Triton's interpreter, builds for GPUs."""
+"""Groups of rows without a GPU: the bytes of each group by itself in the interpreter, builds for GPUs."""
 
 import pytest
 import torch

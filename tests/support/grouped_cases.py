@@ -1,8 +1,9 @@
-"""Cases in which grouped kernels must give the bytes of each group by itself, for the interpreter and for a GPU.
+"""Cases in which grouped kernels must give the bytes of each group by itself, interpreted and on a GPU.
 
-Run as a program it checks them in Triton's interpreter: TRITON_INTERPRET=1 python -m support.grouped_cases [all]
+Run as a program it checks them in Triton's interpreter: TRITON_INTERPRET=1 python -m support.grouped_cases
 """
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -99,45 +100,51 @@ def offsets_of(counts: tuple[int, ...]) -> Tensor:
 
 def quantized_differences(case: Quantized, device: torch.device | str = "cpu") -> list[str]:
     """What differs between kernels and reference: the map, and operands where they are defined."""
-    counts, table = COUNTS[case.counts], get_recipe(case.recipe).table
+    counts, device = COUNTS[case.counts], torch.device(device)
     offsets, rows = offsets_of(counts), sum(counts) + case.rest
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn((max(rows, 1), case.columns), generator=generator)[:rows].to(case.dtype)
-    if case.values == "nan":
-        x[3, 5] = float("nan")
-    keys = new_counter(1234, 17, 48)[None]
-    if case.shifted:
-        keys = moved_on(keys, torch.arange(len(counts)) * 16)
-    axes = {"lhs": 1, "rhs": 0} if case.roles[0].startswith("fprop") else {}
-    requests = tuple(
-        OperandRequest(table.operand(role), 0 if role.startswith("wgrad") else axes.get("lhs", 1), False, "own",
-                       KEY_FIELDS[role])
-        for role in case.roles
-    )  # fmt: skip
+    x, keys, requests = tensor_of(case, rows), keys_of(case), requests_of(case)
     height = height_of([request.spec for request in requests])
-    size, device = most_tiles(rows, len(counts), height), torch.device(device)
-    true_tiles = reference.group_tiles(offsets, height, size)
+    size = most_tiles(rows, len(counts), height)
+    expected_tiles = reference.group_tiles(offsets, height, size)
     tiles = tile_map(rows, len(counts), height, device)(offsets.to(device))
-    found = [
-        f"map {name}"
-        for name in ("entries", "starts")
-        if not torch.equal(getattr(tiles, name).cpu(), getattr(true_tiles, name))
-    ]
+    pairs = zip(tiles[:2], expected_tiles[:2], strict=True)
+    found = [] if all(torch.equal(one.cpu(), other) for one, other in pairs) else ["map"]
     on_device, stride = x.to(device), 9 if case.shifted else 0
     plan = grouped_quantizer(signature_of(on_device), len(counts), (size, height), requests, False, stride)
     streams = tuple(_LAYER * 8 + OPERAND_ROLES.index(role) for role in case.roles)
     made = plan(on_device, tiles, keys.to(device), streams)
 
     def key(request: OperandRequest, group: int) -> Tensor:
-        role = next(role for role in case.roles if KEY_FIELDS[role] == request.key_fields)
-        stream = (_LAYER + group) * 8 + OPERAND_ROLES.index(role)
+        stream = streams[requests.index(request)] + 8 * group
         counter = keys[min(group, len(keys) - 1)]
         return counter[list(request.key_fields)] + torch.tensor([0, stream, 0, 0, 0])
 
-    true = reference.grouped_operands(x, offsets, true_tiles, requests, key, padded=False)
+    true = reference.grouped_operands(x, offsets, expected_tiles, requests, key, padded=False)
     for operand, expected in zip(made, true, strict=True):
-        found += _operand_differences(operand, expected, true_tiles, counts, case.columns)
+        found += _operand_differences(operand, expected, expected_tiles, counts, case.columns)
     return found
+
+
+def tensor_of(case: Quantized, rows: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((max(rows, 1), case.columns), generator=generator)[:rows].to(case.dtype)
+    if case.values == "nan":
+        x[3, 5] = float("nan")
+    return x
+
+
+def keys_of(case: Quantized) -> Tensor:
+    """Counters of a call that is not its layer's first, where they are shifted."""
+    keys = new_counter(1234, 17, 48)[None]
+    return moved_on(keys, torch.arange(len(COUNTS[case.counts])) * 16) if case.shifted else keys
+
+
+def requests_of(case: Quantized) -> tuple[OperandRequest, ...]:
+    table = get_recipe(case.recipe).table
+    return tuple(
+        OperandRequest(table.operand(role), int(role[:5] != "wgrad"), False, "own", KEY_FIELDS[role])
+        for role in case.roles
+    )
 
 
 def _operand_differences(
@@ -180,7 +187,7 @@ def _unequal(what: str, result: Tensor, true: Tensor) -> list[str]:
 
 
 def product_differences(case: Product) -> list[str]:
-    """What differs between grouped kernels and a loop of linear layers by the reference, in the interpreter."""
+    """What differs between grouped kernels and a loop of linear layers by the reference."""
     call, dy = inputs_of(case)
     needs = (True, True, case.bias)
     y, saved = fused.forward(call, needs[:2])
@@ -201,7 +208,7 @@ def product_differences(case: Product) -> list[str]:
 
 
 def _close(name: str, result: Tensor, expected: Tensor) -> list[str]:
-    """Operands are equal, so only the order of FP32 sums may differ: two roundings of what is large in a row."""
+    """Operands are equal, so only the order of FP32 sums may differ, and a rounding of Y and dX."""
     if result.shape != expected.shape or result.dtype != expected.dtype:
         return [f"{name}: {result.dtype} {list(result.shape)}"]
     epsilon = torch.finfo(expected.dtype).eps
@@ -250,72 +257,108 @@ def forget() -> None:
         cached.cache_clear()
 
 
+class GroupedGemms:
+    """Random BF16 operands for the GEMMs of groups, laid out as by the quantizer; NaN where that may leave
+    anything: in columns beyond a tensor's.
+    """
+
+    HEIGHT = 64
+
+    def __init__(self, counts: tuple[int, ...], sizes: tuple[int, int], device: torch.device | str) -> None:
+        (K, N), groups = sizes, len(counts)
+        self.sizes, self.groups, self.device = sizes, groups, torch.device(device)
+        self.offsets, self.rows = offsets_of(counts), sum(counts)
+        self.slices = [slice(*pair) for pair in itertools.pairwise(self.offsets.tolist())]
+        self.generator = torch.Generator().manual_seed(2)
+        most = most_tiles(self.rows, groups, self.HEIGHT)
+        self.tiles = reference.group_tiles(self.offsets, self.HEIGHT, most)
+        self.x, self.dy = self.bf16(self.rows, K), self.bf16(self.rows, N)
+        self.w, self.bias = self.bf16(groups, N, K), self.bf16(groups, N).float()
+        padded = torch.nn.functional.pad(self.w, (0, 0, 0, -N % self.HEIGHT)).flatten(0, 1)
+        self.operands = {
+            "x": self.operand(self.x, 1),
+            "dy": self.operand(self.dy, 1),
+            "w": self.operand(padded, 1),
+            "x down": self.operand(self.in_tiles(self.x), 0),
+            "dy down": self.operand(self.in_tiles(self.dy), 0),
+        }
+
+    def bf16(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator).to(torch.bfloat16)
+
+    def operand(self, values: Tensor, axis: int) -> GroupedOperand:
+        scale = torch.rand(self.groups, generator=self.generator) + 0.5
+        values = torch.nn.functional.pad(values, (0, -values.shape[1] % 16), value=float("nan"))
+        return GroupedOperand(values.to(self.device), scale.to(self.device), axis, OperandSpec())
+
+    def in_tiles(self, x: Tensor) -> Tensor:
+        """Rows of groups, each completed to whole tiles with zeros."""
+        laid = x.new_zeros((len(self.tiles.entries) * self.HEIGHT, x.shape[1]))
+        for start, rows in zip(self.tiles.starts.tolist(), self.slices, strict=False):
+            laid[start * self.HEIGHT :][: rows.stop - rows.start] = x[rows]
+        return laid
+
+    def results(self) -> dict[str, Tensor]:
+        """Y, dX, dW and dbias by the kernels, on the CPU in FP64."""
+        (K, N), groups, device, given = self.sizes, self.groups, self.device, self.operands
+        transposed, offsets = given["w"]._replace(axis=0), self.offsets.to(device)
+        forward = rows_gemm(given["x"], given["w"], groups, (N, K), torch.float32, torch.float32)
+        back = rows_gemm(given["dy"], transposed, groups, (K, N), torch.float32, None)
+        maps = [tile_map(self.rows, groups, gemm.height, device)(offsets) for gemm in (forward, back)]
+        down = given["dy down"], given["x down"]
+        tiles = GroupTiles(self.tiles.entries.to(device), self.tiles.starts.to(device), self.HEIGHT)
+        sums = sums_gemm(*down, groups, (N, K), self.HEIGHT)
+        found = {
+            "fprop": forward(given["x"], given["w"], maps[0], self.bias.to(device)),
+            "dgrad": back(given["dy"], transposed, maps[1], None),
+            "wgrad": sums(*down, (down[0].scale, down[1].scale), tiles),
+            "bias": column_sums(N, groups, device)(self.dy.to(device), offsets),
+        }
+        return {name: result.cpu().double() for name, result in found.items()}
+
+    def excess(self) -> dict[str, float]:
+        """Errors over what FP32 sums allow. Allowed for a sum of L products, in any order: (L + 4) rounding
+        errors of the sum of their magnitudes.
+        """
+        found = self.results()
+        largest: dict[str, float] = dict.fromkeys(found, 0.0)
+        scales = {name: operand.scale.cpu().double() for name, operand in self.operands.items()}
+        for group, rows in enumerate(self.slices):
+            x, dy, w = self.x[rows].double(), self.dy[rows].double(), self.w[group].double()
+            s = {name: scale[group] for name, scale in scales.items()}
+            bias, ones = self.bias[group].double(), torch.ones(1, len(x)).double()
+            for name, result, left, right, scale, added in (
+                ("fprop", found["fprop"][rows], x, w.t(), s["x"] * s["w"], bias),
+                ("dgrad", found["dgrad"][rows], dy, w, s["dy"] * s["w"], 0 * s["w"]),
+                ("wgrad", found["wgrad"][group], dy.t(), x, s["dy down"] * s["x down"], 0 * s["w"]),
+                ("bias", found["bias"][group][None], ones, dy, ones.new_ones(()), 0 * s["w"]),
+            ):
+                exact = left @ right * scale + added
+                magnitude = left.abs() @ right.abs() * scale + added.abs()
+                allowed = (left.shape[1] + 4) * 2.0**-23 * magnitude + 1e-30
+                share = ((result - exact).abs() / allowed).nan_to_num(nan=float("inf"))
+                largest[name] = max(largest[name], share.max().item() if share.numel() else 0.0)
+        return largest
+
+
 def gemm_excess(
     counts: tuple[int, ...], sizes: tuple[int, int], device: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Errors of the grouped GEMMs over what FP32 sums allow, from operands of random BF16 values.
-
-    Allowed for a sum of L products, in any order: (L + 4) rounding errors of the sum of their magnitudes.
-    """
-    (K, N), groups, device = sizes, len(counts), torch.device(device)
-    offsets, rows = offsets_of(counts), sum(counts)
-    generator = torch.Generator().manual_seed(2)
-    height, spec = 64, OperandSpec()
-    tiles = reference.group_tiles(offsets, height, most_tiles(rows, groups, height))
-
-    def operand(values: Tensor, axis: int) -> GroupedOperand:
-        scale = torch.rand(groups, generator=generator) + 0.5
-        return GroupedOperand(values.to(device), scale.to(device), axis, spec)
-
-    def bf16(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(torch.bfloat16)
-
-    def in_tiles(x: Tensor) -> Tensor:
-        """Rows of groups, each completed to whole tiles with zeros."""
-        laid = x.new_zeros((len(tiles.entries) * height, x.shape[1]))
-        for group, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-            start = int(tiles.starts[group]) * height
-            laid[start : start + last - first] = x[first:last]
-        return laid
-
-    a, dy = bf16(rows, K), bf16(rows, N)
-    stored = -(-N // 64) * 64
-    w = torch.zeros(groups, stored, K, dtype=torch.bfloat16)
-    w[:, :N] = bf16(groups, N, K)
-    bias = torch.randn((groups, N), generator=generator)
-    x, g, weight = operand(a, 1), operand(dy, 1), operand(w.flatten(0, 1), 1)
-    columns = operand(in_tiles(dy), 0), operand(in_tiles(a), 0)
-    on = GroupTiles(tiles.entries.to(device), tiles.starts.to(device), height)
-    excess: dict[str, float] = {}
-    forward = rows_gemm(x, weight, groups, (N, K), torch.float32, torch.float32)
-    back = rows_gemm(g, weight._replace(axis=0), groups, (K, N), torch.float32, None)
-    maps = [tile_map(rows, groups, gemm.height, device)(offsets.to(device)) for gemm in (forward, back)]
-    y = forward(x, weight, maps[0], bias.to(device)).cpu().double()
-    dx = back(g, weight._replace(axis=0), maps[1], None).cpu().double()
-    scales = columns[0].scale, columns[1].scale
-    dw = sums_gemm(*columns, groups, (N, K), height)(*columns, scales, on).cpu().double()
-    db = column_sums(N, groups, device)(dy.to(device), offsets.to(device)).cpu().double()
-    for group, rows_of in enumerate(slice(*pair) for pair in zip(offsets[:-1], offsets[1:], strict=True)):
-        xs, ds, ws = a[rows_of].double(), dy[rows_of].double(), w[group, :N].double()
-        s = [op.scale[group].double().cpu() for op in (x, weight, g, *columns)]
-        for name, result, left, right, scale, added in (
-            ("fprop", y[rows_of], xs, ws.t(), s[0] * s[1], bias[group].double()),
-            ("dgrad", dx[rows_of], ds, ws, s[2] * s[1], None),
-            ("wgrad", dw[group], ds.t(), xs, s[3] * s[4], None),
-            ("bias", db[group : group + 1], torch.ones(1, len(ds)).double(), ds, torch.ones(()), None),
-        ):
-            exact = left @ right * scale + (0.0 if added is None else added)
-            magnitude = left.abs() @ right.abs() * scale + (0.0 if added is None else added.abs())
-            allowed = (left.shape[1] + 4) * 2.0**-23 * magnitude + 1e-30
-            share = ((result - exact).abs() / allowed).max().item() if exact.numel() else 0.0
-            excess[name] = max(excess.get(name, 0.0), share)
-    return excess
+    """Errors of the grouped GEMMs over what FP32 sums allow; at most 1 is right. sizes: (K, N)."""
+    return GroupedGemms(counts, sizes, device).excess()
 
 
 def weights_lie_in_equal_groups() -> list[str]:
     """The map of weights is that of groups of as many rows, without room for more."""
     tiles = equal_groups(3, 70, 64, torch.device("cpu"))
-    expected = [[0, 0, 64, 0], [0, 64, 6, 64], [1, 70, 64, 0], [1, 134, 6, 64], [2, 140, 64, 0], [2, 204, 6, 64]]
+    expected = [
+        [0, 0, 64, 0],
+        [0, 64, 6, 64],
+        [1, 70, 64, 0],
+        [1, 134, 6, 64],
+        [2, 140, 64, 0],
+        [2, 204, 6, 64],
+    ]
     return [] if tiles.entries.tolist() == expected and tiles.starts.tolist() == [0, 2, 4, 6] else ["map"]
 
 

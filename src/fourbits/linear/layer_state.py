@@ -47,19 +47,21 @@ class CallConfig(NamedTuple):
     shard: FeatureShard | None = None
 
 
-class Start:
-    """Where a call starts, in tokens, computed at most once."""
+class Later:
+    """Where a call of a group of layers starts in each, in tokens: int64 [E], computed if it is asked for."""
 
-    __slots__ = ("_compute", "_value")
+    __slots__ = ("_before", "_ends", "_value")
 
-    def __init__(self, compute: Callable[[], Any]) -> None:
-        self._compute: Callable[[], Any] | None = compute
-        self._value: Any = None
+    def __init__(self, before: "Later | int", ends: Tensor) -> None:
+        """before: where the previous call started; ends: [E + 1], where its rows of each layer begin."""
+        self._before, self._ends = before, ends
+        self._value: Tensor | None = None
 
-    def __call__(self) -> Any:
-        """A whole number, or a tensor of one per layer of a group."""
-        if self._compute is not None:
-            self._value, self._compute = self._compute(), None
+    def value(self) -> Tensor:
+        """The tokens of all calls before this one, each rounded up to a block."""
+        if self._value is None:
+            before = self._before if isinstance(self._before, int) else self._before.value()
+            self._value, self._before = before + -(-self._ends.diff().long() // 16) * 16, 0
         return self._value
 
 
@@ -75,33 +77,25 @@ class Calls:
 
     def __init__(self) -> None:
         #: where each call started and the next one will, in tokens: without gradients, and with
-        self._starts: tuple[list[Start], list[Start]] = ([Start(lambda: 0)], [Start(lambda: 0)])
+        self._starts: tuple[list[Any], list[Any]] = ([0], [0])
         self._recomputed = 0
 
-    def offset(self, tokens: int, records: bool) -> int:
-        """How many tokens of the micro-batch come before a call, a multiple of 16."""
-        return self._offset(lambda start: start() + -(-tokens // 16) * 16, records)
+    def offset(self, tokens: "int | Tensor", records: bool) -> Any:
+        """How many tokens of the micro-batch come before a call, a multiple of 16.
 
-    def offsets(self, ends: Tensor, records: bool) -> "Tensor | int":
-        """The same for each of several layers, int [E] or 0: a call of a group, whose rows have `ends` [E +
-        1].
-
-        What a later call needs is computed when there is one.
+        tokens: of the call; for a group of layers, where each layer's rows begin and end: the result is a
+        Later then, or 0.
         """
-        return self._offset(lambda start: start() + -(-ends.diff().long() // 16) * 16, records)
-
-    def _offset(self, after: "Callable[[Start], Any]", records: bool) -> Any:
-        """Where a call starts; after: from that, where it ends."""
         recorded = self._starts[1] if len(self._starts[1]) > 1 else self._starts[0]
         if len(recorded) > 1 and torch._C._current_graph_task_id() != -1:  # pyright: ignore  # recomputation
             self._recomputed += 1
-            return recorded[(self._recomputed - 1) % (len(recorded) - 1)]()
+            return recorded[(self._recomputed - 1) % (len(recorded) - 1)]
         starts = self._starts[records]
         if len(starts) > _MOST_CALLS:  # nobody moves on: an evaluation, or a loop without set_step
-            starts[:] = [Start(lambda: 0)]
-        here = starts[-1]
-        starts.append(Start(lambda: after(here)))
-        return here()
+            starts[:] = [0]
+        last = starts[-1]
+        starts.append(last + -(-tokens // 16) * 16 if isinstance(tokens, int) else Later(last, tokens))
+        return last
 
 
 class LayerState:
@@ -206,9 +200,8 @@ class LayerState:
         counter = self.call_counter(device, config, 0)[None]
         if not (config.training and self.draws):
             return counter
-        calls = self._calls.setdefault(config.layer, Calls())
-        first = calls.offsets(ends, config.observes)
-        return counter if isinstance(first, int) else moved_on(counter, first)
+        first = self._calls.setdefault(config.layer, Calls()).offset(ends, config.observes)
+        return counter if isinstance(first, int) else moved_on(counter, first.value())
 
     def shard_as(self, shard: FeatureShard, table: GemmTable) -> None:
         """Make the layer a shard, whose table names the reduction of its amaxes."""

@@ -1,8 +1,8 @@
 """Parameters [E, N, K] or [E, K, N] that hold the weights of E linear layers: the experts of a mixture.
 
-Modules of transformers' experts interface say what they compute. Of others the source is read: a parameter that
-a batched or grouped GEMM multiplies by is one, and so are those that methods read and multiply by in a module
-about experts. Whether they did, the audit says.
+Modules of transformers' experts interface say what they compute. Of others the source is read: a parameter
+that a batched or grouped GEMM multiplies by is one, and so are those that methods read and multiply by in a
+module about experts. Whether they did, the audit says.
 """
 
 import ast

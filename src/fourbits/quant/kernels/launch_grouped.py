@@ -62,31 +62,35 @@ class GroupedQuantizer:
         self.empty, self.device = allocator(signature.device), signature.device
         self.copies = signature.strides[1] != 1
         self.stride = K if self.copies else signature.strides[0]
-        self.K, self.groups, self.key_stride, self.padded = K, groups, key_stride, padded
+        self.K, self.groups, self.key_stride = K, groups, key_stride
         self.row, self.column = sides_of(requests)
-        configs = self.row.config, self.column.config
         self.requests = requests
         (count, height), self.width = tiles, rounded_up(K, 16)
         #: rows of the row and of the column operand
         self.heights = count * height if padded else M, count * height
+        self.configs = self.row.config, self.column.config
+        self.scaled = tuple(config is not None and config.target != 0.0 for config in self.configs)
         shape = Shape(M, K, signature.device.type == "cuda")
-        tile = exact_tile(shape, *configs)
+        self.quantize = self._quantizing(shape, count, height, padded)
+        self.measure = self._measuring(shape, count)
+
+    def _quantizing(self, shape: Shape, count: int, height: int, padded: bool) -> Launcher:
+        """The launch that quantizes, over a map of `count` tiles of `height` rows."""
+        tile = exact_tile(shape, *self.configs)
         assert height % tile.rows == 0, "a tile of the map holds whole tiles of the quantizer"
-        self.scaled = tuple(config is not None and config.target != 0.0 for config in configs)
-        fields = [_FIELDS if s.request is None else s.request.key_fields for s in (self.row, self.column)]
         options: dict[str, Any] = {"num_warps": tile.warps}
-        if limit := registers_of(tile, configs):
+        if limit := registers_of(tile, self.configs):
             options["maxnreg"] = limit
-        self.quantize = Launcher(
+        return Launcher(
             grouped_operands_kernel,
-            (count * (height // tile.rows) * max(1, -(-K // tile.columns)),),
-            signature.device,
-            ROW=configs[0],
-            ROW_FIELDS=fields[0],
+            (count * (height // tile.rows) * max(1, -(-shape.K // tile.columns)),),
+            self.device,
+            ROW=self.configs[0],
+            ROW_FIELDS=_fields(self.row.request),
             ROW_PADDED=padded,
             ROW_HELD=tile.held,
-            COLUMN=configs[1],
-            COLUMN_FIELDS=fields[1],
+            COLUMN=self.configs[1],
+            COLUMN_FIELDS=_fields(self.column.request),
             COLUMN_VECTOR=tile.vector,
             COLUMN_HELD=tile.column_held,
             HEIGHT=height,
@@ -96,20 +100,26 @@ class GroupedQuantizer:
             enable_fp_fusion=False,
             **options,
         )
-        measured = amax_tile(shape, configs[1] if self.scaled[1] else None)
-        self.measure = Launcher(
+
+    def _measuring(self, shape: Shape, count: int) -> Launcher:
+        """The launch that finds the groups' amaxes."""
+        row, column = (
+            config if scaled else None for config, scaled in zip(self.configs, self.scaled, strict=True)
+        )
+        tile = amax_tile(shape, column)
+        return Launcher(
             grouped_amax_kernel,
             (count * _PARTS,),
-            signature.device,
-            ROW=configs[0] if self.scaled[0] else None,
-            COLUMN=configs[1] if self.scaled[1] else None,
-            FIELDS=fields[1],
+            self.device,
+            ROW=row,
+            COLUMN=column,
+            FIELDS=_fields(self.column.request),
             PARTS=_PARTS,
-            ROWS=measured.rows,
-            COLUMNS=measured.columns,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
             STAGES=3,
             HARDWARE=shape.on_gpu,
-            num_warps=measured.warps,
+            num_warps=tile.warps,
             enable_fp_fusion=False,
         )
 
@@ -151,3 +161,7 @@ class GroupedQuantizer:
 
     def _stream(self, place: int, streams: tuple[int, ...]) -> int:
         return streams[place] if place >= 0 else 0
+
+
+def _fields(request: OperandRequest | None) -> tuple[int, ...]:
+    return _FIELDS if request is None else request.key_fields
