@@ -12,6 +12,11 @@ DEMO_OUT ?= runs/demo
 # the project's, so that importing them changes nothing elsewhere.
 PEERS := .venv-peers
 PEER_PACKAGES := torchao==0.18.0 compressed-tensors==0.20.0 fouroversix==1.0.5 loguru psutil
+# Training loops that fourbits.integrations connects, with what they import; torchtitan's list is the longest.
+LOOP_PACKAGES := lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 peft==0.21.2 trl==1.16.0 \
+  torchtitan==0.3.0 torchdata==0.11.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 einops==0.8.2 tyro==1.0.17 \
+  docstring-parser==0.18.0 typeguard==4.6.1 tensorboard==2.21.0 tensorboard-data-server==0.7.2 protobuf==7.36.2 \
+  absl-py==2.5.1 grpcio==1.85.3 werkzeug==3.1.9 markdown==3.11.3
 
 .PHONY: help demo test check test-gpu sanitize test-peers bench clean install
 .DEFAULT_GOAL := help
@@ -22,8 +27,9 @@ help:
 	@echo "make test      run the tests"
 	@echo "make check     lint, types and layers, in seconds"
 	@echo "make test-gpu  run the tests that need a CUDA device, and compute-sanitizer if installed (make sanitize)"
-	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, in an environment of their own;"
-	@echo "                then the slow tests: kernels built for more GPUs, memory accesses checked in more cases"
+	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, and train in the loops of Lightning,"
+	@echo "                PEFT, TRL and torchtitan, in an environment of their own; then the slow tests: kernels built"
+	@echo "                for more GPUs, memory accesses checked in more cases"
 	@echo "make bench     print the speed of quantizer, linear, training step and data"
 	@echo "make clean     remove caches and build products (the environment and runs stay)"
 
@@ -107,11 +113,12 @@ $(PEERS)/.installed: Makefile $(VENV)/.installed
 	@$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
 	  > $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
 	@$(PEERS)/bin/python -m pip install --quiet 'setuptools>=77' wheel
-	@SKIP_CUDA_BUILD=1 $(PEERS)/bin/python -m pip install --quiet --no-deps --no-build-isolation $(PEER_PACKAGES)
+	@SKIP_CUDA_BUILD=1 $(PEERS)/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+	  $(PEER_PACKAGES) $(LOOP_PACKAGES)
 	@touch $@
 
 test-peers: $(PEERS)/.installed
-	$(PEERS)/bin/python -m pytest -q -m peers tests/peers
+	$(PEERS)/bin/python -m pytest -q -m peers tests/peers tests/test_integrations_page.py
 	$(BIN)/pytest -q -m slow -n $(TEST_JOBS) --dist worksteal
 
 bench: install

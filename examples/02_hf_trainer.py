@@ -1,12 +1,18 @@
-"""A Hugging Face model and Trainer, in NVFP4. Run: python examples/02_hf_trainer.py [FOLDER]"""
+"""A Hugging Face model and Trainer, in NVFP4. Run: python examples/02_hf_trainer.py [FOLDER]
+
+The same command again resumes from the newest checkpoint in FOLDER, with equal bits.
+"""
 
 import sys
 import tempfile
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 import fourbits as fb
+from fourbits.integrations.pretrained import convert_as_saved
+from fourbits.integrations.transformers import FourbitsCallback
 
 SEQUENCE = 32
 CONFIG = LlamaConfig(
@@ -16,22 +22,6 @@ CONFIG = LlamaConfig(
     num_hidden_layers=2,
     num_attention_heads=4,
 )
-
-
-class SetStep(TrainerCallback):
-    """Tells the model's linears where the run stands, before every micro-batch."""
-
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
-        self.announce(args, state, model, micro_batch=0)
-
-    def on_substep_end(self, args, state, control, model=None, **kwargs):
-        self.announce(args, state, model, self.micro_batch + 1)
-
-    def announce(self, args, state, model, micro_batch):
-        self.micro_batch = micro_batch
-        number = micro_batch * args.world_size + args.process_index
-        tokens = args.per_device_train_batch_size * SEQUENCE
-        fb.set_step(model, state.global_step, first_token=number * tokens)
 
 
 def main(folder: str, steps: int = 5) -> list[float]:
@@ -45,13 +35,18 @@ def main(folder: str, steps: int = 5) -> list[float]:
         gradient_accumulation_steps=2,
         learning_rate=1e-2,
         logging_steps=1,
+        save_steps=2,
         report_to=[],
     )
     text = torch.arange(SEQUENCE) * 5 % 64
-    trainer = Trainer(model, arguments, train_dataset=[{"input_ids": text, "labels": text}] * 8)
-    trainer.add_callback(SetStep())
-    trainer.train()
-    trainer.save_model(folder)  # plain weights: LlamaForCausalLM.from_pretrained(folder) reads them
+    data = [{"input_ids": text, "labels": text}] * 8
+    callback = FourbitsCallback(max_tokens=2 * SEQUENCE)  # of a micro-batch of one process
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[callback])
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
+    trainer.save_model(folder)  # master weights; config.json has the recipe
+
+    loaded = AutoModelForCausalLM.from_pretrained(folder)  # works without fourbits, too
+    print(convert_as_saved(loaded))  # and is quantized as it was trained
     return [record["loss"] for record in trainer.state.log_history if "loss" in record]
 
 

@@ -21,6 +21,7 @@ LAYERS = [
     "gemm",
     "recipe",
     "linear",
+    "integrations",
     "model",
     "data",
     "exchange",
@@ -64,6 +65,8 @@ ENTRIES = {
 }
 # What others may know of a room: the self-check of a native backend, the random generator, the compiler.
 SHARED = {"gemm.native.self_check", "quant.reference.philox", "quant.cpu.compiled"}
+# Training loops of others, each known to the file of its own.
+LOOPS = {"accelerate", "lightning", "pytorch_lightning", "torchtitan"}
 # Heavy packages that only some users need: imported late, with an error that names the extra.
 LATE = {"matplotlib", "transformers", "tensorboard", "lm_eval", "pyarrow", "datasets", "megatron"}
 
@@ -172,6 +175,21 @@ def test_third_parties_are_known_in_one_place(path):
             assert here(path) == "exchange" or "checkpoint" in path.stem or "export" in path.stem, (
                 f"{path}: not where checkpoints are exchanged"
             )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_a_training_loop_of_others_is_known_to_its_integration_only(path):
+    for loop in {name.split(".")[0] for name in imports(path)} & LOOPS:
+        there = path.parent == Path("integrations") and path.stem.split("_")[0] in loop
+        assert there, f"{path} imports {loop}, which belongs in integrations/"
+
+
+def test_an_integration_fits_in_60_lines():
+    libraries = LOOPS | {"transformers"}
+    files = [path for path in MODULES if path.parent == Path("integrations")]
+    found = [path for path in files if {name.split(".")[0] for name in imports(path)} & libraries]
+    assert len(found) == 5
+    assert [str(path) for path in found if len((ROOT / path).read_text().splitlines()) > 60] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.recipe.recipe import KeepBF16 as KeepBF16
     from fourbits.recipe.recipe import LayerRule as LayerRule
     from fourbits.recipe.recipe import Recipe as Recipe
+    from fourbits.train.export import export_trained as export_trained
     from fourbits.train.load_run import load_trained as load_trained
 
 __version__ = version("fourbits")
@@ -65,6 +66,7 @@ _HOME = {
     "load_hf": "fourbits.exchange.folder",
     "save_hf": "fourbits.exchange.folder",
     "load_trained": "fourbits.train.load_run",
+    "export_trained": "fourbits.train.export",
 }
 
 

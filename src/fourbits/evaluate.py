@@ -60,7 +60,7 @@ def evaluate(model: LanguageModel, sources: Mapping[str, HeldOut], batch_size: i
     sums: dict[str, Tensor] = {}
     with torch.no_grad(), evaluation_mode(model):
         for name, held_out in sources.items():
-            total = torch.zeros((), device=device)
+            total = torch.zeros((), device=device, dtype=torch.float32)
             for batch in _batches(held_out.samples, batch_size):
                 inputs, targets = split_sample(batch.to(device, non_blocking=True))
                 total += model.loss(inputs, targets)[0]
@@ -121,7 +121,7 @@ def generate(
     tokens = list(prompt)
     with torch.no_grad(), evaluation_mode(model), uncompiled(model):
         for _ in range(num_tokens):
-            context = torch.tensor([tokens[-model.config.max_seq_len :]], device=device)
+            context = torch.tensor([tokens[-model.config.max_seq_len :]], device=device, dtype=torch.int64)
             logits = model(context)[0, -1, :num_ids].float().cpu()
             if temperature > 0:
                 probabilities = torch.softmax(logits / temperature, dim=-1)

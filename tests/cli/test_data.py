@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fourbits.cli.commands import load
+from fourbits.cli.data import reading_lines
 from fourbits.cli.parser import parse
 from fourbits.data.stream.dataset import PreparedData
 
@@ -30,7 +31,7 @@ def test_prepare_writes_a_folder_and_prints_its_contents(texts, tmp_path, capsys
     assert "letters" in printed.out
     assert f"{prepared.train['letters'].num_tokens:,}" in printed.out
     assert prepared.tokenizer.sha256[:16] in printed.out
-    assert "letters: 0.0 MB" in printed.err
+    assert "letters: read 0.0 MB of files" in printed.err
 
 
 def test_inspect_json_contains_the_manifest(texts, tmp_path, capsys):
@@ -66,6 +67,48 @@ def test_options_of_the_other_corpus_are_rejected(tmp_path):
         with pytest.raises(ValueError, match="--debs and --max-mb apply to debian only"):
             run("corpus", "stdlib", "--out", tmp_path / "corpus", *options)
     assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize("limit", ["nan", "inf", "-inf", "0", "-1"])
+def test_a_limit_that_is_no_size_is_rejected(tmp_path, limit):
+    with pytest.raises(ValueError, match="must be a number above 0, in MB of text"):
+        run("corpus", "debian", "--out", tmp_path / "corpus", f"--max-mb={limit}")
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("prepare", "", "--out", "x"),
+        ("prepare", "stdlib", "--out", ""),
+        ("prepare", "stdlib", "--out="),
+        ("prepare", "stdlib", "--out", "x", "--tokenizer", ""),
+        ("prepare", "stdlib", "--out", "x", "--licence", ""),
+        ("inspect", ""),
+        ("corpus", "stdlib", "--out", ""),
+        ("corpus", "debian", "--out", "x", "--debs", ""),
+    ],
+)
+def test_an_empty_argument_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys, words):
+    """As of a variable that is not set: an empty path would be the working directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        run(*words)
+    assert stop.value.code == 2
+    assert "is empty, as from a variable that is not set" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_passed_over_and_lost_is_printed(texts, tmp_path, capsys):
+    (texts / "picture.png").write_bytes(b"1234")
+    with pytest.warns(UserWarning, match="passed over"):
+        run("prepare", texts, "--out", tmp_path / "out", "--vocab-size", 384)
+    assert "texts: passed over .png: 1 (4 bytes)" in capsys.readouterr().out
+    lines = reading_lines({"sampled_characters": 1000, "lost_characters": 5, "unencodable_documents": 2})
+    assert lines == [
+        "the tokenizer loses 0.50% of the characters, in a sample",
+        "2 documents without any token dropped",
+    ]
 
 
 def test_packages_that_could_not_be_downloaded_are_reported(tmp_path, capsys, monkeypatch):
@@ -113,7 +156,7 @@ def test_inspect_of_a_run_folder_shows_its_losses_by_source(texts, tmp_path, cap
     )
     folder.joinpath("manifest.json").write_text(json.dumps({"data": {"folder": str(tmp_path / "out")}}))
     record = {"kind": "validation", "step": 5, "val_loss": 3.5, "val_texts": 3.25}
-    folder.joinpath("metrics.jsonl").write_text('{"kind": "train"}\n' + json.dumps(record) + "\n")
+    folder.joinpath("metrics.jsonl").write_text('{"kind": "train", "step": 4}\n' + json.dumps(record) + "\n")
     capsys.readouterr()
     run("inspect", folder)
     printed = capsys.readouterr().out
@@ -126,7 +169,11 @@ def test_inspect_of_a_run_folder_shows_its_losses_by_source(texts, tmp_path, cap
     [
         (["--step", "1"], "pass one with --run"),
         (["--document", "other:1"], "with a source of texts"),
+        (["--document", "texts:99"], r"--document texts:99: must be in 0 to \d+, the training documents of"),
+        (["--document", "texts:\u00b2"], "must be SOURCE:N"),
         (["--run", "tiny", "--step", "245"], "must be in 0 to 244, the steps of the run"),
+        (["--run", "tiny", "--sample", "490"], "--sample 490: must be in 0 to 489, the samples of the run"),
+        (["--run", "tiny", "--sample", "-1"], "--sample -1: must be in 0 to 489"),
     ],
 )
 def test_inspect_rejects_steps_and_documents_that_do_not_exist(texts, tmp_path, options, message):

@@ -135,6 +135,14 @@ def test_unknown_options_are_settings_in_any_position(argv, expected):
     [
         (["--optim.lr"], "the setting --optim.lr needs a value, as in --optim.lr VALUE"),
         (["--optim.lr", "--out", "d"], "the setting --optim.lr needs a value"),
+        (
+            ["--data.paths", ""],
+            "--data.paths is empty, as from a variable that is not set; to unset it, pass null",
+        ),
+        (["--data.tokenizer="], "--data.tokenizer is empty, as from a variable that is not set"),
+        (["--out", ""], "--out is empty, as from a variable that is not set"),
+        (["--out="], "--out is empty, as from a variable that is not set"),
+        ([""], "CONFIG is empty, as from a variable that is not set"),
         (["--outt", "d"], "unknown option --outt. Did you mean '--out'?"),
         (["a", "b"], "unexpected argument 'b'"),
         (["--out"], "argument --out: expected one argument. See fourbits fake --help."),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fourbits.data.config import DataConfig, text_sources
-from fourbits.data.corpora import text_files
+from fourbits.data.corpora import json_lines
 from fourbits.data.corpora.sources import file_sources
 from fourbits.data.prepare.prepare import PrepareOptions, locked, prepare
 from fourbits.data.prepare.token_writer import TokenFileWriter
@@ -27,7 +27,8 @@ def test_a_loop_of_links_is_an_error_and_inside_a_folder_it_is_skipped(tmp_path)
             file_sources([str(path)])
     (tmp_path / "text.txt").write_text("Text.\n")
     (tmp_path / "up").symlink_to(".")
-    [source] = file_sources([str(tmp_path)])
+    with pytest.warns(UserWarning, match="passed over links to folders: 1; links to nothing: 2"):
+        [source] = file_sources([str(tmp_path)])
     assert [document.name for document in source.read()] == ["text.txt"]
 
 
@@ -55,7 +56,7 @@ def test_a_file_name_need_not_be_utf8(tmp_path):
 )
 def test_the_error_names_a_line_that_cannot_be_read(tmp_path, monkeypatch, line, message):
     if "5000 bytes" in message:
-        monkeypatch.setattr(text_files, "LONGEST_LINE", 5000)
+        monkeypatch.setattr(json_lines, "LONGEST_LINE", 5000)
     (tmp_path / "a.jsonl").write_text(f'{{"text": "good"}}\n{line}\n')
     [source] = file_sources([str(tmp_path / "a.jsonl")])
     with pytest.raises(ValueError, match=message):
@@ -64,7 +65,7 @@ def test_the_error_names_a_line_that_cannot_be_read(tmp_path, monkeypatch, line,
 
 def test_a_line_of_exactly_the_longest_length_is_read(tmp_path, monkeypatch):
     line = json.dumps({"text": "a" * 100}) + "\n"
-    monkeypatch.setattr(text_files, "LONGEST_LINE", len(line))
+    monkeypatch.setattr(json_lines, "LONGEST_LINE", len(line))
     (tmp_path / "a.jsonl").write_text(2 * line)
     [source] = file_sources([str(tmp_path / "a.jsonl")])
     assert [document.text for document in source.read()] == ["a" * 100] * 2
@@ -76,6 +77,13 @@ def test_empty_paths_and_pipes_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(ValueError, match=r"pipe\.txt: must be a file or a folder"):
         file_sources([str(tmp_path / "pipe.txt")])
+
+
+@pytest.mark.parametrize("field", [{"paths": ("",)}, {"paths": ("a.txt", "")}, {"tokenizer": ""}])
+def test_an_empty_path_in_a_configuration_is_not_the_working_directory(field):
+    [name] = field
+    with pytest.raises(ValueError, match=f"data.{name} is empty"):
+        DataConfig(**field)
 
 
 def test_max_epochs_must_be_positive():

@@ -8,10 +8,15 @@ from transformers import (
     ArceeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
+from fourbits.model.config import RopeScaling
 from fourbits.model.lm import LanguageModel
 from model.shapes import small_config
 
@@ -27,6 +32,36 @@ OURS: dict[str, dict[str, Any]] = {
     "hybrid": {"pattern": "M-*-M-"},
     "llama": {"pattern": "TT", "activation": "swiglu", "rope_theta": 5e4, **NO_MAMBA},
     "relu2 transformer": {"pattern": "TT", "activation": "relu2", "rope_theta": 1e4, **NO_MAMBA},
+    "llama 3.1": {
+        "pattern": "TT",
+        "activation": "swiglu",
+        "rope_theta": 1e4,
+        **NO_MAMBA,
+        "rope_scaling": RopeScaling(kind="llama3", factor=8.0, original_seq_len=32),
+    },
+    "stretched llama": {
+        "pattern": "TT",
+        "activation": "swiglu",
+        "rope_theta": 1e4,
+        **NO_MAMBA,
+        "rope_scaling": RopeScaling(kind="linear", factor=4.0),
+    },
+    "mistral": {
+        "pattern": "TT",
+        "activation": "swiglu",
+        "rope_theta": 1e4,
+        **NO_MAMBA,
+        "sliding_window": 5,
+    },
+    "wide llama": {
+        "pattern": "TT",
+        "activation": "swiglu",
+        "rope_theta": 1e4,
+        **NO_MAMBA,
+        "num_heads": 5,
+        "num_kv_heads": 1,  # 5 does not divide 48
+    },
+    "qwen3": {"pattern": "TT", "activation": "swiglu", "rope_theta": 1e6, "qk_norm": True, **NO_MAMBA},
 }
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -45,6 +80,32 @@ MAMBA: dict[str, Any] = {
     "chunk_size": 8,
 }
 NAMES = list(OURS)
+#: transformers' settings of the models above; of the others, only the class
+THEIRS: dict[str, dict[str, Any]] = {
+    "llama 3.1": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "stretched llama": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    "mistral": {"sliding_window": 5},
+    "wide llama": {"sliding_window": None, "num_attention_heads": 5, "num_key_value_heads": 1},
+}
+CLASSES: dict[str, Any] = {
+    "hybrid": (NemotronHConfig, NemotronHForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "relu2 transformer": (ArceeConfig, ArceeForCausalLM),
+    "llama 3.1": (LlamaConfig, LlamaForCausalLM),
+    "stretched llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "wide llama": (MistralConfig, MistralForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
 
 
 @torch.no_grad()
@@ -74,12 +135,9 @@ def ours(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Langu
 
 
 def theirs(name: str, **changes: Any) -> Any:
-    if name == "hybrid":
-        model: Any = NemotronHForCausalLM(NemotronHConfig(**SIZES, **MAMBA, **changes))
-    elif name == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=2, **changes))
-    else:
-        model = ArceeForCausalLM(ArceeConfig(**SIZES, num_hidden_layers=2, **changes))
+    config, kind = CLASSES[name]
+    layers: dict[str, Any] = MAMBA if name == "hybrid" else {"num_hidden_layers": 2}
+    model = kind(config(**{**SIZES, **layers, **THEIRS.get(name, {}), **changes}))
     stir(model)
     return model.float().eval()
 

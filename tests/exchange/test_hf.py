@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from exchange.exchanged import NAMES, assert_same_logits, logits, ours, theirs
 from fourbits.exchange.hf import from_hf, to_hf
@@ -87,8 +87,8 @@ def test_the_older_prefix_is_read_too():
 
 
 def test_a_model_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match=r"model_type must be one of nemotron_h, llama, arcee, got 'qwen3'"):
-        from_hf(Qwen3ForCausalLM(Qwen3Config(vocab_size=16, hidden_size=16, num_hidden_layers=1)))
+    with pytest.raises(ValueError, match=r"model_type must be one of nemotron_h, .*, got 'gpt2'"):
+        from_hf(GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=16, n_layer=1, n_head=1)))
     with pytest.raises(ValueError, match="from_hf: model must be a transformers model, got Linear"):
         from_hf(torch.nn.Linear(2, 2))
 

@@ -1,4 +1,4 @@
-"""The native product without its card: a model of the tensor cores reads the operands; the self-check."""
+"""The native product without its GPU: a model of the tensor cores reads the operands; the self-check."""
 
 import pytest
 import torch

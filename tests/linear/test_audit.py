@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from fourbits.linear.audit import audit
 from fourbits.linear.convert import convert
@@ -71,6 +72,17 @@ def test_the_step_of_another_models_optimizer_does_not_end_the_watch():
     torch.optim.SGD(other.parameters(), lr=0.1).step()
     with pytest.warns(UserWarning, match="never called"):
         step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_step_that_a_checkpoint_makes_up_is_not_audited():
+    """torch.distributed.checkpoint creates optimizer state by a step with gradients of zero."""
+    model = nn.Sequential(nn.Linear(32, 32), Past())
+    convert(model, RECIPE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    get_optimizer_state_dict(model, optimizer)
+    assert optimizer.state
+    with pytest.warns(UserWarning, match=r"1 layers that convert quantized are never called; .*1\.past"):
+        step(model, optimizer)
 
 
 def test_a_layer_that_its_own_class_goes_past_is_kept_before_anything_runs():

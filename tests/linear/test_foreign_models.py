@@ -2,11 +2,10 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
-from pathlib import Path
 from subprocess import PIPE
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,8 +26,8 @@ from fourbits.linear.module import QuantizedLinear
 from fourbits.linear.step import set_step
 from fourbits.linear.summary import ConversionSummary
 from support.assertions import assert_same_bytes
+from support.examples import EXAMPLES, example
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -136,15 +135,6 @@ def test_a_hybrid_keeps_embedding_head_norms_convolutions_and_scan(monkeypatch):
     assert isinstance(model.get_input_embeddings(), nn.Embedding)
 
 
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_plain_loop_learns_and_its_loss_does_not_depend_on_the_number_of_micro_batches():
     """With one micro-batch or two the noise is the same; amax, and with it scales, may differ."""
     plain = example("01_plain_loop")
@@ -156,40 +146,38 @@ def test_the_plain_loop_learns_and_its_loss_does_not_depend_on_the_number_of_mic
 @pytest.mark.filterwarnings(
     "ignore::UserWarning:torch", "ignore::FutureWarning", "ignore::DeprecationWarning"
 )
-def test_the_hugging_face_trainer_runs_with_a_callback_and_saves_what_loads(tmp_path):
+def test_the_hugging_face_trainer_runs_with_a_callback_saves_what_loads_and_resumes(tmp_path):
     module = example("02_hf_trainer")
     losses = module.main(str(tmp_path))
     assert len(losses) == 5
     assert losses[-1] < losses[0]
     LlamaForCausalLM.from_pretrained(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint-5")
+    assert module.main(str(tmp_path)) == losses
 
 
-def test_the_callback_numbers_micro_batches_over_ranks(monkeypatch):
-    module, calls = example("02_hf_trainer"), []
-    monkeypatch.setattr(
-        module.fb, "set_step", lambda model, step, first_token: calls.append((step, first_token))
-    )
-
-    class Here:
-        world_size, process_index, per_device_train_batch_size, global_step = 4, 1, 2, 7
-
-    callback = module.SetStep()
-    callback.on_step_begin(Here, Here, None)
-    callback.on_substep_end(Here, Here, None)
-    assert calls == [(7, 1 * 64), (7, 5 * 64)]
+def test_accelerate_runs_and_continues_with_equal_losses(tmp_path):
+    module = example("05_accelerate")
+    losses = module.main(str(tmp_path / "whole"), steps=4)
+    assert losses[-1] < losses[0]
+    parts = [module.main(str(tmp_path / "parts"), steps=steps) for steps in (2, 4, 4)]
+    assert [*parts[0], *parts[1]] == losses
+    assert parts[2] == []
 
 
-def test_fsdp2_and_ddp_run_on_two_processes():
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def test_fsdp2_ddp_and_accelerate_run_on_two_processes():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     running = [
         subprocess.Popen([*launch, name], stdout=PIPE, stderr=PIPE, text=True, cwd=EXAMPLES, env=environment)
-        for name in ("03_fsdp2.py", "04_ddp.py")
+        for name in ("03_fsdp2.py", "04_ddp.py", "05_accelerate.py")
     ]
     for process in running:
         output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
-        first, last = (float(word) for word in output.split("rank 0:")[1].split("->"))
+        first, last = (
+            float(word) for word in output.rpartition("loss ")[2].removeprefix("of rank 0:").split("->")
+        )
         assert last < 0.2 * first
 
 

@@ -102,7 +102,7 @@ def test_a_projection_that_a_fused_kernel_multiplies_by_is_kept_and_named(monkey
     summary = convert(model, "nvfp4-naive")
     quantized = {row.name for row in summary.rows if row.quantized}
     assert ran(model) == quantized
-    assert not called, "the kernel went past the module, as it does on a card"
+    assert not called, "the kernel went past the module, as it does on a GPU"
     reason = "a fused kernel of NemotronHMamba2Mixer reads this weight directly"
     kept = {row.name: row.reason for row in summary.rows if not row.quantized}
     assert kept == {"lm_head": "output head or embedding", "model.layers.0.mixer.out_proj": reason}

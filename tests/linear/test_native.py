@@ -1,4 +1,4 @@
-"""Training on FP4 tensor cores, without their card: a model of them reads what the linears hand over."""
+"""Training on FP4 tensor cores, without a GPU: a model of them reads what the linears hand over."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ BLACKWELL = replace(probe("cpu"), kind="cuda", name="NVIDIA B200", capability=(1
 
 @pytest.fixture
 def products(monkeypatch):
-    """A card that passes its check; gives the shapes it multiplies."""
+    """A GPU that passes its check; gives the shapes it multiplies."""
     found = []
 
     def scaled_mm(a, b, *args, **kwargs):

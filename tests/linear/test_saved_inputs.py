@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fourbits import convert, get_recipe, set_step
+from fourbits.quant.quantize import exact_operand
 from fourbits.recipe.recipe import KeepBF16, Recipe
 
 PACKABLE = ("nvfp4", "mxfp4", "nvfp4-naive", "mxfp8")
@@ -70,3 +71,14 @@ def test_a_recipe_without_codes_to_save_is_refused(name, reason):
 
 def test_saving_packed_decides_no_bits():
     assert packed("nvfp4").digest == packed("nvfp4", "exact").digest
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_where_wgrad_requantizes_x_fprops_operand_is_saved_in_its_place(compiled):
+    x = torch.randn(64, 48).to(torch.bfloat16)
+    recipe = replace(get_recipe("quartet2-46"), keep_bf16=KeepBF16(names=()))
+    _, saved = trained(recipe, x, compiled)
+    of_x = [t for t in saved if t.shape == x.shape]
+    operand = exact_operand(x, recipe.table.fprop.lhs)
+    assert len(of_x) == 1
+    assert torch.equal(of_x[0], operand.values)

@@ -10,7 +10,9 @@ from model.shapes import small_config
 
 
 @pytest.mark.parametrize("pattern", ["M-*-", "TT", "M", "*"])
-@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True}, {"activation": "swiglu"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_embeddings": True}, {"activation": "swiglu"}, {"qk_norm": True}], ids=str
+)
 def test_each_kind_of_parameter_is_counted_where_it_belongs(pattern, changes):
     config = small_config(pattern, **changes)
     with torch.device("meta"):
@@ -45,9 +47,10 @@ def test_flops_of_the_scan_are_those_of_its_products_without_the_masked_half():
     assert training_flops(config, 2)["scan"] == 3 * (2 * 1.5 * 8 + 2 * 1.5 * 8 + states)
 
 
-def test_flops_of_attention_are_those_of_the_causal_half():
-    config = small_config("*T")
-    pairs = sum(range(1, 9)) / 8  # mean number of keys that a query of 8 tokens attends to
+@pytest.mark.parametrize("window", [None, 1, 3, 8, 100])
+def test_flops_of_attention_are_those_of_the_visible_pairs(window):
+    config = small_config("*T", sliding_window=window)
+    pairs = sum(min(t, window or 8) for t in range(1, 9)) / 8  # mean number of keys of a query of 8 tokens
     assert training_flops(config, 8)["attention"] == 2 * 3 * (2 * 2 * pairs * 4 * 16)
 
 

@@ -41,14 +41,15 @@ def test_documents_are_counted_by_the_end_tokens_before_them():
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("rope_theta", [None, 1e4])
-def test_packed_documents_give_the_outputs_of_each_one_alone(pattern, rope_theta):
-    model = small_model(pattern, rope_theta=rope_theta, document_end=END)
+@pytest.mark.parametrize("window", [None, 6])
+def test_packed_documents_give_the_outputs_of_each_one_alone(pattern, rope_theta, window):
+    model = small_model(pattern, rope_theta=rope_theta, sliding_window=window, document_end=END)
     tokens = packed()
     together = model(tokens)
     for span in spans():
         # The same FP32 sums over other lengths, in another order: logits of size 1, as for other batch sizes.
         torch.testing.assert_close(together[:, span], model(tokens[:, span]), rtol=1e-4, atol=1e-5)
-    apart = small_model(pattern, rope_theta=rope_theta)(tokens)
+    apart = small_model(pattern, rope_theta=rope_theta, sliding_window=window)(tokens)
     assert not torch.allclose(apart[:, 3:], together[:, 3:], atol=1e-3)  # without end tokens they do interact
 
 

@@ -1,12 +1,21 @@
 """The model on a GPU against the model on a CPU."""
 
+from typing import Any
+
 import pytest
 import torch
 
+from fourbits.model.config import RopeScaling
 from fourbits.model.regions import compile_regions
 from model.shapes import random_tokens, small_model
 
 pytestmark = pytest.mark.gpu
+
+IMPORTED: dict[str, Any] = {
+    "qk_norm": True,
+    "sliding_window": 9,
+    "rope_scaling": RopeScaling(kind="llama3", factor=8.0, original_seq_len=64),
+}
 
 
 def loss_and_gradients(model, tokens):
@@ -17,15 +26,15 @@ def loss_and_gradients(model, tokens):
 
 @pytest.mark.parametrize("pattern", ["M-*-", "TM"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_gpu_computes_what_a_cpu_does(pattern, compiled):
+@pytest.mark.parametrize("changes", [{}, IMPORTED], ids=["plain", "imported"])
+def test_a_gpu_computes_what_a_cpu_does(pattern, compiled, changes):
     tokens = random_tokens(2, 41)
-    model = small_model(pattern, rope_theta=1e4).cuda()
+    model = small_model(pattern, rope_theta=1e4, **changes).cuda()
     if compiled:
         compile_regions(model)
     found = loss_and_gradients(model, tokens.cuda())
-    for got, wanted in zip(
-        found, loss_and_gradients(small_model(pattern, rope_theta=1e4), tokens), strict=True
-    ):
+    wanted_ones = loss_and_gradients(small_model(pattern, rope_theta=1e4, **changes), tokens)
+    for got, wanted in zip(found, wanted_ones, strict=True):
         assert (got.cpu() - wanted).norm() <= 1e-5 * wanted.norm()  # FP32 sums in another order, five layers
 
 

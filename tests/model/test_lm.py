@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+from fourbits.model.config import RopeScaling
 from model.shapes import random_tokens, small_config, small_model
 
 
@@ -147,6 +148,8 @@ def test_a_sequence_longer_than_the_models_limit_is_refused():
         ({"rope_theta": 1e4, "head_dim": 15}, "head_dim even"),
         ({"vocab_size": 0}, "vocab_size must be at least 1"),
         ({"min_time_step": -0.1}, "min_time_step must be at least 0, got -0.1"),
+        ({"rope_scaling": RopeScaling(kind="linear", factor=2)}, "rope_scaling needs rotary positions"),
+        ({"sliding_window": 0}, "sliding_window must be at least 1, or null, got 0"),
     ],
     ids=str,
 )

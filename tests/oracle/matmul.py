@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from fractions import Fraction
 
-from oracle.floats import BF16, FP16, FP32, FP64, NAN, ONE, Binary, convert
+from oracle.floats import BF16, FP16, FP32, FP64, NAN, ONE, Binary, convert, exponent_field, power_of_two
 from oracle.grids import E4M3
 from oracle.layout import Rows
 from oracle.operand import Operand
@@ -79,12 +79,18 @@ def wide_sum(a: Operand, b: Operand, m: int, n: int, row_a: list[int], row_b: li
     return convert(acc, FP64, FP32)
 
 
+def balanced(S_a: int, S_b: int) -> tuple[int, int]:
+    """The global scales, of which one is multiplied and one divided by 2^k."""
+    k = max(-126, min(126, (exponent_field(S_a) - exponent_field(S_b)) // 2))
+    return FP32.mul(S_a, power_of_two(-k)), FP32.mul(S_b, power_of_two(k))
+
+
 def matmul(a: Operand, b: Operand, out_dtype: str = "bfloat16", bias: list[int] | None = None) -> Rows:
     """Stored rows of a times stored rows of b: patterns of out_dtype. bias: fp32, one per row of b."""
     check(a, b)
     exact = is_exact(a, b)
     out: Binary = OUT[out_dtype]
-    S_a, S_b = (o.global_scale if isinstance(o.global_scale, int) else ONE for o in (a, b))
+    S_a, S_b = balanced(*(o.global_scale if isinstance(o.global_scale, int) else ONE for o in (a, b)))
     rows_a, rows_b = (
         [None if is_poisoned(o, i) else units(o, i, scaled=exact) for i in range(o.rows)] for o in (a, b)
     )

@@ -1,10 +1,3 @@
-"""The eager reference is fast enough here, and a hundred compilations are not."""
+"""Nothing is compiled: see support/eager.py."""
 
-import pytest
-
-from fourbits.quant.cpu import compiled
-
-
-@pytest.fixture(autouse=True)
-def eager(monkeypatch):
-    monkeypatch.setattr(compiled, "COMPILE_FROM", 1 << 62)
+from support.eager import eager as eager

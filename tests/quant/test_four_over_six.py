@@ -181,3 +181,55 @@ def test_where_it_cannot_be_built_the_reference_runs_and_one_warning_says_so(
     assert compiler.native("nor is this", "nothing", ()) is None
     monkeypatch.setattr(four_over_six, "_function", lambda: None)
     assert chosen(finite("normal", (32, 32), 1), OperandSpec(scale_rule="4over6-mse"), 1, None) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_memory_of_another_type_is_refused_before_it_is_written(dtype):
+    with pytest.raises(ValueError, match=r"needs 4 elements of torch\.float32 on the CPU, got 4 of"):
+        four_over_six.address(torch.empty(4, dtype=dtype), torch.float32, 4)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.empty(3), torch.empty(8)[::2], torch.empty(4, device="meta")],
+    ids=["short", "strided", "elsewhere"],
+)
+def test_memory_of_another_size_stride_or_device_is_refused(tensor):
+    with pytest.raises(ValueError, match=r"needs 4 elements of torch\.float32"):
+        four_over_six.address(tensor, torch.float32, 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lines": 8},
+        {"elements": 24},
+        {"lines": -16},
+        {"stride": 8},
+        {"metric": 3},
+        {"threads": 0},
+        {"x": None},
+    ]
+    + [{"scales": None}, {"words": None}, {"values": 1}],
+    ids=str,
+)
+def test_the_function_itself_refuses_sizes_and_pointers_it_cannot_take(change):
+    """Nothing is read or written then; the last two: neither or both of the two outputs."""
+    function = four_over_six._function()
+    assert function is not None
+    x, scales, words = torch.zeros(16, 16).bfloat16(), torch.zeros(16), torch.zeros(16, dtype=torch.int64)
+    given = {
+        "x": x.data_ptr(),
+        "lines": 16,
+        "elements": 16,
+        "stride": 16,
+        "axis": 1,
+        "square": 0,
+        "metric": 0,
+    }
+    given |= {"te": 1, "encode": 1.0, "decode": 1.0, "shift": 1.0, "factor": 1.0, "target": 6.0}
+    given |= {"scales": scales.data_ptr(), "words": words.data_ptr(), "values": None, "threads": 1}
+    assert function(*given.values()) == 0
+    scales.fill_(7.0)
+    assert function(*{**given, **change}.values()) == 2
+    assert (scales == 7.0).all()

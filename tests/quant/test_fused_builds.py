@@ -99,16 +99,28 @@ def test_weights_choose_four_or_six(sm):
 def test_scales_are_corrected_by_sums_as_written(sm):
     request = OperandRequest(OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call"), 0)
     x = on_gpu(256, 2048)
-    starts = [
-        *launches(x, request, amax=None)[0],
-        *launches(x, request._replace(packed=True))[0],
+    starts = [*launches(x, request)[0], *launches(x, request._replace(packed=True))[0]]
+    assert [start.kernel.fn.__name__ for start in starts] == [
+        "rotate_kernel",
+        "rotation_kernel",
+        "packed_kernel",
     ]
-    assert len(starts) == 3
     for start in starts:
         built = start.build(sm)
         assert not re.search(r"\bfma\.", built.asm["ptx"]), "a multiplication and an addition were contracted"
         assert built.metadata.shared <= 99 << 10, "more shared memory than sm_120 has"
-        assert start.arguments["ROWS"] == 128
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_rotation_stays_in_registers(axis, dtype):
+    """A transform takes 14 instructions an element if a thread has it whole; what is spilled takes more."""
+    request = OperandRequest(OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call"), axis)
+    (rotate, quantize), _ = launches(on_gpu(256, 2048, dtype=dtype), request)
+    assert stack_bytes(rotate.build(90)) == 0
+    built = quantize.build(90)
+    assert 12 * 32 * registers(built) <= 65536, "fewer than twelve warps"
+    assert stack_bytes(built) <= 16 * 4
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)

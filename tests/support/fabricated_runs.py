@@ -97,6 +97,7 @@ def fabricated_manifest(recipe: str, seed: int, steps: int) -> dict:
             "plan": {
                 "seq_len": 256,
                 "phases": [{"first_sample": int(steps * 8 * share)} for share in (0, 0.7, 0.9)],
+                "sources": {"code": {"epochs": 0.4}, "prose": {"epochs": 1.0}},
             },
         },
     }

@@ -55,11 +55,14 @@ class GemmCase:
     transposed: bool = False
     #: whether the product of both global scales overflows in FP32, though none of values does
     large: bool = False
+    #: whether one global scale takes the sum out of FP32, and the other one back
+    far_apart: bool = False
 
     @property
     def name(self) -> str:
         extra = " + bias" if self.bias else ""
         extra += (", transposed" if self.transposed else "") + (", large" if self.large else "")
+        extra += ", far apart" if self.far_apart else ""
         return f"{self.layout} {'x'.join(map(str, self.shape))} {str(self.out_dtype)[6:]}{extra}"
 
 
@@ -72,6 +75,8 @@ def excess(case: GemmCase, device: torch.device | str = "cpu") -> float:
         x, w = x * 2.0**60, w * 2.0**60
         x[:, :32], w[:, :32] = 0.0, 0.0
         x[:, 0], w[:, 16] = 2.0**78, 2.0**78
+    if case.far_apart:
+        x, w = x * 2.0**120, w * 2.0**-120
     bias = torch.randn(N, generator=generator) if case.bias else None
     sides = ((x, spec_a, axis_a), (w, spec_b, axis_b))
     kept = [(t if axis == 1 else t.t().contiguous(), spec, axis) for t, spec, axis in sides]
@@ -105,6 +110,7 @@ SPLIT = [
     GemmCase("wgrad", (40, 24, 720), bias=True),
     GemmCase("wgrad", (24, 40, 1200), torch.float32),
     GemmCase("wgrad", (24, 40, 1200), torch.float32, large=True),
+    GemmCase("wgrad", (24, 40, 1200), torch.float32, far_apart=True),
 ]
 SMALL = [
     *(GemmCase(layout, (48, 80, 64), bias=True) for layout in LAYOUTS),
@@ -112,6 +118,7 @@ SMALL = [
     GemmCase("fprop", (40, 136, 272), torch.float32),
     GemmCase("fprop", (48, 80, 64), transposed=True),
     *(GemmCase("fprop", shape, torch.float32, large=True) for shape in ((48, 80, 64), (33, 40, 50))),
+    *(GemmCase("fprop", shape, torch.float32, far_apart=True) for shape in ((48, 80, 64), (33, 40, 50))),
     *SPLIT,
     GemmCase("fp8 dgrad", (40, 136, 272), torch.float32),
     GemmCase("fp8 squares on the left", (136, 40, 144), torch.float32),

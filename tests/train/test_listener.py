@@ -15,6 +15,7 @@ START = RunStart(
     tokens_per_step=64,
     device="a CPU",
     backend="emulated",
+    data="prose: 2.2 MB of text, 600,000 training tokens",
     conversion=ConversionSummary("bf16", "0", (), 1),
     compiles=True,
 )

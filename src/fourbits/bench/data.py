@@ -153,7 +153,7 @@ def _cold_result(prefix: Path) -> Result:
         stream.batch(number * _BATCH, _BATCH)
     seconds = time.perf_counter() - start
     size = 2 * (SEQ_LEN + 1)
-    _, places = stream.locate(torch.arange(count).numpy())
+    _, places = stream.locate(torch.arange(count, dtype=torch.int64, device="cpu").numpy())
     del stream
     evict(path)
     with path.open("rb", buffering=0) as file:

@@ -7,7 +7,7 @@ nvfp4 step is compared with the BF16 step of the same model in the same mode, me
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,11 +18,15 @@ from fourbits.data.optional import load_transformers
 from fourbits.device import probe
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
+from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import Recipe
 
 MODES = ("eager", "compile", "reduce-overhead")
 _UNIT = "of BF16"
 #: of the first step under torch.compile: it may take twice as long as BF16's
 _COMPILATION = 0.5
+#: of BF16's peak memory with packed inputs: goal, as a ratio of BF16 to it
+_PACKED_MEMORY = 1 / 0.95
 _STEPS = 12
 
 
@@ -37,6 +41,8 @@ class HfSize:
     vocabulary: int = 32000
     goals: tuple[float | None, ...] = (None,) * len(MODES)
     h200: tuple[float | None, ...] | None = None
+    #: whether peak memory with packed inputs is measured, under torch.compile
+    packed: bool = False
 
     @property
     def name(self) -> str:
@@ -47,9 +53,15 @@ class HfSize:
 SIZES = {
     "small": HfSize(width=768, layers=12, batch=32, tokens=512, goals=(0.75, 0.72, 0.76)),
     "large": HfSize(
-        width=2048, layers=16, batch=8, tokens=2048, goals=(0.91, 0.90, None), h200=(0.93, 0.92, None)
+        width=2048,
+        layers=16,
+        batch=8,
+        tokens=2048,
+        goals=(0.91, 0.90, None),
+        h200=(0.93, 0.92, None),
+        packed=True,
     ),
-    "tiny": HfSize(width=64, layers=2, batch=2, tokens=32, vocabulary=256),
+    "tiny": HfSize(width=64, layers=2, batch=2, tokens=32, vocabulary=256, packed=True),
 }
 
 
@@ -93,15 +105,37 @@ def _check(option: str, names: Sequence[str] | None, known: tuple[str, ...]) -> 
 def _compared(size: HfSize, mode: str, device: torch.device, log: Callable[[str], None]) -> list[Result]:
     """BF16 and nvfp4 of one model in one mode."""
     goals = size.h200 if size.h200 is not None and probe(device).name == "NVIDIA H200" else size.goals
-    found: dict[str, _Measured] = {}
-    for recipe in ("bf16", "nvfp4"):
-        found[recipe] = _measure(size, mode, recipe, device)
-        log(
-            f"{size.name} {mode} {recipe}: first step {found[recipe].first:.1f} s, "
-            f"then {found[recipe].step * 1e3:.1f} ms, peak {found[recipe].peak / 2**30:.2f} GiB"
-        )
-    base, ours = found["bf16"], found["nvfp4"]
     name, goal = f"{size.name} {mode}", goals[MODES.index(mode)]
+
+    def measure(recipe: str | Recipe, what: str) -> _Measured:
+        found = _measure(size, mode, recipe, device)
+        log(
+            f"{name} {what}: first step {found.first:.1f} s, then {found.step * 1e3:.1f} ms, "
+            f"peak {found.peak / 2**30:.2f} GiB"
+        )
+        return found
+
+    base, ours = measure("bf16", "bf16"), measure("nvfp4", "nvfp4")
+    results = _speeds(name, base, ours, goal, None if mode == "eager" else _COMPILATION)
+    if size.packed and mode == "compile":
+        packed = measure(replace(get_recipe("nvfp4"), saved_inputs="packed"), "nvfp4, packed inputs")
+        if packed.peak:
+            results.append(
+                Result(
+                    name=f"{name} nvfp4, packed inputs, peak memory",
+                    seconds=packed.step,
+                    value=base.peak / packed.peak,
+                    unit="times less",
+                    goal=_PACKED_MEMORY,
+                )
+            )
+    return results
+
+
+def _speeds(
+    name: str, base: _Measured, ours: _Measured, goal: float | None, first: float | None
+) -> list[Result]:
+    """BF16's step, nvfp4's, and nvfp4's first. goal, first: of the latter two."""
     return [
         Result(name=f"{name} bf16", seconds=base.step, host_seconds=base.host, value=1.0, unit=_UNIT),
         Result(
@@ -117,12 +151,12 @@ def _compared(size: HfSize, mode: str, device: torch.device, log: Callable[[str]
             seconds=ours.first,
             value=base.first / ours.first,
             unit=_UNIT,
-            goal=None if mode == "eager" else _COMPILATION,
+            goal=first,
         ),
     ]
 
 
-def _measure(size: HfSize, mode: str, recipe: str, device: torch.device) -> _Measured:
+def _measure(size: HfSize, mode: str, recipe: str | Recipe, device: torch.device) -> _Measured:
     release_memory(device)
     step = _training_step(size, mode, recipe, device)
     start = time.perf_counter()
@@ -144,7 +178,9 @@ def _measure(size: HfSize, mode: str, recipe: str, device: torch.device) -> _Mea
     return _Measured(statistics.median(steps), statistics.median(hosts), first, peak)
 
 
-def _training_step(size: HfSize, mode: str, recipe: str, device: torch.device) -> Callable[[], Tensor]:
+def _training_step(
+    size: HfSize, mode: str, recipe: str | Recipe, device: torch.device
+) -> Callable[[], Tensor]:
     """One optimizer step of a user's loop, which returns the loss."""
     model = _llama(size, device)
     if recipe != "bf16":
@@ -154,7 +190,7 @@ def _training_step(size: HfSize, mode: str, recipe: str, device: torch.device) -
         torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
         call = torch.compile(model, mode=None if mode == "compile" else mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(0, size.vocabulary, (size.batch, size.tokens), device=device)
+    ids = torch.randint(0, size.vocabulary, (size.batch, size.tokens), device=device, dtype=torch.int64)
     steps = iter(range(1 << 30))
 
     def step() -> Tensor:

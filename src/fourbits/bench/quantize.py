@@ -43,7 +43,7 @@ def bench_quantize(device: torch.device) -> Measurements:
 def _gpu_results(device: torch.device, bandwidth: float) -> tuple[Result, ...]:
     x = normal(*_GPU_SHAPE, device=device).to(torch.bfloat16)
     w = normal(4096, 4096, device=device, seed=1)
-    key = torch.tensor([1, 2, 3, 4, 5], device=device)
+    key = torch.tensor([1, 2, 3, 4, 5], device=device, dtype=torch.int64)
     amax = x.float().abs().amax()
     row, column = OperandRequest(_ROW, 1), OperandRequest(_COLUMN, 0)
     row_sr, column_sr = OperandRequest(_ROW_SR, 1), OperandRequest(_COLUMN_SR, 0)
@@ -86,7 +86,7 @@ def _quantizing(
 
 def _cpu_results(device: torch.device, bandwidth: float) -> tuple[Result, ...]:
     x = normal(*_CPU_SHAPE, device=torch.device("cpu")).to(torch.bfloat16)
-    key = torch.tensor([1, 2, 3, 4, 5])
+    key = torch.tensor([1, 2, 3, 4, 5], dtype=torch.int64, device="cpu")
 
     def result(name: str, spec: OperandSpec, axis: int, packed: bool) -> Result:
         make = quantize if packed else exact_operand

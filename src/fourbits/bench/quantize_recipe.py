@@ -69,7 +69,7 @@ def _plain(spec: OperandSpec) -> OperandSpec:
 def _run(spec: OperandSpec, axis: int, device: torch.device) -> Callable[[], object]:
     x = normal(*_SHAPE[device.type], device=device)
     x = x if spec.source == "bf16" else x.to(torch.bfloat16)
-    key = torch.tensor([1, 2, 3, 4, 5], device=device)
+    key = torch.tensor([1, 2, 3, 4, 5], device=device, dtype=torch.int64)
     spec = replace(spec, source="as_is") if spec.source == "forward" else spec
     return lambda: quantize(x, spec, axis, sr_key=key)
 

@@ -87,12 +87,12 @@ def _arguments(
     heads, head_dim, groups = config.mamba_num_heads, config.mamba_head_dim, config.num_groups
     sizes = (heads * head_dim, groups * config.state_size, groups * config.state_size)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    x, b, c = torch.randn(*shape, sum(sizes), device=device).to(dtype).split(sizes, -1)
+    x, b, c = torch.randn(*shape, sum(sizes), device=device, dtype=torch.float32).to(dtype).split(sizes, -1)
     x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (groups, -1)), c.unflatten(-1, (groups, -1))
-    dt = torch.rand(*shape, heads, device=device) * 0.1
-    a = -torch.rand(heads, device=device) * 15 - 1
-    d = torch.rand(heads, device=device) + 0.5
-    return (x, dt, a, b, c, d), torch.randn(x.shape, device=device).to(dtype)
+    dt = torch.rand(*shape, heads, device=device, dtype=torch.float32) * 0.1
+    a = -torch.rand(heads, device=device, dtype=torch.float32) * 15 - 1
+    d = torch.rand(heads, device=device, dtype=torch.float32) + 0.5
+    return (x, dt, a, b, c, d), torch.randn(x.shape, device=device, dtype=torch.float32).to(dtype)
 
 
 def _forward(scan: Scan, args: tuple[Tensor, ...], dy: Tensor) -> Callable[[], object]:

@@ -123,7 +123,7 @@ def host_medians(
 def normal(*shape: int, device: torch.device, seed: int = 0) -> torch.Tensor:
     """Normal fp32 numbers, the same at every call, from a separate generator."""
     generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(shape, device=device, generator=generator)
+    return torch.randn(shape, device=device, generator=generator, dtype=torch.float32)
 
 
 def release_memory(device: torch.device) -> None:

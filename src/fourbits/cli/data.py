@@ -1,12 +1,13 @@
 """Prepare text as token files, and inspect them.
 
-PATH is a text or source-code file, .jsonl or .parquet (text also as .gz or .zst); a folder of such files; the
-.idx of a Megatron token file; hf:NAME[:CONFIG][@SPLIT], a Hub dataset or a folder that `datasets` can load; a
-folder written by `fourbits data corpus`; or stdlib, the standard library of this Python. NAME=PATH names a
-source.
+PATH is a text or source-code file, JSON lines (.jsonl, .ndjson, .json) or .csv, each also as .gz or .zst, or
+.parquet; a folder of such files; the .idx of a Megatron token file; hf:NAME[:CONFIG][@SPLIT], a Hub dataset
+or a folder that `datasets` can load; a folder written by `fourbits data corpus`; or stdlib, the standard
+library of this Python. NAME=PATH names a source.
 """
 
 import json
+import math
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -22,9 +23,12 @@ from fourbits.data.config import STDLIB, text_sources
 from fourbits.data.corpora.corpus_folder import write_corpus
 from fourbits.data.corpora.debian import build_debian
 from fourbits.data.corpora.deduplicate import Rule
-from fourbits.data.corpora.document import Source
-from fourbits.data.corpora.text_files import TEXT_FIELD
+from fourbits.data.corpora.document import PassedOver, Source
+from fourbits.data.corpora.folder import listed
+from fourbits.data.corpora.read_files import TEXT_FIELD
+from fourbits.data.corpora.sources import ReadOptions
 from fourbits.data.prepare.prepare import PrepareOptions, prepare
+from fourbits.data.prepare.round_trip import MAX_LOST
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.settings import nearest
 
@@ -82,11 +86,29 @@ def _add_prepare(parser: ArgumentParser) -> None:
         "(lines)",
     )
     add(
+        "--max-lost",
+        type=float,
+        default=MAX_LOST,
+        metavar="F",
+        help="largest share of a source's characters that the tokenizer may lose (default 0.01)",
+    )
+    _add_reading(parser)
+
+
+def _add_reading(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
         "--text-field",
         default=TEXT_FIELD,
         metavar="NAME",
         help="field or column that holds the text (default text)",
     )
+    add(
+        "--allow-skipped",
+        action="store_true",
+        help="read a folder although most of its bytes are in files of other types, which are skipped",
+    )
+    add("--follow-links", action="store_true", help="read links to files inside folders")
     add(
         "--licence",
         action="append",
@@ -109,8 +131,12 @@ def run(args: Namespace) -> int:
         validation_fraction=args.validation_fraction,
         seed=args.seed,
         deduplicate=args.deduplicate,
+        max_lost=args.max_lost,
     )
-    sources = licensed(text_sources(args.paths, args.text_field), args.licence)
+    reading = ReadOptions(
+        text_field=args.text_field, allow_skipped=args.allow_skipped, follow_links=args.follow_links
+    )
+    sources = licensed(text_sources(args.paths, reading), args.licence)
     with PartProgress() as progress:
         data = prepare(sources, args.out, options, progress)
     if args.json:
@@ -149,6 +175,8 @@ def build_corpus(args: Namespace) -> int:
     if args.name == STDLIB and (args.debs or args.max_mb is not None):
         raise ValueError(f"--debs and --max-mb apply to {DEBIAN} only. Remove them.")
     if args.name == DEBIAN:
+        if args.max_mb is not None and not 0 < args.max_mb < math.inf:
+            raise ValueError(f"--max-mb {args.max_mb:g}: must be a number above 0, in MB of text.")
         limit = None if args.max_mb is None else round(args.max_mb * 1e6)
         with PartProgress() as progress:
             corpus = build_debian(args.out, progress, debs=args.debs, max_bytes=limit)
@@ -158,7 +186,7 @@ def build_corpus(args: Namespace) -> int:
         print(json.dumps({"folder": args.out, **corpus}, indent=2))
     else:
         for name, record in corpus["sources"].items():
-            print(f"{name}: {record['documents']:,} documents, {record['bytes'] / 1e6:.2f} MB")
+            print(f"{name}: {record['documents']:,} documents, {record['bytes'] / 1e6:.2f} MB of JSON lines")
         if missing := corpus.get("missing_packages"):
             print(f"packages that could not be downloaded, skipped: {', '.join(missing)}", file=sys.stderr)
         print(f"next: fourbits data prepare {args.out} --out TOKENS")
@@ -179,12 +207,26 @@ def show(data: PreparedData) -> None:
     for name, record in records.items():
         if record.get("repeated_documents"):
             lines.append(f"{name}: {record['repeated_documents']:,} duplicate documents dropped")
+        lines += [f"{name}: {line}" for line in reading_lines(data.manifest.get("reading", {}).get(name, {}))]
     tokenizer = data.tokenizer
     lines.append(
         f"tokenizer: {tokenizer.size} tokens (model: {tokenizer.vocab_size}), "
         f"sha256 {tokenizer.sha256[:16]}, {tokenizer.end_token!r} ends a document"
     )
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def reading_lines(reading: dict[str, Any]) -> list[str]:
+    """What was not read of a source's folder, and what its tokenizer loses; nothing if all is well."""
+    lines: list[str] = []
+    if passed_over := reading.get("passed_over"):
+        lines.append(f"passed over {listed({k: PassedOver(**v) for k, v in passed_over.items()})}")
+    if lost := reading.get("lost_characters"):
+        share = lost / reading["sampled_characters"]
+        lines.append(f"the tokenizer loses {share:.2%} of the characters, in a sample")
+    if dropped := reading.get("unencodable_documents"):
+        lines.append(f"{dropped:,} documents without any token dropped")
+    return lines
 
 
 def _numbers(record: dict[str, Any]) -> list[str]:
@@ -198,7 +240,10 @@ def _numbers(record: dict[str, Any]) -> list[str]:
 
 
 class PartProgress:
-    """Progress on stderr: a bar on a terminal, or one line per finished part if stderr is redirected."""
+    """Progress on stderr: a bar on a terminal, or one line per finished part if stderr is redirected.
+
+    It counts bytes of the files that are read, compressed as they are; the table at the end has the text's.
+    """
 
     def __init__(self) -> None:
         """Set up the bar without drawing it."""
@@ -227,4 +272,4 @@ class PartProgress:
             self._tasks[what] = self._bar.add_task(what, total=total or None)
         self._bar.update(self._tasks[what], completed=done)
         if done >= total > 0 and not self._console.is_terminal:
-            self._console.print(f"{what}: {total / 1e6:.1f} MB", markup=False, highlight=False)
+            self._console.print(f"{what}: read {total / 1e6:.1f} MB of files", markup=False, highlight=False)

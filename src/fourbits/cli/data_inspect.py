@@ -1,6 +1,5 @@
 """`fourbits data inspect`: collects what a folder contains and prints it."""
 
-import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,9 @@ from fourbits.data.inspect import duplicate_documents, length_quantiles, phase_r
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.stream.manifest import MANIFEST
 from fourbits.data.stream.stream import PhasedStream
+from fourbits.data.whole_file import read_json
 from fourbits.train.config import RunConfig, load_config
+from fourbits.train.metrics import read_metrics
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.samples import run_stream
 
@@ -65,7 +66,8 @@ def inspect(args: Namespace) -> dict[str, Any]:
 def _open(folder: Path, config: RunConfig | None, verify: bool) -> PreparedData:
     manifest = folder / MANIFEST
     if config is not None and (folder / "config.yaml").is_file() and manifest.is_file():
-        recorded = json.loads(manifest.read_text(encoding="utf-8")).get("data", {}).get("folder")
+        record = read_json(manifest, "Pass the prepared folder instead.").get("data")
+        recorded = record.get("folder") if isinstance(record, dict) else None
         return (
             PreparedData.open(recorded, verify=verify)
             if recorded
@@ -86,6 +88,10 @@ def _add_run(found: dict[str, Any], data: PreparedData, config: RunConfig, args:
             )
         found["step"] = sample_locations(stream, args.step * train.samples_per_step, train.samples_per_step)
     if args.sample is not None:
+        if not 0 <= args.sample < stream.total_samples:
+            raise ValueError(
+                f"--sample {args.sample}: must be in 0 to {stream.total_samples - 1}, the samples of the run."
+            )
         found["sample"] = {
             **sample_locations(stream, args.sample, 1)[0],
             "text": _text(data, stream, args.sample),
@@ -105,8 +111,13 @@ def _text(data: PreparedData, stream: PhasedStream, number: int) -> str:
 
 def _document(data: PreparedData, argument: str) -> dict[str, Any]:
     name, _, number = argument.rpartition(":")
-    if name not in data.train or not number.isdigit():
+    if name not in data.train or not (number.isascii() and number.isdigit()):
         raise ValueError(f"--document {argument}: must be SOURCE:N with a source of {', '.join(data.train)}.")
+    if int(number) >= data.train[name].num_documents:
+        last = data.train[name].num_documents - 1
+        raise ValueError(
+            f"--document {argument}: must be in 0 to {last}, the training documents of {name!r}."
+        )
     tokens = data.train[name].document(int(number)).tolist()
     text = data.tokenizer.decode(tokens)
     return {"source": name, "number": int(number), "tokens": len(tokens), "text": text}
@@ -116,11 +127,9 @@ def _losses(path: Path, sources: list[str]) -> list[dict[str, Any]]:
     """The validation losses of a run so far, by source."""
     if not path.is_file():
         return []
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     keys = ["step", "val_loss", *(f"val_{name}" for name in sources)]
-    return [
-        {key: record.get(key) for key in keys} for record in records if record.get("kind") == "validation"
-    ]
+    records = read_metrics(path)
+    return [{key: record.get(key) for key in keys} for record in records if record["kind"] == "validation"]
 
 
 def show_inspection(found: dict[str, Any]) -> None:

@@ -120,7 +120,7 @@ def verdict(check: dict[str, Any]) -> list[str]:
 def compile_error(torch_device: str) -> str | None:
     """Why torch.compile fails here, found by compiling a small function; None if it works."""
     try:
-        result = torch.compile(_probe_function)(torch.ones(64, device=torch_device))
+        result = torch.compile(_probe_function)(torch.ones(64, device=torch_device, dtype=torch.float32))
     except Exception as error:  # noqa: BLE001 - any failure to compile is a finding
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -8,6 +8,8 @@ from typing import NoReturn
 from fourbits.cli.commands import COMMANDS, Command
 from fourbits.settings import nearest
 
+EMPTY = "empty, as from a variable that is not set"
+
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that reports an error in one line and exits with code 2."""
@@ -54,6 +56,11 @@ def parse(name: str, command: Command, argv: list[str]) -> argparse.Namespace:
         if argument.startswith("-"):
             parser.refuse_option(argument.partition("=")[0])
         parser.error(f"unexpected argument {argument!r}")
+    for name, value in vars(args).items():
+        if value == "" or (isinstance(value, list) and "" in value):
+            option = f"--{name.replace('_', '-')}"
+            what = option if option in parser.options() else name.upper()
+            parser.error(f"{what} is {EMPTY}")
     args.overrides = overrides
     return args
 
@@ -75,6 +82,8 @@ def split_overrides(parser: Parser, argv: list[str]) -> tuple[list[str], dict[st
             value = next(rest, "--")
             if value.startswith("--"):
                 parser.error(f"the setting {option} needs a value, as in {option} VALUE")
+        if not value:
+            parser.error(f"{option} is {EMPTY}; to unset it, pass null")
         overrides[key] = value
     return kept, overrides
 

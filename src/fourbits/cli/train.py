@@ -83,6 +83,7 @@ class TrainPrinter(ProgressPrinter):
             lines = [
                 str(start.conversion),
                 f"device: {start.device}; {start.backend}",
+                f"data: {start.data}",
                 f"{start.num_steps:,} steps of {start.tokens_per_step:,} tokens, {total:,} in total",
                 f"output: {start.out}",
             ]

@@ -9,13 +9,15 @@ from pathlib import Path
 from fourbits.data.corpora.corpus_folder import corpus_sources, is_corpus
 from fourbits.data.corpora.deduplicate import Rule
 from fourbits.data.corpora.document import Progress, Source
-from fourbits.data.corpora.sources import file_sources
+from fourbits.data.corpora.read_files import TEXT_FIELD
+from fourbits.data.corpora.sources import DEFAULT, ReadOptions, file_sources
 from fourbits.data.corpora.stdlib import stdlib_sources
-from fourbits.data.corpora.text_files import TEXT_FIELD
 from fourbits.data.prepare.prepare import PrepareOptions, prepare, request_of
+from fourbits.data.prepare.round_trip import MAX_LOST
 from fourbits.data.stream.blend import Phase
 from fourbits.data.stream.dataset import PreparedData
-from fourbits.data.stream.manifest import MANIFEST
+from fourbits.data.stream.manifest import is_prepared
+from fourbits.data.whole_file import is_source_name
 
 STDLIB = "stdlib"
 
@@ -29,7 +31,8 @@ class DataConfig:
     max_epochs: an error if the run reads a source more often.
     mask_documents: packed documents do not see each other (attention, convolution, state).
     model_vocab_size: the model's vocabulary if larger than the tokenizer's; the extra entries are unused.
-    The other fields control how text is prepared, see PrepareOptions; a prepared folder ignores them.
+    The other fields control how text is read and prepared, see ReadOptions and PrepareOptions; a prepared
+    folder ignores them.
     """
 
     paths: tuple[str, ...] = (STDLIB,)
@@ -44,9 +47,15 @@ class DataConfig:
     split_seed: int = 0
     deduplicate: Rule = "none"
     text_field: str = TEXT_FIELD
+    allow_skipped: bool = False
+    follow_links: bool = False
+    max_lost: float = MAX_LOST
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless max_epochs is positive."""
+        """Raises ValueError for an empty path or name, and unless max_epochs is positive."""
+        for name, values in (("paths", self.paths), ("tokenizer", [self.tokenizer])):
+            if "" in values:
+                raise ValueError(f"data.{name} is empty, as from a variable that is not set; name one.")
         if self.max_epochs is not None and not self.max_epochs > 0:
             raise ValueError(f"data.max_epochs must be above 0, got {self.max_epochs}.")
 
@@ -56,9 +65,12 @@ def open_data(config: DataConfig, cache: Path | str, progress: Progress | None =
 
     The folder's name is a hash of the request, so runs with equal requests share one prepared folder.
     """
-    if len(config.paths) == 1 and (Path(config.paths[0]) / MANIFEST).is_file():
+    if len(config.paths) == 1 and is_prepared(Path(config.paths[0])):
         return PreparedData.open(config.paths[0])
-    sources = text_sources(config.paths, config.text_field)
+    reading = ReadOptions(
+        text_field=config.text_field, allow_skipped=config.allow_skipped, follow_links=config.follow_links
+    )
+    sources = text_sources(config.paths, reading)
     options = PrepareOptions(
         tokenizer=config.tokenizer,
         end_token=config.end_token,
@@ -66,6 +78,7 @@ def open_data(config: DataConfig, cache: Path | str, progress: Progress | None =
         validation_fraction=config.validation_fraction,
         seed=config.split_seed,
         deduplicate=config.deduplicate,
+        max_lost=config.max_lost,
     )
     request = json.dumps(request_of(sources, options), sort_keys=True)
     return prepare(
@@ -73,17 +86,22 @@ def open_data(config: DataConfig, cache: Path | str, progress: Progress | None =
     )
 
 
-def text_sources(paths: Sequence[str], text_field: str = TEXT_FIELD) -> list[Source]:
+def text_sources(paths: Sequence[str], options: ReadOptions = DEFAULT) -> list[Source]:
     """The sources of all paths, in order; a corpus folder has several, "stdlib" has code and prose."""
     sources: list[Source] = []
     for path in paths:
         if path == STDLIB:
             sources += stdlib_sources()
+        elif path and is_prepared(Path(path)):
+            raise ValueError(
+                f"{path}: holds prepared data, which is read alone and as it is. To blend it with other "
+                f"text, pass its .idx files."
+            )
         else:
-            sources += corpus_sources(path) if is_corpus(path) else file_sources([path], text_field)
+            sources += corpus_sources(path) if is_corpus(path) else file_sources([path], options)
     names = [source.name for source in sources]
     for name in names:
-        if not name.isprintable() or not name.strip("."):
+        if not is_source_name(name):
             raise ValueError(f"{name!r} cannot be the name of a source; choose another, as in other=PATH.")
         if names.count(name) > 1:
             raise ValueError(f"two sources are called {name!r}; rename one, as in other=PATH.")

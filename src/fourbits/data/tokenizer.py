@@ -19,6 +19,7 @@ from fourbits.data.whole_file import write_whole
 
 END_TOKEN = "<|endoftext|>"
 KNOWN_END_TOKENS = (END_TOKEN, "</s>", "<|end_of_text|>", "<eos>", "<|eot|>", "[EOS]")
+KNOWN_PAD_TOKENS = ("<pad>", "<|pad|>", "<|padding|>", "[PAD]", "<|finetune_right_pad_id|>")
 VOCABULARY_MULTIPLE = 128  # whole blocks, tiles and tensor-core shapes in the embedding
 SMALLEST_VOCABULARY = 384
 _HUB_NAME = re.compile(r"[\w-]+/[\w.-]+(?<!\.json)")  # OWNER/NAME
@@ -53,7 +54,7 @@ class Tokenizer:
         self.end_token, self.end_id = found[0]
         self.size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
         self.vocab_size = padded_size(self.size)
-        self.sha256 = hashlib.sha256(self._serialized()).hexdigest()
+        self.sha256 = hashlib.sha256(self.serialized()).hexdigest()
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Self:
@@ -95,7 +96,7 @@ class Tokenizer:
 
     def save(self, path: Path | str) -> None:
         """Write a tokenizer.json; it appears complete or not at all."""
-        write_whole(Path(path), self._serialized())
+        write_whole(Path(path), self.serialized())
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without an end token."""
@@ -117,7 +118,15 @@ class Tokenizer:
             raise ValueError(f"tokenizer: tokens must be in [0, {self.size}), got {min(ids)} to {max(ids)}.")
         return self._inner.decode(ids, skip_special_tokens=True)
 
-    def _serialized(self) -> bytes:
+    def padding(self) -> tuple[str, int]:
+        """The token that pads a batch, and its id: a padding token in the vocabulary, or the end token."""
+        for token in KNOWN_PAD_TOKENS:
+            if (number := self._inner.token_to_id(token)) is not None:
+                return token, number
+        return self.end_token, self.end_id
+
+    def serialized(self) -> bytes:
+        """The content of the tokenizer.json that `save` writes."""
         return self._inner.to_str(pretty=False).encode()
 
 

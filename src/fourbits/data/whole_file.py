@@ -4,11 +4,13 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+_AGAIN = "prepare the data again"
+_JSON_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "a whole number"}
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -29,11 +31,29 @@ def read_json(path: Path, remedy: str = "Delete it and rerun the command.") -> d
     """Read a JSON object. Raises ValueError with the file and the remedy if it is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged: {error}. {remedy}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: must hold a JSON object, got {type(value).__name__}. {remedy}")
     return value
+
+
+def require(
+    value: Mapping[str, Any], types: Mapping[str, type], path: Path, place: str = "", remedy: str = ""
+) -> None:
+    """Raises ValueError, about a key of `place` in a file, unless every key is there with its type."""
+    for key, kind in types.items():
+        where = f"{place}.{key}" if place else key
+        if key not in value:
+            raise ValueError(f"{path}: damaged: {where!r} is missing; {remedy or _AGAIN}.")
+        if not isinstance(value[key], kind) or (kind is int and isinstance(value[key], bool)):
+            rule = f"{where!r} must be {_JSON_NAMES[kind]}, got {value[key]!r}"
+            raise ValueError(f"{path}: damaged: {rule}; {remedy or _AGAIN}.")
+
+
+def is_source_name(name: str) -> bool:
+    """Whether files of a folder can be named after this source: it is printable and has no other folder."""
+    return name.isprintable() and name == Path(name).name and bool(name.strip("."))
 
 
 def file_sha256(path: Path) -> str:

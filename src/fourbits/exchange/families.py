@@ -3,16 +3,22 @@
 Shapes and channel orders are the same, so an exchange only renames: in both, in_proj is z, x, B, C, dt, and
 rotations pair channel i with channel i + P/2.
 
-    our pattern      activation   positions    transformers
-    M, *, -          relu2        none         NemotronHForCausalLM
-    T                swiglu       rotary       LlamaForCausalLM
-    T                relu2        rotary       ArceeForCausalLM (a Llama with this FFN)
+    our pattern   activation   positions   attention        transformers
+    M, *, -       relu2        none        full             NemotronHForCausalLM
+    T             swiglu       rotary      full             LlamaForCausalLM
+    T             swiglu       rotary      sliding window   MistralForCausalLM
+    T             swiglu       rotary      heads normed     Qwen3ForCausalLM
+    T             relu2        rotary      full             ArceeForCausalLM (a Llama with this FFN)
+
+Without a window a Mistral is a Llama, and written as one, unless the number of heads does not divide the
+width: transformers refuses such a Llama. NemotronH's attention has no positions, so it has no scaled ones.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fourbits.exchange.shown import shown
 from fourbits.model.config import ModelConfig
 
 
@@ -20,8 +26,9 @@ from fourbits.model.config import ModelConfig
 class Family:
     """A transformers class. embedding, final_norm: names after the prefix; inside_block: our name -> theirs.
 
-    ties: whether the class can tie embedding and head. prefixes: of all names but the head's; the first one
-    is written, and all are read.
+    ties: whether the class can tie embedding and head. windows: whether its attention can have a sliding
+    window; qk_norm: whether it normalizes heads; any_width: whether hidden_size may be no multiple of the
+    number of heads. prefixes: of all names but the head's; the first one is written, and all are read.
     """
 
     model_type: str
@@ -33,6 +40,9 @@ class Family:
     final_norm: str
     inside_block: Mapping[str, str]
     ties: bool = True
+    windows: bool = False
+    qk_norm: bool = False
+    any_width: bool = False
     prefixes: tuple[str, ...] = ("model.",)
 
     def their_name(self, name: str, prefix: str) -> str:
@@ -60,6 +70,7 @@ NEMOTRON_H = Family(
         "mixer.conv_bias": "mixer.conv1d.bias",
         "mixer.norm_weight": "mixer.norm.weight",
     },
+    any_width=True,
     ties=False,  # even if tie_word_embeddings is true
     prefixes=("model.", "backbone."),  # NVIDIA's older checkpoints use backbone
 )
@@ -79,26 +90,46 @@ LLAMA = Family(
     },
 )
 ARCEE = replace(LLAMA, model_type="arcee", architecture="ArceeForCausalLM", activation="relu2")
-FAMILIES = (NEMOTRON_H, LLAMA, ARCEE)
+MISTRAL = replace(
+    LLAMA, model_type="mistral", architecture="MistralForCausalLM", windows=True, any_width=True
+)
+QWEN3 = replace(LLAMA, model_type="qwen3", architecture="Qwen3ForCausalLM", qk_norm=True, any_width=True)
+FAMILIES = (NEMOTRON_H, LLAMA, MISTRAL, QWEN3, ARCEE)  # of those that fit, the first is written
 
 
 def family_of(config: ModelConfig) -> Family:
     """The class that computes this model. Raises ValueError if none of the supported ones does."""
-    rotary = config.rope_theta is not None
     for family in FAMILIES:
-        fits = not set(config.pattern) - set(family.letters)
-        same_ffn = config.activation == family.activation or not config.uses("-T")
-        same_positions = rotary == family.rotary or not config.uses("*T")
-        if fits and same_ffn and same_positions:
+        if _computes(family, config):
             return family
     known = "; ".join(
         f"{f.architecture}: blocks {f.letters}, {f.activation}, {'rotary' if f.rotary else 'no'} positions"
+        + (", sliding window" if f.windows else "")
+        + (", qk_norm" if f.qk_norm else "")
         for f in FAMILIES
     )
+    positions = "no" if config.rope_theta is None else "rotary"
+    more = "" if config.sliding_window is None else ", a sliding window"
+    more += ", qk_norm" if config.qk_norm else ""
+    if config.uses("*T") and config.d_model % config.num_heads:
+        more += f", and {config.num_heads} heads, which do not divide the width {config.d_model}"
     raise ValueError(
         f"exchange: no supported transformers class has the pattern {config.pattern!r} with "
-        f"{config.activation} and {'rotary' if rotary else 'no'} positions. Supported: {known}."
+        f"{config.activation} and {positions} positions{more}. Supported: {known}."
     )
+
+
+def _computes(family: Family, config: ModelConfig) -> bool:
+    if set(config.pattern) - set(family.letters):
+        return False
+    if config.uses("-T") and config.activation != family.activation:
+        return False
+    if not config.uses("*T"):
+        return True
+    same_positions = (config.rope_theta is not None) == family.rotary
+    same_window = config.sliding_window is None or family.windows
+    fits = family.any_width or config.d_model % config.num_heads == 0
+    return same_positions and same_window and fits and config.qk_norm == family.qk_norm
 
 
 def family_named(model_type: object) -> Family:
@@ -107,4 +138,4 @@ def family_named(model_type: object) -> Family:
         if family.model_type == model_type:
             return family
     names = ", ".join(family.model_type for family in FAMILIES)
-    raise ValueError(f"exchange: model_type must be one of {names}, got {model_type!r}.")
+    raise ValueError(f"exchange: model_type must be one of {names}, got {shown(model_type)}.")

@@ -1,24 +1,30 @@
-"""A model folder of transformers, config.json and safetensors, written and read without transformers."""
+"""A model folder of transformers, written and read without transformers."""
 
-import json
-from collections.abc import Mapping
+import errno
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fourbits.data.whole_file import write_json
+from fourbits.data.tokenizer import Tokenizer
+from fourbits.data.whole_file import write_json, write_whole
 from fourbits.exchange.config import from_hf_config, to_hf_config
-from fourbits.exchange.weights import fill, hf_names, unfilled
+from fourbits.exchange.files import CONFIG, GENERATION, INDEX, SHARD, WEIGHTS, WeightFiles, read_config
+from fourbits.exchange.replace import replaced_together
+from fourbits.exchange.state import require_state, rounded
+from fourbits.exchange.tokenizer_files import tokenizer_files
+from fourbits.exchange.weights import fill_matched, hf_names, matched, unfilled
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-SHARD = "model-{}-of-{}.safetensors"
 SHARD_BYTES = 5 * 10**9
+SAVED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def save_hf(
@@ -27,36 +33,43 @@ def save_hf(
     folder: Path | str,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    tokenizer: Tokenizer | None = None,
     end_token: int | None = None,
+    provenance: Mapping[str, Any] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a model for transformers' from_pretrained.
+    """Write a model for transformers' from_pretrained, and its tokenizer for AutoTokenizer.
 
-    state: a LanguageModel's state_dict; dtype: to which every tensor is rounded; end_token: the token that
-    ends a generated text; shard_bytes: largest file size. Only one shard is in memory at a time. Raises
-    ValueError for a model that no transformers class computes and for an end_token outside the vocabulary,
-    and OSError for a full disk. An existing model in the folder is removed first and config.json is written
-    last, so that no reader finds parts of two models.
+    state: a LanguageModel's state_dict; dtype: to which every tensor is rounded; tokenizer: writes its files,
+    too, and drops the rows of the vocabulary that it has no token for; end_token: the token that ends a
+    generated text, by default the tokenizer's; provenance: the `fourbits` entry of config.json, from
+    `fourbits.recipe.provenance.provenance(recipe)`; shard_bytes: largest file size.
+
+    Only one file's tensors are in memory at a time. A model in the folder is replaced when the new one is
+    complete, and other files stay. Raises ValueError for a model that no transformers class computes, for a
+    state that is not this configuration's, for values that are not finite and for an end_token outside the
+    vocabulary; and OSError, e.g. for a full disk. After an error, the folder is as it was.
     """
     folder = Path(folder)
+    _require_options(dtype, shard_bytes)
+    require_state(state, config)
+    config = _without_padding(config, tokenizer)
+    end_token = _end_token(tokenizer, end_token)
     described = to_hf_config(config, dtype, end_token)
+    if provenance is not None:
+        described["fourbits"] = dict(provenance)
     names = hf_names(config)
     if described["tie_word_embeddings"]:
         del names["head.weight"]
-    shards = _shards(state, names, dtype, shard_bytes)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in (folder / CONFIG, folder / INDEX, folder / WEIGHTS, *folder.glob(SHARD.format("*", "*"))):
-        old.unlink(missing_ok=True)
-    where: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = WEIGHTS if len(shards) == 1 else SHARD.format(f"{number:05}", f"{len(shards):05}")
-        tensors = {names[ours]: state[ours].detach().cpu().to(dtype).contiguous() for ours in shard}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        where |= dict.fromkeys(tensors, file)
-    if len(shards) > 1:
-        size = sum(state[ours].numel() for ours in names) * dtype.itemsize
-        write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": where})
-    write_json(folder / CONFIG, described)
+    with replaced_together(folder, CONFIG, (GENERATION, INDEX, WEIGHTS, SHARD.format("*", "*"))) as new:
+        _write_weights(new, state, names, config, dtype, shard_bytes)
+        if tokenizer is not None:
+            for name, content in tokenizer_files(tokenizer, config.max_seq_len).items():
+                write_whole(new / name, content)
+        if end_token is not None:
+            padding = end_token if tokenizer is None else tokenizer.padding()[1]
+            write_json(new / GENERATION, {"eos_token_id": end_token, "pad_token_id": padding})
+        write_json(new / CONFIG, described)
 
 
 def load_hf(
@@ -68,66 +81,98 @@ def load_hf(
     """Read a model written by transformers or `save_hf`; its masters are FP32.
 
     clamp_time_steps: see from_hf_config. Raises ValueError for an unsupported model, and for tensors that are
-    missing, unknown or of the wrong shape.
+    missing, unknown, of the wrong shape, not floating-point or not finite.
     """
     folder = Path(folder)
-    config = from_hf_config(_read_json(folder / CONFIG), clamp_time_steps)
-    model = unfilled(config, compute_dtype, torch.device("cpu"))
-    fill(model, _tensors(folder))
+    with _naming(folder / CONFIG):
+        config = from_hf_config(read_config(folder), clamp_time_steps)
+    files = WeightFiles(folder)
+    with _naming(folder):
+        names = matched(config, files.described)  # before anything of the configuration's sizes is allocated
+        model = unfilled(config, compute_dtype, torch.device("cpu"))
+        fill_matched(model, files, names)
     return model
 
 
-class _Files(Mapping[str, Tensor]):
-    """The tensors of several safetensors files, each read on access."""
-
-    def __init__(self, files: list[Path]) -> None:
-        self._open: dict[str, Any] = {}
-        for file in files:
-            try:
-                opened = safe_open(file, framework="pt")
-                self._open |= dict.fromkeys(opened.keys(), opened)
-            except (OSError, SafetensorError) as error:
-                raise ValueError(f"{file}: not a readable safetensors file: {error}.") from error
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._open[name].get_tensor(name)
-
-    def __iter__(self):
-        return iter(self._open)
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-
-def _tensors(folder: Path) -> Mapping[str, Tensor]:
-    if (folder / INDEX).is_file():
-        where = _read_json(folder / INDEX).get("weight_map")
-        if not isinstance(where, dict):
-            raise ValueError(f"{folder / INDEX}: must map tensors to files in 'weight_map'.")
-        return _Files([folder / file for file in sorted(set(where.values()))])
-    return _Files([folder / WEIGHTS])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Errors in the block name the path."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"{path.parent}: not a transformers model (no {path.name}).") from error
+        yield
     except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}.") from error
+        text = str(error).removeprefix("exchange: ")
+        raise ValueError(text if text.startswith(str(path.parent)) else f"{path}: {text}") from error
 
 
-def _shards(
-    state: Mapping[str, Tensor], names: Mapping[str, str], dtype: torch.dtype, limit: int
-) -> list[list[str]]:
-    """Our names, in order, in groups of at most `limit` bytes; a larger tensor is a separate group."""
+def _require_options(dtype: object, shard_bytes: object) -> None:
+    if dtype not in SAVED_DTYPES:
+        raise ValueError(f"save_hf: dtype must be one of {', '.join(map(str, SAVED_DTYPES))}, got {dtype!r}.")
+    if type(shard_bytes) is not int or shard_bytes < 1:
+        raise ValueError(f"save_hf: shard_bytes must be a whole number of at least 1, got {shard_bytes!r}.")
+
+
+def _without_padding(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+    """The configuration with a row of the vocabulary for every token, and no more."""
+    if tokenizer is None:
+        return config
+    if tokenizer.size > config.vocab_size:
+        raise ValueError(
+            f"save_hf: the tokenizer must have at most the model's {config.vocab_size} tokens, got "
+            f"{tokenizer.size}. Pass the one that the model was trained with."
+        )
+    return replace(config, vocab_size=tokenizer.size, document_end=None)
+
+
+def _end_token(tokenizer: Tokenizer | None, end_token: int | None) -> int | None:
+    if tokenizer is None:
+        return end_token
+    if end_token not in (None, tokenizer.end_id):
+        raise ValueError(
+            f"save_hf: end_token must be the tokenizer's, {tokenizer.end_id}, got {end_token}. Leave it out."
+        )
+    return tokenizer.end_id
+
+
+def _write_weights(
+    folder: Path,
+    state: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    config: ModelConfig,
+    dtype: torch.dtype,
+    shard_bytes: int,
+) -> None:
+    """One file, or several with an index."""
+    rows: dict[str, int] = dict.fromkeys(("embed.weight", "head.weight"), config.vocab_size)
+    sizes = {name: state[name][: rows.get(name)].numel() * dtype.itemsize for name in names}
+    shards = _shards(sizes, shard_bytes)
+    where: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = WEIGHTS if len(shards) == 1 else SHARD.format(f"{number:05}", f"{len(shards):05}")
+        tensors = {names[ours]: rounded(ours, state[ours][: rows.get(ours)], dtype) for ours in shard}
+        _save(tensors, folder / file)
+        where |= dict.fromkeys(tensors, file)
+    if len(shards) > 1:
+        write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # by the user's umask; the library makes files that others cannot read
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(mode)
+    except SafetensorError as error:  # which is how the library reports a full disk
+        raise OSError(errno.EIO, f"not written: {error}", str(path)) from error
+
+
+def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """The names, in order, in groups of at most `limit` bytes; a larger tensor is a separate group."""
     shards: list[list[str]] = [[]]
-    size = 0
-    for name in names:
-        added = state[name].numel() * dtype.itemsize
-        if shards[-1] and size + added > limit:
+    total = 0
+    for name, size in sizes.items():
+        if shards[-1] and total + size > limit:
             shards.append([])
-            size = 0
+            total = 0
         shards[-1].append(name)
-        size += added
+        total += size
     return shards

@@ -13,13 +13,13 @@ from fourbits.model.lm import LanguageModel
 def from_hf(
     model: Any, *, compute_dtype: torch.dtype = torch.bfloat16, clamp_time_steps: bool = True
 ) -> LanguageModel:
-    """Our model with the weights of a transformers NemotronH, Llama or Arcee as FP32 masters.
+    """Our model with the weights of a transformers model of a supported type as FP32 masters.
 
     model: a transformers model with a language-model head; it is not changed. clamp_time_steps: compute time
     steps as transformers does, else as in the training of the published hybrids (see from_hf_config). Raises
     ValueError for any other model.
     """
-    if not hasattr(model, "config"):
+    if not hasattr(getattr(model, "config", None), "to_dict"):
         raise ValueError(f"from_hf: model must be a transformers model, got {type(model).__name__}.")
     config = from_hf_config(model.config.to_dict(), clamp_time_steps)
     ours = unfilled(config, compute_dtype, next(model.parameters()).device)
@@ -34,6 +34,8 @@ def to_hf(model: LanguageModel, *, dtype: torch.dtype = torch.float32, end_token
     `save_hf` and from_pretrained need less memory. Raises ValueError for a model that no transformers class
     computes, and for an end_token outside the vocabulary.
     """
+    if not isinstance(model, LanguageModel):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"to_hf: model must be a LanguageModel of fourbits, got {type(model).__name__}.")
     transformers = load_transformers("to_hf")
     described = to_hf_config(model.config, dtype, end_token)
     kind = described.pop("model_type")
@@ -41,5 +43,6 @@ def to_hf(model: LanguageModel, *, dtype: torch.dtype = torch.float32, end_token
     # Not .to(dtype) afterwards, which would also round the rotary frequencies.
     theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     own = model.state_dict()
+    theirs.generation_config.pad_token_id = end_token  # not in the configuration: see to_hf_config
     theirs.load_state_dict({name: own[ours] for ours, name in hf_names(model.config).items()}, strict=True)
     return theirs.eval()

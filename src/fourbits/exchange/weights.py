@@ -11,6 +11,14 @@ from fourbits.model.lm import LanguageModel
 
 # Older Llamas store tensors that follow from the configuration.
 DERIVED = ("rotary_emb.inv_freq",)
+#: what a checkpoint's weights may be; other types need scales or lose values
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+#: parts of names that wrappers add -> what adds them
+WRAPPERS = {
+    "_orig_mod.": "torch.compile",
+    "_fsdp_wrapped_module.": "FSDP",
+    "_checkpoint_wrapped_module.": "activation checkpointing",
+}
 
 
 def hf_names(config: ModelConfig, present: Iterable[str] = ()) -> dict[str, str]:
@@ -18,9 +26,13 @@ def hf_names(config: ModelConfig, present: Iterable[str] = ()) -> dict[str, str]
     family = family_of(config)
     used = [prefix for prefix in family.prefixes if any(name.startswith(prefix) for name in present)]
     prefix = (used or family.prefixes)[0]
+    return {name: family.their_name(name, prefix) for name in shapes(config)}
+
+
+def shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """Our name of every parameter -> its shape, without allocating any."""
     with torch.device("meta"):
-        ours = LanguageModel(config).state_dict()
-    return {name: family.their_name(name, prefix) for name in ours}
+        return {name: tensor.shape for name, tensor in LanguageModel(config).state_dict().items()}
 
 
 def unfilled(config: ModelConfig, compute_dtype: torch.dtype, device: torch.device) -> LanguageModel:
@@ -33,42 +45,89 @@ def unfilled(config: ModelConfig, compute_dtype: torch.dtype, device: torch.devi
     return model
 
 
-@torch.no_grad()
-def fill(model: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of a transformers model, by their names there, into our model, in its dtype.
+def matched(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """`hf_names` for these tensors, of which only shapes and dtypes are read.
 
-    Raises ValueError naming the first tensor that is missing, unknown or of the wrong shape, and for a
-    separate head if the configuration ties it to the embedding.
+    Raises ValueError naming the first tensor that is missing, unknown, of the wrong shape or not
+    floating-point.
     """
-    names = hf_names(model.config, tensors)
-    if model.config.tie_embeddings:
-        tied = names.pop("head.weight")
-    else:
-        tied = None
-    own = model.state_dict()
+    require_unwrapped(tensors)
+    names = hf_names(config, tensors)
+    expected = shapes(config)
     for ours, theirs in names.items():
         if theirs not in tensors:
+            if ours == "head.weight" and config.tie_embeddings:
+                continue
             raise ValueError(f"exchange: {theirs!r} is missing (here it is called {ours!r}).")
-        found = tensors[theirs]
-        if found.shape != own[ours].shape:
-            raise ValueError(
-                f"exchange: {theirs!r} must have the shape {list(own[ours].shape)} by its configuration, "
-                f"got {list(found.shape)}."
-            )
-        own[ours].copy_(found)
-    if tied is not None and tied in tensors and _differ(tensors[tied], tensors[names["embed.weight"]]):
-        raise ValueError(
-            f"exchange: {tied!r} must be equal to {names['embed.weight']!r}, as the configuration ties them. "
-            "Set its tie_word_embeddings to false."
-        )
-    places = {*names.values(), tied}
+        require_fit(theirs, tensors[theirs], expected[ours])
+    places = set(names.values())
     unknown = [name for name in tensors if name not in places and not name.endswith(DERIVED)]
     if unknown:
         raise ValueError(
             f"exchange: {unknown[0]!r} and {len(unknown) - 1} more are not parameters of this model."
         )
+    return names
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
-    """Whether two tables have different values; tables on the meta device have none."""
-    return not (one.is_meta or torch.equal(one, other.to(one)))
+def fill(model: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a transformers model, by their names there, into our model, in its dtype.
+
+    Raises ValueError as `matched` does, for values that are not finite, and for a separate head if the
+    configuration ties it to the embedding.
+    """
+    fill_matched(model, tensors, matched(model.config, tensors))
+
+
+@torch.no_grad()
+def fill_matched(model: LanguageModel, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    """`fill` with the names that `matched` returned."""
+    own = model.state_dict()
+    for ours, theirs in names.items():
+        if ours == "head.weight" and model.config.tie_embeddings:
+            if theirs in tensors:
+                _require_tied(tensors, theirs, names["embed.weight"])
+            continue
+        found = tensors[theirs]
+        require_finite(theirs, found)
+        own[ours].copy_(found)
+
+
+def require_unwrapped(names: Iterable[str]) -> None:
+    """Raise ValueError for a name that a wrapper changed."""
+    for name in names:
+        for part, wrapper in WRAPPERS.items():
+            if part in name:
+                raise ValueError(
+                    f"exchange: {name!r} is a name inside {wrapper}. Save the state_dict of the model inside "
+                    "(of a compiled model: model._orig_mod.state_dict())."
+                )
+
+
+def require_fit(name: str, found: Tensor, shape: torch.Size) -> None:
+    """Raise ValueError for a tensor of another shape, or whose values are not floating-point numbers."""
+    if found.shape != shape:
+        raise ValueError(
+            f"exchange: {name!r} must have the shape {list(shape)} by its configuration, "
+            f"got {list(found.shape)}."
+        )
+    if found.dtype not in FLOATS:
+        raise ValueError(
+            f"exchange: {name!r} must be {', '.join(str(dtype) for dtype in FLOATS)}, got {found.dtype}. "
+            "Dequantize it first."
+        )
+
+
+def require_finite(name: str, found: Tensor, remedy: str = "Use an earlier checkpoint.") -> None:
+    """Raise ValueError for a tensor with NaN or infinite values; those on the meta device have none."""
+    if not found.is_meta and not (finite := found.isfinite()).all():
+        wrong = found.numel() - int(finite.sum())
+        raise ValueError(f"exchange: {name!r} has {wrong} values that are not finite. {remedy}")
+
+
+def _require_tied(tensors: Mapping[str, Tensor], head: str, embedding: str) -> None:
+    one, other = tensors[head], tensors[embedding]
+    if not (one.is_meta or torch.equal(one, other.to(one))):
+        raise ValueError(
+            f"exchange: {head!r} must be equal to {embedding!r}, as the configuration ties them. "
+            "Set its tie_word_embeddings to false."
+        )

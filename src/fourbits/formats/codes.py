@@ -62,7 +62,7 @@ def _exponent(magnitude: Tensor) -> Tensor:
 
 def _values(fmt: FloatFormat) -> Tensor:
     """All 2**bits values of a format, fp32, in the order of their codes."""
-    code = torch.arange(1 << fmt.bits, dtype=torch.int32)
+    code = torch.arange(1 << fmt.bits, dtype=torch.int32, device="cpu")
     if fmt.twos_complement:
         return torch.where(code < fmt.sign_code, code, code - 2 * fmt.sign_code).to(torch.float32)
     magnitude = code & ~fmt.sign_code

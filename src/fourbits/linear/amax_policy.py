@@ -68,7 +68,7 @@ def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor,
     """
     pending, history = amaxes[..., PENDING], amaxes[..., HISTORY:]
     length = policy[..., LENGTH]
-    place = torch.arange(history.shape[-1], device=history.device)
+    place = torch.arange(history.shape[-1], device=history.device, dtype=torch.int64)
     shifted = torch.cat((pending[..., None], history[..., :-1]), -1)
     shifted = torch.where(place < length[..., None], shifted, 0.0)
     seen = pending >= 0

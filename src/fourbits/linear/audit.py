@@ -90,12 +90,14 @@ def watch(modules: Sequence[tuple[str, nn.Module]]) -> None:
             _hooks.append(register_optimizer_step_pre_hook(_before_optimizer_step))
 
 
-def _before_optimizer_step(*_: Any) -> None:
+def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Audit the watched conversions that have run; after the last one the hook removes itself."""
     if torch.compiler.is_compiling() or (
         torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     ):
         return
+    if all(group.get("lr") == 0 for group in optimizer.param_groups):
+        return  # torch.distributed.checkpoint makes up such a step, with gradients, to create optimizer state
     reports: list[AuditReport] = []
     for watched in list(_watched):
         layers = watched.alive()

@@ -80,7 +80,7 @@ def _collected(model: nn.Module, parts: Callable[[OperandBook], tuple[Tensor, Te
     found: dict[str, Tensor] = {}
     for book in books_of(model):
         amaxes, counters = (part.cpu() for part in parts(book))
-        found["step"] = torch.tensor(-1 if book.step is None else book.step)
+        found["step"] = torch.tensor(-1 if book.step is None else book.step, dtype=torch.int64, device="cpu")
         for name, state in _states(model):
             if state.book is book:
                 amax, counter = amaxes[state.slot], counters[state.slot]

@@ -55,7 +55,8 @@ class SavedOperands(NamedTuple):
 
     #: Fprop's operand W, where Dgrad starts from that
     weight: ExactOperand | None
-    #: Wgrad's operand X, dequantized or packed, with what a correction removed
+    #: Wgrad's operand X, dequantized or packed, with what a correction removed; or Fprop's (contraction along
+    #: axis 1), where Wgrad re-quantizes that
     input: Operand | Corrected | None
 
 
@@ -97,7 +98,7 @@ def forward(
         y = plan.fprop(lhs, w, bias)
     keeps = plan.keeps_weight or (plan.needs_dx and call.quantized_weight is not None)
     kept = w if keeps and isinstance(w, ExactOperand) else None
-    return y, SavedOperands(kept, inputs[1] if plan.keeps_input else None)
+    return y, SavedOperands(kept, inputs[-1] if plan.keeps_input else None)
 
 
 def backward(
@@ -185,15 +186,18 @@ def _wgrad_input(
     plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: SavedOperands
 ) -> Operand | Corrected:
     """Wgrad's operand X: the saved operand, X quantized, or Fprop's operand re-quantized."""
-    if saved.input is not None:
-        if isinstance(saved.input, ExactOperand | Corrected) or is_native(plan.table, "wgrad.rhs"):
-            return saved.input
-        return exact(saved.input)
+    kept = saved.input
+    if isinstance(kept, ExactOperand) and kept.axis == 1:
+        return _requantized(kept, call.weight.shape[1], plan.table, WGRAD_INPUT, plan.observed, call)
+    if kept is not None:
+        if isinstance(kept, ExactOperand | Corrected) or is_native(plan.table, "wgrad.rhs"):
+            return kept
+        return exact(kept)
     assert call.x is not None
     if step.input is not None:
         return _operands(step.input, call, call.x)[0]
     kept = _exact(plan.input, call, call.x)
-    return _requantized(kept, call.x.shape[1], plan.table, WGRAD_INPUT, plan.observed, call)
+    return _requantized(kept, call.weight.shape[1], plan.table, WGRAD_INPUT, plan.observed, call)
 
 
 def _exact(side: Side, call: LinearCall, x: Tensor) -> ExactOperand:

@@ -127,7 +127,8 @@ def _rows(weights: Sequence[Weight], decider: Decider, seed: int, backend: Backe
     rows: list[LinearReport] = []
     lasting = decider.selection.lasting(weight for weight in weights if weight.kind != "other")
     read = sum(weight.shape[0] * weight.shape[1] for weight in weights)
-    numbering = Numbering(seed, sum(weight.layers for weight in weights), read, lasting)
+    layers = sum(weight.layers for weight in weights)
+    numbering = Numbering(seed, layers, read, decider.recipe, lasting)
     number = 0
     for weight in weights:
         table, reason = (None, weight.why) if weight.kind == "other" else decider.decide(weight)

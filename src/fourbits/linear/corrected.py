@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.matmul import multiply
-from fourbits.quant.correction import Correction, without_autocast
+from fourbits.quant.autocast import without_autocast
+from fourbits.quant.correction import Correction
 from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.tensor import QuantizedTensor
 

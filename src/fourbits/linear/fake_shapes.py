@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fourbits.linear.plan import is_native, keeps_column
+from fourbits.linear.plan import is_native, keeps_column, keeps_row
 from fourbits.quant.correction import correction_of, split_residual
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS
 from fourbits.quant.kernels.support import transposes
@@ -40,9 +40,9 @@ def kept_parts(
     """
     weight = needs[0] and (received or (table.keeps_weight and not is_native(table, "fprop.rhs")))
     packed = needs[1] and table.saved_inputs == "packed"
-    column = needs[1] and (packed or keeps_column(table, signature_of(x), observed))
-    corrected = [True] if column and table.wgrad.rhs.correction else []
-    return [weight, weight, column, column, packed, *corrected]
+    kept = needs[1] and (packed or keeps_row(table) or keeps_column(table, signature_of(x), observed))
+    corrected = [True] if kept and table.wgrad.rhs.correction else []
+    return [weight, weight, kept, kept, packed, *corrected]
 
 
 def fake_weight(weight: Tensor, table: GemmTable, received: bool) -> list[Tensor]:
@@ -56,8 +56,10 @@ def fake_row(x: Tensor, table: GemmTable) -> list[Tensor]:
     return _allocated(x, _row(x, table.fprop.lhs))
 
 
-def fake_column(x: Tensor, table: GemmTable, observed: bool) -> list[Tensor]:
-    """The parts of Wgrad's operand X that a forward pass keeps."""
+def fake_input(x: Tensor, table: GemmTable, observed: bool) -> list[Tensor]:
+    """The parts of an operand X that a forward pass keeps for Wgrad."""
+    if keeps_row(table):
+        return fake_row(x, table)
     spec, in_one_pass = table.wgrad.rhs, keeps_column(table, signature_of(x), observed)
     packed = table.saved_inputs == "packed"
     parts = _allocated(x, _packed(x, spec, in_one_pass) if packed else _column(x, spec))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fourbits.linear.compute import SavedOperands
 from fourbits.linear.corrected import Corrected
+from fourbits.linear.plan import keeps_row
 from fourbits.quant.correction import correction_of
 from fourbits.quant.quantize import Operand
 from fourbits.quant.scale_codes import SCALE_DTYPES
@@ -36,8 +37,9 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def flattened(saved: SavedOperands) -> list[Tensor | None]:
-    """Saved operands as five tensors, None for missing ones: W's values and scale; X's values and scale, or
-    its codes, block scales and global scale. Last, if X has a correction, what that removed.
+    """Saved operands as five tensors, None for missing ones: W's values and scale; X's values and scale
+    (Wgrad's, or Fprop's to re-quantize), or its codes, block scales and global scale. Last, if X has a
+    correction, what that removed.
     """
     weight = saved.weight
     of_weight = [None, None] if weight is None else [weight.values, weight.scale]
@@ -63,7 +65,9 @@ def unflattened(table: GemmTable, parts: Sequence[Tensor | None], shape: tuple[i
         weight = ExactOperand(w_values, w_scale, 1, table.fprop.rhs)
     if x_values is not None and x_scale is not None:
         spec = table.wgrad.rhs.of_residual if removed else table.wgrad.rhs
-        if x_global is None:
+        if keeps_row(table):
+            kept = ExactOperand(x_values, x_scale, 1, table.fprop.lhs)
+        elif x_global is None:
             kept = ExactOperand(x_values, x_scale, 0, spec)
         else:
             dtype = SCALE_DTYPES.get(spec.block_format.scale or "", x_scale.dtype)

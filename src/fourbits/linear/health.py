@@ -42,9 +42,14 @@ def lost_blocks_and_large_rows(dy: Tensor) -> Tensor:
     blocks = magnitude.unflatten(1, (-1, 16)).amax(2).float()
     rows = blocks.amax(1)
     amax = rows.amax()
-    lost = ((blocks > 0) & (blocks <= amax * _LOST)).sum() / (blocks > 0).sum().clamp(min=1)
-    large = (rows > amax / _LARGE).sum() / (rows > 0).sum().clamp(min=1)
+    lost = _share((blocks > 0) & (blocks <= amax * _LOST), blocks > 0)
+    large = _share(rows > amax / _LARGE, rows > 0)
     return torch.stack((lost, large))
+
+
+def _share(counted: Tensor, of: Tensor) -> Tensor:
+    """How many are counted of those that are, fp32; torch divides integers to the default dtype."""
+    return counted.sum().to(torch.float32) / of.sum().clamp(min=1)
 
 
 def described(layers: Sequence[tuple[str, LayerState]]) -> tuple[str, ...]:

@@ -97,6 +97,11 @@ class Calls:
         starts.append(last + -(-tokens // 16) * 16 if isinstance(tokens, int) else Later(last, tokens))
         return last
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens the calls with gradients have met, each call a multiple of 16."""
+        return self._starts[1][-1]
+
 
 class LayerState:
     """Table, number, random counter and recipe state of one converted layer."""
@@ -209,6 +214,11 @@ class LayerState:
         self.plans.clear()
         if self.book is not None:
             self.book.replace_table(self.slot, table)
+
+    @property
+    def tokens_drawn(self) -> int:
+        """Tokens of the last micro-batch that drew random bits in eager calls; in a group, of any layer."""
+        return max((calls.tokens for calls in self._calls.values()), default=0)
 
     def forget_calls(self) -> None:
         """Start a micro-batch: the next call gets its first token."""

@@ -23,5 +23,5 @@ def limited(dy: Tensor) -> tuple[Tensor, Tensor]:
     exponent = torch.where(usual, torch.frexp(amax).exponent, 0)
     typical = exponent.sum() // usual.sum().clamp(min=1)
     excess = torch.where(usual, (exponent - typical - HEADROOM).clamp(min=0), 0)
-    back = torch.ldexp(torch.ones_like(amax), excess)
+    back = torch.ldexp(torch.ones_like(amax), excess.to(amax.dtype))  # else in the default dtype
     return (dy / back).to(dy.dtype), back

@@ -24,7 +24,7 @@ def computes_like_linear(cls: type[nn.Linear]) -> bool:
 
 def _gives_the_same(cls: type[nn.Linear], bias: bool, training: bool) -> bool:
     with torch.no_grad(), torch.device("cpu"):
-        values = torch.arange(16 * 48, dtype=torch.float32).reshape(48, 16).sin()
+        values = torch.arange(16 * 48, dtype=torch.float32, device="cpu").reshape(48, 16).sin()
         linear: Any = nn.Linear(16, 24, bias=bias).train(training)
         linear.weight.copy_(values[:24])
         if bias:

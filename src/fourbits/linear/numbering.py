@@ -8,15 +8,18 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from fourbits.linear.selection import Selection
+from fourbits.recipe.recipe import Recipe
 
 
 class Numbering:
     """The numbers that one call of `convert` gave: [first, first + layers), for one seed."""
 
-    __slots__ = ("first", "layers", "seed", "selection", "weights")
+    __slots__ = ("first", "layers", "recipe", "seed", "selection", "weights")
 
-    def __init__(self, seed: int, layers: int, weights: int, selection: Selection) -> None:
+    def __init__(self, seed: int, layers: int, weights: int, recipe: Recipe, selection: Selection) -> None:
         self.seed, self.layers, self.first = seed, layers, 0
+        #: what was applied, with the caller's numbers of blocks in BF16
+        self.recipe = recipe
         #: the caller's choice of layers, which a change of the recipe keeps
         self.selection = selection
         #: how many weights GEMMs read in what was converted, quantized or not

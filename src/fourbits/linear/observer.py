@@ -41,7 +41,7 @@ class Observer:
             return
         kind = self._measured.partition(f"{role}:")[2].partition(",")[0]
         spec, place = self._table.operand(role), OPERAND_ROLES.index(role)
-        fields = torch.tensor(KEY_FIELDS[role], device=self._counter.device)
+        fields = torch.tensor(KEY_FIELDS[role], device=self._counter.device, dtype=torch.int64)
         key = self._counter[fields]
         key[1] += self._layer * 8 + place
         self._counts[place, 2:] = layout_counts(x, spec, axis, kind, key)

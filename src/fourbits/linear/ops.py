@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.compute import LinearCall, backward, forward
-from fourbits.linear.fake_shapes import fake_column, fake_row, fake_weight, kept_parts
+from fourbits.linear.fake_shapes import fake_input, fake_row, fake_weight, kept_parts
 from fourbits.linear.flat import flattened, input_parts, unflattened, weight_of, without_e8m0
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer, nothing_recorded
-from fourbits.linear.plan import LinearPlan, input_side, linear_plan
+from fourbits.linear.plan import LinearPlan, input_side, keeps_row, linear_plan
 from fourbits.operators import operator
 from fourbits.quant.request import OperandInputs, Signature, signature_of
 from fourbits.quant.tensor import ExactOperand
@@ -27,7 +27,8 @@ calls_seen: set[tuple[int, ...]] = set()
 def _fake_inputs(x: Tensor, table: str, needs_dw: bool) -> list[Tensor]:
     parsed = table_from_text(table)
     keeps = kept_parts(x, parsed, (False, needs_dw), observed=False, received=False)[2]
-    return [*fake_row(x, parsed), *(fake_column(x, parsed, observed=False) if keeps else ())]
+    of_wgrad = fake_input(x, parsed, observed=False) if keeps and not keeps_row(parsed) else ()
+    return [*fake_row(x, parsed), *of_wgrad]
 
 
 @operator("linear_inputs(Tensor x, str table, bool needs_dw) -> Tensor[]", _fake_inputs)
@@ -60,7 +61,7 @@ def _fake_forward(
     keeps = kept_parts(x, parsed, needs, observed, received)
     y = x.new_empty((x.shape[0], weight.shape[0]))
     of_weight = fake_weight(weight, parsed, received) if keeps[0] else ()
-    of_input = fake_column(x, parsed, observed) if keeps[2] and not inputs else ()
+    of_input = fake_input(x, parsed, observed) if keeps[2] and not inputs else ()
     return [y, *of_weight, *of_input, *(() if amax is None else nothing_recorded(amax, len(FORWARD)))]
 
 

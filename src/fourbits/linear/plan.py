@@ -75,6 +75,7 @@ class LinearPlan:
     keeps_weight: bool
     #: whether Dgrad reuses Fprop's operand W; FP4 tensor cores need a transposed copy instead
     shares_weight: bool
+    #: whether the forward saves an operand of X, the last that it quantizes, in the place of X
     keeps_input: bool
     #: whether the operands of X and W depend on more than the tensors, so that other calls cannot reuse them
     input_is_private: bool
@@ -134,7 +135,7 @@ def linear_plan(
         needs_dx=needs[0],
         keeps_weight=needs[0] and parsed.keeps_weight and not native,
         shares_weight=parsed.shares_weight and not is_native(parsed, "dgrad.rhs"),
-        keeps_input=len(roles) > 1,
+        keeps_input=len(roles) > 1 or (needs[1] and keeps_row(parsed)),
         input_is_private=observed
         or bool(parsed.amax_reduction)
         or any(_request(parsed, role, 1, observed).draws for role, _ in roles),
@@ -176,6 +177,12 @@ def keeps_column(table: GemmTable, x: Signature, observed: bool) -> bool:
     return one_pass(_of_residual(x) if table.fprop.lhs.correction else x, requests)
 
 
+def keeps_row(table: GemmTable) -> bool:
+    """Whether the forward saves Fprop's operand X, which Wgrad re-quantizes."""
+    again = table.wgrad.rhs.source == "forward" and table.fprop.lhs.block_format.quantized
+    return again and not table.fprop.lhs.correction and not is_native(table, "fprop.lhs")
+
+
 @functools.lru_cache(maxsize=1024)
 def weight_from_forward(table: GemmTable) -> GemmTable:
     """The table whose Dgrad re-quantizes Fprop's operand W, which it must where W arrives quantized."""
@@ -211,7 +218,7 @@ def _all_in_one_pass(table: str, x: Signature, needs_dw: bool) -> bool:
         return False
     roles = _input_roles(parsed, x, needs_dw, observed=False)
     requests = tuple(_request(parsed, role, axis, observed=False) for role, axis in roles)
-    return (len(roles) > 1 or not needs_dw) and one_pass(x, requests)
+    return (len(roles) > 1 or keeps_row(parsed) or not needs_dw) and one_pass(x, requests)
 
 
 _BOTH = (("fprop.lhs", 1), ("wgrad.rhs", 0))

@@ -15,7 +15,7 @@ from fourbits.linear.fake_shapes import kept_parts
 from fourbits.linear.flat import autocast, rows_of
 from fourbits.linear.layer_state import CallConfig, FeatureShard
 from fourbits.linear.ops import linear_backward, linear_forward, linear_inputs
-from fourbits.linear.plan import shares_input
+from fourbits.linear.plan import keeps_row, shares_input
 from fourbits.linear.sr_counter import of_shard, tick
 from fourbits.operators import operator
 from fourbits.recipe.recipe import table_from_text
@@ -107,7 +107,8 @@ class _TracedMatmul(torch.autograd.Function):
             *(config.layer, config.table, config.measured, needs, list(quantized_weight)),
         )
         kept = kept_parts(x, table, needs, amax is not None, bool(quantized_weight))
-        saved = [*outputs[: sum(kept[:2])], *inputs[2:], *outputs[sum(kept[:2]) :]][: sum(kept)]
+        shared = inputs[:2] if keeps_row(table) else inputs[2:]
+        saved = [*outputs[: sum(kept[:2])], *shared, *outputs[sum(kept[:2]) :]][: sum(kept)]
         if config.observes and amaxes is not None and counters is not None:
             observe(amaxes, counters, outputs[-2], outputs[-1], config.slot, 0)
         ctx.save_for_backward(None if kept[2] else x, weight, counter_used, amax, *saved)

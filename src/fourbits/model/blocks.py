@@ -40,9 +40,7 @@ class TransformerBlock(nn.Module):
 
 def make_attention(config: ModelConfig) -> Attention:
     """The attention mixer of this configuration."""
-    return Attention(
-        config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.rope_theta
-    )
+    return Attention(config)
 
 
 def make_ffn(config: ModelConfig) -> FFN:

@@ -8,6 +8,33 @@ BLOCKS = {"M": "Mamba-2", "*": "attention", "-": "FFN", "T": "Transformer: atten
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RopeScaling:
+    """Rotary frequencies lowered for contexts longer than those of pretraining. Raises ValueError.
+
+    linear (arXiv:2306.15595): all are divided by factor. llama3 (Llama 3.1): frequencies with more than
+    high_freq_factor periods in original_seq_len tokens stay, those with fewer than low_freq_factor are
+    divided by factor, and those in between are interpolated.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_seq_len: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.factor <= 0:
+            raise ValueError(f"factor must be positive, got {self.factor}.")
+        if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor must be positive and below high_freq_factor ({self.high_freq_factor}), got "
+                f"{self.low_freq_factor}."
+            )
+        if self.original_seq_len < 1:
+            raise ValueError(f"original_seq_len must be at least 1, got {self.original_seq_len}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """A hybrid or a plain Transformer, by its pattern (one letter per block: M, *, - or T).
 
@@ -28,6 +55,12 @@ class ModelConfig:
     head_dim: int = 0
     rope_theta: float | None = None
     """Base of the rotary position embedding; None for no position embedding, as in the hybrids."""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies, as in Llama 3.1; None for none."""
+    qk_norm: bool = False
+    """Whether every head of q and k is normalized, with a gain per channel, before it is rotated (Qwen3)."""
+    sliding_window: int | None = None
+    """The number of tokens, itself included, that a token attends to (Mistral); None for all before it."""
 
     mamba_num_heads: int = 0
     mamba_head_dim: int = 64
@@ -87,6 +120,10 @@ class ModelConfig:
                 f"rope_theta must be positive and head_dim even (rotations act on pairs), "
                 f"got {self.rope_theta} and {self.head_dim}."
             )
+        if self.rope_scaling is not None and self.rope_theta is None:
+            raise ValueError("rope_scaling needs rotary positions. Set rope_theta, or remove rope_scaling.")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, or null, got {self.sliding_window}.")
 
     def _sizes_in_use(self) -> list[str]:
         sizes = ["d_ffn"] if self.uses("-T") else []

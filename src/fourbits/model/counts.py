@@ -3,8 +3,8 @@
 FLOPs are per token, of a forward and a backward pass (twice the forward); a multiply-add counts as two:
 
 - a linear layer of [N, K]: 6 N K;
-- causal attention over T tokens: a query attends to (T + 1) / 2 keys on average, with a score and a weighted
-  sum for each: 6 (T + 1) H P;
+- causal attention over T tokens: a query attends to K = (T + 1) / 2 keys on average, with a score and a
+  weighted sum for each: 12 K H P; fewer with a sliding window;
 - the SSD scan in chunks of Q tokens: a token attends to (Q + 1) / 2 of its chunk on average: scores
   3 (Q + 1) G N, weighted sums 3 (Q + 1) H P, and writing and reading the state, 6 H P N each;
 - the convolution: 6 W per channel.
@@ -33,6 +33,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
         counts["linear"] += linear_parameters(config, letter)
     mixers = config.pattern.count("M")
     counts["norm"] += mixers * config.d_mamba
+    counts["norm"] += 2 * config.head_dim * _attentions(config) if config.qk_norm else 0
     counts["conv"] += mixers * config.d_conv * (config.conv_width + 1)
     counts["scan"] += mixers * 3 * config.mamba_num_heads
     return dict(counts)
@@ -62,14 +63,24 @@ def linear_flops(config: ModelConfig) -> dict[str, float]:
 def training_flops(config: ModelConfig, seq_len: int) -> dict[str, float]:
     """FLOPs of one token's forward and backward pass by FLOP_KINDS, in sequences of seq_len tokens."""
     mixers = config.pattern.count("M")
-    attentions = config.pattern.count("*") + config.pattern.count("T")
     chunk = min(config.chunk_size, seq_len)
     scores_and_sums = 3 * (chunk + 1) * (config.num_groups * config.state_size + config.d_mamba)
     states = 12 * config.d_mamba * config.state_size
+    heads = config.num_heads * config.head_dim
     return {
         "linear": 6.0 * sum(linear_parameters(config, letter) for letter in config.pattern),
         "head": 6.0 * config.vocab_size * config.d_model,
-        "attention": 6.0 * (seq_len + 1) * config.num_heads * config.head_dim * attentions,
+        "attention": 12.0 * _mean_keys(config, seq_len) * heads * _attentions(config),
         "scan": float(mixers * (scores_and_sums + states)),
         "conv": 6.0 * config.conv_width * config.d_conv * mixers,
     }
+
+
+def _attentions(config: ModelConfig) -> int:
+    return config.pattern.count("*") + config.pattern.count("T")
+
+
+def _mean_keys(config: ModelConfig, seq_len: int) -> float:
+    """The average number of keys that a query attends to: t for the t-th, at most the window."""
+    reach = min(config.sliding_window or seq_len, seq_len)
+    return (reach * (reach + 1) / 2 + (seq_len - reach) * reach) / seq_len

@@ -21,7 +21,7 @@ class GroupedLinear(nn.Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.weight = nn.Parameter(torch.empty(num_linears, out_features, in_features))
+        self.weight = nn.Parameter(torch.empty(num_linears, out_features, in_features, dtype=torch.float32))
         nn.init.normal_(self.weight, std=init_std)
 
     def forward(self, input: Tensor, counts: Sequence[int]) -> Tensor:

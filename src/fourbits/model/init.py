@@ -24,7 +24,7 @@ A_RANGE = (1.0, 16.0)
 DT_RANGE = (0.001, 0.1)
 DT_FLOOR = 1e-4
 RESIDUAL_WRITERS = ("o_proj", "down_proj", "out_proj")
-ONES = ("norm", "norm_weight", "attention_norm", "ffn_norm", "D")
+ONES = ("norm", "norm_weight", "attention_norm", "ffn_norm", "q_norm", "k_norm", "D")
 
 
 @torch.no_grad()
@@ -39,18 +39,31 @@ def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) 
     generator = torch.Generator().manual_seed(_parameter_seed(seed, name))
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
     if kind in ONES:
-        return torch.ones(shape)
+        return torch.ones(shape, dtype=torch.float32, device="cpu")
     if kind in ("conv_weight", "conv_bias"):
         bound = 1 / math.sqrt(config.conv_width)
-        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return torch.empty(shape, dtype=torch.float32, device="cpu").uniform_(
+            -bound, bound, generator=generator
+        )
     if kind == "A_log":
-        return torch.empty(shape).uniform_(*A_RANGE, generator=generator).log()
+        return (
+            torch.empty(shape, dtype=torch.float32, device="cpu")
+            .uniform_(*A_RANGE, generator=generator)
+            .log()
+        )
     if kind == "dt_bias":
         low, high = map(math.log, DT_RANGE)
-        dt = torch.empty(shape).uniform_(low, high, generator=generator).exp().clamp(min=DT_FLOOR)
+        dt = (
+            torch.empty(shape, dtype=torch.float32, device="cpu")
+            .uniform_(low, high, generator=generator)
+            .exp()
+            .clamp(min=DT_FLOOR)
+        )
         return dt + torch.log(-torch.expm1(-dt))  # softplus^-1
     branches = config.num_residual_branches if kind in RESIDUAL_WRITERS else 1
-    return torch.empty(shape).normal_(std=config.init_std / math.sqrt(branches), generator=generator)
+    return torch.empty(shape, dtype=torch.float32, device="cpu").normal_(
+        std=config.init_std / math.sqrt(branches), generator=generator
+    )
 
 
 def _parameter_seed(seed: int, name: str) -> int:

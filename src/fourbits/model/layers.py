@@ -27,17 +27,20 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class RMSNorm(RegionModule):
-    """Root-mean-square norm with a gain (arXiv:1910.07467); its output is the input of the linear layers."""
+    """Root-mean-square norm with a gain (arXiv:1910.07467), mostly before linear layers.
 
-    def __init__(self, d_model: int, eps: float, out_dtype: torch.dtype) -> None:
+    out_dtype: of the output; None for that of the input.
+    """
+
+    def __init__(self, d_model: int, eps: float, out_dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(d_model))
+        self.weight = nn.Parameter(torch.ones(d_model, dtype=torch.float32))
         self.eps = eps
         self.out_dtype = out_dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., D] of any float dtype -> [..., D] in out_dtype."""
-        return self.run(rms_norm, x, self.weight, self.eps, self.out_dtype)
+        return self.run(rms_norm, x, self.weight, self.eps, self.out_dtype or x.dtype)
 
 
 class FFN(RegionModule):

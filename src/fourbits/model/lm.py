@@ -34,7 +34,7 @@ class LanguageModel(RegionModule):
         self.config = config
         self.residual_dtype = torch.promote_types(compute_dtype, RESIDUAL_DTYPES[config.residual_dtype])
         # from_pretrained uses the empty table directly; nn.Embedding() would fill it first.
-        table = torch.empty(config.vocab_size, config.d_model)
+        table = torch.empty(config.vocab_size, config.d_model, dtype=torch.float32)
         self.embed = Embedding.from_pretrained(table, freeze=False)
         self.blocks = nn.ModuleList(make_block(letter, config, compute_dtype) for letter in config.pattern)
         self.norm = RMSNorm(config.d_model, config.norm_eps, compute_dtype)

@@ -31,7 +31,7 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """
     logits = logits.float()
     # A comparison, unlike a gather, fuses, and its gradient needs no scatter.
-    chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    chosen = torch.arange(logits.shape[-1], device=logits.device, dtype=torch.int64) == targets[:, None]
     picked = torch.where(chosen, logits, 0.0).sum(-1)
     outside = (targets < 0) | (targets >= logits.shape[-1])
     losses = torch.where(outside, torch.nan, logits.logsumexp(-1) - picked)
@@ -64,7 +64,7 @@ def chunked_loss(loss_of: LossOf, head: nn.Module, hidden: Tensor, targets: Tens
         if torch.is_grad_enabled():
             parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
             return _ChunkedLoss.apply(loss_of, length, targets, hidden, *parameters)
-        total = torch.zeros((), device=hidden.device)
+        total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         for rows, expected in zip(hidden.split(length), targets.split(length), strict=True):
             total += loss_of(rows, expected)
         return total
@@ -75,7 +75,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, loss_of: LossOf, length: int, targets: Tensor, hidden: Tensor, *parameters: Tensor
     ) -> Tensor:
-        total = torch.zeros((), device=hidden.device)
+        total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
         grads: list[Tensor] = []
         for start in range(0, len(hidden), length):

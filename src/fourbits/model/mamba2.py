@@ -79,12 +79,12 @@ class Mamba2(RegionModule):
         self.min_time_step = min_time_step
         self._sizes = head_dim, state_size
         self.in_proj = Linear(d_model, d_mamba + d_conv + num_heads)
-        self.conv_weight = nn.Parameter(torch.empty(d_conv, 1, conv_width))
-        self.conv_bias = nn.Parameter(torch.empty(d_conv))
-        self.dt_bias = nn.Parameter(torch.empty(num_heads))
-        self.A_log = nn.Parameter(torch.empty(num_heads))
-        self.D = nn.Parameter(torch.empty(num_heads))
-        self.norm_weight = nn.Parameter(torch.ones(d_mamba))
+        self.conv_weight = nn.Parameter(torch.empty(d_conv, 1, conv_width, dtype=torch.float32))
+        self.conv_bias = nn.Parameter(torch.empty(d_conv, dtype=torch.float32))
+        self.dt_bias = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
+        self.A_log = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
+        self.D = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
+        self.norm_weight = nn.Parameter(torch.ones(d_mamba, dtype=torch.float32))
         self.out_proj = Linear(d_mamba, d_model)
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:

@@ -61,7 +61,7 @@ def layout_counts(x: Tensor, spec: OperandSpec, axis: int, kind: str, sr_key: Te
     subnormal or zero scale; `block` counts rows of 16x16 blocks, and those two octaves below their block.
     """
     y = _source_of(x, spec, axis, sr_key)
-    maxima = torch.zeros(grid_shape(y, _ROWS, axis), device=x.device)
+    maxima = torch.zeros(grid_shape(y, _ROWS, axis), device=x.device, dtype=torch.float32)
     if y.numel():
         blocks = block_view(y, _ROWS, axis)
         maxima = blocks.abs().amax(dim=(1, 3)).to(torch.float32).reshape(maxima.shape)
@@ -88,7 +88,7 @@ def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor,
         saturated = blocks.to(torch.float32).abs() * encode > element_of(spec).saturation_limit
     else:
         saturated = block_amax * (encode * kappa) > _SCALE_LIMIT
-    total = torch.full((), saturated.numel() if blocks.numel() else 0, device=given.device)
+    total = torch.full((), saturated.numel() if blocks.numel() else 0, device=given.device, dtype=torch.int64)
     return used, own, torch.stack((saturated.sum(), total))
 
 

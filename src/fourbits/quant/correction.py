@@ -6,11 +6,12 @@ correction, because it cancels in the GEMM (`OperandSpec.rht`). docs/nvfp4.md, s
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fourbits.quant.autocast import without_autocast
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,10 @@ def register_correction(name: str, correction: Correction) -> None:
 def _try_out(name: str, correction: Correction) -> None:
     """Raises ValueError unless the three functions agree on a small tensor, and remove a projection."""
     rows, columns = 48, 8
-    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
-    identity = torch.eye(columns)
+    x = torch.randn(
+        rows, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
+    )
+    identity = torch.eye(columns, dtype=torch.float32, device="cpu")
     try:
         residual, removed = split_residual(correction, x)
         part = correction.product(removed, identity, rows).expand(rows, columns)
@@ -102,8 +105,3 @@ def split_residual(correction: Correction, x: Tensor) -> tuple[Tensor, Tensor]:
             f"{list(residual.shape)}. Compute it as x.float() minus the part that is removed."
         )
     return residual, removed
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """A context in which autocast does not round what a correction computes to BF16."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fourbits.operators import operator
 from fourbits.quant.amax_stats import own_amax
 from fourbits.quant.arguments import check_dtype, checked_inputs
+from fourbits.quant.autocast import without_autocast
 from fourbits.quant.cpu import quantize as cpu
 from fourbits.quant.cpu.compiled import worth_compiling
 from fourbits.quant.kernels.support import unsupported
@@ -112,12 +113,13 @@ def quantizer(signature: Signature, requests: tuple[OperandRequest, ...]) -> Qua
 
 def own_amaxes(x: Tensor, requests: tuple[OperandRequest, ...], inputs: tuple[OperandInputs, ...]) -> Tensor:
     """The amaxes of operands of one tensor, before they are quantized: fp32 [n]; 0 where none is used."""
-    unknown = torch.full((), -1.0, device=x.device)
+    unknown = torch.full((), -1.0, device=x.device, dtype=torch.float32)
     found: list[Tensor] = []
     for request, given in zip(requests, inputs, strict=True):
         amax = unknown.new_zeros(())
         if request.spec.tensor_scaled:
-            amax = own_amax(x, request.spec, request.axis, unknown, _key_of(request, given)).own
+            with without_autocast(x):
+                amax = own_amax(x, request.spec, request.axis, unknown, _key_of(request, given)).own
         found.append(amax)
     return torch.stack(found)
 
@@ -142,14 +144,16 @@ def exact(q: QuantizedTensor) -> ExactOperand:
 def dequantize(q: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values of a packed operand; what `QuantizedTensor.dequantize` calls."""
     if _skips_kernels(q.codes) or unsupported_dequantize(q, dtype) is not None:
-        return reference_dequantized(q, dtype)
+        with without_autocast(q.codes):
+            return reference_dequantized(q, dtype)
     return kernel_dequantized(q, dtype)
 
 
 def transposed(q: QuantizedTensor) -> QuantizedTensor:
     """The operand of the transposed tensor; what `QuantizedTensor.t` calls."""
     if _skips_kernels(q.codes) or unsupported_transpose(q) is not None:
-        return reference_transposed(q)
+        with without_autocast(q.codes):
+            return reference_transposed(q)
     return kernel_transposed(q)
 
 
@@ -196,7 +200,8 @@ def _one_operand(
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
     if torch.compiler.is_compiling():  # the compiler traces the reference into its caller's graph
         amax = None if amax is None else amax.reshape(()).abs()
-        return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
+        with without_autocast(x):
+            return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
     request = OperandRequest(spec, axis, packed, "own" if amax is None else "given")
     plan = quantizer(signature_of(x), (request,))
     (operand,) = plan(x, (OperandInputs(key, 0, amax),), None)
@@ -232,7 +237,7 @@ class _WithoutKernels:
     ) -> tuple[Operand, ...]:
         request, key = self._request, _key_of(self._request, inputs[0])
         amax, factor = inputs[0].amax, inputs[0].factor
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(x):
             if factor is not None:
                 x = x.to(torch.float32) * factor
             if request.amax == "stored":
@@ -259,7 +264,9 @@ def _key_of(request: OperandRequest, inputs: OperandInputs) -> Tensor | None:
 @functools.lru_cache(maxsize=1 << 13)
 def _key_parts(fields: tuple[int, ...], stream: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Places of a counter, and what is added to their entries, that make an operand's key."""
-    return torch.tensor(fields, device=device), torch.tensor([0, stream, 0, 0, 0], device=device)
+    return torch.tensor(fields, device=device, dtype=torch.int64), torch.tensor(
+        [0, stream, 0, 0, 0], device=device, dtype=torch.int64
+    )
 
 
 @functools.cache

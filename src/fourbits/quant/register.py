@@ -131,8 +131,11 @@ def _trial(spec: OperandSpec) -> Tensor:
     assert spec.block_size is not None
     rows, columns = (2 * size * group + 3 for size, group in zip(spec.block_size, groups, strict=True))
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(rows + columns, rows + columns, generator=generator)
-    x *= torch.exp2(torch.randint(-12, 12, (rows + columns, 1), generator=generator))
+    x = torch.randn(rows + columns, rows + columns, generator=generator, dtype=torch.float32, device="cpu")
+    exponents = torch.randint(
+        -12, 12, (rows + columns, 1), generator=generator, dtype=torch.int64, device="cpu"
+    )
+    x *= torch.exp2(exponents.to(torch.float32))
     x[: spec.block_size[0]] = 0.0
     x[-1, -1] = torch.nan
     return x

@@ -43,7 +43,8 @@ def spread(scale: Tensor, block: tuple[int, int] | None, shape: tuple[int, ...])
         return scale
     # Not repeat_interleave: torch 2.13 compiles it, with later operations, to reads beyond a partial block.
     down, across = (
-        torch.arange(size, device=scale.device) // step for size, step in zip(shape, block, strict=True)
+        torch.arange(size, device=scale.device, dtype=torch.int64) // step
+        for size, step in zip(shape, block, strict=True)
     )
     return scale[down[:, None], across]
 

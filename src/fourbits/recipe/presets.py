@@ -52,6 +52,11 @@ _QUARTET2_DEVIATES = (
 _FP8 = OperandSpec(format="fp8", block=(1, 128))
 _FP8_BLOCK_2D = OperandSpec(format="fp8", block=(128, 128), source="bf16")
 
+
+def _ceil(spec: OperandSpec) -> OperandSpec:
+    return replace(spec, scale_rule="ceil")
+
+
 _RECIPES = (
     Recipe(name="bf16", taken="all GEMMs in BF16"),
     Recipe(
@@ -82,6 +87,16 @@ _RECIPES = (
         fprop=GemmSpec(lhs=_MX4, rhs=_MX4_BLOCK_2D),
         dgrad=GemmSpec(lhs=_MX4_SR, rhs=_MX4_BLOCK_2D),
         wgrad=GemmSpec(lhs=replace(_MX4_SR, rht=32), rhs=replace(_MX4, rht=32)),
+        keep_bf16=_PAPER_BLOCKS,
+    ),
+    Recipe(
+        name="mxfp4-ceil",
+        source="arXiv:2509.25149, with the scales of arXiv:2506.08027",
+        taken="mxfp4 with every scale rounded up, so that no maximum is clipped and SR is unbiased",
+        deviates="as mxfp4; the second paper rounds scales up for MXFP8",
+        fprop=GemmSpec(lhs=_ceil(_MX4), rhs=_ceil(_MX4_BLOCK_2D)),
+        dgrad=GemmSpec(lhs=_ceil(_MX4_SR), rhs=_ceil(_MX4_BLOCK_2D)),
+        wgrad=GemmSpec(lhs=_ceil(replace(_MX4_SR, rht=32)), rhs=_ceil(replace(_MX4, rht=32))),
         keep_bf16=_PAPER_BLOCKS,
     ),
     Recipe(

@@ -122,6 +122,12 @@ def table_from_text(text: str) -> GemmTable:
     return build(GemmTable, json.loads(text), "GEMM table")
 
 
+@functools.lru_cache(maxsize=1024)
+def table_digest(text: str) -> str:
+    """Hash of everything in a table's text that affects results bitwise, as `Recipe.digest`."""
+    return _hash(_without_empty(_of_bits(json.loads(text)), _NEWER))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepBF16:
     """Linear layers that are not quantized. Raises ValueError for an invalid count or share.
@@ -206,8 +212,11 @@ class Recipe:
         content["layers"] = [
             {**rule, "why": "", "table": _of_bits(rule["table"])} for rule in content["layers"]
         ]
-        content = _without_empty(content, _NEWER)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return _hash(_without_empty(content, _NEWER))
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _of_bits(tree: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,10 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run before its first step. step: steps already done; compiles: whether the next one compiles."""
+    """A run before its first step.
+
+    data: the size of its text; step: steps already done; compiles: whether the next one compiles.
+    """
 
     out: Path
     step: int
@@ -23,6 +26,7 @@ class RunStart:
     tokens_per_step: int
     device: str
     backend: str
+    data: str
     conversion: ConversionSummary
     compiles: bool
 
@@ -71,7 +75,7 @@ class ProgressPrinter(RunListener):
         """Show a bar per part, or print a line when a part is done."""
         if not self.console.is_terminal:
             if done >= total:
-                self._print(f"prepared {what}: {total / 1e6:.1f} MB")
+                self._print(f"prepared {what}: read {total / 1e6:.1f} MB of files")
             return
         self._bar.start()
         if what not in self._parts:

@@ -39,7 +39,7 @@ def store_update(master: Tensor, updated: Tensor, key: tuple[int, int, int, int,
     rows = max(1, CHUNK // max(master.shape[1], 1))
     rounding = runner_for(master)(stochastic_bf16)
     for first in range(0, master.shape[0], rows):
-        here = torch.tensor((*key[:3], key[3] + first, key[4]), device=master.device)
+        here = torch.tensor((*key[:3], key[3] + first, key[4]), device=master.device, dtype=torch.int64)
         master[first : first + rows] = rounding(updated[first : first + rows], here)
 
 
@@ -48,7 +48,9 @@ def stochastic_bf16(z: Tensor, sr_key: Tensor) -> Tensor:
 
     sr_key: int64 [5]. NaN and infinity are kept; finite values saturate at the largest BF16.
     """
-    rows, units = (torch.arange(n, device=z.device) for n in (z.shape[0], -(-z.shape[1] // _UNIT)))
+    rows, units = (
+        torch.arange(n, device=z.device, dtype=torch.int64) for n in (z.shape[0], -(-z.shape[1] // _UNIT))
+    )
     words = words_at(sr_key, rows[:, None], units[None, :], 0)
     halves = torch.stack([half for word in words for half in (word & 0xFFFF, word >> 16)], -1)
     noise = halves.flatten(1)[:, : z.shape[1]].to(torch.int32)

@@ -59,7 +59,7 @@ class MasterOptimizer:
         the global gradient norm before clipping, and the norm of each parameter's gradient in the order of
         `parameters`.
         """
-        zero = torch.zeros((), device=loss.device)
+        zero = torch.zeros((), device=loss.device, dtype=torch.float32)
         grads = [zero if p.grad is None else p.grad for p in self.parameters.values()]
         norms = torch.stack(torch._foreach_norm(grads))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         norm = torch.linalg.vector_norm(norms)
@@ -127,4 +127,4 @@ def _fp32_place(master: nn.Parameter) -> nn.Parameter:
     """The master itself if it is FP32, else a parameter for its FP32 values during a step."""
     if master.dtype == torch.float32:
         return master
-    return nn.Parameter(torch.empty(0, device=master.device))
+    return nn.Parameter(torch.empty(0, device=master.device, dtype=torch.float32))

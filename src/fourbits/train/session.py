@@ -44,6 +44,7 @@ class Session:
         torch_device = torch.device(self.device.torch_device)
         self.memory = PeakMemory(torch_device)
         self.trainer = Trainer(config, data, torch_device)
+        self._sizes = data.sizes()
         for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
             if note:
                 listener.note(note)
@@ -190,6 +191,7 @@ class Session:
             tokens_per_step=self.config.train.tokens_per_step,
             device=self.device.name,
             backend=self.trainer.backend_reason,
+            data=self._sizes,
             conversion=self.trainer.conversion,
             compiles=self.config.train.compile != "none",
         )

@@ -69,7 +69,7 @@ class PendingStep:
         self.step, self.lr, self.data_seconds = step, lr, data_seconds
         self._numbers = numbers
         if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, pin_memory=True)
+            self._numbers = torch.empty(numbers.shape, pin_memory=True, dtype=torch.float32, device="cpu")
             self._numbers.copy_(numbers, non_blocking=True)
         self._finished = Timestamp(numbers.device)
 
@@ -122,10 +122,10 @@ class Trainer:
             self._captured = CapturedGradients(self._gradients, self.model, list(self.masters.values()))
         # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
         # run.
-        self._blocked = torch.zeros((), device=device)
+        self._blocked = torch.zeros((), device=device, dtype=torch.float32)
         self._skipped_in_a_row = 0
         self._data_seconds = 0.0
-        self._uncounted = torch.full((), math.nan, device=device)
+        self._uncounted = torch.full((), math.nan, device=device, dtype=torch.float32)
 
     @contextmanager
     def kernel_by_kernel(self) -> Generator[None]:
@@ -190,7 +190,7 @@ class Trainer:
 
     def _accumulate_gradients(self) -> Tensor:
         """Gradients of the mean loss over the step's tokens. Returns that loss, FP32, on the device."""
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self.device, dtype=torch.float32)
         for micro_batch in range(self.config.train.gradient_accumulation):
             samples = self._begin(self.step, micro_batch)
             total += self._captured(samples, micro_batch == 0) if self._captured else self._gradients(samples)

@@ -1,5 +1,7 @@
 """A corpus folder returns the documents that were written to it, or an error that names the damage."""
 
+import json
+
 import pytest
 
 from fourbits.data.config import text_sources
@@ -15,6 +17,10 @@ SOURCES = [
     Source("one", (), lambda: iter(DOCUMENTS), "CC0-1.0"),
     Source("two", (), lambda: iter(DOCUMENTS[1:]), "MIT"),
 ]
+
+
+def corpus(**sources) -> bytes:
+    return json.dumps({"format": "fourbits-corpus", "version": 1, "sources": sources}).encode()
 
 
 def test_a_corpus_is_read_as_written_with_names_keys_and_licences(tmp_path):
@@ -43,6 +49,14 @@ def test_an_incomplete_corpus_is_not_a_corpus(tmp_path):
         ("one.jsonl", b"{}", "one.jsonl: 2 bytes, corpus.json records"),
         (CORPUS_FILE, b"{", "corpus.json: damaged"),
         (CORPUS_FILE, b'{"format": "other"}', "its format must be 'fourbits-corpus', version 1"),
+        (CORPUS_FILE, corpus(one={"bytes": 2}), "'sources.one.licence' is missing; build the corpus again"),
+        (
+            CORPUS_FILE,
+            corpus(one={"bytes": "2", "licence": ""}),
+            "'sources.one.bytes' must be a whole number",
+        ),
+        (CORPUS_FILE, corpus(one=[]), r"'sources.one' must be an object, got \[\]"),
+        (CORPUS_FILE, corpus(**{"../one": {}}), r"'../one' cannot be the name of a source in this folder"),
     ],
 )
 def test_the_error_names_the_damaged_file(tmp_path, name, content, message):

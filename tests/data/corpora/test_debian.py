@@ -233,3 +233,39 @@ def test_the_corpus_has_three_phases_that_end_in_prose():
     assert phases == DEBIAN_PHASES
     assert [phase.until for phase in phases] == [0.7, 0.9, 1.0]
     assert all(sum(phase.weights.values()) == pytest.approx(1) for phase in phases)
+
+
+@pytest.mark.parametrize("size", [b"-60", b"-1", b"", b"1_0", b"0x10", b"nan", b"\xb2"])
+def test_a_member_whose_size_is_not_a_number_is_an_error_and_no_loop(tmp_path, size):
+    """A negative size would seek back to the member's own header, forever."""
+    path = write_deb(tmp_path / "x_1_all.deb", {"usr/a.txt": b"text"})
+    raw = bytearray(path.read_bytes())
+    raw[8 + 48 : 8 + 58] = size.ljust(10)
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"x_1_all\.deb: damaged: the header of its member 'debian-binary'"):
+        list(files_of(path, lambda name, size: True))
+
+
+@pytest.mark.parametrize("compression", ["xz", "gz", "zst"])
+def test_a_package_damaged_anywhere_is_named_or_read(tmp_path, compression):
+    """No byte, inverted, gives another error, a traceback or a loop."""
+    whole = write_deb(
+        tmp_path / "a_1_all.deb", {f"usr/{n}.txt": PROSE.encode() * 9 for n in range(3)}, compression
+    )
+    raw, path = whole.read_bytes(), tmp_path / "b_1_all.deb"
+    messages = set()
+    for place in range(0, len(raw), max(1, len(raw) // 150)):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 0xFF]) + raw[place + 1 :])
+        try:
+            list(files_of(path, lambda name, size: True))
+        except ValueError as error:
+            messages.add(str(error).partition(": ")[0])
+    assert messages == {str(path)}
+
+
+def test_the_limit_counts_bytes_of_text(tmp_path, debs):
+    """A letter of more than one byte counts as what it takes; the limit is in MB."""
+    written = build_debian(tmp_path / "a", lambda what, done, total: None, debs=debs, max_bytes=200_000)
+    for name in written["sources"]:
+        records = (tmp_path / "a" / f"{name}.jsonl").read_text().splitlines()
+        assert sum(len(json.loads(line)["text"].encode()) for line in records) <= 200_000

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourbits.data.corpora import text_files
+from fourbits.data.corpora import open_text, text_files
 from fourbits.data.corpora.document import Document
 from fourbits.data.corpora.pieces import cut
-from fourbits.data.corpora.sources import file_sources
+from fourbits.data.corpora.sources import ReadOptions, file_sources
 from fourbits.data.optional import load_datasets
 from fourbits.data.prepare import encode
 from fourbits.data.prepare.prepare import PrepareOptions, prepare
@@ -122,7 +122,7 @@ def test_the_text_can_be_in_another_field(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", "content")
     write_parquet(tmp_path / "b.parquet", "content")
     for name in ("a.jsonl", "b.parquet"):
-        [source] = file_sources([str(tmp_path / name)], "content")
+        [source] = file_sources([str(tmp_path / name)], ReadOptions(text_field="content"))
         assert [document.text for document in source.read()] == TEXTS
 
 
@@ -130,7 +130,8 @@ def test_a_source_tree_is_read_without_hidden_folders(tmp_path):
     for name in ("src/a.c", "src/b.go", "c.rst", ".git/d.py", "e.o"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    assert texts_of(tmp_path) == ["c.rst", "src/a.c", "src/b.go"]
+    with pytest.warns(UserWarning, match=r"passed over \.o: 1 \(3 bytes\); hidden: 1"):
+        assert texts_of(tmp_path) == ["c.rst", "src/a.c", "src/b.go"]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +157,55 @@ def test_the_error_names_a_damaged_container(files, name, damage, message):
 
 def test_the_error_for_a_missing_column_lists_the_columns(tmp_path):
     write_parquet(tmp_path / "b.parquet", "content")
-    with pytest.raises(ValueError, match="needs a string column 'text'; its columns are id, content"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs a column 'text' of strings; its columns are id \(int64\), content \(string\)",
+    ):
         texts_of(tmp_path / "b.parquet")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.large_string()),
+    ],
+    ids=str,
+)
+def test_every_way_to_store_strings_in_parquet_is_text(tmp_path, kind):
+    pq.write_table(
+        pa.table({"text": pa.array([*TEXTS, None, " "], pa.string()).cast(kind)}), tmp_path / "a.parquet"
+    )
+    assert texts_of(tmp_path / "a.parquet") == TEXTS
+
+
+def test_a_category_of_pandas_is_text(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame({"text": pandas.Categorical(TEXTS)}).to_parquet(tmp_path / "a.parquet")
+    assert pq.read_schema(tmp_path / "a.parquet").field("text").type != pa.string()
+    assert texts_of(tmp_path / "a.parquet") == TEXTS
+
+
+def test_a_dictionary_of_numbers_is_not_text(tmp_path):
+    numbers = pa.array([1, 2]).dictionary_encode()
+    pq.write_table(pa.table({"text": numbers}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="needs a column 'text' of strings"):
+        texts_of(tmp_path / "a.parquet")
+
+
+def test_a_text_of_null_is_skipped_alike_in_json_lines_and_parquet(tmp_path):
+    texts = [None, "a", None, "", "b", " \n"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    load_datasets("test").Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "saved")
+    for name in ("a.jsonl", "a.parquet", "saved"):
+        assert texts_of(tmp_path / name) == ["a", "b"], name
+    (tmp_path / "b.jsonl").write_text('{"text": 1}\n')
+    with pytest.raises(ValueError, match="the field 'text' must be a string or null, got int"):
+        texts_of(tmp_path / "b.jsonl")
 
 
 @settings(deadline=None)
@@ -192,7 +240,7 @@ def test_a_long_file_is_read_in_pieces_and_is_one_document(tmp_path, monkeypatch
     whole = prepare(sources, tmp_path / "whole", options)
     same_tokenizer = PrepareOptions(tokenizer=str(tmp_path / "whole"), validation_fraction=0.5, seed=1)
     monkeypatch.setattr(text_files, "LONG_FILE", 1000)
-    monkeypatch.setattr(text_files, "_CHUNK_BYTES", 777)
+    monkeypatch.setattr(open_text, "_CHUNK_BYTES", 777)
     monkeypatch.setattr("fourbits.data.corpora.text_files.cut", lambda chunks: cut(chunks, 5000))
     assert sum(document.more for document in sources[0].read()) > 10
     pieces = prepare(sources, tmp_path / "pieces", same_tokenizer)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fourbits.data.corpora import text_files
+from fourbits.data.corpora import open_text, text_files
 from fourbits.data.corpora.pieces import cut
 from fourbits.data.corpora.sources import file_sources
 from fourbits.data.prepare import encode, prepare_source
@@ -153,7 +153,7 @@ def test_an_encoder_error_ends_the_call_and_keeps_the_finished_work(lines, whole
 def test_an_interrupted_document_is_resumed_inside_it(tmp_path, monkeypatch):
     """One text in pieces of 16 KiB, saved in the middle, with its tokens so far and no end token."""
     monkeypatch.setattr(text_files, "LONG_FILE", STEP // 4)
-    monkeypatch.setattr(text_files, "_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(open_text, "_CHUNK_BYTES", 4096)
     monkeypatch.setattr(text_files, "cut", lambda chunks: cut(chunks, STEP // 16))
     (tmp_path / "long.txt").write_text("".join(f"Line {number} of a text.\n" for number in range(40_000)))
     sources = file_sources([str(tmp_path / "long.txt")])

@@ -82,8 +82,9 @@ def bench_peer(name: str, config: RunConfig, device: torch.device, repeats: int)
 
 
 def _unsupported(kind: _Kind, model: ModelConfig) -> str | None:
-    if kind.maker == "plain" and (set(model.pattern) != {"T"} or model.activation != "relu2"):
-        return "the plain model is a Transformer with squared ReLU"
+    more = model.qk_norm or model.rope_scaling or model.sliding_window
+    if kind.maker == "plain" and (set(model.pattern) != {"T"} or model.activation != "relu2" or more):
+        return "the plain model is a Transformer with squared ReLU, and plain attention"
     if kind.kernels and not model.uses("M"):
         return "the model has no Mamba layers"
     if kind.kernels and (reason := mamba_ssm.unsupported()):
@@ -112,7 +113,7 @@ def _build(kind: _Kind, model: ModelConfig, device: torch.device) -> tuple[nn.Mo
 def _step(kind: _Kind, model: nn.Module, config: RunConfig, device: torch.device) -> Callable[[], object]:
     train = config.train
     shape = (train.micro_batch_size, train.seq_len + 1)
-    samples = torch.randint(config.model.vocab_size, shape, device=device)
+    samples = torch.randint(config.model.vocab_size, shape, device=device, dtype=torch.int64)
     tokens, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.95), fused=True)
     run: Any = torch.compile(model, dynamic=False) if kind.compiled else model

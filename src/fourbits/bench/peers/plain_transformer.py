@@ -51,8 +51,10 @@ class PlainTransformer(nn.Module):
         self.blocks = nn.ModuleList(_Block(config) for _ in config.pattern)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         half = config.head_dim // 2
-        frequency = (config.rope_theta or 1e4) ** -(torch.arange(half) / half)
-        angle = torch.arange(config.max_seq_len)[:, None] * frequency
+        frequency = (config.rope_theta or 1e4) ** -(
+            torch.arange(half, dtype=torch.float32, device="cpu") / half
+        )
+        angle = torch.arange(config.max_seq_len, dtype=torch.int64, device="cpu")[:, None] * frequency
         self.register_buffer("cos", angle.cos().bfloat16(), persistent=False)
         self.register_buffer("sin", angle.sin().bfloat16(), persistent=False)
 

@@ -29,14 +29,14 @@ class TrainingStep:
         self.masters = dict(model.named_parameters())
         self.optimizer = MasterOptimizer(self.masters, config.optim)
         shape = (config.train.micro_batch_size, config.train.seq_len + 1)
-        self.samples = torch.randint(config.model.vocab_size, shape, device=self.device)
+        self.samples = torch.randint(config.model.vocab_size, shape, device=self.device, dtype=torch.int64)
         self.eager_because = cuda_graph.unsupported(model, self.device)
         if self.eager_because is None and not config.train.cuda_graph:
             self.eager_because = "train.cuda_graph is false"
         self._captured: CapturedGradients | None = None
         if self.eager_because is None:
             self._captured = CapturedGradients(self._gradients, model, list(self.masters.values()))
-        self._not_blocked = torch.zeros((), device=self.device)
+        self._not_blocked = torch.zeros((), device=self.device, dtype=torch.float32)
         self._steps = itertools.count()
 
     def __call__(self) -> Tensor:

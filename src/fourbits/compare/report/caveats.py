@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fourbits.compare.number_format import listed, short_count
 from fourbits.compare.report.comparison import Comparison
-from fourbits.compare.report.run_details import num_parameters, ran_native
+from fourbits.compare.report.run_details import num_parameters, ran_native, repetition
 from fourbits.compare.report.table import Row
 
 # Nats, standard deviation over seeds of the final loss in published repetitions of 20B-parameter runs.
@@ -18,6 +18,8 @@ def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
         sentences.append(
             "No speed ratio for runs that did not execute under the same load as their baseline."
         )
+    if text := repetition(comparison.any_run):
+        sentences.append(f"{text} Losses on text that was read before say little about new text.")
     return sentences
 
 

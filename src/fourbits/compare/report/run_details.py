@@ -1,6 +1,6 @@
 """What a report lists under "Run details": machine, versions, model, training, and how runs executed."""
 
-from fourbits.compare.number_format import count, plural, short_count
+from fourbits.compare.number_format import count, listed, plural, short_count
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.runs import Run
 
@@ -53,6 +53,13 @@ def phase_starts(run: Run) -> list[float]:
     plan = run.manifest["data"]["plan"]
     firsts = [phase["first_sample"] for phase in plan["phases"]]
     return [first * plan["seq_len"] for first in firsts if first > 0]
+
+
+def repetition(run: Run) -> str:
+    """A sentence about the sources that all steps together read more than once; "" if there are none."""
+    sources = run.manifest["data"]["plan"]["sources"]
+    parts = [f"{name} {each['epochs']:.1f} times" for name, each in sources.items() if each["epochs"] > 1]
+    return f"Training text repeats: all steps together read {listed(parts)}." if parts else ""
 
 
 def ran_native(run: Run) -> bool:

@@ -34,8 +34,9 @@ def execute_runs(
     matrix.out.mkdir(parents=True, exist_ok=True)
     with progress, stop_on_signals(progress.note) as stop:
         # Prepare the data here, before several processes need it.
-        open_data(matrix.runs[0].config.data, matrix.data_cache, progress.preparing)
+        data = open_data(matrix.runs[0].config.data, matrix.data_cache, progress.preparing)
         progress.prepared()
+        progress.plain(f"data: {data.sizes()}")
         pending = [
             number for number in range(len(matrix.runs)) if not _is_done(matrix, number, progress, stop)
         ]

@@ -39,7 +39,7 @@ class MatrixProgress:
             self._parts[part] = self._bar.add_task(part, total=total, numbers="")
         self._bar.update(self._parts[part], completed=done)
         if done >= total:
-            self.plain(f"prepared {part}: {total / 1e6:.1f} MB of text")
+            self.plain(f"prepared {part}: read {total / 1e6:.1f} MB of files")
 
     def prepared(self) -> None:
         """The data are complete; remove their bars."""

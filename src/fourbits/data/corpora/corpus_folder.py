@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fourbits.data.corpora.document import Progress, Source
-from fourbits.data.corpora.text_files import read_files
-from fourbits.data.whole_file import open_synced, write, write_json
+from fourbits.data.corpora.read_files import read_files
+from fourbits.data.whole_file import is_source_name, open_synced, require, write, write_json
 
 CORPUS_FILE = "corpus.json"
 FORMAT = "fourbits-corpus"
 VERSION = 1
+_REMEDY = "build the corpus again"
 
 
 def write_corpus(
@@ -56,6 +57,12 @@ def corpus_sources(folder: Path | str) -> list[Source]:
         raise ValueError(f"{path}: damaged: {error}.") from error
     if not isinstance(corpus, dict) or (corpus.get("format"), corpus.get("version")) != (FORMAT, VERSION):
         raise ValueError(f"{path}: its format must be {FORMAT!r}, version {VERSION}.")
+    require(corpus, {"sources": dict}, path, remedy=_REMEDY)
+    for name, record in corpus["sources"].items():
+        if not is_source_name(name):
+            raise ValueError(f"{path}: damaged: {name!r} cannot be the name of a source in this folder.")
+        require({name: record}, {name: dict}, path, "sources", _REMEDY)
+        require(record, {"bytes": int, "licence": str}, path, f"sources.{name}", _REMEDY)
     return [_open_source(folder, name, record) for name, record in corpus["sources"].items()]
 
 

@@ -9,14 +9,16 @@ package, as in source packages, is streamed too.
 
 import io
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
+from lzma import LZMAError
 from pathlib import Path
 from typing import IO, Any
 
 from fourbits.data.optional import load_pyarrow
 
 _MAGIC = b"!<arch>\n"
-_HEADER = 60
+_HEADER, _HEADER_END = 60, b"`\n"
 _NESTED = (".tar.xz", ".tar.gz", ".tar.bz2")
 
 # keep(name, size): whether to read a file
@@ -51,7 +53,7 @@ def files_of(path: Path, keep: FileFilter) -> Iterator[tuple[str, bytes, int]]:
         with path.open("rb") as raw, tarfile.open(fileobj=_data_member(raw, path), mode="r|*") as archive:
             for name, content in _members(archive, keep):
                 yield name, content, raw.tell()
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, LZMAError, zlib.error) as error:
         raise ValueError(f"{path}: damaged or truncated: {error}.") from error
 
 
@@ -72,7 +74,13 @@ def _data_member(raw: IO[bytes], path: Path) -> IO[bytes]:
     if raw.read(len(_MAGIC)) != _MAGIC:
         raise ValueError(f"{path}: not a Debian package: it must begin with !<arch>.")
     while len(header := raw.read(_HEADER)) == _HEADER:
-        name, size = header[:16].decode("ascii", "replace").strip().rstrip("/"), int(header[48:58])
+        name, digits = header[:16].decode("ascii", "replace").strip().rstrip("/"), header[48:58].strip()
+        if not digits.isdigit() or header[58:] != _HEADER_END:
+            raise ValueError(
+                f"{path}: damaged: the header of its member {name!r} must have a size, then a backquote and "
+                f"a line break, got {header[48:]!r}."
+            )
+        size = int(digits)
         if name.startswith("data.tar"):
             part: Any = io.BufferedReader(Part(raw, size), 1 << 20)
             return load_pyarrow(path).CompressedInputStream(part, "zstd") if name.endswith(".zst") else part

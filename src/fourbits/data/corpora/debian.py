@@ -26,10 +26,10 @@ _DEBS, _LICENCES = "packages", "licences"
 
 @dataclass(slots=True)
 class BuildState:
-    """State shared by all packages of a build. max_characters: limit per source, None for no limit."""
+    """State shared by all packages of a build. max_bytes: limit per source, None for no limit."""
 
     out: Path
-    max_characters: int | None
+    max_bytes: int | None
     deduplicator: Deduplicator = field(default_factory=lambda: Deduplicator("lines"))
     skipped: Counter[str] = field(default_factory=Counter)
 
@@ -95,7 +95,7 @@ def _source(name: str, found: dict[Package, Path], state: BuildState) -> Source:
     return Source(
         name,
         tuple(own.values()),
-        lambda: _limited(_documents(own, state), state.max_characters),
+        lambda: _limited(_documents(own, state), state.max_bytes),
         licence_of(name, tuple(own)),
     )
 
@@ -103,7 +103,7 @@ def _source(name: str, found: dict[Package, Path], state: BuildState) -> Source:
 def _limited(documents: Iterator[Document], left: int | None) -> Iterator[Document]:
     for document in documents:
         if left is not None:
-            left -= len(document.text)
+            left -= len(document.text.encode())
             if left < 0:
                 return
         yield document

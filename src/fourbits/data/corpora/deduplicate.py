@@ -27,7 +27,8 @@ class Deduplicator:
     """Decides whether a document duplicates an earlier one.
 
     The rule "exact" compares texts, "lines" their `normalized` form, "none" keeps everything. The pieces of a
-    long text are compared by the hash of the whole text, under either rule.
+    long text are compared by the hash of the whole text, and documents without text by that of their tokens,
+    under either rule.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -39,7 +40,7 @@ class Deduplicator:
 
     def is_duplicate(self, document: Document) -> bool:
         """Whether to drop this document, or this piece of one. Counts the dropped documents and bytes."""
-        if self.rule == "none" or document.tokens is not None:
+        if self.rule == "none":
             return False
         first_piece = self._unfinished is None
         duplicate = not self._seen.add(self._hash(document)) if first_piece else bool(self._unfinished)
@@ -50,7 +51,7 @@ class Deduplicator:
         return duplicate
 
     def _hash(self, document: Document) -> int:
-        if document.more:
+        if document.more or document.tokens is not None:
             content = document.split_key
         else:
             content = document.text if self.rule == "exact" else normalized(document.text)

@@ -7,7 +7,7 @@ the prepared text is still current without reading it.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +37,14 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Files of one extension that a source does not read."""
+
+    files: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """A named stream of documents.
 
@@ -44,6 +52,7 @@ class Source:
     licence: an SPDX identifier if known.
     identity: distinguishes sources where their files do not, for example a revision on the Hub.
     is_tokenized: the documents hold tokens instead of text.
+    passed_over: files of the same folder that are not read, by extension.
     """
 
     name: str
@@ -52,6 +61,7 @@ class Source:
     licence: str = ""
     identity: str = ""
     is_tokenized: bool = False
+    passed_over: Mapping[str, PassedOver] = field(default_factory=dict[str, PassedOver])
 
     @property
     def num_bytes(self) -> int:

@@ -1,34 +1,50 @@
 """Turns what the user names into sources: a file, a folder, NAME=PATH, a token file, a dataset."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fourbits.data.corpora.document import Document, Source
-from fourbits.data.corpora.tables import HUB, hub_dataset, is_saved_dataset, read_parquet, saved_dataset
-from fourbits.data.corpora.text_files import TEXT_FIELD, is_text_file, read_files
+from fourbits.data.corpora.file_kinds import SUPPORTED, kind_of, stem_of
+from fourbits.data.corpora.folder import HIDDEN, find_files, listed
+from fourbits.data.corpora.read_files import TEXT_FIELD, problem_of, read_files
+from fourbits.data.corpora.tables import HUB, hub_dataset, is_saved_dataset, saved_dataset
 from fourbits.data.stream.token_file import TokenFile, bin_and_idx
 
-PARQUET = ".parquet"
-KINDS = ".txt, .md, source code, .jsonl, .parquet (text also as .gz or .zst), or the .idx of a token file"
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadOptions:
+    """How files become documents.
+
+    text_field: the JSON field or table column that holds the text; allow_skipped: read a folder although most
+    of its bytes are in files that are not read; follow_links: read links to files inside folders.
+    """
+
+    text_field: str = TEXT_FIELD
+    allow_skipped: bool = False
+    follow_links: bool = False
 
 
-def file_sources(paths: Sequence[str], text_field: str = TEXT_FIELD) -> list[Source]:
+DEFAULT = ReadOptions()
+
+
+def file_sources(paths: Sequence[str], options: ReadOptions = DEFAULT) -> list[Source]:
     """One source per path, named by "NAME=PATH", or else after the file or folder.
 
-    text_field: the JSON field or table column that holds the text. Raises ValueError for a missing path, a
-    folder without text files, or a path to an empty file.
+    Warns about files in a folder that are passed over. Raises ValueError for a missing path, an empty file,
+    or a folder without text files or with mostly other files.
     """
-    return [_named(argument, text_field) for argument in paths]
+    return [_named(argument, options) for argument in paths]
 
 
-def _named(argument: str, text_field: str) -> Source:
+def _named(argument: str, options: ReadOptions) -> Source:
     name, equals, rest = argument.partition("=")
     if not equals or not name.replace("-", "_").isidentifier():
         name, rest = "", argument
     if rest.startswith(HUB):
-        return hub_dataset(rest, text_field, name)
+        return hub_dataset(rest, options.text_field, name)
     if not rest:
         raise ValueError("a path is empty; pass a file or a folder, or . for the current one.")
     path = Path(os.path.realpath(rest))  # in a loop of symbolic links this is one of them
@@ -38,51 +54,51 @@ def _named(argument: str, text_field: str) -> Source:
             raise ValueError(
                 f"{path}: a dataset with several splits; pass the folder of one split, such as {path}/train."
             )
-        return (
-            saved_dataset(name, path, text_field)
-            if is_saved_dataset(path)
-            else _folder(name, path, text_field)
-        )
-    return _file(name or _stem(path), path, text_field)
+        if is_saved_dataset(path):
+            return saved_dataset(name, path, options.text_field)
+        return _folder(name, path, options)
+    # Not the file's own link: the name of what it points to may say nothing, as in a cache of the Hub.
+    return _file(name, Path(os.path.realpath(os.path.dirname(rest)), os.path.basename(rest)), options)
 
 
-def _folder(name: str, path: Path, text_field: str) -> Source:
-    found = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
-    files = tuple(p for p in found if is_text_file(p) or p.suffix == PARQUET)
-    if not files:
-        raise ValueError(f"{path}: this folder has no text files. Supported: {KINDS}.")
-    if not any(file.stat().st_size for file in files):
-        raise ValueError(f"{path}: all {len(files)} text files in this folder are empty.")
-    return Source(name, files, _reader(files, path, text_field))
+def _folder(name: str, path: Path, options: ReadOptions) -> Source:
+    found = find_files(
+        path, options.text_field, follow_links=options.follow_links, allow_skipped=options.allow_skipped
+    )
+    if found.passed_over.keys() - {HIDDEN}:
+        warnings.warn(f"{path}: passed over {listed(found.passed_over)}.", stacklevel=5)
+    files = tuple(found.read)
+    return Source(
+        name,
+        files,
+        lambda: read_files(files, path, options.text_field),
+        passed_over=found.passed_over,
+    )
 
 
-def _file(name: str, path: Path, text_field: str) -> Source:
-    if path.suffix in (".idx", ".bin"):
-        return _token_source(name, path.with_suffix(""))
+def _file(name: str, path: Path, options: ReadOptions) -> Source:
+    """A file that the user names: its own name says what it is, also where it is a link to another."""
+    name = name or stem_of(path)
+    if path.suffix.lower() in (".idx", ".bin"):
+        beside = all(each.is_file() for each in bin_and_idx(path.with_suffix("")))
+        return _token_source(name, (path if beside else path.resolve()).with_suffix(""))
     try:
         path.stat()
     except OSError as error:
         raise ValueError(f"{path}: cannot be opened: {error.strerror}.") from error
     if not path.is_file():
         raise ValueError(f"{path}: must be a file or a folder; save its content to a file.")
-    if not is_text_file(path) and path.suffix != PARQUET:
-        raise ValueError(f"{path}: the file type must be {KINDS}; got {path.suffix!r}.")
+    if kind_of(path) is None:
+        raise ValueError(f"{path}: the file type must be {SUPPORTED}; got {path.suffix!r}.")
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty.")
-    return Source(name, (path,), _reader((path,), path.parent, text_field))
-
-
-def _reader(files: tuple[Path, ...], root: Path, text_field: str) -> Callable[[], Iterator[Document]]:
-    texts = tuple(path for path in files if path.suffix != PARQUET)
-    tables = tuple(path for path in files if path.suffix == PARQUET)
-
-    def read() -> Iterator[Document]:
-        yield from read_files(texts, root, text_field)
-        before = sum(path.stat().st_size for path in texts)
-        for document in read_parquet(tables, root, text_field):
-            yield replace(document, position=before + (document.position or 0))
-
-    return read
+    if problem := problem_of(path, options.text_field):
+        raise ValueError(
+            f"{path}: {problem}. A .json file must have one object per line, and a .csv file a header, with "
+            f"the text in {options.text_field!r} or what --text-field (data.text_field) names. To convert an "
+            f"array: jq -c '.[]' {path.name} > {path.stem}.jsonl"
+        )
+    return Source(name, (path,), lambda: read_files((path,), path.parent, options.text_field))
 
 
 def _token_source(name: str, prefix: Path) -> Source:
@@ -94,15 +110,6 @@ def _token_source(name: str, prefix: Path) -> Source:
         for number in range(file.num_documents):
             tokens = file.document(number)
             label = f"{prefix.name}:{number}"
-            yield Document(label, "", label, tokens=tokens)
+            yield Document(label, "", "", tokens=tokens)  # its tokens identify it, once it has no end token
 
-    return Source(name, bin_and_idx(prefix), read, is_tokenized=True)
-
-
-def _stem(path: Path) -> str:
-    """The name without its suffix, and without .gz or .zst after that."""
-    return Path(path.stem).stem if path.suffix in (".gz", ".zst") else path.stem
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    return Source(name, bin_and_idx(prefix), read, identity="\nsplit by tokens", is_tokenized=True)

@@ -1,6 +1,6 @@
 """Reads tables, Parquet files and Hugging Face datasets, as one document per row."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +13,41 @@ _UNREADABLE = (OSError, ValueError, RuntimeError)
 _BATCH_ROWS = 64  # a row may be a whole book
 
 
-def read_parquet(files: Sequence[Path], root: Path, text_field: str) -> Iterator[Document]:
-    """Yield every row's text, in order of files and rows; blank texts are skipped.
+def read_parquet(path: Path, name: str, text_field: str, before: int) -> Iterator[Document]:
+    """Yield every row's text, in order; blank texts and nulls are skipped.
 
-    Raises ValueError for a file that is damaged or lacks a string column `text_field`.
+    name, before: as for `read_text_file`. Raises ValueError for a file that is damaged or lacks a column
+    `text_field` of strings, which may be stored as a dictionary (pandas' categories) or as views.
     """
-    before = 0
-    for path in files:
-        arrow, size = load_pyarrow(path), path.stat().st_size
-        try:
-            with arrow.parquet.ParquetFile(path) as file:
-                _check_column(arrow, file.schema_arrow, text_field, path)
-                rows, number = file.metadata.num_rows, 0
-                for batch in file.iter_batches(_BATCH_ROWS, columns=[text_field]):
-                    for value in batch.column(0):
-                        number += 1
-                        name = f"{path.relative_to(root).as_posix()}:{number}"
-                        position = before + size * number // rows
-                        yield from _row(value.as_py(), name, f"{path}: row {number}", position)
-        except (arrow.ArrowException, OSError) as error:
-            raise ValueError(f"{path}: not a readable Parquet file: {error}.") from error
-        before += size
+    arrow, size = load_pyarrow(path), path.stat().st_size
+    try:
+        with arrow.parquet.ParquetFile(path) as file:
+            _check_column(arrow, file.schema_arrow, text_field, path)
+            rows, number = file.metadata.num_rows, 0
+            for batch in file.iter_batches(_BATCH_ROWS, columns=[text_field]):
+                for value in batch.column(0):
+                    number += 1
+                    position = before + size * number // rows
+                    yield from _row(value.as_py(), f"{name}:{number}", f"{path}: row {number}", position)
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a readable Parquet file: {error}.") from error
 
 
 def _check_column(arrow: Any, schema: Any, text_field: str, path: Path) -> None:
-    kinds = (arrow.string(), arrow.large_string())
-    if text_field not in schema.names or schema.field(text_field).type not in kinds:
-        raise ValueError(
-            f"{path}: needs a string column {text_field!r}; its columns are {', '.join(schema.names)}. "
-            f"Choose one with --text-field."
-        )
+    if text_field in schema.names and _is_text(arrow.types, schema.field(text_field).type):
+        return
+    columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
+    raise ValueError(
+        f"{path}: needs a column {text_field!r} of strings; its columns are {columns}. Choose one with "
+        f"--text-field (data.text_field)."
+    )
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    if types.is_dictionary(kind):
+        return _is_text(types, kind.value_type)
+    views = getattr(types, "is_string_view", None)  # pyarrow 16
+    return types.is_string(kind) or types.is_large_string(kind) or (views is not None and views(kind))
 
 
 def _row(value: Any, name: str, place: str, position: int | None) -> Iterator[Document]:

@@ -96,7 +96,7 @@ def _groups(batch: Sequence[Document]) -> Iterator[list[tuple[int, str]]]:
 
 
 def _checked(document: Document, tokenizer: Tokenizer) -> Tokens:
-    """The tokens of an encoded document, without its end token. Raises ValueError for unknown tokens."""
+    """The tokens of an encoded document. Raises ValueError for unknown tokens."""
     tokens = document.tokens
     assert tokens is not None
     wrong = np.flatnonzero((tokens < 0) | (tokens >= tokenizer.size))
@@ -105,5 +105,4 @@ def _checked(document: Document, tokenizer: Tokenizer) -> Tokens:
             f"{document.name}: token {tokens[wrong[0]]} at position {wrong[0]} is outside the vocabulary of "
             f"{tokenizer.size}. The file was written with another tokenizer; pass that one."
         )
-    is_ended = len(tokens) and tokens[-1] == tokenizer.end_id
-    return tokens[:-1] if is_ended else tokens
+    return tokens

@@ -21,11 +21,12 @@ from fourbits.data.corpora.deduplicate import Deduplicator, Rule
 from fourbits.data.corpora.document import Document, Progress, Source, key_of
 from fourbits.data.prepare.prepare_source import Preparation, prepare_source, skip_source
 from fourbits.data.prepare.progress_file import ProgressFile
+from fourbits.data.prepare.round_trip import MAX_LOST
 from fourbits.data.prepare.split import fraction_of
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.stream.manifest import FORMAT, MANIFEST, VERSION, read_manifest
 from fourbits.data.tokenizer import Tokenizer
-from fourbits.data.whole_file import read_json, write_json
+from fourbits.data.whole_file import read_json, require, write_json
 
 # A tokenizer is trained on this much text per token of its vocabulary; more text changes few merges.
 _TRAINING_BYTES_PER_TOKEN = 1500
@@ -40,7 +41,8 @@ class PrepareOptions:
 
     tokenizer: one to use instead of training one with vocab_size tokens; end_token: its end-of-document token
     if it is not a common one; validation_fraction: share of documents held out, by hash; seed: changes the
-    split; deduplicate: which duplicate documents are dropped, within and across sources.
+    split; deduplicate: which duplicate documents are dropped, within and across sources; max_lost: the
+    largest share of a source's characters that the tokenizer may lose (see round_trip.py).
     """
 
     tokenizer: str | None = None
@@ -49,13 +51,16 @@ class PrepareOptions:
     validation_fraction: float = 0.05
     seed: int = 0
     deduplicate: Rule = "none"
+    max_lost: float = MAX_LOST
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a validation_fraction outside (0, 0.5]."""
+        """Raises ValueError for a validation_fraction outside (0, 0.5] or max_lost outside [0, 1]."""
         if not 0 < self.validation_fraction <= 0.5:
             raise ValueError(
                 f"validation_fraction must be above 0 and at most 0.5, got {self.validation_fraction}."
             )
+        if not 0 <= self.max_lost <= 1:
+            raise ValueError(f"max_lost must be between 0 and 1, got {self.max_lost}.")
 
 
 def prepare(
@@ -113,7 +118,13 @@ def _write_folder(
     tokenizer.save(out / "tokenizer.json")
     deduplicator = Deduplicator(options.deduplicate)
     preparation = Preparation(
-        out, tokenizer, options.validation_fraction, options.seed, deduplicator, progress
+        out,
+        tokenizer,
+        options.validation_fraction,
+        options.seed,
+        deduplicator,
+        progress,
+        options.max_lost,
     )
     records = {source.name: _source_record(source, request, preparation) for source in sources}
     manifest = {
@@ -129,6 +140,8 @@ def _write_folder(
             "end_id": tokenizer.end_id,
         },
         "deduplicate": options.deduplicate,
+        # Apart from the sources' records, which identify the tokens: what was not read does not change them.
+        "reading": {name: record.pop("reading", {}) for name, record in records.items()},
         "sources": records,
     }
     write_json(out / MANIFEST, manifest)
@@ -145,7 +158,7 @@ def _source_record(source: Source, request: dict[str, Any], preparation: Prepara
     key = _sha256([preparation.tokenizer.sha256, request, source.name])
     finished = _finished_record(path, key)
     if finished is not None:
-        skip_source(source, preparation.deduplicator)
+        skip_source(source, preparation.deduplicator, preparation.tokenizer.end_id)
         return finished
     record = prepare_source(source, key, preparation)
     write_json(path, {"key": key, "record": record})
@@ -222,6 +235,7 @@ def _finished_record(path: Path, key: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     saved = read_json(path)
+    require(saved, {"key": str, "record": dict}, path, remedy="delete it and rerun the command")
     return saved["record"] if saved["key"] == key else None
 
 

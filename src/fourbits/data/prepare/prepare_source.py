@@ -2,14 +2,16 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fourbits.data.corpora.deduplicate import Deduplicator
 from fourbits.data.corpora.document import Document, Progress, Source
 from fourbits.data.prepare.encode import encode_ahead
+from fourbits.data.prepare.identified import identified
 from fourbits.data.prepare.progress_file import ProgressFile, Tally
+from fourbits.data.prepare.round_trip import RoundTrip
 from fourbits.data.prepare.split import Split, fraction_of
 from fourbits.data.stream.manifest import SPLITS, describe_files, split_prefix
 from fourbits.data.stream.token_file import id_type
@@ -29,6 +31,7 @@ class Preparation:
     seed: int
     deduplicator: Deduplicator
     progress: Progress
+    max_lost: float
 
 
 def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[str, Any]:
@@ -50,8 +53,9 @@ def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[s
     ) as split:
         _copy(source, tally, split, progress, preparation)
         _check_unchanged(source, stamps)
+        dropped = preparation.deduplicator.documents - dropped_before[0]
         if not split.state.documents:
-            raise ValueError(f"the source {source.name!r} has no text in its {len(source.files)} files.")
+            raise ValueError(_why_empty(source, dropped))
         held_out = split.finish()
     total = source.num_bytes or max(tally.text_bytes, 1)
     preparation.progress(source.name, total, total)
@@ -59,19 +63,34 @@ def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[s
         "licence": source.licence,
         "files": len(source.files),
         "documents": tally.documents,
-        "repeated_documents": preparation.deduplicator.documents - dropped_before[0],
+        "repeated_documents": dropped,
         "repeated_bytes": preparation.deduplicator.num_bytes - dropped_before[1],
         "text_bytes": tally.text_bytes,
         "text_sha256": tally.text_sha256,
         "held_out": held_out,
+        "reading": {
+            "passed_over": {label: asdict(each) for label, each in sorted(source.passed_over.items())},
+            "unencodable_documents": tally.unencodable,
+            "sampled_characters": tally.sampled_characters,
+            "lost_characters": tally.lost_characters,
+        },
         **{name: describe_files(split_prefix(preparation.out / source.name, name)) for name in SPLITS},
     }
 
 
-def skip_source(source: Source, deduplicator: Deduplicator) -> None:
+def _why_empty(source: Source, dropped: int) -> str:
+    if dropped:
+        return (
+            f"the source {source.name!r} has only copies: all of its {dropped:,} documents are among earlier "
+            f"ones. Remove it, or prepare without --deduplicate."
+        )
+    return f"the source {source.name!r} has no text in its {len(source.files)} files."
+
+
+def skip_source(source: Source, deduplicator: Deduplicator, end_id: int) -> None:
     """Show the deduplicator a finished source, so that its documents are dropped from later ones."""
     if deduplicator.rule != "none":
-        for document in source.read():
+        for document in identified(source, end_id):
             deduplicator.is_duplicate(document)
 
 
@@ -81,17 +100,23 @@ def _copy(
     """Encode what `tally` does not count yet and add it to the split."""
     saved_at, total = tally.text_bytes, source.num_bytes
     numbers: deque[int] = deque()
-    documents = _unique(source.read(), tally.read, preparation.deduplicator, numbers)
+    check = RoundTrip(preparation.tokenizer, preparation.max_lost)
+    read = identified(source, preparation.tokenizer.end_id)
+    documents = _unique(read, tally.read, preparation.deduplicator, numbers)
     for batch in encode_ahead(documents, preparation.tokenizer, split.dtype):
         for document, tokens in batch:
-            split.add(fraction_of(document.split_key, preparation.seed), tokens, document.more)
-            tally.count(document, numbers.popleft())
-        position = batch[-1][0].position
-        done = tally.text_bytes if position is None else position
+            number = numbers.popleft()
+            position = fraction_of(document.split_key, preparation.seed)
+            tally.count(document, number, split.add(position, tokens, document.more))
+            check.sample(document, number, tally)
+        check.check(source.name, tally, at_end=False)
+        read_bytes = batch[-1][0].position
+        done = tally.text_bytes if read_bytes is None else read_bytes
         preparation.progress(source.name, min(done, total - 1) if total else done, total)
         if tally.text_bytes - saved_at >= SAVE_BYTES:
             progress.save(tally, split.flush())
             saved_at = tally.text_bytes
+    check.check(source.name, tally, at_end=True)
 
 
 def _unique(

@@ -17,22 +17,27 @@ from fourbits.data.whole_file import read_json, write_json
 class Tally:
     """What was read of a source and written. read: documents (or pieces), duplicates included.
 
-    text_sha256: a hash chain over all texts: the SHA-256 of the previous link and the next text's SHA-256. It
-    can be resumed from its 32 bytes.
+    unencodable: documents that the tokenizer encodes to nothing, which are not written; sampled_characters,
+    lost_characters: see round_trip.py. text_sha256: a hash chain over all texts: the SHA-256 of the previous
+    link and the next text's SHA-256. It can be resumed from its 32 bytes.
     """
 
     read: int = 0
     documents: int = 0
     text_bytes: int = 0
     text_sha256: str = "0" * 64
+    unencodable: int = 0
+    sampled_characters: int = 0
+    lost_characters: int = 0
 
-    def count(self, document: Document, read: int) -> None:
-        """Count a written document, or a piece of one; `read` is its number in the source, from 1."""
+    def count(self, document: Document, read: int, written: bool) -> None:
+        """Count a document, or a piece of one; `read` is its number in the source, from 1."""
         raw = document.text.encode() if document.tokens is None else document.tokens.tobytes()
         link = bytes.fromhex(self.text_sha256) + hashlib.sha256(raw).digest()
         self.text_sha256 = hashlib.sha256(link).hexdigest()
         self.read = read
-        self.documents += not document.more
+        self.documents += not document.more and written
+        self.unencodable += not document.more and not written
         self.text_bytes += len(raw) if document.tokens is None else 0
 
 

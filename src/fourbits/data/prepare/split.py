@@ -1,7 +1,8 @@
 """Splits a source into training and validation text: each document on one side, by hash; neither is empty.
 
 Each document is written to its side as it arrives. If one side is empty at the end, the other file is read
-again, and its documents with the lowest hash become the validation text; a single document gives its tail.
+again, and its documents with the lowest hash become the validation text; a single document, or the copies of
+one, gives its tail.
 """
 
 import hashlib
@@ -65,13 +66,18 @@ class Split:
     def _writer(self, name: str, start: Place | None = None) -> TokenFileWriter:
         return TokenFileWriter(split_prefix(self.prefix, name), self.dtype, start=start, keep=True)
 
-    def add(self, position: float, tokens: npt.NDArray[np.integer], more: bool) -> None:
-        """Add a document, or a piece of one. position: its hash in [0, 1); tokens: [n], without end token."""
+    def add(self, position: float, tokens: npt.NDArray[np.integer], more: bool) -> bool:
+        """Add a document, or a piece of one. position: its hash in [0, 1); tokens: [n], without end token.
+
+        Returns False for a document without tokens, which is not written.
+        """
         writer = self._writers["validation" if position < self.fraction else "train"]
         if len(tokens):
             writer.extend(tokens)
         if more:
-            return
+            return True
+        if not writer.in_document:
+            return False
         writer.add(self._end)
         if all(writer.num_documents for writer in self._writers.values()):
             self.state.lowest_documents = []  # neither side is empty, so they are not needed
@@ -80,6 +86,7 @@ class Split:
         elif position == self.state.lowest:
             self.state.lowest_documents.append(self.state.documents)
         self.state.documents += 1
+        return True
 
     def flush(self) -> SplitState:
         """Flush everything to disk. Returns the state to resume from."""
@@ -97,15 +104,14 @@ class Split:
             writer.close()
         self._writers = {name: self._writer(name) for name in SPLITS}
         file = TokenFile(whole)
-        rule = self._divide(file) if file.num_documents > 1 else self._split_tail(file)
+        lowest = set(self.state.lowest_documents)
+        # With one split key for all there is nothing to divide by: copies of one text, for example.
+        rule = self._divide(file, lowest) if len(lowest) < file.num_documents else self._split_tail(file)
         for path in bin_and_idx(whole):
             path.unlink()
         return rule
 
-    def _divide(self, file: TokenFile) -> str:
-        lowest = set(self.state.lowest_documents)
-        if len(lowest) == file.num_documents:  # copies of one text
-            lowest.discard(0)
+    def _divide(self, file: TokenFile, lowest: set[int]) -> str:
         for number in range(file.num_documents):
             writer = self._writers["validation" if number in lowest else "train"]
             _extend(writer, file.document(number))
@@ -113,12 +119,23 @@ class Split:
         return "the documents of lowest hash, as the fraction left one side empty"
 
     def _split_tail(self, file: TokenFile) -> str:
-        tokens = file.document(0)
-        end = min(max(1, round(len(tokens) * (1 - self.fraction))), len(tokens) - 1)
-        for name, part in zip(SPLITS, (tokens[:end], tokens[end:]), strict=True):
-            _extend(self._writers[name], part)
-            self._writers[name].end_document()
-        return "the tail of the only document"
+        """The tail of the first document is held out, and the same share of its copies is not written."""
+        train, validation = (self._writers[name] for name in SPLITS)
+        for number in range(file.num_documents):
+            tokens = file.document(number)
+            end = min(max(1, round(len(tokens) * (1 - self.fraction))), len(tokens) - 1)
+            _extend(train, tokens[:end])
+            if file.num_documents > 1:
+                train.extend(self._end)
+            train.end_document()
+            if number == 0:
+                _extend(validation, tokens[end:])
+                validation.end_document()
+        if file.num_documents == 1:
+            return "the tail of the only document"
+        return (
+            f"the tail of the first of {file.num_documents} documents, which are copies or share a split key"
+        )
 
     def __enter__(self) -> Self:
         """Return the open split."""

@@ -76,6 +76,11 @@ class TokenFileWriter:
         self.extend(tokens)
         self.end_document()
 
+    @property
+    def in_document(self) -> bool:
+        """Whether tokens were appended to a document that is not finished."""
+        return self._open_length > 0
+
     def extend(self, tokens: npt.ArrayLike) -> None:
         """Append tokens [n], n >= 1, to the unfinished document."""
         part = np.asarray(tokens)

@@ -62,6 +62,15 @@ class PreparedData:
                 files[split][name] = TokenFile(prefix)
         return cls(folder, manifest, tokenizer, files["train"], files["validation"])
 
+    def sizes(self) -> str:
+        """The text and the training tokens of every source, in one line."""
+        parts: list[str] = []
+        for name, file in self.train.items():
+            text = self.manifest["sources"][name]["text_bytes"]
+            size = f"{text / 1e6:,.1f} MB of text, " if text else ""
+            parts.append(f"{name}: {size}{file.num_tokens:,} training tokens")
+        return "; ".join(parts)
+
     def validation_samples(self, seq_len: int, limit: int | None = None) -> dict[str, npt.NDArray[np.int64]]:
         """The fixed samples of each source's validation loss, int64 [n, seq_len + 1], by source.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fourbits.data.stream.token_file import TokenFile, bin_and_idx
-from fourbits.data.whole_file import file_sha256
+from fourbits.data.whole_file import file_sha256, is_source_name, require
 
 FORMAT = "fourbits-data"
 VERSION = 1
@@ -17,10 +17,29 @@ SPLITS = ("train", "validation")
 # Opening must be fast for files of any size: it compares this many evenly spaced blocks of each file.
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16
 
+# What every reader of a manifest relies on, with its types.
+_PARTS = {"request": dict, "tokenizer": dict, "sources": dict}
+_TOKENIZER = {"sha256": str, "size": int, "vocab_size": int, "end_token": str, "end_id": int}
+_SOURCE = {"licence": str, "documents": int, "text_bytes": int, **dict.fromkeys(SPLITS, dict)}
+_SPLIT = {"documents": int, "tokens": int, "bin": dict, "idx": dict}
+_FILE = {"bytes": int, "sha256": str, "sampled_sha256": str}
+
 
 def split_prefix(prefix: Path, name: str) -> Path:
     """The prefix of one split of a source: PREFIX.train or PREFIX.validation."""
     return prefix.with_name(f"{prefix.name}.{name}")
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether a folder holds prepared data, complete or damaged; others write a manifest.json too."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return False
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError:
+        return (folder / "tokenizer.json").is_file()
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -40,9 +59,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: version must be {VERSION}, got {manifest.get('version')}; prepare the data again."
         )
-    missing = [key for key in ("request", "tokenizer", "sources") if not isinstance(manifest.get(key), dict)]
-    if missing:
-        raise ValueError(f"{path}: damaged: {missing[0]!r} is missing; prepare the data again.")
+    require(manifest, _PARTS, path)
+    require(manifest["tokenizer"], _TOKENIZER, path, "tokenizer")
+    for name, record in manifest["sources"].items():
+        if not is_source_name(name):
+            raise ValueError(f"{path}: damaged: {name!r} cannot be the name of a source in this folder.")
+        require({name: record}, {name: dict}, path, "sources")
+        require(record, _SOURCE, path, f"sources.{name}")
+        for split in SPLITS:
+            require(record[split], _SPLIT, path, f"sources.{name}.{split}")
+            for file in ("bin", "idx"):
+                require(record[split][file], _FILE, path, f"sources.{name}.{split}.{file}")
     return manifest
 
 

@@ -55,7 +55,7 @@ def bf16_gemm(
 ) -> "TmaGemm | PointerGemm":
     """The plan of a GEMM of operands with these layouts."""
     gpu = gpu_model(device)
-    out_bytes = b.rows * torch.empty(0, dtype=out_dtype).element_size()
+    out_bytes = b.rows * torch.empty(0, dtype=out_dtype, device="cpu").element_size()
     by_tma = gpu.tma and _tma_reads(a) and _tma_reads(b) and out_bytes % 16 == 0 and a.rows * b.rows > 0
     return (TmaGemm if by_tma else PointerGemm)(Problem(a, b, out_dtype, bias, device), gpu)
 
@@ -89,7 +89,7 @@ class TmaGemm:
         split = self.split_k > 1
         a, b = operands
         rows, columns = self.parts_shape if split else (self.M, self.N)
-        size = 4 if split else torch.empty(0, dtype=self.out_dtype).element_size()
+        size = 4 if split else torch.empty(0, dtype=self.out_dtype, device="cpu").element_size()
         pieces = max(1, tile.m * tile.n * size // LEAVING)
         programs = min(sms, ceil_div(self.M, tile.m) * ceil_div(self.N, tile.n) * self.split_k)
         return Launcher(

@@ -1,13 +1,15 @@
 """Tiles and epilogue of a GEMM: both global scales, bias, rounding.
 
-The scales are applied one after the other in FP32: the product of both may overflow, and folding one into an
-operand would not be exact. docs/nvfp4.md, section 12.
+The scales are balanced, then applied one after the other in FP32: the product of both may overflow, and
+folding one into an operand would not be exact. docs/nvfp4.md, section 12.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
 
 import triton
 import triton.language as tl
+
+from fourbits.quant.kernels.rounding_triton import bits_of, float_of
 
 #: height of a band of tiles that run at the same time, so that both operands stay in the L2 cache
 _BAND = tl.constexpr(8)
@@ -54,8 +56,17 @@ def summed(a, a_row, a_k, b, b_row, b_k, steps, A_TRANSPOSED: tl.constexpr, B_TR
 
 
 @triton.jit
+def balanced(scale_a, scale_b):
+    """Two fp32 scalars of the same product with close exponents: `balanced` of reference/matmul.py."""
+    field_a, field_b = (bits_of(scale_a) >> 23) & 0xFF, (bits_of(scale_b) >> 23) & 0xFF
+    moved = tl.minimum(tl.maximum((field_a - field_b) >> 1, -126), 126)
+    return scale_a * float_of((127 - moved) << 23), scale_b * float_of((127 + moved) << 23)
+
+
+@triton.jit
 def finished(acc, scale_a, scale_b, bias, HAS_BIAS: tl.constexpr):
     """The epilogue in fp32. acc: fp32 [BM, BN]; bias: fp32 [BN]."""
+    scale_a, scale_b = balanced(scale_a, scale_b)
     result = (acc * scale_a) * scale_b
     if HAS_BIAS:
         result = result + bias[None, :]

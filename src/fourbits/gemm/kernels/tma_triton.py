@@ -10,7 +10,7 @@ layer) use split-K to fill all SMs; the parts are added in a fixed order.
 import triton
 import triton.language as tl
 
-from fourbits.gemm.kernels.tile_triton import bias_of, finished, summed, tile_position
+from fourbits.gemm.kernels.tile_triton import balanced, bias_of, finished, summed, tile_position
 from fourbits.quant.kernels.rounding_triton import rounded_to
 
 
@@ -72,7 +72,8 @@ def sum_kernel(
     acc = tl.zeros((COLUMNS,), tl.float32)
     for part_of_k in tl.static_range(SPLIT_K):
         acc += tl.load(part + part_of_k * slab.to(tl.int64) * parts_stride, mask=inside, other=0.0)
-    acc = (acc * tl.load(scale_a_ptr)) * tl.load(scale_b_ptr)
+    scale_a, scale_b = balanced(tl.load(scale_a_ptr), tl.load(scale_b_ptr))
+    acc = (acc * scale_a) * scale_b
     if HAS_BIAS:
         acc = acc + bias_of(bias_ptr, columns, N, HAS_BIAS)
     out = out_ptr + row.to(tl.int64) * out_stride + columns

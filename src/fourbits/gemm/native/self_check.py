@@ -95,7 +95,7 @@ def _or_what_stopped(what: str, check: Callable[[], list[Finding]]) -> list[Find
 def _gemm_findings(name: str, device: torch.device, multiply: Product) -> list[Finding]:
     """Whether a GEMM's operands have the reference's bytes, and its result is within the error bound."""
     lhs, lhs_axis, rhs, rhs_axis = _GEMMS[name]
-    key = torch.tensor([1234, 44, 17, 32, 2])
+    key = torch.tensor([1234, 44, 17, 32, 2], dtype=torch.int64, device="cpu")
     found, expected = [], []
     for x, spec, axis in zip(_tensors(lhs_axis, rhs_axis), (lhs, rhs), (lhs_axis, rhs_axis), strict=True):
         found.append(quantized_on(device, x, spec, axis, sr_key=key))
@@ -109,7 +109,10 @@ def _tensors(lhs_axis: int, rhs_axis: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     M, N, K = _SHAPE
     shapes = ((M, K) if lhs_axis == 1 else (K, M), (N, K) if rhs_axis == 1 else (K, N))
-    return tuple(torch.randn(shape, generator=generator).to(torch.bfloat16) for shape in shapes)  # pyright: ignore
+    return tuple(
+        torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(torch.bfloat16)
+        for shape in shapes
+    )  # pyright: ignore
 
 
 def _bytes_finding(name: str, found: list[QuantizedTensor], expected: list[QuantizedTensor]) -> Finding:
@@ -148,10 +151,12 @@ def quantized_on(
 
 def _rounding_findings(device: torch.device) -> list[Finding]:
     """How often 2.3 rounds up to 3 at scale 1: expected floor(256 * 0.3) of 256 times."""
-    x = torch.full((4096, 256), 2.3, device=device)
+    x = torch.full((4096, 256), 2.3, device=device, dtype=torch.float32)
     x[:, ::16] = 6.0  # with amax 6 * 448 every block has scale 1 * 448
-    key = torch.tensor([7, 11], device=device)
-    q = quantized_on(device, x, _GRADIENT, 1, amax=torch.tensor(6.0), sr_key=key)
+    key = torch.tensor([7, 11], device=device, dtype=torch.int64)
+    q = quantized_on(
+        device, x, _GRADIENT, 1, amax=torch.tensor(6.0, dtype=torch.float32, device="cpu"), sr_key=key
+    )
     values = q.dequantize()[:, 1:]
     values = values[values < 5.0]
     share = float((values > 2.5).double().mean())

@@ -15,6 +15,8 @@ from fourbits.quant.tensor import QuantizedTensor, decode_scales, spread
 
 #: bits of an element times its E4M3 scale, as a whole number, for which int64 sums up to 2**15 products
 _INTEGER_BITS = 24
+#: of fp32's exponents, and the most that an exponent is changed by: a normal power of two
+_BIAS, _MOST_MOVED = 127, 126
 
 
 def matmul(a: QuantizedTensor, b: QuantizedTensor, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
@@ -33,9 +35,23 @@ def matmul(a: QuantizedTensor, b: QuantizedTensor, out_dtype: torch.dtype, bias:
 def finish(
     total: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """The fp32 epilogue: global scales one after the other (their product may overflow), bias, rounding."""
+    """The fp32 epilogue: balanced global scales one after the other, bias, rounding."""
+    scale_a, scale_b = balanced(scale_a, scale_b)
     scaled = (total * scale_a) * scale_b
     return (scaled if bias is None else scaled + bias.to(torch.float32)).to(out_dtype)
+
+
+def balanced(scale_a: Tensor, scale_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two fp32 scalars of the same product; a power of two moves between them so that exponents are close.
+
+    It changes no bit of (total * scale_a) * scale_b unless total * scale_a alone is out of the range of fp32;
+    total * scale_b may then bring it back.
+    """
+    fields = ((scale.view(torch.int32) >> 23) & 0xFF for scale in (scale_a, scale_b))
+    moved = torch.sub(*fields) >> 1
+    moved = moved.clamp(-_MOST_MOVED, _MOST_MOVED)
+    down, up = (((_BIAS + sign * moved) << 23).view(torch.float32) for sign in (-1, 1))
+    return scale_a * down, scale_b * up
 
 
 def _has_integer_products(q: QuantizedTensor) -> bool:
@@ -69,7 +85,7 @@ def _segment_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
     """fp64 sum over segments of the contraction in which both scales are constant, each segment exact."""
     (codes_a, scale_a), (codes_b, scale_b) = _elements_and_scales(a), _elements_and_scales(b)
     length = codes_a.shape[1]
-    total = torch.zeros((codes_a.shape[0], codes_b.shape[0]), dtype=torch.float64)
+    total = torch.zeros((codes_a.shape[0], codes_b.shape[0]), dtype=torch.float64, device="cpu")
     for first, last in segments(length, (_block_length(a), _block_length(b))):
         dot = _dot(codes_a[:, first:last], codes_b[:, first:last].t())
         total = total + (dot * scale_a[:, first, None]) * scale_b[None, :, first]
@@ -112,7 +128,7 @@ def _elements_and_scales(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
 
 
 def _outer_scales(a: QuantizedTensor, b: QuantizedTensor) -> tuple[Tensor, Tensor]:
-    one = torch.ones((), dtype=torch.float32)
+    one = torch.ones((), dtype=torch.float32, device="cpu")
     return tuple(q.global_scale if q.global_scale.dim() == 0 else one for q in (a, b))  # type: ignore[return-value]
 
 

@@ -35,7 +35,11 @@ def value_and_gradients(function: Callable[..., Tensor], args: tuple[Tensor, ...
     """function(*args) and the gradients of args, for a dy that is exact in BF16 and fixed by y's shape."""
     args = tuple(arg.detach().requires_grad_() for arg in args)
     y = function(*args)
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
+    dy = (
+        torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32, device="cpu")
+        .bfloat16()
+        .to(y)
+    )
     return [y.detach(), *torch.autograd.grad(y, args, dy)]
 
 

@@ -68,12 +68,14 @@ def _scan_arguments(dtype: torch.dtype, head_dim: int, state_size: int) -> tuple
     batch, length, heads, groups = _SCAN_SIZES
     generator = torch.Generator().manual_seed(0)
     sizes = (heads * head_dim, groups * state_size, groups * state_size)
-    xbc = torch.randn(batch, length, sum(sizes), generator=generator).to(dtype)
+    xbc = torch.randn(batch, length, sum(sizes), generator=generator, dtype=torch.float32, device="cpu").to(
+        dtype
+    )
     x, b, c = xbc.split(sizes, -1)
     x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (groups, -1)), c.unflatten(-1, (groups, -1))
-    dt = torch.rand(batch, length, heads, generator=generator) * 0.2
-    a = -torch.rand(heads, generator=generator) - 0.1
-    d = torch.rand(heads, generator=generator) + 0.5
+    dt = torch.rand(batch, length, heads, generator=generator, dtype=torch.float32, device="cpu") * 0.2
+    a = -torch.rand(heads, generator=generator, dtype=torch.float32, device="cpu") - 0.1
+    d = torch.rand(heads, generator=generator, dtype=torch.float32, device="cpu") + 0.5
     return x, dt, a, b, c, d
 
 
@@ -98,7 +100,7 @@ def _norm_shares(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
 def _random(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
+    return [torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for shape in shapes]
 
 
 def _check_on(device: torch.device, *key: Any) -> dict[str, float]:

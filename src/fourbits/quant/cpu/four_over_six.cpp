@@ -123,6 +123,8 @@ inline void transpose(Ints* rows) {
   }
 }
 
+enum Result { kNonFinite = 1, kInvalid = 2 };
+
 struct Operand {
   const std::uint16_t* x;  // BF16
   std::int64_t lines, elements, stride;
@@ -234,11 +236,17 @@ bool quantize_lines(const Operand& operand, const Level& level, std::int64_t fir
 
 // x: BF16, two dimensions, rows `stride` apart; lines and elements are multiples of 16; scales: fp32
 // [lines, elements / 16], or [lines / 16, elements / 16] for square blocks; words: [lines, elements / 16], the codes
-// of a block, the first lowest; or null, and then values: BF16 in the shape of x. Returns 1 if x holds a NaN or an infinity: then the rest means nothing. Otherwise 0.
+// of a block, the first lowest; or null, and then values: BF16 in the shape of x. Returns kNonFinite if x holds a NaN
+// or an infinity: then the rest means nothing; kInvalid, with nothing read or written, for other sizes, or for
+// pointers that are missing; otherwise 0.
 extern "C" int four_over_six(const std::uint16_t* x, std::int64_t lines, std::int64_t elements, std::int64_t stride,
                              int along_rows, int square, int metric, int te_compat, float encode, float decode,
                              float shift, float factor, float target, float* scales, std::uint64_t* words,
                              std::uint16_t* values, int threads) {
+  const std::int64_t row = along_rows ? elements : lines;
+  if (!x || !scales || !words == !values || lines < 1 || elements < 1 || lines % 16 || elements % 16 || stride < row ||
+      metric < kMse || metric > kMax || threads < 1)
+    return kInvalid;
   const Level level{encode, decode, shift, factor, target};
   const Operand operand{x, lines, elements, stride, along_rows != 0, square != 0, te_compat != 0, scales, words, values};
   const std::int64_t share = along_rows ? kLines : kColumns;  // so that rows are read along, not across
@@ -250,5 +258,5 @@ extern "C" int four_over_six(const std::uint16_t* x, std::int64_t lines, std::in
                   : metric == kMae ? quantize_lines<kMae>(operand, level, first, end)
                                    : quantize_lines<kMax>(operand, level, first, end);
   }
-  return non_finite;
+  return non_finite ? kNonFinite : 0;
 }

@@ -29,6 +29,8 @@ _ARGUMENTS = (
 )
 _METRICS = {"mse": 0, "mae": 1, "max": 2}
 _BLOCKS = ((1, 16), (16, 16))
+#: what the function returns for sizes that it does not take
+_INVALID = 2
 
 
 class StoredBlocks(NamedTuple):
@@ -64,7 +66,7 @@ def chosen_codes(y: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None) -
     or Inf in y or amax.
     """
     lines, elements = y.shape[1 - axis], y.shape[axis]
-    words = torch.empty(lines, elements // 16, dtype=torch.int64)
+    words = torch.empty(lines, elements // 16, dtype=torch.int64, device="cpu")
     scales = _chosen(y, spec, axis, amax, words, None)
     codes = words.view(torch.uint8).view(lines, elements // 2)
     return None if scales is None else StoredBlocks(codes, *scales)
@@ -74,7 +76,7 @@ def chosen_values(
     y: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """Elements times block scales, BF16 in the shape of y, and the global scale; else as `chosen_codes`."""
-    values = torch.empty(y.shape, dtype=torch.bfloat16)
+    values = torch.empty(y.shape, dtype=torch.bfloat16, device="cpu")
     scales = _chosen(y, spec, axis, amax, None, values)
     return None if scales is None else (values, scales[1])
 
@@ -94,14 +96,37 @@ def _chosen(
         factor, target = level.decode * shift, 1.0
     lines, elements = y.shape[1 - axis], y.shape[axis]
     assert spec.block_size is not None
-    scales = torch.empty(lines // spec.block_size[0], elements // 16)
+    scales = torch.empty(lines // spec.block_size[0], elements // 16, dtype=torch.float32, device="cpu")
     numbers = (float(number) for number in (level.encode, level.decode, shift, factor, target))
     options = axis, spec.block_size[0] == 16, _METRICS[spec.error_metric or ""], spec.te_compat
-    outputs = (None if part is None else part.data_ptr() for part in (scales, words, values))
+    blocks = lines * elements // 16
+    outputs = (
+        address(scales, torch.float32, blocks // spec.block_size[0]),
+        None if words is None else address(words, torch.int64, blocks),
+        None if values is None else address(values, torch.bfloat16, y.numel()),
+    )
     sizes = lines, elements, y.stride(0)
-    if function(y.data_ptr(), *sizes, *options, *numbers, *outputs, torch.get_num_threads()):
-        return None
-    return scales, level.decode
+    source = address(y, torch.bfloat16, y.numel(), strided=True)
+    result = function(source, *sizes, *options, *numbers, *outputs, torch.get_num_threads())
+    if result == _INVALID:
+        raise ValueError(
+            f"four_over_six: cannot take {lines} lines of {elements} elements, {y.stride(0)} apart."
+        )
+    return None if result else (scales, level.decode)
+
+
+def address(tensor: Tensor, dtype: torch.dtype, elements: int, *, strided: bool = False) -> int:
+    """Where C++ reads or writes so many elements of a type. Raises ValueError for a tensor that is not that.
+
+    strided: its rows may be apart. C++ sees a number only, and would write past the end of another type.
+    """
+    fits = tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.numel() == elements
+    if not fits or not (tensor.is_contiguous() or (strided and tensor.stride(-1) == 1)):
+        raise ValueError(
+            f"four_over_six: needs {elements} elements of {dtype} on the CPU, got {tensor.numel()} of "
+            f"{tensor.dtype} on {tensor.device}, strides {tensor.stride()}."
+        )
+    return tensor.data_ptr()
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -122,5 +122,5 @@ def _transform(spec: OperandSpec) -> Transform | None:
         signs = sign_vector(spec, None, _CPU)
         negative = [i for i, sign in enumerate(signs.tolist()) if sign < 0]
         words = tuple(sum(1 << (i % 32) for i in negative if i // 32 == word) for word in range(4))
-    scale = torch.tensor(1.0 / math.sqrt(spec.rht), dtype=torch.float32).item()
+    scale = torch.tensor(1.0 / math.sqrt(spec.rht), dtype=torch.float32, device="cpu").item()
     return Transform(spec.rht, scale, words, spec.signs == "per-call")

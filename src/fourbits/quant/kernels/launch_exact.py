@@ -16,8 +16,8 @@ from fourbits.quant.request import OperandInputs, OperandRequest, Signature, Sta
 from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
-#: registers per thread with which six programs of two warps share the 65,536 of an SM
-_SIX_PROGRAMS = 168
+#: registers per thread with which twelve warps share the 65,536 of an SM
+_TWELVE_WARPS = 168
 _DEFAULT_FIELDS = (0, 1, 2, 3, 4)
 _NO_INPUTS = OperandInputs()
 _SCALAR = (), (), torch.float32
@@ -165,8 +165,8 @@ class ExactQuantizer:
 
 def registers_of(tile: Tile, configs: tuple[KernelConfig | None, KernelConfig | None]) -> int | None:
     """Registers that a thread may have, where a few more would let fewer programs run on an SM."""
-    few = tile.warps == 2 and None not in configs and not tile.held
-    return _SIX_PROGRAMS if few else None
+    few = tile.rows * tile.vector <= 64 and None not in configs and not tile.held
+    return _TWELVE_WARPS if few else None
 
 
 def sides_of(requests: tuple[OperandRequest, ...]) -> tuple[_Side, _Side]:

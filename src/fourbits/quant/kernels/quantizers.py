@@ -9,7 +9,8 @@ from fourbits.quant.kernels.kernel_config import FP8_FORMATS
 from fourbits.quant.kernels.launch_exact import ExactQuantizer
 from fourbits.quant.kernels.launch_fp8 import Fp8Quantizer
 from fourbits.quant.kernels.launch_packed import PackedQuantizer
-from fourbits.quant.kernels.support import transposes
+from fourbits.quant.kernels.launch_rotation import RotationQuantizer
+from fourbits.quant.kernels.support import rotates, transposes
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
@@ -21,6 +22,8 @@ def kernel_quantizer(signature: Signature, requests: tuple[OperandRequest, ...])
     """A plan of launches that makes the requested operands, which the kernels support in one pass."""
     if requests[0].spec.format in FP8_FORMATS:
         return Fp8Quantizer(signature, requests)
+    if rotates(requests[0]):
+        return RotationQuantizer(signature, requests[0])
     if transposes(requests[0]):
         return _Transposing(signature, requests[0])
     if len(requests) == 1 and requests[0].packed:

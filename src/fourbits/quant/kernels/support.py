@@ -43,7 +43,8 @@ def unsupported(signature: Signature, requests: Sequence[OperandRequest]) -> str
         return reason
     rows, columns = signature.shape
     apart = signature.strides[0] if signature.strides[1] == 1 else 0
-    if max(rows if transposes(requests[0]) else columns, apart) > _LONGEST_ROW:
+    length = max(rows, columns) if rotates(requests[0]) else rows if transposes(requests[0]) else columns
+    if max(length, apart) > _LONGEST_ROW:
         return f"rows have more than {_LONGEST_ROW} elements"
     return None
 
@@ -60,6 +61,8 @@ def _unsupported_pair(requests: Sequence[OperandRequest]) -> str | None:
     """Why one pass does not make both operands of a tensor, each of which has a kernel, or None."""
     if any(transposes(request) for request in requests):
         return "a transform along axis 1 needs a transposed copy, so a pass of its own"
+    if any(rotates(request) for request in requests):
+        return "MS-EDEN transforms in a pass of its own"
     if len({request.spec.format in FP8_FORMATS for request in requests}) > 1:
         return "FP8 and block formats of 4 bits come from different kernels"
     if requests[0].spec.format in FP8_FORMATS:
@@ -114,7 +117,12 @@ def unsupported_spec(spec: OperandSpec) -> str | None:
 
 def transposes(request: OperandRequest) -> bool:
     """Whether this operand is computed from a transposed copy: kernels transform down the rows of a tile."""
-    return request.axis == 1 and bool(request.spec.rht)
+    return request.axis == 1 and bool(request.spec.rht) and not rotates(request)
+
+
+def rotates(request: OperandRequest) -> bool:
+    """Whether the transform of this operand has a pass of its own, which leaves registers for sums."""
+    return request.spec.rounding == "ms-eden" and not request.packed and request.amax != "stored"
 
 
 @functools.cache

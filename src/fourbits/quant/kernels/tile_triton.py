@@ -89,8 +89,9 @@ def tensor_amax(amax_ptr, global_ptr, CONFIG: tl.constexpr, PARTS: tl.constexpr,
     bits = tl.full((), 0, tl.int32)
     if CONFIG.target != 0.0:
         bits = amax_of_parts(amax_ptr, PARTS)
+    scale = global_scale(bits, CONFIG)  # not in one program only: all need these divisions anyway
     if ALL or tl.program_id(0) == 0:
-        tl.store(global_ptr, global_scale(bits, CONFIG))
+        tl.store(global_ptr, scale)
     return bits
 
 

@@ -50,7 +50,7 @@ def exact_tile(shape: Shape, row: KernelConfig | None, column: KernelConfig | No
     if rows > SHORT:
         return wide(shape.K, rows, 64, 1)._replace(held=held)
     if row is not None and column is not None:
-        return wide(shape.K, rows, 256, 4)._replace(held=held)
+        return wide(shape.K, rows, 256, 4 if rows <= 16 else 2)._replace(held=held)
     if held and rows > 1:
         return wide(shape.K, rows, 256, 2)._replace(held=held)
     if held:

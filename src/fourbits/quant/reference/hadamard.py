@@ -15,7 +15,9 @@ from fourbits.quant.operand_rules import RHT_SIZES
 from fourbits.quant.reference.philox import SIGN_ROLE, SIGN_WORD, philox
 
 #: fp32(size**-0.5)
-FACTORS = {size: torch.tensor(size**-0.5, dtype=torch.float32).item() for size in RHT_SIZES if size}
+FACTORS = {
+    size: torch.tensor(size**-0.5, dtype=torch.float32, device="cpu").item() for size in RHT_SIZES if size
+}
 
 #: the sign vector of TransformerEngine and torchao (numerics as recorded from TransformerEngine d0067d0)
 TE16_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
@@ -74,8 +76,11 @@ def _constant_signs(signs: tuple[int, ...], device: torch.device) -> Tensor:
 
 @functools.cache
 def _fixed_signs(seed: int, size: int, device: torch.device) -> Tensor:
-    word = [torch.tensor(value, dtype=torch.int64) for value in (0, 0, 0, SIGN_WORD)]
-    key = torch.tensor(seed, dtype=torch.int64), torch.tensor(SIGN_ROLE, dtype=torch.int64)
+    word = [torch.tensor(value, dtype=torch.int64, device="cpu") for value in (0, 0, 0, SIGN_WORD)]
+    key = (
+        torch.tensor(seed, dtype=torch.int64, device="cpu"),
+        torch.tensor(SIGN_ROLE, dtype=torch.int64, device="cpu"),
+    )
     return _signs(philox((word[0], word[1], word[2], word[3]), key), size).to(device)
 
 

@@ -115,8 +115,8 @@ def scale_noise(sr_key: Tensor, block: tuple[int, int], grid: tuple[int, int], a
 
     block: (other axis, contraction axis); a block takes its first row and the word of its first element.
     """
-    rows = torch.arange(grid[1 - axis], device=sr_key.device) * block[0]
-    starts = torch.arange(grid[axis], device=sr_key.device) * block[1]
+    rows = torch.arange(grid[1 - axis], device=sr_key.device, dtype=torch.int64) * block[0]
+    starts = torch.arange(grid[axis], device=sr_key.device, dtype=torch.int64) * block[1]
     rows, starts = (rows[:, None], starts[None, :]) if axis == 1 else (rows[None, :], starts[:, None])
     words = words_at(sr_key, rows, starts // 16, SCALE_WORD)
     chosen = words[0]
@@ -129,7 +129,10 @@ def scale_noise(sr_key: Tensor, block: tuple[int, int], grid: tuple[int, int], a
 
 def _unit_words(sr_key: Tensor, rows: int, units: int, word: int, axis: int) -> tuple[Tensor, ...]:
     """Four int64 tensors, [rows, units] for axis 1, [units, rows] for axis 0."""
-    row, unit = torch.arange(rows, device=sr_key.device), torch.arange(units, device=sr_key.device)
+    row, unit = (
+        torch.arange(rows, device=sr_key.device, dtype=torch.int64),
+        torch.arange(units, device=sr_key.device, dtype=torch.int64),
+    )
     row, unit = (row[:, None], unit[None, :]) if axis == 1 else (row[None, :], unit[:, None])
     return words_at(sr_key, row, unit, word)
 

@@ -124,10 +124,10 @@ def _decays(dt: Tensor, a: Tensor, resets: Tensor | None) -> _Decays:
     log = (log if resets is None else log + resets[..., None, None]).cumsum(2)
     total = log[:, :, -1:]
     within = log.permute(0, 1, 3, 4, 2)
-    tokens = torch.arange(log.shape[2], device=log.device)
+    tokens = torch.arange(log.shape[2], device=log.device, dtype=torch.int64)
     within = _exp(within[..., :, None] - within[..., None, :], tokens[:, None] < tokens, dt.dtype)
 
-    chunks = torch.arange(log.shape[1], device=log.device)
+    chunks = torch.arange(log.shape[1], device=log.device, dtype=torch.int64)
     end = total.squeeze(2).cumsum(1)
     start = F.pad(end, (0, 0, 0, 0, 1, -1))
     between = start.permute(0, 2, 3, 1)[..., :, None] - end.permute(0, 2, 3, 1)[..., None, :]

@@ -1,4 +1,6 @@
-"""Attention over packed documents: the blocks it computes, and the same numbers as with the whole mask."""
+"""Attention within documents and windows: the blocks it computes, and the numbers of the whole mask."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -6,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fourbits.model.attention import attention_core
-from fourbits.model.document_attention import BLOCK, by_blocks, by_mask, document_blocks
 from fourbits.model.documents import same_document
+from fourbits.model.masked_attention import BLOCK, by_blocks, by_mask, visible_blocks, visible_pairs
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -18,15 +20,23 @@ def documents_ending_at(ends: set[int], length: int) -> torch.Tensor:
     return last.cumsum(0, dtype=torch.int32)
 
 
-@given(st.lists(st.sets(st.integers(0, 511), max_size=6), min_size=1, max_size=3))
-def test_the_blocks_are_those_of_the_mask(ends):
+WINDOWS = st.one_of(
+    st.none(), st.integers(1, 600), st.sampled_from([1, 127, 128, 129, 130, 255, 256, 257, 383, 384])
+)
+
+
+@given(st.lists(st.sets(st.integers(0, 511), max_size=6), min_size=1, max_size=3), WINDOWS)
+def test_the_blocks_are_those_of_the_mask(ends, window):
     # Ends anywhere, and at the borders of blocks and beside them.
     edges = {place for border in (128, 256) for place in (border - 2, border - 1, border)}
     documents = torch.stack([documents_ending_at(own, 512) for own in (*ends, edges)])
-    wanted = same_document(documents).tril()
+    token = torch.arange(512)
+    distance = token[:, None] - token
+    wanted = same_document(documents) & (distance >= 0) & (distance < (window or 512))
+    assert torch.equal(visible_pairs(documents, window), wanted)
     tiles = wanted.unflatten(1, (4, BLOCK)).unflatten(3, (4, BLOCK)).transpose(2, 3)  # [B, N, N, 128, 128]
     some, whole = tiles.any(-1).any(-1), tiles.all(-1).all(-1)
-    blocks = document_blocks(documents)
+    blocks = visible_blocks(documents, window)
     for counts, numbers, chosen in (
         (blocks.kv_num_blocks, blocks.kv_indices, some & ~whole),
         (blocks.full_kv_num_blocks, blocks.full_kv_indices, whole),
@@ -38,12 +48,12 @@ def test_the_blocks_are_those_of_the_mask(ends):
             for rows in zip(counts[:, 0], numbers[:, 0], strict=True)
         ]
         assert found == [[set(row.nonzero()[:, 0].tolist()) for row in one] for one in chosen]
-    token = torch.arange(512)
     visible = blocks.mask_mod(torch.tensor(0), torch.tensor(0), token[:, None], token)
     assert torch.equal(visible, wanted[0])
 
 
-def test_blocks_give_what_the_mask_gives_compiled():
+@pytest.mark.parametrize("window", [None, 150])
+def test_blocks_give_what_the_mask_gives_compiled(window):
     """Forwards, which is what PyTorch compiles for a CPU; with grouped heads."""
     q, k, v = (torch.randn(2, heads, 256, 16) for heads in (4, 2, 2))
     documents = torch.stack([documents_ending_at({5, 127, 200}, 256), documents_ending_at({130}, 256)])
@@ -51,7 +61,7 @@ def test_blocks_give_what_the_mask_gives_compiled():
     with torch.no_grad():
         # Weights sum to one and values are about one: a few roundings of a sum of 256 terms.
         torch.testing.assert_close(
-            compiled(q, k, v, documents), by_mask(q, k, v, documents), rtol=0, atol=64 * EPS
+            compiled(q, k, v, documents, window), by_mask(q, k, v, documents, window), rtol=0, atol=64 * EPS
         )
 
 
@@ -79,17 +89,19 @@ def packed(batch, length, heads, groups, width):
     return (q, k, v, documents), grad
 
 
-def core(q, k, v, documents):
-    return attention_core(q, k, v, 64, None, documents)
+def core(q, k, v, documents, window=None):
+    return attention_core(q, k, v, 64, None, documents, window)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("groups", [8, 2])
-def test_blocks_on_a_gpu_are_as_close_to_fp32_as_the_mask(groups):
+@pytest.mark.parametrize("window", [None, 200])
+def test_blocks_on_a_gpu_are_as_close_to_fp32_as_the_mask(groups, window):
     inputs, grad = packed(2, 1024, 8, groups, 64)
-    exact, _ = run(core, [x.float() if x.is_floating_point() else x for x in inputs], grad.float())
-    by_masks, _ = run(core, inputs, grad)
-    compiled = torch.compile(core, fullgraph=True, dynamic=False)
+    own = partial(core, window=window)
+    exact, _ = run(own, [x.float() if x.is_floating_point() else x for x in inputs], grad.float())
+    by_masks, _ = run(own, inputs, grad)
+    compiled = torch.compile(own, fullgraph=True, dynamic=False)
     found, _ = run(compiled, inputs, grad)
     for wanted, mask, block in zip(exact, by_masks, found, strict=True):
         # Both round weights and results to BF16 and sum in FP32: alike, but for kernels that round once more.
@@ -97,13 +109,15 @@ def test_blocks_on_a_gpu_are_as_close_to_fp32_as_the_mask(groups):
 
 
 @pytest.mark.gpu
-def test_blocks_on_a_gpu_hold_nothing_of_the_size_of_the_mask():
+@pytest.mark.parametrize("window", [None, 1024])
+def test_blocks_on_a_gpu_hold_nothing_of_the_size_of_the_mask(window):
     length = 8192
     inputs, grad = packed(1, length, 8, 8, 64)
-    compiled = torch.compile(core, fullgraph=True, dynamic=False)
+    own = partial(core, window=window)
+    compiled = torch.compile(own, fullgraph=True, dynamic=False)
     run(compiled, inputs, grad)
     _, peak = run(compiled, inputs, grad)
-    _, with_mask = run(core, inputs, grad)
+    _, with_mask = run(own, inputs, grad)
     # All else is O(T): q, k, v, y and their gradients, 8 MiB each, some of them twice, a few in FP32.
     assert with_mask > length**2
     assert peak < with_mask - length**2

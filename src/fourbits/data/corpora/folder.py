@@ -1,0 +1,122 @@
+"""Walks a folder: which of its files are read, and how many are not, by extension."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+
+from fourbits.data.corpora.document import PassedOver
+from fourbits.data.corpora.file_kinds import SUPPORTED, kind_of, label_of
+from fourbits.data.corpora.read_files import problem_of
+
+HIDDEN, LINKS = "hidden", "links to files"
+REMEDIES = {
+    LINKS: "read links with --follow-links (data.follow_links)",
+    "without a ": "choose a field or column with --text-field (data.text_field)",
+    "": "continue without them with --allow-skipped (data.allow_skipped)",
+}
+
+
+@dataclass(slots=True)
+class FolderFiles:
+    """The files that are read, in order, and what is passed over, by extension."""
+
+    read: list[Path] = field(default_factory=list)
+    num_bytes: int = 0
+    passed_over: dict[str, PassedOver] = field(default_factory=dict)
+
+    def skip(self, label: str, num_bytes: int = 0) -> None:
+        """Count a file that is not read."""
+        before = self.passed_over.get(label, PassedOver(0, 0))
+        self.passed_over[label] = PassedOver(before.files + 1, before.num_bytes + num_bytes)
+
+
+def find_files(folder: Path, text_field: str, *, follow_links: bool, allow_skipped: bool) -> FolderFiles:
+    """The text files of a folder and its folders, in order of their paths.
+
+    Hidden files and folders are counted, not read; links to folders are not followed, and links to files only
+    with follow_links. Raises ValueError for a folder without text, or, unless allow_skipped is set, one of
+    which most bytes would be passed over.
+    """
+    found = FolderFiles()
+    for path in sorted(_walk(folder, found)):
+        _classify(path, found, text_field, follow_links)
+    skipped = sum(each.num_bytes for each in found.passed_over.values())
+    if not found.read:
+        raise ValueError(_without_text(folder, found.passed_over))
+    if not found.num_bytes:
+        raise ValueError(f"{folder}: all {len(found.read)} text files in this folder are empty.")
+    if skipped > found.num_bytes and not allow_skipped:
+        raise ValueError(
+            f"{folder}: most of this folder, {_size(skipped)} of {_size(skipped + found.num_bytes)}, would "
+            f"be passed over: {listed(found.passed_over)}. Supported: {SUPPORTED}. Convert these files, or "
+            f"{_remedies(found.passed_over)}."
+        )
+    return found
+
+
+def listed(passed_over: Mapping[str, PassedOver]) -> str:
+    """What was passed over in one line, the largest first: ".png: 3 (1.2 MB); .bin: 1 (80 bytes)"."""
+    rows = sorted(passed_over.items(), key=lambda item: (-item[1].num_bytes, item[0]))
+    return "; ".join(
+        f"{label}: {each.files:,}" + (f" ({_size(each.num_bytes)})" if each.num_bytes else "")
+        for label, each in rows
+    )
+
+
+def _walk(folder: Path, found: FolderFiles) -> Iterator[Path]:
+    """Yield everything that is neither hidden nor a folder."""
+    for top, folders, files in os.walk(folder, onerror=_refuse):
+        for name in (*folders, *files):
+            path = Path(top, name)
+            if name.startswith("."):
+                found.skip(HIDDEN)
+            elif name in files:
+                yield path
+            elif path.is_symlink():
+                found.skip("links to folders")
+        folders[:] = [name for name in folders if not name.startswith(".")]
+
+
+def _refuse(error: OSError) -> None:
+    raise ValueError(f"{error.filename}: cannot be read: {error.strerror}.") from error
+
+
+def _classify(path: Path, found: FolderFiles, text_field: str, follow_links: bool) -> None:
+    try:
+        status = path.stat()
+    except OSError:
+        return found.skip("links to nothing")
+    if S_ISDIR(status.st_mode):
+        return found.skip("links to folders")
+    if not S_ISREG(status.st_mode):
+        return found.skip("not regular files")
+    if path.is_symlink() and not follow_links:
+        return found.skip(LINKS, status.st_size)
+    if kind_of(path) is None:
+        return found.skip(label_of(path), status.st_size)
+    if problem := problem_of(path, text_field):
+        return found.skip(f"{label_of(path)} {problem}", status.st_size)
+    found.read.append(path)
+    found.num_bytes += status.st_size
+    return None
+
+
+def _without_text(folder: Path, passed_over: Mapping[str, PassedOver]) -> str:
+    if not passed_over:
+        return f"{folder}: this folder has no text files. Supported: {SUPPORTED}."
+    remedies = _remedies(passed_over, without=False)
+    end = f" {remedies[0].upper()}{remedies[1:]}." if remedies else ""
+    return f"{folder}: this folder has no text files, but {listed(passed_over)}. Supported: {SUPPORTED}.{end}"
+
+
+def _remedies(passed_over: Mapping[str, PassedOver], *, without: bool = True) -> str:
+    """What applies to these files; without: continuing without them does too."""
+    found = [text for part, text in REMEDIES.items() if part and any(part in label for label in passed_over)]
+    return ", or ".join([*found, *([REMEDIES[""]] if without else [])])
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes as text: "12.3 MB", or "840 bytes"."""
+    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 100_000 else f"{num_bytes:,} bytes"

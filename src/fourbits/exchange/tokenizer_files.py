@@ -1,0 +1,33 @@
+"""The files from which transformers' AutoTokenizer reads a tokenizer of ours.
+
+A text then has the tokens that the model was trained on, without those that a tokenizer.json may add around
+it, because `Tokenizer.encode` adds none. A batch is padded with the vocabulary's padding token if it has one,
+else with the end token; the attention mask hides both. Only these files and generation_config.json name it:
+for a `pad_token_id` in config.json, transformers makes an embedding row zero and does not train it.
+"""
+
+import json
+from typing import Any
+
+from fourbits.data.tokenizer import Tokenizer
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+
+
+def tokenizer_files(tokenizer: Tokenizer, max_seq_len: int) -> dict[str, bytes]:
+    """The content of tokenizer.json and tokenizer_config.json, by name."""
+    described: dict[str, Any] = json.loads(tokenizer.serialized())
+    if (described.get("post_processor") or {}).get("type") != "ByteLevel":  # which only moves offsets
+        described["post_processor"] = None
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokenizer.end_token,
+        "pad_token": tokenizer.padding()[0],
+        "padding_side": "left",  # so that a prompt ends where its continuation begins
+        "model_max_length": max_seq_len,
+        "clean_up_tokenization_spaces": False,
+    }
+    return {
+        TOKENIZER: (json.dumps(described, ensure_ascii=False) + "\n").encode(),
+        TOKENIZER_CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
+    }

@@ -1,0 +1,1 @@
+"""Other people's training loops: each file connects one library, which it imports. docs/integrations.md."""
