@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
+from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
@@ -272,6 +273,20 @@ def test_flops_are_those_of_the_rows_that_experts_multiply():
         model(x.requires_grad_(), *route).sum().backward()
     rows = TOKENS * TOP_K
     assert counted.get_total_flops() == 3 * 2 * rows * (WIDTH * 2 * INNER + INNER * WIDTH)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_compiler_is_told_what_operators_return(transposed):
+    x, dy, bias = torch.randn(20, WIDTH), torch.randn(20, INNER), torch.randn(3, INNER)
+    weight = torch.randn(3, *((WIDTH, INNER) if transposed else (INNER, WIDTH)))
+    offsets = torch.tensor([0, 7, 7, 20], dtype=torch.int32)
+    counters, table = sr_counter.new_counter(1, 2, 0)[None], get_recipe("nvfp4").table.to_text()
+    checks = ("test_faketensor", "test_schema")
+    forward = (x, weight, bias, offsets, counters, 4, table, transposed, [True, True])
+    opcheck(torch.ops.fourbits.experts_forward.default, forward, test_utils=checks)
+    for needs in ([True, True, True], [False, True, False]):
+        backward = (dy, x, weight, offsets, counters, [], 4, table, transposed, needs)
+        opcheck(torch.ops.fourbits.experts_backward.default, backward, test_utils=checks)
 
 
 def test_copies_and_pickles_of_converted_experts_compute_the_same():

@@ -52,4 +52,4 @@ def offsets_of(counts: Sequence[int], device: torch.device) -> Tensor:
     ends = [0, *itertools.accumulate(counts)]
     if device.type != "cuda":
         return torch.tensor(ends, dtype=torch.int32, device=device)
-    return torch.tensor(ends, dtype=torch.int32, pin_memory=True).to(device, non_blocking=True)
+    return torch.tensor(ends, dtype=torch.int32, device="cpu", pin_memory=True).to(device, non_blocking=True)

@@ -57,7 +57,9 @@ def tile_map(rows: int, groups: int, height: int, device: torch.device) -> Calla
 @functools.lru_cache(maxsize=1 << 10)
 def equal_groups(groups: int, rows: int, height: int, device: torch.device) -> GroupTiles:
     """The map of tiles of groups of `rows` rows each: the weights of experts."""
-    tiles = reference.group_tiles(torch.arange(groups + 1) * rows, height, groups * -(-rows // height))
+    tiles = reference.group_tiles(
+        torch.arange(groups + 1, dtype=torch.int32, device="cpu") * rows, height, groups * -(-rows // height)
+    )
     return GroupTiles(tiles.entries.to(device), tiles.starts.to(device), height)
 
 

@@ -42,7 +42,7 @@ class GroupedRows:
         #: rows of the tiles of the map that a call is given
         self.height, self.empty = tile.m, allocator(device)
         works = most_tiles(self.M, groups, tile.m) * ceil_div(self.N, tile.n)
-        size = torch.empty(0, dtype=out_dtype).element_size()
+        size = torch.empty(0, dtype=out_dtype, device="cpu").element_size()
         self.launch = Launcher(
             grouped_rows_kernel,
             (min(gpu.sms, works),),

@@ -55,7 +55,7 @@ class QuantizedExperts(nn.Module):
             of_rows = of_rows.masked_fill(absent[:, 0], 0.0)
         weighted = out * of_rows[:, None]
         back = torch.empty_like(order.indices)
-        back[order.indices] = torch.arange(len(back), device=back.device)
+        back[order.indices] = torch.arange(len(back), dtype=back.dtype, device=back.device)
         # summed by reshaping, in an order that does not depend on when rows arrive
         total = weighted[back].view(-1, top_k, weighted.shape[-1]).sum(1)
         return total.to(hidden_states.dtype)
@@ -92,5 +92,7 @@ def unquantized(rows: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tens
     y = torch.nn.functional.grouped_mm(rows, weight, offs=offsets[1:])
     if bias is None:
         return y
-    expert = torch.searchsorted(offsets[1:], torch.arange(len(rows), device=rows.device), right=True)
+    expert = torch.searchsorted(
+        offsets[1:], torch.arange(len(rows), dtype=offsets.dtype, device=rows.device), right=True
+    )
     return y + bias[expert.clamp(max=len(bias) - 1)].to(y.dtype)

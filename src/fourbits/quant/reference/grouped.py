@@ -22,8 +22,8 @@ def group_tiles(offsets: Tensor, height: int, tiles: int) -> GroupTiles:
         entries += [[group, first + place, min(height, rows - place), place] for place in places]
         starts.append(len(entries))
     entries += [[0, 0, 0, 0]] * (tiles - len(entries))
-    table = torch.tensor(entries, dtype=torch.int32).reshape(-1, 4)
-    return GroupTiles(table, torch.tensor(starts, dtype=torch.int32), height)
+    table = torch.tensor(entries, dtype=torch.int32, device="cpu").reshape(-1, 4)
+    return GroupTiles(table, torch.tensor(starts, dtype=torch.int32, device="cpu"), height)
 
 
 def grouped_operands(
@@ -45,8 +45,9 @@ def grouped_operands(
         values = torch.zeros(
             (len(tiles.entries) * height if in_tiles else len(x), -(-x.shape[1] // 16) * 16),
             dtype=torch.bfloat16,
+            device=x.device,
         )
-        scale = torch.ones(tiles.groups)
+        scale = torch.ones(tiles.groups, dtype=torch.float32, device=x.device)
         for group, (first, last) in enumerate(itertools.pairwise(ends)):
             if last > first:
                 key = keys(request, group)
