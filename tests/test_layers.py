@@ -48,6 +48,8 @@ ROOM_BANNED = {("compare.run", "compare.report")}
 ROOMS = ("reference", "cpu", "kernels", "native")
 BUILDS_ON = {"cpu": {"reference"}, "kernels": {"reference"}, "native": {"reference"}, "reference": set()}
 ENTRIES = {
+    "quant/grouped.py",
+    "gemm/grouped.py",
     "quant/quantize.py",  # the dispatcher, what it checks, and the statistics of what it quantizes
     "quant/arguments.py",
     "quant/amax_stats.py",

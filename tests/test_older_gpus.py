@@ -9,8 +9,11 @@ from support.gpus import SHARED_MEMORY, planning_for
 from support.kernel_builds import Start
 
 CAPABILITIES = (80, 86, 89)
-#: kernels that need TMA, which sm_90 introduced, and what adds the parts of their split K
-OF_HOPPER = {"tma_kernel", "sum_kernel"}
+#: kernels that need TMA, which sm_90 introduced, what adds the parts of their split K, and what makes the
+#: operands and maps of the grouped ones
+OF_HOPPER = {"tma_kernel", "sum_kernel"} | {
+    name for name in names() if name.startswith(("grouped", "tile_map"))
+}
 #: bytes of shared memory that a program may have on all three (sm_80 has more)
 LIMIT = min(SHARED_MEMORY[capability] for capability in CAPABILITIES)
 #: kernels whose code depends on whether the GPU has FP8 conversions and FP8 tensor cores

@@ -78,18 +78,12 @@ def test_a_training_step_runs_every_linear_that_was_converted(name):
     assert torch.equal(model(TOKENS).logits, logits)
 
 
-def test_experts_in_one_parameter_are_named_as_what_stays():
+def test_experts_in_one_parameter_are_quantized_and_their_router_stays():
     config = MixtralConfig(**SIZES, num_hidden_layers=1, num_local_experts=4)
     summary = convert(MixtralForCausalLM(config), "nvfp4-naive")
-    stays = "stacked weights of MixtralExperts, not a known group of linear layers"
     kept = {row.name.rpartition("layers.0.")[2]: row.reason for row in summary.rows if not row.quantized}
-    assert kept == {
-        "lm_head": "output head or embedding",
-        "mlp.gate.weight": "router",
-        "mlp.experts.gate_up_proj": stays,
-        "mlp.experts.down_proj": stays,
-    }
-    assert summary.share_of_linears == 4 / 8
+    assert kept == {"lm_head": "output head or embedding", "mlp.gate.weight": "router"}
+    assert summary.share_of_linears == 6 / 8
 
 
 def fused_kernel(projected, *_args, outproj_weight, **_kwargs):

@@ -68,7 +68,8 @@ def unmentioned(model: nn.Module, read: set[str], summary: ConversionSummary) ->
 
 
 def gradients(model: Any, layers: set[str]) -> torch.Tensor:
-    found = [model.get_submodule(name).weight.grad for name in sorted(layers)]
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    found = [parameters[name if name in parameters else f"{name}.weight"].grad for name in sorted(layers)]
     return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
 
 

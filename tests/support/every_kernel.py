@@ -12,12 +12,15 @@ import triton
 
 import fourbits
 from fourbits.gemm.kernels import launch_fp8
+from fourbits.gemm.kernels import launch_grouped as grouped_gemms
 from fourbits.gemm.kernels.launch_bf16 import Layout, bf16_gemm
+from fourbits.gemm.kernels.tiles import gpu_model
 from fourbits.linear.kernels import observe_triton
 from fourbits.model.ops.conv.kernels import conv_triton
 from fourbits.model.ops.gated_norm.kernels import gated_norm_triton
 from fourbits.model.ops.ssd.kernels import ssd_triton
-from fourbits.quant.kernels import launch_dequantize, launch_stats, launch_unpack
+from fourbits.quant.grouped_layout import GroupedOperand, most_tiles
+from fourbits.quant.kernels import launch_dequantize, launch_grouped, launch_stats, launch_unpack
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS
 from fourbits.quant.kernels.launch_fake import FakeQuantizer
 from fourbits.quant.kernels.quantizers import kernel_quantizer
@@ -25,6 +28,7 @@ from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+from fourbits.recipe.presets import get_recipe
 from support.fused_cases import BLOCK_2D, COLUMN_SR, PAIRS, ROW_SR
 from support.kernel_builds import GPU, Start, on_gpu, recording, signature
 
@@ -46,7 +50,10 @@ def names() -> set[str]:
 
 def launches() -> list[tuple[str, Start]]:
     """(what for, launch) of every kernel, with every configuration that changes its code much."""
-    every = (_quantizing(), _recording_stats(), _unpacking(), _multiplying(), _in_models())
+    every = (
+        *(_quantizing(), _recording_stats(), _unpacking(), _multiplying(), _in_models()),
+        *([of_experts("nvfp4")] if gpu_model(GPU).tma else []),
+    )
     return [(name, start) for part in every for name, starts in part for start in starts]
 
 
@@ -127,6 +134,48 @@ def _multiplying() -> Generator[tuple[str, list[Start]]]:
             with recording() as starts:
                 launch_fp8.matmul(a, ExactOperand(a.values, b_scale, 1, spec), torch.bfloat16, None)
             yield f"GEMM of {name}, blocks of {spec.block_size}", starts
+
+
+def of_experts(recipe: str) -> Generator[tuple[str, list[Start]]]:
+    """64 experts of 256 tokens: the map, three tensors quantized, the GEMMs of both layouts of weights."""
+    groups, rows, K, N, height = 64, 64 * 256, 2048, 1024, 64
+    table, most = get_recipe(recipe).table, most_tiles(64 * 256, 64, 64)
+    with recording() as starts:
+        tiles = launch_grouped.TileMap(rows, groups, height, GPU)(on_gpu(groups + 1, dtype=torch.int32))
+    yield "map of experts", starts
+
+    def quantized(
+        x: torch.Tensor, roles: dict[str, int], count: int, padded: bool
+    ) -> tuple[tuple[GroupedOperand, ...], list[Start]]:
+        requests = tuple(OperandRequest(table.operand(role), axis) for role, axis in roles.items())
+        size = count, height
+        plan = launch_grouped.GroupedQuantizer(signature(x), groups, size, requests, padded, 0)
+        with recording() as starts:
+            return plan(x, tiles, _KEY, (0,) * len(requests)), starts
+
+    x, starts = quantized(on_gpu(rows, K), {"fprop.lhs": 1, "wgrad.rhs": 0}, most, False)
+    yield "X of experts", starts
+    dy, starts = quantized(on_gpu(rows, N), {"dgrad.lhs": 1, "wgrad.lhs": 0}, most, False)
+    yield "dY of experts", starts
+    for name, axis, (down, across) in (("W", 1, (N, K)), ("W stored transposed", 0, (K, N))):
+        masters = on_gpu(groups * down, across, dtype=torch.float32)
+        (w,), starts = quantized(masters, {"fprop.rhs": axis}, groups * down // height, True)
+        yield f"{name} of experts", starts
+        for what, a, b, sizes in (("fprop", x[0], w, (N, K)), ("dgrad", dy[0], w, (K, N))):
+            b = b if what == "fprop" else b._replace(axis=1 - axis)
+            bias = on_gpu(groups, N, dtype=torch.float32) if what == "fprop" else None
+            gemm = grouped_gemms.GroupedRows(
+                a, b, groups, sizes, torch.bfloat16, None if bias is None else bias.dtype, GPU
+            )
+            with recording() as starts:
+                gemm(a, b, tiles, bias)
+            yield f"{what} of experts by {name}", starts
+    with recording() as starts:
+        sums = grouped_gemms.GroupedSums(dy[1], x[1], groups, (N, K), height, GPU)
+        sums(dy[1], x[1], (dy[1].scale, x[1].scale), tiles)
+        columns = grouped_gemms.GroupedColumns(N, N, groups, GPU)
+        columns(on_gpu(rows, N), on_gpu(groups + 1, dtype=torch.int32))
+    yield "wgrad and bias of experts", starts
 
 
 def _in_models() -> Generator[tuple[str, list[Start]]]:

@@ -133,7 +133,7 @@ def recording(*modules: ModuleType) -> Generator[list[Start]]:
     def on_cpu(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return lambda *sizes, device=None, **options: allocate(*sizes, **options)
 
-    allocate = {name: getattr(torch, name) for name in ("empty", "empty_strided", "ones")}
+    allocate = {name: getattr(torch, name) for name in ("empty", "empty_strided", "ones", "zeros")}
     launch = Launcher.__call__
     try:
         setattr(Launcher, "__call__", record)  # noqa: B010

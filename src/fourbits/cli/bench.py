@@ -1,4 +1,5 @@
-"""Measure the speed of quantizers, a linear layer, the SSD scan, a training step, a model, or the data.
+"""Measure the speed of quantizers, a linear layer, experts, the SSD scan, a training step, a model, or the
+data.
 
 Both sides of a ratio are measured in the same run. `model` measures training steps of a preset per recipe:
 tokens/s, MFU in total and by type of layer, memory, and the throughput of the Hugging Face implementation at
@@ -15,6 +16,7 @@ import torch
 from rich.console import Console
 
 from fourbits.bench.data import bench_data
+from fourbits.bench.experts import bench_experts
 from fourbits.bench.hf import MODES, SIZES, bench_hf
 from fourbits.bench.linear import bench_linear
 from fourbits.bench.peers.model import PEERS
@@ -29,6 +31,7 @@ EXAMPLE = "fourbits bench linear --json"
 BENCHMARKS = {
     "quantize": bench_quantize,
     "linear": bench_linear,
+    "experts": bench_experts,
     "step": bench_step,
     "data": bench_data,
 }

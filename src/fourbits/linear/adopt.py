@@ -9,6 +9,10 @@ from fourbits.linear.grouped import QuantizedGroup
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.lookalikes import rebind
 from fourbits.linear.module import QuantizedLinear
+from fourbits.linear.stacked.experts import QuantizedExperts
+from fourbits.linear.stacked.find import has_experts_interface
+from fourbits.linear.stacked.intercepted import QuantizedStack, viewed
+from fourbits.linear.stacked.layer import StackedLayer, StackedLayers, stacked_layers
 from fourbits.linear.transposed import QuantizedConv1D
 from fourbits.linear.weights import Kind
 
@@ -17,6 +21,7 @@ _BASES: dict[Kind, type[nn.Module]] = {
     "transposed": QuantizedConv1D,
     "group": QuantizedGroup,
 }
+_CONVERTED = (*_BASES.values(), QuantizedExperts, QuantizedStack)
 _adoptions = [0]
 
 
@@ -35,10 +40,25 @@ def adopt(layer: Any, kind: Kind, state: LayerState) -> None:
     rebind(layer, original.forward, type(layer).forward)
 
 
+def adopt_stacked(module: Any, parameter: str, transposed: bool, state: LayerState) -> None:
+    """Give the stacked weights of one parameter of a module a table."""
+    _adoptions[0] += 1
+    stacked = stacked_layers(module)
+    if stacked is None:
+        original = type(module)
+        base = QuantizedExperts if has_experts_interface(module) else QuantizedStack
+        names = () if base is QuantizedExperts else tuple(module._parameters)
+        module.__class__ = _joined(base, original, names)
+        stacked = module.quantization = StackedLayers(original)
+        rebind(module, original.forward, type(module).forward)
+    state.original = stacked.original
+    stacked.layers[parameter] = StackedLayer(module, parameter, state, transposed)
+
+
 def restore(name: str, layer: Any) -> None:
     """Give a layer its own class back, if it was converted. Raises ValueError for one wrapped since."""
     converted: type[nn.Module] = type(layer)
-    if not issubclass(converted, tuple(_BASES.values())):
+    if not issubclass(converted, _CONVERTED):
         return
     if converted not in _BASES.values() and "_joins" not in vars(converted):
         raise ValueError(
@@ -53,16 +73,20 @@ def restore(name: str, layer: Any) -> None:
 
 
 @functools.cache
-def _joined(base: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
-    """A class that computes as `base` and is also an `original`, for code that asks by isinstance."""
+def _joined(base: type[nn.Module], original: type[nn.Module], views: tuple[str, ...] = ()) -> type[nn.Module]:
+    """A class that computes as `base` and is also an `original`, for code that asks by isinstance.
+
+    views: parameters that the module's own forward reads as StackedView.
+    """
 
     def reduced(self: Any, protocol: int) -> tuple[Any, ...]:
-        return _new, (base, original), self.__getstate__()
+        return _new, (base, original, views), self.__getstate__()
 
     fields = {"_joins": original, "__reduce_ex__": reduced, "__module__": __name__}
+    fields |= {name: viewed(name) for name in views}
     return type(f"{base.__name__}Of{original.__name__}", (base, original), fields)
 
 
-def _new(base: type[nn.Module], original: type[nn.Module]) -> nn.Module:
+def _new(base: type[nn.Module], original: type[nn.Module], views: tuple[str, ...] = ()) -> nn.Module:
     """An empty layer, for copy and pickle, which cannot import a class made at run time."""
-    return nn.Module.__new__(_joined(base, original))
+    return nn.Module.__new__(_joined(base, original, views))

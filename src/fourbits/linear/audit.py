@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from fourbits.linear.health import described
 from fourbits.linear.layer_state import converted_state
 from fourbits.linear.ops import calls_seen
+from fourbits.linear.stacked.layer import converted_layers
 
 #: optimizer steps after which a model that was never called is no longer looked at
 _PATIENCE = 64
@@ -52,11 +53,11 @@ class AuditReport:
 class _Watched:
     """A conversion whose first training step is still to come."""
 
-    def __init__(self, layers: list[tuple[str, nn.Module]]) -> None:
+    def __init__(self, layers: list[tuple[str, Any]]) -> None:
         self.layers = [(name, weakref.ref(module)) for name, module in layers]
         self.steps = 0
 
-    def alive(self) -> list[tuple[str, nn.Module]]:
+    def alive(self) -> list[tuple[str, Any]]:
         """Its layers that are still converted."""
         found = ((name, reference()) for name, reference in self.layers)
         return [(name, module) for name, module in found if module is not None and converted_state(module)]
@@ -72,13 +73,13 @@ def audit(model: nn.Module) -> AuditReport:
     Call it after a training step, best between backward and the optimizer's step, while the gradients that
     show a bypassed layer are there. On a GPU it reads a few numbers from the device.
     """
-    return _compared([(name, module) for name, module in model.named_modules() if converted_state(module)])
+    return _compared(list(converted_layers(model.named_modules())))
 
 
 def watch(modules: Sequence[tuple[str, nn.Module]]) -> None:
     """Have the first training step after a conversion audited."""
-    layers = [(name, module) for name, module in modules if converted_state(module)]
-    converted = {id(module) for _, module in modules}
+    layers = list(converted_layers(modules))
+    converted = {id(module) for _, module in modules} | {id(layer) for _, layer in layers}
     for watched in _watched:
         watched.layers = [(name, ref) for name, ref in watched.layers if id(ref()) not in converted]
     for _, module in layers:  # of another model that had these numbers
@@ -112,7 +113,7 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         _warn_of(report)
 
 
-def _compared(layers: Sequence[tuple[str, nn.Module]]) -> AuditReport:
+def _compared(layers: Sequence[tuple[str, Any]]) -> AuditReport:
     called = [name for name, module in layers if _was_called(module)]
     missing = {name: module for name, module in layers if not _was_called(module)}
     bypassed = [name for name, module in missing.items() if _has_gradient(module)]
@@ -130,24 +131,25 @@ def _compared(layers: Sequence[tuple[str, nn.Module]]) -> AuditReport:
     )
 
 
-def _was_called(module: nn.Module) -> bool:
+def _was_called(module: Any) -> bool:
     """Whether a layer ran, eagerly or in a traced graph; one expert's call counts for its group."""
     state = converted_state(module)
     assert state is not None
-    return bool(state.plans) or not calls_seen.isdisjoint(_operator_keys(module))
+    return bool(state.plans) or state.called or not calls_seen.isdisjoint(_operator_keys(module))
 
 
-def _operator_keys(module: nn.Module) -> list[tuple[int, int, int]]:
+def _operator_keys(module: Any) -> list[tuple[int, int, int]]:
     """What operators note of calls of a layer, or of a group's layers."""
     weight: Any = module.weight
     state = converted_state(module)
     assert state is not None
-    shape = weight.shape[-2:] if hasattr(module, "in_features") else weight.shape[::-1]
+    as_stored = hasattr(module, "in_features") or getattr(module, "transposed", None) is False
+    shape = weight.shape[-2:] if as_stored else weight.shape[-2:][::-1]
     count = len(weight) if weight.dim() == 3 else 1
     return [(state.layer + place, *shape) for place in range(count)]
 
 
-def _has_gradient(module: nn.Module) -> bool:
+def _has_gradient(module: Any) -> bool:
     return any(p.grad is not None for p in module.parameters() if p.dim() > 1)
 
 

@@ -8,18 +8,15 @@ audit after the first training step does.
 import ast
 import functools
 import importlib.util
-import inspect
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
+from fourbits.linear.source import computing_nodes, own_attribute
 from fourbits.linear.weights import is_linear
 
 #: packages whose mixers call mamba_ssm's kernels; the second holds remote code loaded with a checkpoint
 _HOMES_OF_MAMBA = ("transformers", "transformers_modules", "mamba_ssm")
-#: methods that read weights without multiplying by them
-_NOT_COMPUTING = ("__init__", "reset_parameters", "init_weights", "_init_weights", "extra_repr")
 
 
 def bypassed_layers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
@@ -59,9 +56,9 @@ def _read_in_source(cls: type[nn.Module]) -> frozenset[str]:
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] in ("torch", "builtins", "fourbits"):
             continue
-        parents = {child: node for node in _computing_nodes(base) for child in ast.iter_child_nodes(node)}
+        parents = {child: node for node in computing_nodes(base) for child in ast.iter_child_nodes(node)}
         for node, parent in parents.items():
-            child = _own_attribute(node)
+            child = own_attribute(node)
             if child is None:
                 continue
             about = parent.attr if isinstance(parent, ast.Attribute) else ""
@@ -70,21 +67,3 @@ def _read_in_source(cls: type[nn.Module]) -> frozenset[str]:
             elif about == "weight" and not isinstance(parents.get(parent), ast.Attribute):  # as .weight.dtype
                 read.add(child)
     return frozenset(read - used)
-
-
-def _computing_nodes(cls: type) -> Iterator[ast.AST]:
-    """The syntax of a class's methods that may compute; nothing without a source."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
-        return
-    for method in getattr(tree.body[0], "body", []):
-        if isinstance(method, ast.FunctionDef) and method.name not in _NOT_COMPUTING:
-            yield from ast.walk(method)
-
-
-def _own_attribute(node: ast.AST) -> str | None:
-    """NAME of `self.NAME`."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-        return node.attr
-    return None

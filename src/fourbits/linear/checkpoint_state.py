@@ -22,7 +22,8 @@ from fourbits.linear.amax_policy import (
     Reduce,
     reduced,
 )
-from fourbits.linear.layer_state import LayerState, converted_state
+from fourbits.linear.layer_state import LayerState
+from fourbits.linear.stacked.layer import converted_layers
 from fourbits.recipe.recipe import table_from_text
 
 
@@ -110,6 +111,5 @@ def books_of(model: nn.Module) -> list[OperandBook]:
 
 
 def _states(model: nn.Module) -> Iterator[tuple[str, LayerState]]:
-    for name, module in model.named_modules():
-        if (state := converted_state(module)) is not None:
-            yield name, state
+    for name, layer in converted_layers(model.named_modules()):
+        yield name, layer.quantization

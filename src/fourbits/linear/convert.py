@@ -13,7 +13,7 @@ from torch import nn
 from fourbits.device import Device, native_unsupported, probe
 from fourbits.gemm.native.self_check import why_not_trusted
 from fourbits.linear import flops as flops  # registers the operators' FLOP formulas
-from fourbits.linear.adopt import adopt, restore
+from fourbits.linear.adopt import adopt, adopt_stacked, restore
 from fourbits.linear.arguments import model_parts, patterns_of, require_choice, with_kept_blocks
 from fourbits.linear.audit import watch
 from fourbits.linear.checkpoint_state import open_books
@@ -137,7 +137,10 @@ def _rows(weights: Sequence[Weight], decider: Decider, seed: int, backend: Backe
                 table, reason = _on_tensor_cores(table, reason)
             quantize_eval, original = decider.recipe.quantize_eval, type(weight.module)
             state = LayerState(original, table, number, seed, quantize_eval, numbering)
-            adopt(weight.module, weight.kind, state)
+            if weight.kind == "stacked":
+                adopt_stacked(weight.module, weight.parameter, weight.transposed, state)
+            else:
+                adopt(weight.module, weight.kind, state)
         precision = "bf16" if table is None else precision_of(table)
         rows.append(LinearReport(weight.name, weight.shape, precision, reason))
         number += weight.layers

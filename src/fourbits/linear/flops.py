@@ -11,8 +11,10 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from fourbits.linear import ops
+from fourbits.linear.stacked import ops as of_experts
 
 assert ops.linear_forward, "importing the module defines the operators"
+assert of_experts.experts_forward, "importing the module defines the operators"
 
 Shape = Sequence[int]
 
@@ -28,3 +30,16 @@ def backward_flops(dy: Shape, x: Shape | None, weight: Shape, *rest: Any, **_: A
     """Of Dgrad and Wgrad, as far as they are needed."""
     needs: Sequence[bool] = rest[-1]
     return 2 * dy[0] * weight[0] * weight[1] * (bool(needs[0]) + bool(needs[1]))
+
+
+@register_flop_formula([torch.ops.fourbits.experts_forward])
+def experts_forward_flops(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    """Of Fprop: each row, sorted by expert, times one expert's weight."""
+    return 2 * x[0] * weight[1] * weight[2]
+
+
+@register_flop_formula([torch.ops.fourbits.experts_backward])
+def experts_backward_flops(dy: Shape, x: Shape | None, weight: Shape, *rest: Any, **_: Any) -> int:
+    """Of Dgrad and Wgrad, as far as they are needed."""
+    needs: Sequence[bool] = rest[-1]
+    return 2 * dy[0] * weight[1] * weight[2] * (bool(needs[0]) + bool(needs[1]))

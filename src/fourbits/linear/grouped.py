@@ -5,15 +5,15 @@ quantized as separate tensors, with separate scales and random bits. An expert w
 its gradient is zero.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fourbits.linear.flat import autocast
-from fourbits.linear.layer_state import CallConfig, LayerState
-from fourbits.linear.module import eager_matmul, runs_eagerly, traced_matmul
+from fourbits.linear.layer_state import LayerState
+from fourbits.linear.stacked.product import grouped_product
 
 
 class QuantizedGroup(nn.Module):
@@ -43,20 +43,13 @@ class QuantizedGroup(nn.Module):
                 f"QuantizedGroup: the input must have in_features={self.in_features} columns, got shape "
                 f"{list(input.shape)}."
             )
-        config = state.config(self.training, self.training and torch.is_grad_enabled())
-        parts = input.split(list(counts))
-        used = [place for place, part in enumerate(parts) if len(part)]
-        # unbind's gradient is one stack; indexing would allocate a tensor of all experts' size for each
-        weights = self.weight.unbind(0)
-        outputs = [_matmul(state, config, parts[i], weights[i], i, i == used[-1]) for i in used]
-        return torch.cat(outputs) if outputs else autocast(input).new_empty(0, self.out_features)
+        offsets = offsets_of(counts, input.device)
+        return grouped_product(state, self.training, input, self.weight, None, offsets, False, counts)
 
 
-def _matmul(
-    state: LayerState, config: CallConfig, x: Tensor, weight: Tensor, place: int, last: bool
-) -> Tensor:
-    """One expert's GEMM, as layer number layer + place; the last expert counts the layer's own steps."""
-    config = config._replace(layer=config.layer + place, counts_itself=config.counts_itself and last)
-    if runs_eagerly(x):
-        return eager_matmul(state, config, x, weight, None)
-    return traced_matmul(state, config, x, weight, None)
+def offsets_of(counts: Sequence[int], device: torch.device) -> Tensor:
+    """Where each expert's rows begin and the last one's end, int32 [E + 1], without waiting for a GPU."""
+    ends = [0, *itertools.accumulate(counts)]
+    if device.type != "cuda":
+        return torch.tensor(ends, dtype=torch.int32, device=device)
+    return torch.tensor(ends, dtype=torch.int32, device="cpu", pin_memory=True).to(device, non_blocking=True)

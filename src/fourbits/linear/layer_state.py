@@ -47,6 +47,24 @@ class CallConfig(NamedTuple):
     shard: FeatureShard | None = None
 
 
+class Later:
+    """Where a call of a group of layers starts in each, in tokens: int64 [E], computed if it is asked for."""
+
+    __slots__ = ("_before", "_ends", "_value")
+
+    def __init__(self, before: "Later | int", ends: Tensor) -> None:
+        """before: where the previous call started; ends: [E + 1], where its rows of each layer begin."""
+        self._before, self._ends = before, ends
+        self._value: Tensor | None = None
+
+    def value(self) -> Tensor:
+        """The tokens of all calls before this one, each rounded up to a block."""
+        if self._value is None:
+            before = self._before if isinstance(self._before, int) else self._before.value()
+            self._value, self._before = before + -(-self._ends.diff().long() // 16) * 16, 0
+        return self._value
+
+
 class Calls:
     """The calls of a layer in one micro-batch, in training mode.
 
@@ -59,11 +77,15 @@ class Calls:
 
     def __init__(self) -> None:
         #: where each call started and the next one will, in tokens: without gradients, and with
-        self._starts: tuple[list[int], list[int]] = ([0], [0])
+        self._starts: tuple[list[Any], list[Any]] = ([0], [0])
         self._recomputed = 0
 
-    def offset(self, tokens: int, records: bool) -> int:
-        """How many tokens of the micro-batch come before a call, a multiple of 16."""
+    def offset(self, tokens: "int | Tensor", records: bool) -> Any:
+        """How many tokens of the micro-batch come before a call, a multiple of 16.
+
+        tokens: of the call; for a group of layers, where each layer's rows begin and end: the result is a
+        Later then, or 0.
+        """
         recorded = self._starts[1] if len(self._starts[1]) > 1 else self._starts[0]
         if len(recorded) > 1 and torch._C._current_graph_task_id() != -1:  # pyright: ignore  # recomputation
             self._recomputed += 1
@@ -71,8 +93,9 @@ class Calls:
         starts = self._starts[records]
         if len(starts) > _MOST_CALLS:  # nobody moves on: an evaluation, or a loop without set_step
             starts[:] = [0]
-        starts.append(starts[-1] + -(-tokens // 16) * 16)
-        return starts[-2]
+        last = starts[-1]
+        starts.append(last + -(-tokens // 16) * 16 if isinstance(tokens, int) else Later(last, tokens))
+        return last
 
     @property
     def tokens(self) -> int:
@@ -111,6 +134,8 @@ class LayerState:
         self.book: OperandBook | None = None
         self.slot = 0
         self.weight = KeptWeight()
+        #: whether experts were called eagerly by grouped kernels, which keep no plans here
+        self.called = False
         #: eager plans, and whether a cast precedes them, by `PlanKey`
         self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
         #: where the weight arrives quantized, what returns it: see weight_source.py
@@ -166,10 +191,22 @@ class LayerState:
             self.forget_calls()
         if config.shard is not None:
             counter = of_shard(counter, *config.shard)
-        if not (config.training and self.draws):
+        if not (config.training and self.draws and tokens):
             return counter
         offset = self._calls.setdefault(config.layer, Calls()).offset(tokens, config.observes)
         return moved_on(counter, offset) if offset else counter
+
+    def group_counters(self, device: torch.device, config: CallConfig, ends: Tensor) -> Tensor:
+        """As `call_counter`, for a call of a group of layers: int64 [E, 9], or [1, 9] where all have the
+        same.
+
+        ends: [E + 1], where each layer's rows begin and end.
+        """
+        counter = self.call_counter(device, config, 0)[None]
+        if not (config.training and self.draws):
+            return counter
+        first = self._calls.setdefault(config.layer, Calls()).offset(ends, config.observes)
+        return counter if isinstance(first, int) else moved_on(counter, first.value())
 
     def shard_as(self, shard: FeatureShard, table: GemmTable) -> None:
         """Make the layer a shard, whose table names the reduction of its amaxes."""
@@ -188,8 +225,8 @@ class LayerState:
         self._calls.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without plans; copies and saved files of a model create their own."""
-        return {**vars(self), "plans": {}}
+        """Without plans and calls; copies and saved files of a model create their own."""
+        return {**vars(self), "plans": {}, "_calls": {}}
 
     def recipe_tensors(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The recipe state's amaxes, counters and policy on the layer's device; None without one."""

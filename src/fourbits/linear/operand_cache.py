@@ -7,14 +7,16 @@ Version counters cannot show that: fused optimizers, `.data`, collectives and ra
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fourbits.linear.corrected import Corrected, Operands
+from fourbits.linear.corrected import Operands
 from fourbits.linear.sr_counter import SrCounter
-from fourbits.quant.quantize import Operand
+
+#: what a weight's operand is: of one layer, or of experts
+T = TypeVar("T")
 
 
 class KeptWeight:
@@ -25,14 +27,12 @@ class KeptWeight:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[Any, ...], int, Operand | Corrected] | None = None
+        self._kept: tuple[tuple[Any, ...], int, Any] | None = None
         self._generation = -1
         #: whether the weight is an ordinary parameter; one gathered by sharding must not outlive a forward
         self.plain = True
 
-    def operand(
-        self, weight: Tensor, plan: object, counter: SrCounter, make: Callable[[], Operand | Corrected]
-    ) -> Operand | Corrected:
+    def operand(self, weight: Tensor, plan: object, counter: SrCounter, make: Callable[[], T]) -> T:
         """The weight's operand: the kept one if valid, else a new one, kept if it may be reused.
 
         A further call within a micro-batch computes a new operand and leaves the kept one in place: a CUDA

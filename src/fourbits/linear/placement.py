@@ -45,11 +45,11 @@ class Decider:
         kept = self._impossible(layer) or self.selection.why_not(layer)
         if not kept and not self.selection.names(layer.name):
             kept = self._kept(layer)
-        if not kept and layer.kind == "group" and depends_on_the_past(table):
+        if not kept and layer.holds_several and depends_on_the_past(table):
             kept = "groups of linear layers do not support amax policies or adaptive layouts"
         if kept:
             return None, kept
-        rows, columns = layer.module.weight.shape[-2:] if layer.kind == "group" else layer.shape
+        rows, columns = layer.size_of_one
         if rows % 16 or columns % 16:
             reason = f"{reason}; {rows}x{columns} is padded to multiples of 16"
         return table, reason
@@ -57,13 +57,14 @@ class Decider:
     def _impossible(self, layer: Weight) -> str:
         """Why a layer cannot be quantized, whatever the recipe, or an empty string."""
         module, kind = layer.module, type(layer.module)
-        if any(id(parameter) in self.tied for parameter in module.parameters()):
+        parameters = [layer.weight] if layer.kind == "stacked" else module.parameters()
+        if any(id(parameter) in self.tied for parameter in parameters):
             return "weight is tied to another module"
         if layer.name in self.bypassed:
             return self.bypassed[layer.name]
         if layer.kind == "linear" and not computes_like_linear(kind):
             return f"{kind.__name__} computes more than nn.Linear"
-        if is_lazy(module.weight):
+        if is_lazy(layer.weight):
             return "its weight is not initialized yet"
         if hides_forward(module):
             return "its forward was replaced on the instance, so changing its class would have no effect"

@@ -9,10 +9,11 @@ from fourbits.linear.amax_policy import OPERANDS
 from fourbits.linear.checkpoint_state import books_of
 from fourbits.linear.convert import converted
 from fourbits.linear.feature_shard import sharded
-from fourbits.linear.layer_state import LayerState, converted_state
+from fourbits.linear.layer_state import LayerState
 from fourbits.linear.native_gemms import made_native
 from fourbits.linear.placement import table_for
 from fourbits.linear.selection import Selection
+from fourbits.linear.stacked.layer import converted_layers
 from fourbits.linear.step import share_counters
 from fourbits.linear.summary import ConversionSummary
 from fourbits.linear.weight_source import check_table, set_weight_source
@@ -52,7 +53,7 @@ def set_recipe(
 
 
 def _layers(model: nn.Module) -> list[tuple[str, Any]]:
-    return [(name, module) for name, module in model.named_modules() if converted_state(module) is not None]
+    return list(converted_layers(model.named_modules()))
 
 
 def _one_seed(states: dict[str, LayerState]) -> int:

@@ -40,11 +40,14 @@ def new_counter(seed: int, step: int, first_token: int, device: torch.device | s
     return counter.to(device, non_blocking=True)  # does not synchronize
 
 
-def moved_on(counter: Tensor, tokens: int) -> Tensor:
-    """The counter of a call that starts `tokens` tokens into the micro-batch, a multiple of 16."""
-    moved = counter.clone()
-    moved[_TOKEN] += tokens
-    moved[_TOKEN_BLOCK] += tokens // 16
+def moved_on(counter: Tensor, tokens: "int | Tensor") -> Tensor:
+    """The counter of a call that starts `tokens` tokens into the micro-batch, a multiple of 16.
+
+    Several counters [E, 9] for a tensor of tokens [E] and a counter [1, 9].
+    """
+    moved = counter.clone() if isinstance(tokens, int) else counter.repeat(len(tokens), 1)
+    moved[..., _TOKEN] += tokens
+    moved[..., _TOKEN_BLOCK] += tokens // 16
     return moved
 
 

@@ -11,9 +11,9 @@ from fourbits.linear.adopt import conversions
 from fourbits.linear.amax_history import OperandBook
 from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.checkpoint_state import books_of
-from fourbits.linear.layer_state import converted_state
 from fourbits.linear.numbering import keep_apart
 from fourbits.linear.sr_counter import SrCounter
+from fourbits.linear.stacked.layer import converted_layers
 
 
 class _Found(NamedTuple):
@@ -148,4 +148,4 @@ def _key(layer: Any) -> tuple[int, torch.device]:
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if converted_state(module) is not None]
+    return [layer for _, layer in converted_layers(model.named_modules())]

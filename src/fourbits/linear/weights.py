@@ -6,7 +6,7 @@ listed with the reason for which it stays in high precision.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 
-Kind = Literal["linear", "transposed", "group", "other"]
+from fourbits.linear.stacked.find import stacked_parameters
+
+Kind = Literal["linear", "transposed", "group", "stacked", "other"]
 #: smallest last side of a raw parameter of three dimensions that is listed; taps of convolutions are smaller
 _SMALLEST = 8
 #: names of parameters that are looked up, added or multiplied elementwise
@@ -31,7 +33,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 class Weight:
     """A linear layer, a group of them, or another parameter that a matrix multiplication reads."""
 
-    #: the module's name for layers, the parameter's for others
+    #: the module's name for layers, the parameter's for stacked weights and others
     name: str
     module: Any
     kind: Kind
@@ -39,11 +41,30 @@ class Weight:
     shape: tuple[int, int]
     #: for others: why it is not quantized
     why: str = ""
+    #: the name of the weight in its module
+    parameter: str = "weight"
+    #: for stacked weights: whether they are known to be [E, in, out]
+    transposed: bool = False
+
+    @property
+    def weight(self) -> Any:
+        """The parameter, for all but others."""
+        return getattr(self.module, self.parameter)
 
     @property
     def layers(self) -> int:
         """How many linear layers it holds, each with a number of its own."""
-        return 0 if self.kind == "other" else len(self.module.weight) if self.kind == "group" else 1
+        return 0 if self.kind == "other" else len(self.weight) if self.holds_several else 1
+
+    @property
+    def holds_several(self) -> bool:
+        """Whether the weight is that of several linear layers, [E, ...]."""
+        return self.kind in ("group", "stacked")
+
+    @property
+    def size_of_one(self) -> tuple[int, int]:
+        """(out_features, in_features) of one layer."""
+        return self.shape[0] // max(self.layers, 1), self.shape[1]
 
 
 def is_group(module: object) -> bool:
@@ -86,11 +107,22 @@ def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[Wei
         elif is_transposed(module):
             yield Weight(name, layer, "transposed", (layer.weight.shape[1], layer.weight.shape[0]))
         else:
-            yield from _others(name, module)
+            stacked = stacked_parameters(name, module)
+            yield from _stacked(name, module, stacked)
+            yield from _others(name, module, stacked)
 
 
-def _others(name: str, module: nn.Module) -> Iterator[Weight]:
-    """Parameters of a module that is no linear layer."""
+def _stacked(name: str, module: nn.Module, found: Mapping[str, bool]) -> Iterator[Weight]:
+    """Parameters that hold the weights of several linear layers."""
+    for own, transposed in found.items():
+        count, *sides = getattr(module, own).shape
+        rows, columns = reversed(sides) if transposed else sides
+        where = f"{name}.{own}".lstrip(".")
+        yield Weight(where, module, "stacked", (count * rows, columns), "", own, transposed)
+
+
+def _others(name: str, module: nn.Module, known: Collection[str] = ()) -> Iterator[Weight]:
+    """Parameters of a module that is no linear layer, without the known ones."""
     if isinstance(module, _LOOKED_UP + _NORMS) or "parametrizations" in name.split("."):
         return
     if isinstance(module, _CONVOLUTIONS + _TRANSPOSED):
@@ -101,7 +133,7 @@ def _others(name: str, module: nn.Module) -> Iterator[Weight]:
             yield Weight(f"{name}.weight".lstrip("."), module, "other", shape, "convolution")
         return
     for own, parameter in module.named_parameters(recurse=False):
-        if isinstance(parameter, UninitializedParameter):
+        if own in known or isinstance(parameter, UninitializedParameter):
             continue
         shape = [size for size in parameter.shape if size != 1]
         taps = parameter.dim() > 2 and parameter.shape[-1] < _SMALLEST

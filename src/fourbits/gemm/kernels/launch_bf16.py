@@ -14,7 +14,7 @@ from fourbits.quant.kernels.launcher import Box, Launcher
 
 _SUM_COLUMNS = 512
 #: bytes of shared memory for staging an output tile of the TMA kernel
-_LEAVING = 32 << 10
+LEAVING = 32 << 10
 
 
 class Layout(NamedTuple):
@@ -90,7 +90,7 @@ class TmaGemm:
         a, b = operands
         rows, columns = self.parts_shape if split else (self.M, self.N)
         size = 4 if split else torch.empty(0, dtype=self.out_dtype, device="cpu").element_size()
-        pieces = max(1, tile.m * tile.n * size // _LEAVING)
+        pieces = max(1, tile.m * tile.n * size // LEAVING)
         programs = min(sms, ceil_div(self.M, tile.m) * ceil_div(self.N, tile.n) * self.split_k)
         return Launcher(
             tma_kernel,

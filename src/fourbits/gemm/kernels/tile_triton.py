@@ -35,6 +35,27 @@ def added_product(acc, left, right, HARDWARE: tl.constexpr):
 
 
 @triton.jit
+def summed(a, a_row, a_k, b, b_row, b_k, steps, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
+    """Sum of `steps` products of tiles, fp32 [BM, BN]: the main loop of a GEMM.
+
+    a, b: tensor descriptors, as in `tma_kernel`; row and k: where the tile and its contraction begin in each.
+    """
+    acc = tl.zeros((BM, BN), tl.float32)
+    for step in range(steps):  # TMA loads zeros beyond the tensors
+        if A_TRANSPOSED:
+            left = a.load([a_k + step * BK, a_row]).T
+        else:
+            left = a.load([a_row, a_k + step * BK])
+        if B_TRANSPOSED:
+            right = b.load([b_row, b_k + step * BK]).T
+        else:
+            right = b.load([b_k + step * BK, b_row])
+        acc = added_product(acc, left, right, HARDWARE)
+    return acc
+
+
+@triton.jit
 def balanced(scale_a, scale_b):
     """Two fp32 scalars of the same product with close exponents: `balanced` of reference/matmul.py."""
     field_a, field_b = (bits_of(scale_a) >> 23) & 0xFF, (bits_of(scale_b) >> 23) & 0xFF

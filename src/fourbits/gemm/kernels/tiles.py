@@ -78,6 +78,24 @@ def best_work(gpu: GpuModel, M: int, N: int, K: int, splits: tuple[int, ...] = _
     return min((Work(tile, count) for tile in gpu.tiles for count in splits), key=time)
 
 
+def grouped_tile(gpu: GpuModel, rows: int, columns: int, groups: int) -> Tile:
+    """The tile of a GEMM of groups of rows, by how many a group has on average; their numbers are unknown.
+
+    A tile of 128 rows is half empty in groups of 64, which then take as long as in one of 64 rows.
+    """
+    few = rows <= 64 * groups
+    fitting = [tile for tile in gpu.tiles if tile.n <= max(128, columns) and (tile.m <= 64 or not few)]
+    return (fitting or list(gpu.tiles))[0]
+
+
+def sums_tile(gpu: GpuModel) -> Tile:
+    """The tile of the GEMM whose contraction is a group's rows: two programs an SM, since sums are short and
+    their tiles, in FP32, take as long to be written.
+    """
+    tile = next((tile for tile in gpu.tiles if (tile.m, tile.n) == (128, 128)), gpu.tiles[0])
+    return tile._replace(stages=min(tile.stages, 3))
+
+
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)

@@ -10,7 +10,7 @@ layer) use split-K to fill all SMs; the parts are added in a fixed order.
 import triton
 import triton.language as tl
 
-from fourbits.gemm.kernels.tile_triton import added_product, balanced, bias_of, finished, tile_position
+from fourbits.gemm.kernels.tile_triton import balanced, bias_of, finished, summed, tile_position
 from fourbits.quant.kernels.rounding_triton import rounded_to
 
 
@@ -47,19 +47,10 @@ def tma_kernel(
     steps = tl.cdiv(tl.cdiv(K, BK), SPLIT_K)
     for work in tl.range(tl.program_id(0), down * across * SPLIT_K, PROGRAMS, flatten=True):
         i, j = tile_position(work // SPLIT_K, down, across)
-        first = (work % SPLIT_K) * steps
-        acc = tl.zeros((BM, BN), tl.float32)
-        for i_step in range(steps):
-            step = first + i_step  # TMA loads zeros beyond K
-            if A_TRANSPOSED:
-                left = a.load([step * BK, i * BM]).T
-            else:
-                left = a.load([i * BM, step * BK])
-            if B_TRANSPOSED:
-                right = b.load([j * BN, step * BK]).T
-            else:
-                right = b.load([step * BK, j * BN])
-            acc = added_product(acc, left, right, HARDWARE)
+        first = (work % SPLIT_K) * steps * BK
+        acc = summed(
+            a, i * BM, first, b, j * BN, first, steps, A_TRANSPOSED, B_TRANSPOSED, BM, BN, BK, HARDWARE
+        )
         if SPLIT_K == 1:
             bias = bias_of(bias_ptr, j * BN + tl.arange(0, BN), N, HAS_BIAS)
             acc = finished(acc, scale_a, scale_b, bias, HAS_BIAS)

@@ -27,14 +27,38 @@ def stored_amax(ptr, STORED: tl.constexpr):
 
 
 @triton.jit
-def store_largest(out_ptr, x, stored, CONFIG: tl.constexpr):
-    """One partial maximum from magnitudes [1, COLUMNS]; rounding keeps their order, so it is done last."""
+def largest_of(x, CONFIG: tl.constexpr):
+    """The largest of magnitudes [1, COLUMNS], fp32; rounding keeps their order, so it is done last."""
     largest = float_of(tl.max(tl.max(bits_of(x) & ABS_BITS, axis=1), axis=0))
     if CONFIG.transform is not None:
         largest = largest * CONFIG.transform.scale
     if CONFIG.transform is not None or CONFIG.through_bf16:
         largest = float_of(bf16_bits(largest))
-    tl.store(out_ptr + tl.program_id(0), tl.where(stored < 0.0, largest, stored))
+    return largest
+
+
+@triton.jit
+def store_largest(out_ptr, x, stored, CONFIG: tl.constexpr):
+    """One partial maximum from magnitudes [1, COLUMNS]."""
+    tl.store(out_ptr + tl.program_id(0), tl.where(stored < 0.0, largest_of(x, CONFIG), stored))
+
+
+@triton.jit
+def with_tile(row_largest, column_largest, x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexpr,
+              ROW: tl.constexpr, COLUMN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+              HARDWARE: tl.constexpr):  # fmt: skip
+    """Magnitudes [1, COLUMNS] of the largest of both operands so far, after another tile x."""
+    TALL: tl.constexpr = ROWS.bit_length() - 1
+    if ROW is not None:
+        row_largest = larger(row_largest, halved_rows(x, TALL, ROWS, COLUMNS))
+    if COLUMN is not None:
+        if COLUMN.transform is not None:
+            TRANSFORM: tl.constexpr = COLUMN.transform
+            if not IS_BF16:
+                x = to_bf16(x, HARDWARE)
+            x = rotated(x, key_ptr, stream, FIELDS, TRANSFORM, ROWS, COLUMNS)
+        column_largest = larger(column_largest, halved_rows(x, TALL, ROWS, COLUMNS))
+    return row_largest, column_largest
 
 
 @triton.jit(do_not_specialize=["stream"])
@@ -50,7 +74,6 @@ def amax_kernel(
     key_ptr, stream: of COLUMN's transform, where its signs are drawn; stored_ptr: where ROW_STORED or
     COLUMN_STORED, what a policy has stored. SCALED: of x times the factor. Programs walk x from its start.
     """
-    TALL: tl.constexpr = ROWS.bit_length() - 1
     IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16 and not SCALED
     factor = load_factor(factor_ptr, SCALED)
     across = tl.cdiv(K, COLUMNS)
@@ -67,15 +90,10 @@ def amax_kernel(
         row = (tile // across) * ROWS
         x = load_tile(x_ptr, x_stride, row, (tile % across) * COLUMNS, M, K, ROWS, COLUMNS, HARDWARE)
         x = times(x, factor, SCALED)
-        if ROW is not None:
-            row_largest = larger(row_largest, halved_rows(x, TALL, ROWS, COLUMNS))
-        if COLUMN is not None:
-            if COLUMN.transform is not None:
-                TRANSFORM: tl.constexpr = COLUMN.transform
-                if not IS_BF16:
-                    x = to_bf16(x, HARDWARE)
-                x = rotated(x, key_ptr, stream, FIELDS, TRANSFORM, ROWS, COLUMNS)
-            column_largest = larger(column_largest, halved_rows(x, TALL, ROWS, COLUMNS))
+        row_largest, column_largest = with_tile(
+            row_largest, column_largest, x, IS_BF16, key_ptr, stream, FIELDS, ROW, COLUMN, ROWS, COLUMNS,
+            HARDWARE,
+        )  # fmt: skip
     if ROW is not None:
         store_largest(row_amax_ptr, row_largest, row_stored, ROW)
     if COLUMN is not None:

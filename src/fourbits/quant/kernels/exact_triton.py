@@ -66,14 +66,14 @@ def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row
                   CONFIG: tl.constexpr, PACKED: tl.constexpr, maxima_ptr, OBSERVE: tl.constexpr,
                   VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                   HARDWARE: tl.constexpr, DEQUANTIZED: tl.constexpr = False,
-                  HELD: tl.constexpr = False):  # fmt: skip
+                  HELD: tl.constexpr = False, GROUPED: tl.constexpr = False):  # fmt: skip
     """Quantize a tile by one config and write element * block scale, or if PACKED codes and scales.
 
     HELD: one thread holds every row of a block. DEQUANTIZED: the values times the global scale too, rounded
-    to the type of out.
+    to the type of out. GROUPED: the tensor is a group of rows, of which any program may have the first tile.
     """
     y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, CONFIG, ROWS, COLUMNS, HARDWARE, HELD)
-    tensor_bits = tensor_amax(amax_ptr, global_ptr, CONFIG, PARTS)
+    tensor_bits = tensor_amax(amax_ptr, global_ptr, CONFIG, PARTS, GROUPED)
     amax_bits = block_amax(y, CONFIG, ROWS, COLUMNS, HELD)
     if OBSERVE:
         store_maxima(amax_bits, maxima_ptr, VECTOR if CONFIG.axis == 0 else 1)

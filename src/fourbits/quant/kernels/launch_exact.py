@@ -11,7 +11,7 @@ from fourbits.quant.kernels.exact_triton import operands_kernel
 from fourbits.quant.kernels.kernel_config import KernelConfig, kernel_config
 from fourbits.quant.kernels.launch_stats import Stats
 from fourbits.quant.kernels.launcher import Launcher
-from fourbits.quant.kernels.tiles import Shape, exact_tile, group, programs, rounded_up
+from fourbits.quant.kernels.tiles import Shape, Tile, exact_tile, group, programs, rounded_up
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
 from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -41,7 +41,7 @@ class ExactQuantizer:
         self.copies = signature.strides[1] != 1
         self.stride = K if self.copies else signature.strides[0]
         self.shape = Shape(M, K, signature.device.type == "cuda")
-        self.row, self.column = _sides(requests)
+        self.row, self.column = sides_of(requests)
         self.configs = self.row.config, self.column.config
         self.packed = self.column.request is not None and self.column.request.packed
         width = rounded_up(K, 16)
@@ -133,15 +133,10 @@ class ExactQuantizer:
         codes, block_scale = outputs[0].t(), outputs[1].t().view(SCALE_DTYPES[spec.block_format.scale or ""])
         return QuantizedTensor(codes, block_scale, scale, 0, (self.shape.M, self.shape.K), spec)
 
-    def _registers(self) -> int | None:
-        """Registers that a thread may have, where a few more would let fewer programs run on an SM."""
-        few = self.tile.rows * self.tile.vector <= 64 and None not in self.configs and not self.tile.held
-        return _TWELVE_WARPS if few else None
-
     def _launcher(self, parts: tuple[int, int], recorded: bool) -> Launcher:
         row, column = self.row, self.column
         options: dict[str, Any] = {"num_warps": self.tile.warps}
-        if limit := self._registers():
+        if limit := registers_of(self.tile, self.configs):
             options["maxnreg"] = limit
         launcher = self.launchers[*parts, recorded] = Launcher(
             operands_kernel,
@@ -168,7 +163,13 @@ class ExactQuantizer:
         return launcher
 
 
-def _sides(requests: tuple[OperandRequest, ...]) -> tuple[_Side, _Side]:
+def registers_of(tile: Tile, configs: tuple[KernelConfig | None, KernelConfig | None]) -> int | None:
+    """Registers that a thread may have, where a few more would let fewer programs run on an SM."""
+    few = tile.rows * tile.vector <= 64 and None not in configs and not tile.held
+    return _TWELVE_WARPS if few else None
+
+
+def sides_of(requests: tuple[OperandRequest, ...]) -> tuple[_Side, _Side]:
     """The row and the column operand of a pass."""
     sides = [_Side(None, None, -1), _Side(None, None, -1)]
     for place, request in enumerate(requests):

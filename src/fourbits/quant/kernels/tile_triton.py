@@ -81,16 +81,16 @@ def global_scale(tensor_bits, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def tensor_amax(amax_ptr, global_ptr, CONFIG: tl.constexpr, PARTS: tl.constexpr):
+def tensor_amax(amax_ptr, global_ptr, CONFIG: tl.constexpr, PARTS: tl.constexpr, ALL: tl.constexpr = False):
     """Pattern of the tensor's amax, int32 scalar, from PARTS partial maxima; 0 without a global scale.
 
-    The first program writes the global scale that follows from it.
+    The first program writes the global scale that follows from it, or with ALL every program does.
     """
     bits = tl.full((), 0, tl.int32)
     if CONFIG.target != 0.0:
         bits = amax_of_parts(amax_ptr, PARTS)
     scale = global_scale(bits, CONFIG)  # not in one program only: all need these divisions anyway
-    if tl.program_id(0) == 0:
+    if ALL or tl.program_id(0) == 0:
         tl.store(global_ptr, scale)
     return bits
 

@@ -1,0 +1,49 @@
+"""Any other module with stacked weights, such as torchtitan's: its own forward runs, and its products are
+found.
+
+While the forward runs, reading the parameter gives a StackedView, which PyTorch's functions ask before they
+compute (`__torch_function__`). Products of all experts or of one are multiplied by the table; anything else
+gets the parameter itself, in high precision, and fourbits.audit then lists the weight as bypassed.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from fourbits.linear.stacked.layer import StackedLayers
+from fourbits.linear.stacked.view import StackedView, ask_in_graphs
+
+
+class QuantizedStack(nn.Module):
+    """A module with stacked weights that `convert` has given tables. Created by `convert` only."""
+
+    quantization: StackedLayers
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """As the module's own class."""
+        state = self.quantization
+        forward: Callable[..., Any] = state.original.forward
+        if state.active or not (self.training or state.quantize_eval):
+            return forward(self, *args, **named)
+        state.active = True
+        try:
+            return forward(self, *args, **named)
+        finally:
+            state.active = False
+
+
+@functools.cache
+def viewed(parameter: str) -> property:
+    """The attribute that stands for a parameter in the class of a converted module."""
+    ask_in_graphs()
+
+    def read(self: QuantizedStack) -> Tensor | StackedView:
+        found = self._parameters[parameter]  # pyright: ignore[reportPrivateUsage]
+        state = self.quantization
+        if not state.active or parameter not in state.layers:
+            return found  # pyright: ignore[reportReturnType]
+        return StackedView(state.layers[parameter])
+
+    return property(read)

@@ -1,0 +1,61 @@
+"""The linear layers whose weights are one parameter of a module, each such parameter with a state of its own.
+
+To code that walks over a model's converted layers, such as set_step and audit, a StackedLayer is a layer: it
+has a state and a weight. It is no module, so that a model's modules and state_dict keys stay as they were.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from fourbits.linear.layer_state import LayerState, converted_state
+
+
+class StackedLayer:
+    """E linear layers in one parameter [E, N, K], or [E, K, N] if transposed."""
+
+    def __init__(self, module: nn.Module, parameter: str, state: LayerState, transposed: bool) -> None:
+        self.module, self.parameter = module, parameter
+        self.quantization = state
+        self.transposed = transposed
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter, which wrappers such as FSDP2 may replace."""
+        return vars(self.module)["_parameters"][self.parameter]
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The parameter, as nn.Module.parameters has it."""
+        yield self.weight
+
+
+class StackedLayers:
+    """What a converted module with stacked weights keeps: its own class, and its layers by parameter."""
+
+    def __init__(self, original: type[nn.Module]) -> None:
+        self.original: Any = original
+        self.layers: dict[str, StackedLayer] = {}
+        #: whether the module's forward runs, in which its parameters multiply by their tables
+        self.active = False
+
+    @property
+    def quantize_eval(self) -> bool:
+        """Whether evaluation is quantized, too; one recipe holds for all of a module's layers."""
+        return any(layer.quantization.quantize_eval for layer in self.layers.values())
+
+
+def stacked_layers(module: nn.Module) -> StackedLayers | None:
+    """The stacked layers of a converted module; None for any other."""
+    found = vars(module).get("quantization")
+    return found if isinstance(found, StackedLayers) else None
+
+
+def converted_layers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Any]]:
+    """Names and converted layers: linear layers and groups among modules, and stacked layers in them."""
+    for name, module in modules:
+        if converted_state(module) is not None:
+            yield name, module
+        elif (stacked := stacked_layers(module)) is not None:
+            for parameter, layer in stacked.layers.items():
+                yield f"{name}.{parameter}".lstrip("."), layer
