@@ -83,7 +83,8 @@ def test_a_second_call_runs_few_python_functions(launches):
     ("path", "files"),
     [
         ("of a GPU", 14),
-        ("of a CPU", 20),  # the specification has a file for each step: blocks, transform, scales, elements
+        # the specification has a file for each step: blocks, transform, scales, elements; one turns autocast off
+        ("of a CPU", 21),
     ],
 )
 def test_a_call_enters_few_files(path, files, request):
