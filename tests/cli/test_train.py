@@ -130,3 +130,17 @@ def test_a_diverged_run_exits_with_1_and_names_the_step(config, tmp_path, capsys
     assert train(config, "--out", tmp_path / "run", *wild) == 1
     assert "step 2: " in capsys.readouterr().err
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("wild", [(), ("--optim.lr", "1e30", "--optim.grad_clip", "null")])
+def test_an_error_in_the_report_does_not_hide_how_the_run_ended(config, tmp_path, capsys, monkeypatch, wild):
+    def broken(folder):
+        raise KeyError("val_loss")
+
+    monkeypatch.setattr(command, "write_run_report", broken)
+    assert train(config, "--out", tmp_path / "run", *wild) == 1
+    out, err = capsys.readouterr()
+    assert "the report was not written: KeyError: 'val_loss'" in err
+    assert "report:" not in out
+    assert ("finished after 4 steps" in out) != bool(wild)
+    assert ("is not finite" in err.splitlines()[-1]) == bool(wild)

@@ -10,6 +10,7 @@ import warnings
 from importlib.metadata import version
 
 from fourbits.cli.commands import COMMANDS, load
+from fourbits.cli.errors import describe
 from fourbits.cli.parser import main_parser, parse
 from fourbits.settings import nearest
 
@@ -40,12 +41,6 @@ def main(argv: list[str] | None = None) -> int:
         return _run(args.command, args.rest)
 
 
-OUT_OF_MEMORY = (
-    "Lower train.micro_batch_size and raise train.gradient_accumulation by the same factor, or set "
-    "train.activation_checkpointing to full, or recipe.saved_inputs to packed."
-)
-
-
 def _run(name: str, argv: list[str]) -> int:
     debug = "--debug" in argv
     try:
@@ -69,7 +64,7 @@ def _report(name: str, error: Exception, debug: bool, code: int) -> int:
     if debug:
         traceback.print_exception(error)
         return code
-    text = _describe(error)
+    text = describe(error)
     subject, _, rest = text.partition(": ")
     if rest and subject in (name, name.removesuffix("s")):  # no "fourbits data: data: ..."
         text = rest
@@ -77,17 +72,6 @@ def _report(name: str, error: Exception, debug: bool, code: int) -> int:
         text += " (rerun with --debug for the traceback)"
     print(f"fourbits {name}: {text}", file=sys.stderr)
     return code
-
-
-def _describe(error: Exception) -> str:
-    """At most two lines. An OSError names its file; an error that is not about usage names its type."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    lines = [line for line in str(error).splitlines() if line.strip()][:2]
-    if type(error).__name__ == "OutOfMemoryError":
-        return f"{lines[0].partition(' GPU ')[0] if lines else 'out of memory'}\n{OUT_OF_MEMORY}"
-    plain = isinstance(error, ValueError) or type(error).__module__.startswith("fourbits.")
-    return "\n".join(lines) if plain and lines else f"{type(error).__name__}: {' '.join(lines)}"
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

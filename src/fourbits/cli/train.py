@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fourbits.cli.errors import describe
 from fourbits.compare.report.run_report import write_run_report
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import load_config
@@ -59,11 +60,13 @@ def run(args: Namespace) -> int:
     except NonFiniteError:
         _write_report(out)
         raise
-    _write_report(out)
+    has_report = _write_report(out)
     if args.json:
         print(json.dumps(summary, indent=2))
     else:
-        _print_summary(summary, out)
+        _print_summary(summary, out, has_report)
+    if not has_report:
+        return 1
     return 0 if summary["ended"] == "finished" else 128 + signal.Signals[summary["reason"]]
 
 
@@ -134,18 +137,24 @@ def _folder(config: str, out: str | None) -> Path:
     return Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _write_report(out: Path) -> None:
-    if (out / "metrics.jsonl").stat().st_size:
-        write_run_report(out)
+def _write_report(out: Path) -> bool:
+    """Write report.html. An error is printed, not raised, so that it never hides how the run ended."""
+    try:
+        if (out / "metrics.jsonl").stat().st_size:
+            write_run_report(out)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with the page, the run has ended
+        print(f"fourbits train: the report was not written: {describe(error)}", file=sys.stderr)
+        return False
+    return True
 
 
-def _print_summary(summary: Summary, out: Path) -> None:
+def _print_summary(summary: Summary, out: Path, has_report: bool) -> None:
     loss, bits = summary.get("val_loss"), summary.get("val_bits_per_byte")
     text = f"{summary['ended']} after {summary['steps']:,} steps, {summary['tokens']:,} tokens"
     if loss is not None:
         text += f": validation loss {loss:.4f} nats per token, {bits:.3f} bits per byte"
     print(text)
-    if summary["steps"]:
+    if summary["steps"] and has_report:
         print(f"report: {out / 'report.html'}")
     if summary["ended"] != "finished":
         print(f"resume with: fourbits train {out / 'config.yaml'}")

@@ -93,9 +93,14 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def remove_old(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and unfinished ones that killed runs left behind."""
+def remove_old(folder: Path, keep: int, keep_every: int | None = None) -> None:
+    """Remove all but the newest `keep` checkpoints, and unfinished ones that killed runs left behind.
+
+    keep_every: checkpoints whose step is a multiple of it stay, too.
+    """
     for path in checkpoints(folder)[:-keep]:
+        if keep_every is not None and step_of(path) % keep_every == 0:
+            continue
         # Rename first: a half-removed checkpoint must not look like a damaged one.
         path.rename(path.with_name(f"{_UNFINISHED}{path.name}"))
     for path in folder.glob(f"{_UNFINISHED}*"):
@@ -185,8 +190,7 @@ def _refuse_non_finite(name: str, tensors: Tensors, step: int) -> None:
     for key, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise NonFiniteError(
-                f"step {step}: {key!r} of {name} is not finite; no checkpoint was written. "
-                "Continue from the previous one, with a lower optim.lr if it happens again."
+                f"step {step}: {key!r} of {name} is not finite. No checkpoint of it was written."
             )
 
 

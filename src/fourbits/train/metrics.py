@@ -20,11 +20,15 @@ class MetricsFile:
         Raises ValueError if the lines do not reach `last_step`: every trained step must have its line.
         """
         self.path = path
+        #: skipped steps in a row up to `last_step`
+        self.skipped_in_a_row = 0
         keep = reached = 0
         for end, record in _complete_lines(path) if path.is_file() else ():
             if record is None or record["step"] > last_step:
                 break
             keep, reached = end, record["step"]
+            if record["kind"] == "train":
+                self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped") else 0
         if reached != last_step:
             raise ValueError(
                 f"{path}: damaged or truncated: its records end at step {reached}, but the run has a "

@@ -97,6 +97,22 @@ class RunFolder:
         found = checkpoints(self.checkpoints)
         return open_checkpoint(found[-1]) if found else None
 
+    def good_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint, or of a run that ended non-finite the last good one.
+
+        ValueError if it is damaged, or if no checkpoint of a non-finite run is good.
+        """
+        summary = read_json(self.summary) if self.summary.is_file() else {}
+        if summary.get("ended") != "non-finite":
+            return self.newest_checkpoint()
+        name = summary.get("last_good_checkpoint")
+        if not isinstance(name, str):
+            raise ValueError(
+                f"{self.path}: the run ended non-finite and has no good checkpoint. "
+                "Train it again in another --out with a lower optim.lr."
+            )
+        return open_checkpoint(self.checkpoints / name)
+
     def check_data(self, hashes: dict[str, str]) -> None:
         """Raises ValueError if the run in this folder read other data. hashes: as in manifest.json."""
         if not self.manifest.is_file():

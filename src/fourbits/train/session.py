@@ -1,7 +1,9 @@
 """A run in one process: set up or resume, loop over steps, and record how it ended."""
 
 import contextlib
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,8 +11,8 @@ import torch
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
-from fourbits.train.checkpoint import remove_old, save_checkpoint
 from fourbits.train.config import RunConfig
+from fourbits.train.keeper import CheckpointKeeper, last_good
 from fourbits.train.listener import RunListener, RunStart
 from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
@@ -53,6 +55,8 @@ class Session:
             self.trainer.resume(checkpoint)
             listener.note(f"continuing from {checkpoint.path}")
         folder.begin(config, manifest, data.tokenizer)
+        train, resumed = config.train, checkpoint.step if checkpoint else None
+        self.keeper = CheckpointKeeper(folder.checkpoints, train.keep_checkpoints, None, resumed)
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = peak / flops if peak else None
@@ -63,28 +67,39 @@ class Session:
         """Train, and write summary.json however the run ends. Raises ValueError for damaged metrics."""
         with MetricsFile(self.folder.metrics, self.trainer.step) as metrics:
             self.listener.begin(self._start())
-            return self._summarized(metrics, request)
+            self.trainer.skipped_in_a_row = metrics.skipped_in_a_row
+            try:
+                ended = self._loop(metrics, request)
+            except NonFiniteError as error:
+                good = last_good(self.folder.checkpoints, self._first_bad())
+                explained = NonFiniteError(f"{error} {_remedy_of(good)}")
+                self._end_with_error("non-finite", str(explained), good)
+                raise explained from error
+            except KeyboardInterrupt:
+                self._end_with_error("interrupted", "Ctrl-C, without saving")
+                raise
+            except Exception as error:
+                self._end_with_error("failed", f"{type(error).__name__}: {error}")
+                raise
+            return self._end(
+                ended, request.signal.name if ended == "interrupted" and request.signal else None
+            )
 
-    def _summarized(self, metrics: MetricsFile, request: StopRequest) -> Summary:
-        ended, reason = "failed", None
-        try:
-            ended = self._loop(metrics, request)
-            reason = request.signal.name if ended == "interrupted" and request.signal else None
-        except KeyboardInterrupt:
-            ended, reason = "interrupted", "Ctrl-C, without saving"
-            raise
-        except NonFiniteError as error:
-            ended, reason = "non-finite", str(error)
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            summary = summarize(self.folder.metrics, ended, reason)
-            with contextlib.suppress(OSError) if ended == "failed" else contextlib.nullcontext():
-                self.folder.write_summary(summary)
-            self.listener.end(summary)
+    def _end(self, ended: str, reason: str | None, good: Path | None = None) -> Summary:
+        summary = summarize(self.folder.metrics, ended, reason, good)
+        self.folder.write_summary(summary)
+        self.listener.end(summary)
         return summary
+
+    def _end_with_error(self, ended: str, reason: str, good: Path | None = None) -> None:
+        """Record how the run ended. If that fails, too, the user should see the first error."""
+        with contextlib.suppress(OSError, ValueError):
+            self._end(ended, reason, good)
+
+    def _first_bad(self) -> int:
+        """The first step that was not finite, or if all were, the next one, whose weights are not."""
+        checked = self.trainer.step - (self.waiting is not None)
+        return checked - self.trainer.skipped_in_a_row + 1
 
     def _loop(self, metrics: MetricsFile, request: StopRequest) -> str:
         train, trainer = self.config.train, self.trainer
@@ -97,12 +112,27 @@ class Session:
             if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
                 self._log_waiting(metrics)
                 self._validate(metrics)
+            if trainer.step == train.num_steps:
+                self._require_good()
             if last or _due(trainer.step, train.checkpoint_interval):
                 self._log_waiting(metrics)
                 self._save(metrics)
             if last:
                 break
-        return "finished" if trainer.step == train.num_steps else "interrupted"
+        if trainer.step < train.num_steps:
+            return "interrupted"
+        self._require_good()  # also if all steps were done when the run was resumed
+        self.keeper.rotate()
+        return "finished"
+
+    def _require_good(self) -> None:
+        """Raises NonFiniteError if the run ends within a streak of skipped steps."""
+        trainer = self.trainer
+        if trainer.skipped_in_a_row:
+            raise NonFiniteError(
+                f"step {trainer.step}: {trainer.skip_reason}. The run ends within a streak of "
+                f"{trainer.skipped_in_a_row} skipped steps, so it is not finished."
+            )
 
     def _profile(self, on_profile: Callable[[StepProfile], None], metrics: MetricsFile) -> None:
         """Start with steps whose kernels are timed one by one; the speed of these steps means nothing."""
@@ -154,6 +184,8 @@ class Session:
         }
         metrics.append(record)
         self.listener.step(record)
+        if not result.skipped:
+            self.keeper.proved(result.step)
 
     def _validate(self, metrics: MetricsFile) -> None:
         losses = self.trainer.validate()
@@ -169,17 +201,29 @@ class Session:
             record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
         metrics.append(record)
         self.listener.validation(record)
+        if not math.isfinite(total.per_token):
+            self._validation_failed(total.per_token)
         self._last = Timestamp(self.trainer.device)
+
+    def _validation_failed(self, loss: float) -> None:
+        """Raises NonFiniteError, unless later steps may still be skipped until the run recovers."""
+        train, step = self.config.train, self.trainer.step
+        text = f"step {step}: the validation loss is {loss}; {self.trainer.validation_origin()}"
+        if train.non_finite == "stop" or step == train.num_steps:
+            raise NonFiniteError(f"{text}. The weights after this step are not usable.")
+        self.listener.note(text)
 
     def _save(self, metrics: MetricsFile) -> None:
         metrics.sync()
         step = self.trainer.step
+        if streak := self.trainer.skipped_in_a_row:
+            self.listener.note(f"step {step}: not saved, within a streak of {streak} skipped steps")
+            return
         state = {
             "next_sample": step * self.config.train.samples_per_step,
             "recipe": self.config.recipe.digest,
         }
-        save_checkpoint(self.folder.checkpoints, step, self.trainer.tensors(), state)
-        remove_old(self.folder.checkpoints, self.config.train.keep_checkpoints)
+        self.keeper.save(step, self.trainer.tensors(), state)
         self._last = Timestamp(self.trainer.device)
 
     def _start(self) -> RunStart:
@@ -193,6 +237,16 @@ class Session:
             conversion=self.trainer.conversion,
             compiles=self.config.train.compile != "none",
         )
+
+
+def _remedy_of(good: Path | None) -> str:
+    """What to do after a non-finite step. good: the last good checkpoint."""
+    if good is None:
+        return "No checkpoint before it is good: train again in another --out with a lower optim.lr."
+    return (
+        f"The last good checkpoint is {good}: go on from it with a lower learning rate, "
+        f"fourbits train --from {good} --out NEW --optim.lr LOWER."
+    )
 
 
 def _due(step: int, interval: int | None) -> bool:

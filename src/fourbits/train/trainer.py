@@ -123,7 +123,9 @@ class Trainer:
         # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
         # run.
         self._blocked = torch.zeros((), device=device)
-        self._skipped_in_a_row = 0
+        #: skipped steps in a row up to the last checked one, and why the last of them was skipped
+        self.skipped_in_a_row = 0
+        self.skip_reason: str | None = None
         self._data_seconds = 0.0
         self._uncounted = torch.full((), math.nan, device=device)
 
@@ -150,19 +152,16 @@ class Trainer:
         """Wait for a step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop."""
         result, norms = pending.wait()
         if not result.skipped:
-            self._skipped_in_a_row = 0
+            self.skipped_in_a_row, self.skip_reason = 0, None
             return result
-        self._skipped_in_a_row += 1
-        origin = self._origin(result, norms)
+        self.skipped_in_a_row += 1
+        self.skip_reason = self._origin(result, norms)
         if self.config.train.non_finite == "stop":
+            raise NonFiniteError(f"step {result.step}: {self.skip_reason}. The update was skipped.")
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteError(
-                f"step {result.step}: {origin}. The update was skipped. "
-                "Lower optim.lr, or set train.non_finite to skip."
-            )
-        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise NonFiniteError(
-                f"step {result.step}: {origin}, after {MAX_SKIPPED_IN_A_ROW - 1} skipped steps in a row. "
-                "Start from a checkpoint before them with a lower optim.lr, in another --out."
+                f"step {result.step}: {self.skip_reason}, after {self.skipped_in_a_row - 1} skipped steps "
+                "in a row. The run does not recover."
             )
         return result
 
@@ -170,6 +169,11 @@ class Trainer:
         """The loss on the fixed samples of every source, and over all of them under "loss"."""
         losses = evaluate(self.model, self.held_out, self.config.train.micro_batch_size)
         return {"loss": total_loss(losses.values()), **losses}
+
+    def validation_origin(self) -> str:
+        """Where a validation loss that is not finite came from, in words."""
+        name = first_in_forward(self.model, self.validate)
+        return f"values are not finite {f'first in the output of {name}' if name else 'in the loss itself'}"
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of a checkpoint by file, with the recipe's state if it has any."""

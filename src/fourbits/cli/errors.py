@@ -1,0 +1,17 @@
+"""An error as the one or two lines that a user sees."""
+
+OUT_OF_MEMORY = (
+    "Lower train.micro_batch_size and raise train.gradient_accumulation by the same factor, or set "
+    "train.activation_checkpointing to full, or recipe.saved_inputs to packed."
+)
+
+
+def describe(error: Exception) -> str:
+    """At most two lines. An OSError names its file; an error that is not about usage names its type."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    lines = [line for line in str(error).splitlines() if line.strip()][:2]
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"{lines[0].partition(' GPU ')[0] if lines else 'out of memory'}\n{OUT_OF_MEMORY}"
+    plain = isinstance(error, ValueError) or type(error).__module__.startswith("fourbits.")
+    return "\n".join(lines) if plain and lines else f"{type(error).__name__}: {' '.join(lines)}"
