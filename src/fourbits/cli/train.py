@@ -4,7 +4,8 @@ CONFIG is a shipped preset (tiny, 30m, hybrid-12b ...), a YAML file, or RUN/conf
 Every setting is an option: --recipe mxfp4, --optim.lr 3e-3, --train.steps 50, --data.paths TEXT (a file or
 folder; '[A, B]' for several), --recipe.keep_bf16.last_blocks 2, --recipe.wgrad.lhs.rht 32 (sets the transform
 on both operands). To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the
-result is bit-identical to that of an uninterrupted run.
+result is bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the
+learning rates of the steps done do not. To go on with other settings, --from RUN starts a new run.
 """
 
 import json
@@ -36,7 +37,16 @@ OVERRIDES = True
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("config", metavar="CONFIG", help="a preset, a YAML file, or RUN/config.yaml")
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG", help="a preset, a YAML file, or RUN/config.yaml"
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=Path,
+        metavar="RUN",
+        help="start a new run from RUN, or RUN/checkpoints/step_N, with other settings; CONFIG: RUN's",
+    )
     parser.add_argument(
         "--out", metavar="DIR", help="run folder (default: RUN when resuming, else a new folder in runs/)"
     )
@@ -48,13 +58,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Train. 0: finished; 130 or 143: stopped by SIGINT or SIGTERM, saved, and can be resumed."""
-    config = load_config(args.config, RUN_PRESETS, args.overrides)
-    out = _folder(args.config, args.out)
+    source = args.config or _config_of(args.start)
+    config = load_config(source, RUN_PRESETS, args.overrides)
+    out = _folder(source, args.out, is_new=args.start is not None)
     try:
         summary = train(
             config,
             out,
             listener=TrainPrinter(config.train.log_interval, tables=not args.json),
+            start_from=args.start,
             on_profile=_profile_to(out, tables=not args.json) if args.profile else None,
         )
     except NonFiniteError:
@@ -127,11 +139,20 @@ def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
     return show
 
 
-def _folder(config: str, out: str | None) -> Path:
+def _config_of(start: Path | None) -> str:
+    """The config.yaml of the run to start from. Raises ValueError without one."""
+    if start is None:
+        raise ValueError("CONFIG must be given: a preset, a YAML file, or RUN/config.yaml.")
+    return str((start.parents[1] if start.parent.name == "checkpoints" else start) / "config.yaml")
+
+
+def _folder(config: str, out: str | None, is_new: bool) -> Path:
     """The run folder: --out if given, else the run that the config belongs to, else a new folder."""
     path = Path(config)
     if out is not None:
         return Path(out)
+    if path.name == "config.yaml" and is_new:
+        return Path("runs") / f"{path.parent.absolute().name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if path.name == "config.yaml" and (path.parent / "manifest.json").is_file():
         return path.parent
     return Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"

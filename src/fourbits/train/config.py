@@ -23,7 +23,8 @@ MAX_SEED = 1 << 32
 class OptimConfig:
     """AdamW and its learning rate: warmup, constant, decay; betas and weight decay of arXiv:2509.25149.
 
-    warmup_share, decay_share: fractions of all steps; the last step runs at lr * final_lr_factor. grad_clip:
+    warmup_share, decay_share: fractions of all steps; the last step runs at lr * final_lr_factor.
+    warmup_steps: the warmup in steps instead, set when a run's length changes after it began. grad_clip:
     largest global gradient norm, None for no clipping. masters: the format of the weights between steps;
     bf16-sr rounds each update stochastically (docs/nvfp4.md, section 18), bf16-rne to nearest, which loses
     small updates. AdamW's moments and the gradients are always FP32.
@@ -35,6 +36,7 @@ class OptimConfig:
     weight_decay: float = 0.1
     grad_clip: float | None = 1.0
     warmup_share: float = 0.05
+    warmup_steps: int | None = None
     decay_share: float = 0.2
     final_lr_factor: float = 0.01
     masters: Literal["fp32", "bf16-sr", "bf16-rne"] = "fp32"
@@ -48,6 +50,8 @@ class OptimConfig:
             _require(self.grad_clip > 0, "grad_clip", "above 0, or null for no clipping", self.grad_clip)
         for name in ("warmup_share", "decay_share", "final_lr_factor"):
             _require(0 <= getattr(self, name) <= 1, name, "between 0 and 1", getattr(self, name))
+        if self.warmup_steps is not None:
+            _require(self.warmup_steps >= 0, "warmup_steps", "at least 0, or null", self.warmup_steps)
         shares = self.warmup_share + self.decay_share
         _require(
             shares <= 1, "warmup_share + decay_share", "at most 1, as both are fractions of the run", shares

@@ -56,8 +56,8 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
 def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
     """SHA-256 of what every recipe of a comparison must share, taken before the first step.
 
-    initial_weights: the masters; data_order: token files, tokenizer and the stream's phases; validation: the
-    fixed samples.
+    initial_weights: the masters; text: token files and tokenizer; data_order: these and the stream's phases;
+    validation: the fixed samples.
     """
     order = {"data": data_digest(data), "plan": trainer.stream.describe()}
     weights, validation = hashlib.sha256(), hashlib.sha256()
@@ -67,6 +67,7 @@ def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
         validation.update(name.encode() + held_out.samples.numpy().tobytes())
     return {
         "initial_weights": weights.hexdigest(),
+        "text": data_digest(data),
         "data_order": hashlib.sha256(json.dumps(order, sort_keys=True).encode()).hexdigest(),
         "validation": validation.hexdigest(),
     }

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from fourbits.data.whole_file import write_whole
+
 # Keys that depend on the machine's speed; all others are equal in an uninterrupted and in a resumed run.
 MEASURED = ("tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_bytes")
 
@@ -65,6 +67,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path}, line {number}: damaged: not a metrics record. Remove the line.")
         records.append(record)
     return records
+
+
+def copy_records(source: Path, target: Path, last_step: int) -> None:
+    """Write the complete lines of `source` up to last_step to `target`. OSError for a full disk."""
+    content = source.read_bytes() if source.is_file() else b""
+    end = 0
+    for offset, record in _complete_lines(source) if content else ():
+        if record is None or record["step"] > last_step:
+            break
+        end = offset
+    write_whole(target, content[:end])
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from fourbits.data.config import open_data
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import probe
 from fourbits.train.config import RunConfig
+from fourbits.train.fork import Fork
 from fourbits.train.listener import RunListener
 from fourbits.train.profile import StepProfile, require_kernels
 from fourbits.train.run_folder import RunFolder
@@ -32,12 +34,14 @@ def run(
     stop: StopRequest | None = None,
     data_cache: Path | str | None = None,
     on_profile: Callable[[StepProfile], None] | None = None,
+    start_from: Path | str | None = None,
 ) -> Summary:
     """Train in the folder `out`, continuing a run that is there, and return the content of its summary.json.
 
     listener: receives the events of the run. stop: checked after every step; without it, SIGINT and SIGTERM
     stop the run. data_cache: folder of the prepared data, by default out/data. on_profile: receives a profile
-    of two early steps. A finished run is not changed. Returns if the run "finished" or was "interrupted".
+    of two early steps. start_from: RUN or RUN/checkpoints/step_N, from which a new run in `out` starts; one
+    that is there continues. A finished run is not changed. Returns if the run "finished" or was "interrupted".
     Raises NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings, data or a
     checkpoint that do not fit, and OSError for a full disk; summary.json then records the reason.
     """
@@ -51,20 +55,48 @@ def run(
         cache = folder.path / "data" if data_cache is None else Path(data_cache)
         try:
             data = open_data(config.data, cache, listener.preparing)
-        except ValueError:  # no run can use this text, so remove the new folder
-            if is_new:
+            config = with_vocabulary(config, data)
+            fork = None if start_from is None else _fork(Path(start_from), folder, config, data)
+        except ValueError as error:
+            if is_new:  # no run can use this text
                 shutil.rmtree(folder.path)
+            elif start_from is None and folder.has_steps():
+                raise ValueError(f"{error} If the run's text has moved, pass --data.paths.") from error
             raise
-        config = with_vocabulary(config, data)
-        folder.check_settings(config)
-        if finished := folder.finished_summary():
+        message = None
+        if fork is None:
+            config, message = folder.continued(config)
+        if message:
+            listener.note(message)
+        if fork is None and (finished := folder.finished_summary(config.train.num_steps)):
             listener.note(f"{folder.path} is finished ({finished['steps']} steps); nothing to do")
             listener.end(finished)
             return finished
         folder.summary.unlink(missing_ok=True)
-        session = Session(folder, config, data, listener, on_profile)
+        session = Session(folder, config, data, listener, on_profile, fork)
         with contextlib.nullcontext(stop) if stop else stop_on_signals(listener.note) as request:
             return session.run(request)
+
+
+def _fork(path: Path, folder: RunFolder, config: RunConfig, data: PreparedData) -> Fork | None:
+    """The checkpoint to start from; None if the run in `folder` started from it before.
+
+    Raises ValueError if it does not fit, or if the folder holds another run.
+    """
+    ancestry = folder.ancestry()
+    if ancestry and folder.newest_checkpoint() is not None and _is_ancestor(path, ancestry[-1]):
+        return None
+    fork = Fork.of(path)
+    if folder.has_steps() and (not ancestry or ancestry[-1]["checkpoint"] != fork.sha256):
+        raise ValueError(f"{folder.path}: holds another run. Choose another --out.")
+    fork.check(config, data)
+    return fork
+
+
+def _is_ancestor(path: Path, entry: dict[str, Any]) -> bool:
+    """Whether `path` names the run or the checkpoint of an entry of "ancestry", which may be gone by now."""
+    run = Path(entry["run"])
+    return path.absolute() in (run, run / "checkpoints" / f"step_{entry['step']}")
 
 
 def with_vocabulary(config: RunConfig, data: PreparedData) -> RunConfig:

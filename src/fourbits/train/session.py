@@ -12,14 +12,16 @@ from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.config import RunConfig
+from fourbits.train.fork import Fork
 from fourbits.train.keeper import CheckpointKeeper, last_good
 from fourbits.train.listener import RunListener, RunStart
 from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
-from fourbits.train.metrics import MetricsFile
+from fourbits.train.metrics import MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.run_folder import RunFolder
+from fourbits.train.schedule import describe_schedule
 from fourbits.train.stop import StopRequest
 from fourbits.train.summary import Summary, summarize
 from fourbits.train.timing import Timestamp
@@ -39,8 +41,9 @@ class Session:
         data: PreparedData,
         listener: RunListener,
         on_profile: Callable[[StepProfile], None] | None = None,
+        fork: Fork | None = None,
     ) -> None:
-        """Build the trainer, continue from the newest checkpoint, and write the manifest."""
+        """Build the trainer, continue from the newest checkpoint or start from `fork`, write the manifest."""
         self.folder, self.config, self.listener, self.on_profile = folder, config, listener, on_profile
         self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
         torch_device = torch.device(self.device.torch_device)
@@ -50,13 +53,22 @@ class Session:
             if note:
                 listener.note(note)
         manifest = describe_run(self.trainer, data, self.device)
-        if checkpoint := folder.newest_checkpoint():
-            folder.check_data(manifest["hashes"])
-            self.trainer.resume(checkpoint)
-            listener.note(f"continuing from {checkpoint.path}")
+        self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation")}
+        manifest["ancestry"] = fork.ancestry(config) if fork else folder.ancestry()
+        checkpoint = fork.checkpoint if fork else folder.newest_checkpoint()
+        if checkpoint:
+            if not fork:
+                folder.check_data(manifest, checkpoint)
+            other = fork is not None and checkpoint.state.get("recipe") != config.recipe.digest
+            self.trainer.resume(checkpoint, other_recipe=other)
+            listener.note(f"{'starting' if fork else 'continuing'} from {checkpoint.path}")
         folder.begin(config, manifest, data.tokenizer)
         train, resumed = config.train, checkpoint.step if checkpoint else None
         self.keeper = CheckpointKeeper(folder.checkpoints, train.keep_checkpoints, None, resumed)
+        if fork:
+            listener.note(f"at step {self.trainer.step}: {describe_schedule(train.num_steps, config.optim)}")
+            copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
+            self._save()
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = peak / flops if peak else None
@@ -116,7 +128,9 @@ class Session:
                 self._require_good()
             if last or _due(trainer.step, train.checkpoint_interval):
                 self._log_waiting(metrics)
-                self._save(metrics)
+                metrics.sync()
+                self._save()
+                self._last = Timestamp(self.trainer.device)
             if last:
                 break
         if trainer.step < train.num_steps:
@@ -213,8 +227,7 @@ class Session:
             raise NonFiniteError(f"{text}. The weights after this step are not usable.")
         self.listener.note(text)
 
-    def _save(self, metrics: MetricsFile) -> None:
-        metrics.sync()
+    def _save(self) -> None:
         step = self.trainer.step
         if streak := self.trainer.skipped_in_a_row:
             self.listener.note(f"step {step}: not saved, within a streak of {streak} skipped steps")
@@ -222,9 +235,9 @@ class Session:
         state = {
             "next_sample": step * self.config.train.samples_per_step,
             "recipe": self.config.recipe.digest,
+            "hashes": self._hashes,
         }
         self.keeper.save(step, self.trainer.tensors(), state)
-        self._last = Timestamp(self.trainer.device)
 
     def _start(self) -> RunStart:
         return RunStart(

@@ -181,15 +181,21 @@ class Trainer:
         own: dict[str, dict[str, Tensor]] = {"model": {**self.masters}, "optimizer": self.optimizer.state()}
         return {**own, "recipe": state} if state else own
 
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue after the step of a checkpoint. Raises ValueError if it belongs to another model."""
+    def resume(self, checkpoint: Checkpoint, *, other_recipe: bool = False) -> None:
+        """Continue after the step of a checkpoint. Raises ValueError if it belongs to another model.
+
+        other_recipe: its recipe differs, so the state of this one (amax histories, layouts) starts empty.
+        """
         own = self.tensors()
+        if other_recipe:
+            own.pop("recipe", None)
         saved = {name: load_tensors(checkpoint, name, tensors) for name, tensors in own.items()}
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(saved["model"][name])
         self.optimizer.load_state(saved["optimizer"])
-        load_recipe_state(self.model, saved.get("recipe", {}))
+        if not other_recipe:
+            load_recipe_state(self.model, saved.get("recipe", {}))
         self.step = checkpoint.step
 
     def _accumulate_gradients(self) -> Tensor:
