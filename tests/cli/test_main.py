@@ -62,7 +62,11 @@ def failing(error):
             "a.yaml: No such file or directory\n",
         ),
         (PermissionError(13, "Permission denied", "/x"), 2, "fourbits fake: /x: Permission denied\n"),
-        (OSError(errno.ENOSPC, "No space left on device", "w.bin"), 1, "w.bin: No space left on device\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "w.bin"),
+            1,
+            "w.bin: No space left on device. Free some space and rerun the command\n",
+        ),
         (
             RuntimeError("loss is NaN"),
             1,

@@ -33,9 +33,7 @@ class Stopper(RunListener):
 
 @pytest.fixture(scope="module")
 def train(config, data_cache):
-    def start(
-        out, *, after=None, start_from=None, data=None, recipe=None, optim=None, model=None, **settings
-    ):
+    def start(out, *, after=None, start_from=None, data=None, recipe=None, optim=(), model=(), **settings):
         changed = replace(
             config,
             train=replace(config.train, **settings),

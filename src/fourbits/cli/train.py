@@ -22,6 +22,7 @@ from rich.text import Text
 
 from fourbits.cli.errors import describe
 from fourbits.compare.report.run_report import write_run_report
+from fourbits.data.whole_file import write_json
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import load_config
 from fourbits.train.listener import ProgressPrinter, RunStart
@@ -130,7 +131,7 @@ def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
     """Write a profile to OUT/profile.json and print it."""
 
     def show(found: StepProfile) -> None:
-        (out / "profile.json").write_text(json.dumps(found.to_dict(), indent=2) + "\n")
+        write_json(out / "profile.json", found.to_dict())
         if tables:
             console = Console()
             console.print(profile_table(found))

@@ -5,6 +5,8 @@ finite loss and finite gradients, and only then older checkpoints are removed. W
 steps nothing is saved: its state is that of the step before the streak, which no later step could use.
 """
 
+import errno
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,20 @@ class CheckpointKeeper:
         """Remove old checkpoints, and unfinished ones that killed runs left behind."""
         remove_old(self.folder, self.keep, self.keep_every)
         self._unproved = None
+
+
+def require_space(folder: Path, checkpoint_bytes: int) -> None:
+    """Raises OSError unless two checkpoints fit on the disk, counting those that are there already."""
+    needed = max(1, 2 - len(checkpoints(folder))) * checkpoint_bytes
+    free = shutil.disk_usage(folder.parent).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"{free / 1e9:.2f} GB are free, {needed / 1e9:.2f} GB are needed for checkpoints of "
+            f"{checkpoint_bytes / 1e9:.2f} GB, two of which exist at a time. Free some space, or choose "
+            "another --out",
+            str(folder),
+        )
 
 
 def last_good(folder: Path, first_bad: int) -> Path | None:

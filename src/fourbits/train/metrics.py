@@ -2,12 +2,11 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from fourbits.data.whole_file import write_whole
+from fourbits.data.whole_file import close, flush, sync, write, write_whole
 
 # Keys that depend on the machine's speed; all others are equal in an uninterrupted and in a resumed run.
 MEASURED = ("tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_bytes")
@@ -44,18 +43,18 @@ class MetricsFile:
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line and flush it. A number that JSON lacks (NaN, infinity) becomes null."""
         plain = {key: _json_number(value) for key, value in record.items()}
-        self._file.write((json.dumps(plain, allow_nan=False) + "\n").encode())
-        self._file.flush()
+        write(self._file, (json.dumps(plain, allow_nan=False) + "\n").encode())
+        flush(self._file)
 
     def sync(self) -> None:
         """Write all lines to disk, as a checkpoint must not exist without the metrics of its steps."""
-        os.fsync(self._file.fileno())
+        sync(self._file)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        close(self._file)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ def run(
     listener: receives the events of the run. stop: checked after every step; without it, SIGINT and SIGTERM
     stop the run. data_cache: folder of the prepared data, by default out/data. on_profile: receives a profile
     of two early steps. start_from: RUN or RUN/checkpoints/step_N, from which a new run in `out` starts; one
-    that is there continues. A finished run is not changed. Returns if the run "finished" or was "interrupted".
+    that is there continues. A finished run is not changed. Returns if it "finished" or was "interrupted".
     Raises NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings, data or a
     checkpoint that do not fit, and OSError for a full disk; summary.json then records the reason.
     """

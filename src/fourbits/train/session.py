@@ -13,7 +13,7 @@ from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
-from fourbits.train.keeper import CheckpointKeeper, last_good
+from fourbits.train.keeper import CheckpointKeeper, last_good, require_space
 from fourbits.train.listener import RunListener, RunStart
 from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
@@ -52,6 +52,7 @@ class Session:
         for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
             if note:
                 listener.note(note)
+        require_space(folder.checkpoints, self.trainer.checkpoint_bytes())
         manifest = describe_run(self.trainer, data, self.device)
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation")}
         manifest["ancestry"] = fork.ancestry(config) if fork else folder.ancestry()

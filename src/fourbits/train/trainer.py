@@ -181,6 +181,10 @@ class Trainer:
         own: dict[str, dict[str, Tensor]] = {"model": {**self.masters}, "optimizer": self.optimizer.state()}
         return {**own, "recipe": state} if state else own
 
+    def checkpoint_bytes(self) -> int:
+        """Size of a checkpoint without the recipe's state, which is small: masters and two FP32 moments."""
+        return sum(master.nbytes + 2 * 4 * master.numel() for master in self.masters.values())
+
     def resume(self, checkpoint: Checkpoint, *, other_recipe: bool = False) -> None:
         """Continue after the step of a checkpoint. Raises ValueError if it belongs to another model.
 
