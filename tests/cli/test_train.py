@@ -64,7 +64,9 @@ def test_a_finished_run_is_reported_as_finished_again(config, tmp_path, capsys):
     assert "is finished (4 steps); nothing to do" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_stopped_run_exits_by_its_signal_and_its_config_resumes_it(
     config, tmp_path, capsys, monkeypatch, number, code
 ):

@@ -174,7 +174,7 @@ def test_a_folder_with_another_run_is_not_started_in(finished, train, tmp_path):
 
 def test_a_start_that_was_cut_short_is_not_trained_from_the_beginning(finished, train, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_save", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Session, "_save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path, start_from=finished / "checkpoints" / "step_5")
     with pytest.raises(ValueError, match=r"Rerun its command, with --from\."):

@@ -1,6 +1,7 @@
 """Entry point of `fourbits`: selects a command, runs it, and turns errors into exit codes.
 
-0: done; 1: failed; 2: incorrect usage; 130: stopped by Ctrl-C. An error is one or two lines on stderr.
+0: done; 1: failed; 2: incorrect usage; 124: train.time_limit; 128 + N: stopped by signal N, 130 for Ctrl-C.
+An error is one or two lines on stderr.
 """
 
 import os
@@ -12,6 +13,7 @@ from importlib.metadata import version
 from fourbits.cli.commands import COMMANDS, load
 from fourbits.cli.errors import describe
 from fourbits.cli.parser import main_parser, parse
+from fourbits.cli.signals import ended_by_signals, stopped
 from fourbits.settings import nearest
 
 USAGE_ERRORS = (
@@ -38,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown command {args.command!r}.{nearest(args.command, list(COMMANDS))}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        return _run(args.command, args.rest)
+        with ended_by_signals(args.command):
+            return _run(args.command, args.rest)
 
 
 def _run(name: str, argv: list[str]) -> int:
@@ -48,9 +51,10 @@ def _run(name: str, argv: list[str]) -> int:
         code = command.run(parse(name, command, [word for word in argv if word != "--debug"]))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        print(f"fourbits {name}: stopped by Ctrl-C.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        text, code = stopped(error)
+        print(f"fourbits {name}: {text}", file=sys.stderr)
+        return code
     except BrokenPipeError:  # the reader of a pipe, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

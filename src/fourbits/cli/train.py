@@ -9,7 +9,6 @@ learning rates of the steps done do not. To go on with other settings, --from RU
 """
 
 import json
-import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -30,6 +29,7 @@ from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.profile import StepProfile
 from fourbits.train.run import run as train
+from fourbits.train.stop import exit_code
 from fourbits.train.summary import Summary
 
 EXAMPLE = "fourbits train tiny --out runs/tiny --recipe nvfp4"
@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Train. 0: finished; 130 or 143: stopped by SIGINT or SIGTERM, saved, and can be resumed."""
+    """Train. 0: finished; 124, 129, 130 or 143: saved at the time limit or a signal, and can be resumed."""
     source = args.config or _config_of(args.start)
     config = load_config(source, RUN_PRESETS, args.overrides)
     out = _folder(source, args.out, is_new=args.start is not None)
@@ -80,7 +80,7 @@ def run(args: Namespace) -> int:
         _print_summary(summary, out, has_report)
     if not has_report:
         return 1
-    return 0 if summary["ended"] == "finished" else 128 + signal.Signals[summary["reason"]]
+    return 0 if summary["ended"] == "finished" else exit_code(summary["reason"])
 
 
 class TrainPrinter(ProgressPrinter):

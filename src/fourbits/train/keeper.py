@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fourbits.data.whole_file import FREE_SPACE
 from fourbits.train.checkpoint import Tensors, checkpoints, remove_old, save_checkpoint, step_of
 
 
@@ -41,16 +42,15 @@ class CheckpointKeeper:
         self._unproved = None
 
 
-def require_space(folder: Path, checkpoint_bytes: int) -> None:
-    """Raises OSError unless two checkpoints fit on the disk, counting those that are there already."""
-    needed = max(1, 2 - len(checkpoints(folder))) * checkpoint_bytes
+def require_space(folder: Path, keep: int, checkpoint_bytes: int) -> None:
+    """Raises OSError unless keep + 1 checkpoints fit on the disk, counting those that are there already."""
+    needed = max(1, keep + 1 - len(checkpoints(folder))) * checkpoint_bytes
     free = shutil.disk_usage(folder.parent).free
     if free < needed:
         raise OSError(
             errno.ENOSPC,
-            f"{free / 1e9:.2f} GB are free, {needed / 1e9:.2f} GB are needed for checkpoints of "
-            f"{checkpoint_bytes / 1e9:.2f} GB, two of which exist at a time. Free some space, or choose "
-            "another --out",
+            f"{free / 1e6:,.1f} MB are free, {needed / 1e6:,.1f} MB are needed: {keep + 1} checkpoints of "
+            f"{checkpoint_bytes / 1e6:,.1f} MB exist at a time (train.keep_checkpoints + 1). {FREE_SPACE}",
             str(folder),
         )
 

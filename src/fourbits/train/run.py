@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 
 from fourbits.data.config import open_data
 from fourbits.data.stream.dataset import PreparedData
-from fourbits.device import probe
+from fourbits.device import choose_backend, probe
 from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
 from fourbits.train.listener import RunListener
@@ -38,16 +39,19 @@ def run(
 ) -> Summary:
     """Train in the folder `out`, continuing a run that is there, and return the content of its summary.json.
 
-    listener: receives the events of the run. stop: checked after every step; without it, SIGINT and SIGTERM
-    stop the run. data_cache: folder of the prepared data, by default out/data. on_profile: receives a profile
-    of two early steps. start_from: RUN or RUN/checkpoints/step_N, from which a new run in `out` starts; one
-    that is there continues. A finished run is not changed. Returns if it "finished" or was "interrupted".
-    Raises NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings, data or a
-    checkpoint that do not fit, and OSError for a full disk; summary.json then records the reason.
+    listener: receives the events of the run. stop: checked after every step; without it, SIGINT, SIGTERM
+    and SIGHUP stop the run, and SIGUSR1 saves. data_cache: folder of the prepared data, by default out/data.
+    on_profile: receives a profile of two early steps. start_from: RUN or RUN/checkpoints/step_N, from which a
+    new run in `out` starts; one that is there continues. A finished run is not changed. Returns if it
+    "finished" or was "interrupted". Raises NonFiniteError if a non-finite loss or gradient stopped it,
+    ValueError for settings, data or a checkpoint that do not fit, OSError for a full disk, and
+    FolderChangedError if the folder was moved or removed; summary.json then records the reason.
     """
+    started = time.monotonic()
     listener = listener or RunListener()
     folder = RunFolder(Path(out))
     device = probe(None if config.train.device == "auto" else config.train.device)
+    choose_backend(config.train.backend, device)  # refuses what this device cannot run
     if on_profile is not None:
         require_kernels(device)  # before any text is prepared
     is_new = not folder.path.exists()
@@ -73,7 +77,7 @@ def run(
             listener.end(finished)
             return finished
         folder.summary.unlink(missing_ok=True)
-        session = Session(folder, config, data, listener, on_profile, fork)
+        session = Session(folder, config, data, listener, on_profile, fork, started)
         with contextlib.nullcontext(stop) if stop else stop_on_signals(listener.note) as request:
             return session.run(request)
 

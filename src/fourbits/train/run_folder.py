@@ -8,6 +8,7 @@ checkpoints/   step_N, each complete
 summary.json   how the run ended; absent while it runs
 """
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from fourbits.settings import dump_yaml, load_yaml, to_dict
 from fourbits.train.checkpoint import Checkpoint, checkpoints, open_checkpoint, step_of
 from fourbits.train.config import RunConfig, config_from_mapping
 from fourbits.train.continuation import changed_settings, check_phases, extended
+from fourbits.train.metrics import FolderChangedError
 
 
 class RunFolder:
@@ -29,6 +31,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock_file: os.stat_result | None = None
         self.config = path / "config.yaml"
         self.manifest = path / "manifest.json"
         self.metrics = path / "metrics.jsonl"
@@ -48,10 +51,21 @@ class RunFolder:
                 f"{self.path}: another process is training in this folder. Wait for it, or choose "
                 "another --out."
             ) from None
+        self._lock_file = os.stat(lock.lock_file)
         try:
             yield
         finally:
             lock.release()
+
+    def require_lock(self) -> None:
+        """Raises FolderChangedError if the lock was removed, so that another process could train here."""
+        lock = self.path / ".lock"
+        held = self._lock_file
+        if held is None or not lock.exists() or not os.path.samestat(lock.stat(), held):
+            raise FolderChangedError(
+                f"{lock}: was moved, removed or replaced during the run, so another process could "
+                "train in this folder. Rerun the command when no other does."
+            )
 
     def continued(self, config: RunConfig) -> tuple[RunConfig, str | None]:
         """`config` as the run in this folder continues with it, and a message if its length changes.
@@ -76,6 +90,10 @@ class RunFolder:
                 f"is with fourbits train {self.config}, or with these settings in a new folder: {newest}."
             )
         return extended(stored, config, step_of(saved[-1]) if saved else 0, str(self.path))
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The processes that trained in this folder, as in manifest.json."""
+        return read_json(self.manifest).get("sessions", []) if self.manifest.is_file() else []
 
     def ancestry(self) -> list[dict[str, Any]]:
         """The runs that the run in this folder comes from, as in manifest.json."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.whole_file import file_sha256
 from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.config import RunConfig
@@ -21,8 +23,8 @@ from fourbits.train.metrics import MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.run_folder import RunFolder
-from fourbits.train.schedule import describe_schedule
-from fourbits.train.stop import StopRequest
+from fourbits.train.starting import resume, start_from
+from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
 from fourbits.train.summary import Summary, summarize
 from fourbits.train.timing import Timestamp
 from fourbits.train.trainer import PendingStep, Trainer
@@ -42,8 +44,13 @@ class Session:
         listener: RunListener,
         on_profile: Callable[[StepProfile], None] | None = None,
         fork: Fork | None = None,
+        started: float | None = None,
     ) -> None:
-        """Build the trainer, continue from the newest checkpoint or start from `fork`, write the manifest."""
+        """Build the trainer, continue from the newest checkpoint or start from `fork`, write the manifest.
+
+        started: when the run began, by time.monotonic, for its time limit; None: now.
+        """
+        self.clock = Clock(config.train, time.monotonic() if started is None else started)
         self.folder, self.config, self.listener, self.on_profile = folder, config, listener, on_profile
         self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
         torch_device = torch.device(self.device.torch_device)
@@ -52,24 +59,21 @@ class Session:
         for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
             if note:
                 listener.note(note)
-        require_space(folder.checkpoints, self.trainer.checkpoint_bytes())
+        require_space(folder.checkpoints, config.train.keep_checkpoints, self.trainer.checkpoint_bytes())
         manifest = describe_run(self.trainer, data, self.device)
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation")}
-        manifest["ancestry"] = fork.ancestry(config) if fork else folder.ancestry()
-        checkpoint = fork.checkpoint if fork else folder.newest_checkpoint()
-        if checkpoint:
-            if not fork:
-                folder.check_data(manifest, checkpoint)
-            other = fork is not None and checkpoint.state.get("recipe") != config.recipe.digest
-            self.trainer.resume(checkpoint, other_recipe=other)
-            listener.note(f"{'starting' if fork else 'continuing'} from {checkpoint.path}")
+        if fork:
+            checkpoint = start_from(fork, self.trainer, self.device, manifest, listener)
+        else:
+            checkpoint = resume(self.trainer, folder, self.device, manifest, listener)
+        self._metrics_sha256 = checkpoint.state.get("metrics") if checkpoint else None
         folder.begin(config, manifest, data.tokenizer)
         train, resumed = config.train, checkpoint.step if checkpoint else None
-        self.keeper = CheckpointKeeper(folder.checkpoints, train.keep_checkpoints, None, resumed)
+        self.keeper = CheckpointKeeper(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed)
         if fork:
-            listener.note(f"at step {self.trainer.step}: {describe_schedule(train.num_steps, config.optim)}")
             copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
-            self._save()
+            self._metrics_sha256 = file_sha256(folder.metrics)
+            self._save(self._metrics_sha256)
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = peak / flops if peak else None
@@ -78,7 +82,7 @@ class Session:
 
     def run(self, request: StopRequest) -> Summary:
         """Train, and write summary.json however the run ends. Raises ValueError for damaged metrics."""
-        with MetricsFile(self.folder.metrics, self.trainer.step) as metrics:
+        with MetricsFile(self.folder.metrics, self.trainer.step, self._metrics_sha256) as metrics:
             self.listener.begin(self._start())
             self.trainer.skipped_in_a_row = metrics.skipped_in_a_row
             try:
@@ -94,9 +98,9 @@ class Session:
             except Exception as error:
                 self._end_with_error("failed", f"{type(error).__name__}: {error}")
                 raise
-            return self._end(
-                ended, request.signal.name if ended == "interrupted" and request.signal else None
-            )
+            why = request.signal.name if request.signal else TIME_LIMIT
+            metrics.require_in_place()
+            return self._end(ended, why if ended == "interrupted" else None)
 
     def _end(self, ended: str, reason: str | None, good: Path | None = None) -> Summary:
         summary = summarize(self.folder.metrics, ended, reason, good)
@@ -121,16 +125,18 @@ class Session:
             self._profile(self.on_profile, metrics)
         while trainer.step < train.num_steps:
             self._record(trainer.run_step(), metrics)
-            last = trainer.step == train.num_steps or request.requested
+            last = trainer.step == train.num_steps or request.requested or self.clock.is_up()
+            save = last or request.take_save() or self.clock.save_due()
             if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
                 self._log_waiting(metrics)
                 self._validate(metrics)
             if trainer.step == train.num_steps:
                 self._require_good()
-            if last or _due(trainer.step, train.checkpoint_interval):
+            if save or _due(trainer.step, train.checkpoint_interval):
                 self._log_waiting(metrics)
                 metrics.sync()
-                self._save()
+                self._save(metrics.sha256)
+                self.clock.saved()
                 self._last = Timestamp(self.trainer.device)
             if last:
                 break
@@ -197,10 +203,14 @@ class Session:
             "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
             "memory_bytes": self.memory.read(),
         }
-        metrics.append(record)
+        self._append(metrics, record)
         self.listener.step(record)
         if not result.skipped:
             self.keeper.proved(result.step)
+
+    def _append(self, metrics: MetricsFile, record: dict[str, Any]) -> None:
+        metrics.append(record)
+        self.folder.require_lock()
 
     def _validate(self, metrics: MetricsFile) -> None:
         losses = self.trainer.validate()
@@ -214,7 +224,7 @@ class Session:
         }
         for name, loss in losses.items():
             record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
-        metrics.append(record)
+        self._append(metrics, record)
         self.listener.validation(record)
         if not math.isfinite(total.per_token):
             self._validation_failed(total.per_token)
@@ -228,7 +238,7 @@ class Session:
             raise NonFiniteError(f"{text}. The weights after this step are not usable.")
         self.listener.note(text)
 
-    def _save(self) -> None:
+    def _save(self, metrics_sha256: str) -> None:
         step = self.trainer.step
         if streak := self.trainer.skipped_in_a_row:
             self.listener.note(f"step {step}: not saved, within a streak of {streak} skipped steps")
@@ -237,6 +247,7 @@ class Session:
             "next_sample": step * self.config.train.samples_per_step,
             "recipe": self.config.recipe.digest,
             "hashes": self._hashes,
+            "metrics": metrics_sha256,
         }
         self.keeper.save(step, self.trainer.tensors(), state)
 
