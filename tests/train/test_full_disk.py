@@ -4,7 +4,7 @@ import errno
 import json
 import resource
 import shutil
-from collections import namedtuple
+from typing import NamedTuple
 
 import pytest
 
@@ -16,7 +16,13 @@ from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 
-Usage = namedtuple("Usage", "total used free")
+
+class Usage(NamedTuple):
+    """As of shutil.disk_usage."""
+
+    total: int
+    used: int
+    free: int
 
 
 @pytest.fixture

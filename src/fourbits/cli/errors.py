@@ -17,5 +17,7 @@ def describe(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()][:2]
     if type(error).__name__ == "OutOfMemoryError":
         return f"{lines[0].partition(' GPU ')[0] if lines else 'out of memory'}\n{OUT_OF_MEMORY}"
+    if "can't allocate memory" in str(error):  # of PyTorch on a CPU, a RuntimeError
+        return f"out of memory.\n{OUT_OF_MEMORY}"
     plain = isinstance(error, ValueError) or type(error).__module__.startswith("fourbits.")
     return "\n".join(lines) if plain and lines else f"{type(error).__name__}: {' '.join(lines)}"

@@ -19,6 +19,7 @@ from fourbits.settings import build, load_yaml, nearest, override, to_dict
 TOKEN_UNIT = 16
 MAX_SEED = 1 << 32
 # Beyond these, arithmetic on samples and tokens overflows, or the system refuses (threads).
+MAX_VOCABULARY = 1 << 24
 MAX_COUNT = defaultdict(lambda: 1 << 32, tokens=1 << 60, threads=1024)
 
 
@@ -150,6 +151,9 @@ class RunConfig:
     train: TrainConfig
 
     def __post_init__(self) -> None:
+        data = self.data
+        vocabulary = max(self.model.vocab_size, data.vocab_size, data.model_vocab_size)
+        _require(vocabulary <= MAX_VOCABULARY, "vocab_size", f"at most {MAX_VOCABULARY:,}", vocabulary)
         if self.train.seq_len > self.model.max_seq_len:
             raise ValueError(
                 f"train.seq_len must be at most model.max_seq_len = {self.model.max_seq_len}, "

@@ -47,7 +47,12 @@ class MetricsFile:
                 f"{path}: damaged or truncated: its records end at step {reached}, but the run has a "
                 f"checkpoint of step {last_step}. Restore the file, or start again in another --out."
             )
-        self._digest = _digest_of_lines(path, keep, sha256)
+        self._digest = hashlib.sha256(_first_bytes(path, keep))
+        if sha256 not in (None, self.sha256):
+            raise ValueError(
+                f"{path}: damaged: a line up to the checkpoint's step was changed, removed or added since it was "
+                "saved. Restore the file, or start again in another --out."
+            )
         self._file = path.open("ab")
         if self._file.tell() > keep:
             self._file.truncate(keep)
@@ -105,18 +110,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _digest_of_lines(path: Path, end: int, expected: str | None) -> "hashlib._Hash":
-    """SHA-256 of the first `end` bytes, to go on with. Raises ValueError if it is not `expected`."""
-    digest = hashlib.sha256()
-    if path.is_file():
-        with path.open("rb") as file:
-            digest.update(file.read(end))
-    if expected is not None and digest.hexdigest() != expected:
-        raise ValueError(
-            f"{path}: damaged: a line up to the checkpoint's step was changed, removed or added since it was "
-            "saved. Restore the file, or start again in another --out."
-        )
-    return digest
+def _first_bytes(path: Path, count: int) -> bytes:
+    if not count:
+        return b""
+    with path.open("rb") as file:
+        return file.read(count)
 
 
 def copy_records(source: Path, target: Path, last_step: int) -> None:

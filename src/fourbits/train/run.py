@@ -58,9 +58,11 @@ def run(
     with folder.locked(), num_threads(config.train.threads):
         cache = folder.path / "data" if data_cache is None else Path(data_cache)
         try:
+            fork = None if start_from is None else _fork(Path(start_from), folder)
             data = open_data(config.data, cache, listener.preparing)
             config = with_vocabulary(config, data)
-            fork = None if start_from is None else _fork(Path(start_from), folder, config, data)
+            if fork:
+                fork.check(config, data)
         except ValueError as error:
             if is_new:  # no run can use this text
                 shutil.rmtree(folder.path)
@@ -82,10 +84,10 @@ def run(
             return session.run(request)
 
 
-def _fork(path: Path, folder: RunFolder, config: RunConfig, data: PreparedData) -> Fork | None:
+def _fork(path: Path, folder: RunFolder) -> Fork | None:
     """The checkpoint to start from; None if the run in `folder` started from it before.
 
-    Raises ValueError if it does not fit, or if the folder holds another run.
+    Raises ValueError if there is none, or if the folder holds another run.
     """
     ancestry = folder.ancestry()
     if ancestry and folder.newest_checkpoint() is not None and _is_ancestor(path, ancestry[-1]):
@@ -93,7 +95,6 @@ def _fork(path: Path, folder: RunFolder, config: RunConfig, data: PreparedData) 
     fork = Fork.of(path)
     if folder.has_steps() and (not ancestry or ancestry[-1]["checkpoint"] != fork.sha256):
         raise ValueError(f"{folder.path}: holds another run. Choose another --out.")
-    fork.check(config, data)
     return fork
 
 
