@@ -14,7 +14,7 @@ from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.run import run
 from fourbits.train.schedule import learning_rate
 from fourbits.train.stop import StopRequest
-from fourbits.train.trainer import Trainer
+from fourbits.train.trainer import PendingStep, Trainer
 
 EXPLODES = 5  # the step whose update makes the weights useless; the step after it is the first not finite
 
@@ -58,6 +58,14 @@ def test_the_last_good_checkpoint_stays_is_named_and_is_loaded(
     saved = [good, EXPLODES] if EXPLODES % interval == 0 else [good]
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == [f"step_{n}" for n in saved]
     assert load_trained(tmp_path).step == good
+
+
+@pytest.mark.parametrize("policy", ["skip", "stop"])
+def test_numbers_that_arrive_a_step_later_lead_to_the_same_checkpoint(train, explosion, monkeypatch, policy):
+    """As on a GPU, where the next step is under way by then."""
+    monkeypatch.setattr(PendingStep, "in_flight", True)
+    monkeypatch.setattr(Trainer, "validate", lambda self: {"loss": Loss(100.0, 32, 100)})
+    assert train("", **settings(policy, 1))["last_good_checkpoint"] == f"step_{EXPLODES - 1}"
 
 
 def settings(policy, interval):

@@ -50,8 +50,8 @@ class MetricsFile:
         self._digest = hashlib.sha256(_first_bytes(path, keep))
         if sha256 not in (None, self.sha256):
             raise ValueError(
-                f"{path}: damaged: a line up to the checkpoint's step was changed, removed or added since it was "
-                "saved. Restore the file, or start again in another --out."
+                f"{path}: damaged: a line up to the checkpoint's step was changed, removed or added since it "
+                "was saved. Restore the file, or start again in another --out."
             )
         self._file = path.open("ab")
         if self._file.tell() > keep:

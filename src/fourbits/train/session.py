@@ -115,8 +115,7 @@ class Session:
 
     def _first_bad(self) -> int:
         """The first step that was not finite, or if all were, the next one, whose weights are not."""
-        checked = self.trainer.step - (self.waiting is not None)
-        return checked - self.trainer.skipped_in_a_row + 1
+        return self.trainer.checked - self.trainer.skipped_in_a_row + 1
 
     def _loop(self, metrics: MetricsFile, request: StopRequest) -> str:
         train, trainer = self.config.train, self.trainer

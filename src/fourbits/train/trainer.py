@@ -123,7 +123,8 @@ class Trainer:
         # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
         # run.
         self._blocked = torch.zeros((), device=device)
-        #: skipped steps in a row up to the last checked one, and why the last of them was skipped
+        #: the last checked step, skipped steps in a row up to it, and why the last of them was skipped
+        self.checked = 0
         self.skipped_in_a_row = 0
         self.skip_reason: str | None = None
         self._data_seconds = 0.0
@@ -151,6 +152,7 @@ class Trainer:
     def check(self, pending: PendingStep) -> StepResult:
         """Wait for a step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop."""
         result, norms = pending.wait()
+        self.checked = result.step
         if not result.skipped:
             self.skipped_in_a_row, self.skip_reason = 0, None
             return result
@@ -200,7 +202,7 @@ class Trainer:
         self.optimizer.load_state(saved["optimizer"])
         if not other_recipe:
             load_recipe_state(self.model, saved.get("recipe", {}))
-        self.step = checkpoint.step
+        self.step = self.checked = checkpoint.step
 
     def _accumulate_gradients(self) -> Tensor:
         """Gradients of the mean loss over the step's tokens. Returns that loss, FP32, on the device."""
