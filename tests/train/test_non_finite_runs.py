@@ -60,12 +60,14 @@ def test_the_last_good_checkpoint_stays_is_named_and_is_loaded(
     assert load_trained(tmp_path).step == good
 
 
-@pytest.mark.parametrize("policy", ["skip", "stop"])
-def test_numbers_that_arrive_a_step_later_lead_to_the_same_checkpoint(train, explosion, monkeypatch, policy):
-    """As on a GPU, where the next step is under way by then."""
+def test_numbers_that_arrive_when_the_next_step_has_begun_make_no_later_checkpoint_good(
+    train, explosion, monkeypatch, tmp_path
+):
+    """As on a GPU: step 6 is found to be bad after step 7 began, and the checkpoint of step 5 led to it."""
     monkeypatch.setattr(PendingStep, "in_flight", True)
-    monkeypatch.setattr(Trainer, "validate", lambda self: {"loss": Loss(100.0, 32, 100)})
-    assert train("", **settings(policy, 1))["last_good_checkpoint"] == f"step_{EXPLODES - 1}"
+    summary = train("step 6: .* No checkpoint before it is good", **settings("stop", EXPLODES))
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == [f"step_{EXPLODES}"]
+    assert summary["last_good_checkpoint"] is None
 
 
 def settings(policy, interval):
