@@ -7,6 +7,7 @@ unions of these with each other or None. The annotations are the only schema.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from difflib import get_close_matches
@@ -143,6 +144,8 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
 
 
 def _convert_scalar(kind: Any, value: Any, place: str) -> Any:
+    if kind is float and isinstance(value, int | float) and not math.isfinite(value):
+        raise ValueError(f"{place} must be a finite number, got {value!r}.")
     if kind is Any or type(value) is kind:
         return value
     if any(choice == value and type(choice) is type(value) for choice in _choices(kind)):

@@ -3,6 +3,7 @@
 import errno
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import types
@@ -62,7 +63,11 @@ def failing(error):
             "a.yaml: No such file or directory\n",
         ),
         (PermissionError(13, "Permission denied", "/x"), 2, "fourbits fake: /x: Permission denied\n"),
-        (OSError(errno.ENOSPC, "No space left on device", "w.bin"), 1, "w.bin: No space left on device\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "w.bin"),
+            1,
+            "w.bin: No space left on device. Free some space and rerun the command\n",
+        ),
         (
             RuntimeError("loss is NaN"),
             1,
@@ -234,3 +239,29 @@ def test_doctor_without_a_gpu_gives_no_verdict_on_one(capsys):
 def test_doctor_states_that_native_fp4_is_unverified(capsys):
     assert main(["doctor", "--device", "cpu"]) == 0
     assert "not yet run on Blackwell hardware" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_ends_any_command_with_one_line_and_its_code(fourbits, name, code):
+    cleaned = []
+
+    def body(args):
+        try:
+            signal.raise_signal(signal.Signals[name])
+        finally:
+            cleaned.append(True)
+        return 0
+
+    before = [signal.getsignal(each) for each in signal.Signals]
+    got, out, err = fourbits(body)
+    assert (got, out, cleaned) == (code, "", [True])
+    assert err == f"fourbits fake: stopped by {'Ctrl-C' if name == 'SIGINT' else name}.\n"
+    assert [signal.getsignal(each) for each in signal.Signals] == before
+
+
+def test_a_request_to_save_outside_of_training_ends_nothing(fourbits):
+    def body(args):
+        signal.raise_signal(signal.SIGUSR1)
+        return 0
+
+    assert fourbits(body) == (0, "", "fourbits fake: nothing to save yet\n")

@@ -64,7 +64,9 @@ def test_a_finished_run_is_reported_as_finished_again(config, tmp_path, capsys):
     assert "is finished (4 steps); nothing to do" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_stopped_run_exits_by_its_signal_and_its_config_resumes_it(
     config, tmp_path, capsys, monkeypatch, number, code
 ):
@@ -111,6 +113,9 @@ def test_the_config_of_a_run_reproduces_it_in_another_folder(config, tmp_path):
         (["tiny", "--optim.lrr", "1"], "Did you mean 'lr'?"),
         (["tiny", "--data.paths", "/absent/text"], "/absent/text"),
         (["tiny", "--train.device", "gpu"], "device must be one of"),
+        (["tiny", "--train.backend", "native"], "backend native: FP4 tensor cores need"),
+        ([], "CONFIG must be given"),
+        (["tiny", "--from", "/absent"], "--from /absent: not a run folder"),
     ],
 )
 def test_incorrect_usage_is_one_line_and_exit_code_2(argv, text, tmp_path, capsys):
@@ -130,3 +135,57 @@ def test_a_diverged_run_exits_with_1_and_names_the_step(config, tmp_path, capsys
     assert train(config, "--out", tmp_path / "run", *wild) == 1
     assert "step 2: " in capsys.readouterr().err
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("wild", [(), ("--optim.lr", "1e30", "--optim.grad_clip", "null")])
+def test_an_error_in_the_report_does_not_hide_how_the_run_ended(config, tmp_path, capsys, monkeypatch, wild):
+    def broken(folder):
+        raise KeyError("val_loss")
+
+    monkeypatch.setattr(command, "write_run_report", broken)
+    assert train(config, "--out", tmp_path / "run", *wild) == 1
+    out, err = capsys.readouterr()
+    assert "the report was not written: KeyError: 'val_loss'" in err
+    assert "report:" not in out
+    assert ("finished after 4 steps" in out) != bool(wild)
+    assert ("is not finite" in err.splitlines()[-1]) == bool(wild)
+
+
+def test_from_without_a_config_takes_that_of_the_run_and_a_new_folder(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train(config, "--out", "one", "--train.checkpoint_interval", "2", "--recipe", "bf16") == 0
+    assert train("--from", "one/checkpoints/step_2", "--optim.lr", "1e-4", "--train.steps", "5") == 0
+    (new,) = Path("runs").iterdir()
+    assert new.name.startswith("one-")
+    assert "finished after 5 steps" in capsys.readouterr().out
+    assert len((new / "metrics.jsonl").read_text().splitlines()) == 2 + 3 + 1
+    assert train("--from", "one", "--out", "one", "--train.steps", "9") == 2
+    assert "one: holds another run. Choose another --out." in capsys.readouterr().err
+
+
+def test_the_remedy_after_a_divergence_works(config, tmp_path, capsys):
+    """The command that the error names, with its placeholders filled in."""
+    wild = ("--optim.lr", "1e30", "--optim.grad_clip", "null", "--optim.warmup_share", "0.75")
+    quiet = ("--train.steps", "6", "--train.checkpoint_interval", "1", "--recipe", "bf16")
+    assert (
+        train(
+            config, "--out", tmp_path / "a", *quiet, "--optim.warmup_share", "0", "--train.time_limit", "60"
+        )
+        == 0
+    )
+    assert (
+        train(
+            "--from",
+            tmp_path / "a" / "checkpoints" / "step_5",
+            "--out",
+            tmp_path / "b",
+            *wild,
+            "--train.steps",
+            "9",
+        )
+        == 1
+    )
+    line = capsys.readouterr().err.splitlines()[-1]
+    advised = line.partition("fourbits train ")[2].partition(". (rerun")[0]
+    words = advised.replace("NEW", str(tmp_path / "c")).replace("LOWER", "1e-4").split()
+    assert train(*words, "--optim.grad_clip", "1.0") == 0

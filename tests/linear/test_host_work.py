@@ -83,7 +83,7 @@ def test_a_second_call_runs_few_python_functions(launches):
     ("path", "files"),
     [
         ("of a GPU", 14),
-        # the specification has a file for each step: blocks, transform, scales, elements; one turns autocast off
+        # the specification has a file for each step, and one switches autocast off
         ("of a CPU", 21),
     ],
 )

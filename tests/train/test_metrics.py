@@ -1,8 +1,9 @@
 import json
+from pathlib import Path
 
 import pytest
 
-from fourbits.train.metrics import MetricsFile, read_metrics
+from fourbits.train.metrics import FolderChangedError, MetricsFile, read_metrics
 
 
 def record(step, kind="train"):
@@ -54,6 +55,60 @@ def test_records_that_do_not_reach_the_checkpoint_are_refused_and_kept(path, dam
     with pytest.raises(ValueError, match=f"end at step {reached}, but the run has a checkpoint of step 4"):
         MetricsFile(path, 4)
     assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def delete(lines):
+    return [lines[0], *lines[2:]]
+
+
+def double(lines):
+    return [*lines[:2], *lines[1:]]
+
+
+def swap(lines):
+    return [lines[1], lines[0], *lines[2:]]
+
+
+@pytest.mark.parametrize("change", [delete, double, swap])
+def test_a_line_that_does_not_follow_the_one_before_is_named(path, change):
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+    line = {delete: 2, double: 3, swap: 1}[change]
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl, line {line}: damaged: .* of step \d follows"):
+        MetricsFile(path, 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [line for line in lines if b"validation" not in line],
+        lambda lines: [*lines[:3], lines[2], *lines[3:]],
+        lambda lines: [lines[0].replace(b"1.0", b"1.5"), *lines[1:]],
+    ],
+    ids=["validation deleted", "validation doubled", "number changed"],
+)
+def test_any_other_change_of_a_line_is_found_by_the_hash_in_the_checkpoint(path, change):
+    with MetricsFile(path, 4) as metrics:
+        sha256 = metrics.sha256
+        metrics.append(record(5))
+        longer = metrics.sha256
+    MetricsFile(path, 5, longer).__exit__()
+    MetricsFile(path, 4, sha256).__exit__()
+    before = b"".join(change(path.read_bytes().splitlines(keepends=True)))
+    path.write_bytes(before)
+    with pytest.raises(ValueError, match="damaged: a line up to the checkpoint's step was changed"):
+        MetricsFile(path, 4, sha256)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.rename(path.with_suffix(".1"))])
+@pytest.mark.parametrize("successor", [False, True])
+def test_a_file_that_is_removed_or_rotated_is_noticed_at_the_next_line(path, change, successor):
+    with MetricsFile(path, 4) as metrics:
+        change(path)
+        if successor:
+            path.touch()
+        with pytest.raises(FolderChangedError, match=r"metrics\.jsonl: was moved, removed or replaced"):
+            metrics.append(record(5))
 
 
 def test_an_incomplete_last_line_is_not_a_record_and_is_removed(path):

@@ -81,7 +81,7 @@ def test_a_run_folder_has_all_its_parts(uninterrupted, config):
     assert manifest["backend"]["reason"]
     assert {row["name"] for row in manifest["precision"]["linears"]} >= {"blocks.0.mixer.in_proj", "head"}
     assert all(row["reason"] for row in manifest["precision"]["linears"])
-    assert set(manifest["hashes"]) == {"initial_weights", "data_order", "validation"}
+    assert set(manifest["hashes"]) == {"initial_weights", "text", "data_order", "validation"}
     summary = json.loads((uninterrupted / "summary.json").read_text())
     assert (summary["ended"], summary["steps"], summary["tokens"]) == ("finished", 12, 12 * 128)
     assert [path.name for path in checkpoints(uninterrupted / "checkpoints")] == ["step_10", "step_12"]
@@ -139,13 +139,13 @@ def test_a_finished_run_is_unchanged_and_says_so(uninterrupted, train):
     [
         ("model", {"d_model": 64}, "model.d_model"),
         ("optim", {"lr": 1.0}, "optim.lr"),
-        ("train", {"steps": 20}, "train.steps"),
+        ("train", {"seed": 1}, "train.seed"),
     ],
 )
 def test_another_run_may_not_continue_here(interrupted, train, config, part, change, named):
     out = interrupted(2)
     other = replace(config, **{part: replace(getattr(config, part), **change)})
-    with pytest.raises(ValueError, match=f"holds a run with a different {named}.*choose another --out"):
+    with pytest.raises(ValueError, match=f"holds a run with a different {named}.*: fourbits train --from"):
         train(out, changed=other)
 
 
@@ -222,7 +222,7 @@ def test_two_processes_may_not_train_in_one_folder(train, tmp_path):
 
 def test_a_run_that_ends_in_nan_says_so_and_keeps_its_checkpoints(config, train, tmp_path):
     wild = replace(config, optim=replace(config.optim, lr=1e30, grad_clip=None, warmup_share=0.0))
-    with pytest.raises(NonFiniteError, match="step 2"):
+    with pytest.raises(NonFiniteError, match=r"step 2.*train again in another --out"):
         train(tmp_path / "run", changed=wild)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["ended"] == "non-finite"

@@ -26,6 +26,7 @@ from fourbits.compare.run.progress import MatrixProgress
 from fourbits.compare.run.run_matrix import RunMatrix, build_matrix
 from fourbits.train.config import load_config
 from fourbits.train.presets import RUN_PRESETS
+from fourbits.train.stop import exit_code
 
 EXAMPLE = "fourbits compare tiny --recipes bf16 nvfp4 --seeds 0 1 --out runs/tiny-compare"
 OVERRIDES = True
@@ -58,7 +59,7 @@ def add_common_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Compare. 0: done; 130: stopped, and the same command resumes."""
+    """Compare. 0: done; 129, 130 or 143: stopped by a signal, and the same command resumes."""
     for setting, option in REPLACED.items():
         given = [key for key in args.overrides if key == setting or key.startswith(f"{setting}.")]
         if given:
@@ -77,9 +78,9 @@ def compare_and_print(matrix: RunMatrix, command: str, jobs: int | None, *, as_j
     chosen = choose_jobs(matrix, jobs)
     try:
         result = compare(matrix, MatrixProgress(matrix, Console(stderr=True)), command, chosen)
-    except Interrupted:
+    except Interrupted as stop:
         Console(stderr=True).print(f"stopped; resume with: {command}", markup=False, soft_wrap=True)
-        return 130
+        return exit_code(stop.signal.name)
     if as_json:
         print(json.dumps(result.record, indent=2))
         return 0

@@ -1,6 +1,7 @@
 """Entry point of `fourbits`: selects a command, runs it, and turns errors into exit codes.
 
-0: done; 1: failed; 2: incorrect usage; 130: stopped by Ctrl-C. An error is one or two lines on stderr.
+0: done; 1: failed; 2: incorrect usage; 124: train.time_limit; 128 + N: stopped by signal N, 130 for Ctrl-C.
+An error is one or two lines on stderr.
 """
 
 import os
@@ -10,7 +11,9 @@ import warnings
 from importlib.metadata import version
 
 from fourbits.cli.commands import COMMANDS, load
+from fourbits.cli.errors import describe
 from fourbits.cli.parser import main_parser, parse
+from fourbits.cli.signals import ended_by_signals, stopped
 from fourbits.settings import nearest
 
 USAGE_ERRORS = (
@@ -37,13 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown command {args.command!r}.{nearest(args.command, list(COMMANDS))}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        return _run(args.command, args.rest)
-
-
-OUT_OF_MEMORY = (
-    "Lower train.micro_batch_size and raise train.gradient_accumulation by the same factor, or set "
-    "train.activation_checkpointing to full, or recipe.saved_inputs to packed."
-)
+        with ended_by_signals(args.command):
+            return _run(args.command, args.rest)
 
 
 def _run(name: str, argv: list[str]) -> int:
@@ -53,9 +51,10 @@ def _run(name: str, argv: list[str]) -> int:
         code = command.run(parse(name, command, [word for word in argv if word != "--debug"]))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        print(f"fourbits {name}: stopped by Ctrl-C.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        text, code = stopped(error)
+        print(f"fourbits {name}: {text}", file=sys.stderr)
+        return code
     except BrokenPipeError:  # the reader of a pipe, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -69,7 +68,7 @@ def _report(name: str, error: Exception, debug: bool, code: int) -> int:
     if debug:
         traceback.print_exception(error)
         return code
-    text = _describe(error)
+    text = describe(error)
     subject, _, rest = text.partition(": ")
     if rest and subject in (name, name.removesuffix("s")):  # no "fourbits data: data: ..."
         text = rest
@@ -77,17 +76,6 @@ def _report(name: str, error: Exception, debug: bool, code: int) -> int:
         text += " (rerun with --debug for the traceback)"
     print(f"fourbits {name}: {text}", file=sys.stderr)
     return code
-
-
-def _describe(error: Exception) -> str:
-    """At most two lines. An OSError names its file; an error that is not about usage names its type."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    lines = [line for line in str(error).splitlines() if line.strip()][:2]
-    if type(error).__name__ == "OutOfMemoryError":
-        return f"{lines[0].partition(' GPU ')[0] if lines else 'out of memory'}\n{OUT_OF_MEMORY}"
-    plain = isinstance(error, ValueError) or type(error).__module__.startswith("fourbits.")
-    return "\n".join(lines) if plain and lines else f"{type(error).__name__}: {' '.join(lines)}"
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

@@ -4,11 +4,11 @@ CONFIG is a shipped preset (tiny, 30m, hybrid-12b ...), a YAML file, or RUN/conf
 Every setting is an option: --recipe mxfp4, --optim.lr 3e-3, --train.steps 50, --data.paths TEXT (a file or
 folder; '[A, B]' for several), --recipe.keep_bf16.last_blocks 2, --recipe.wgrad.lhs.rht 32 (sets the transform
 on both operands). To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the
-result is bit-identical to that of an uninterrupted run.
+result is bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the
+learning rates of the steps done do not. To go on with other settings, --from RUN starts a new run.
 """
 
 import json
-import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fourbits.cli.errors import describe
 from fourbits.compare.report.run_report import write_run_report
+from fourbits.data.whole_file import write_json
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import load_config
 from fourbits.train.listener import ProgressPrinter, RunStart
@@ -27,6 +29,7 @@ from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.profile import StepProfile
 from fourbits.train.run import run as train
+from fourbits.train.stop import exit_code
 from fourbits.train.summary import Summary
 
 EXAMPLE = "fourbits train tiny --out runs/tiny --recipe nvfp4"
@@ -35,7 +38,16 @@ OVERRIDES = True
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("config", metavar="CONFIG", help="a preset, a YAML file, or RUN/config.yaml")
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG", help="a preset, a YAML file, or RUN/config.yaml"
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=Path,
+        metavar="RUN",
+        help="start a new run from RUN, or RUN/checkpoints/step_N, with other settings; CONFIG: RUN's",
+    )
     parser.add_argument(
         "--out", metavar="DIR", help="run folder (default: RUN when resuming, else a new folder in runs/)"
     )
@@ -46,25 +58,29 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Train. 0: finished; 130 or 143: stopped by SIGINT or SIGTERM, saved, and can be resumed."""
-    config = load_config(args.config, RUN_PRESETS, args.overrides)
-    out = _folder(args.config, args.out)
+    """Train. 0: finished; 124, 129, 130 or 143: saved at the time limit or a signal, and can be resumed."""
+    source = args.config or _config_of(args.start)
+    config = load_config(source, RUN_PRESETS, args.overrides)
+    out = _folder(source, args.out, is_new=args.start is not None)
     try:
         summary = train(
             config,
             out,
             listener=TrainPrinter(config.train.log_interval, tables=not args.json),
+            start_from=args.start,
             on_profile=_profile_to(out, tables=not args.json) if args.profile else None,
         )
     except NonFiniteError:
         _write_report(out)
         raise
-    _write_report(out)
+    has_report = _write_report(out)
     if args.json:
         print(json.dumps(summary, indent=2))
     else:
-        _print_summary(summary, out)
-    return 0 if summary["ended"] == "finished" else 128 + signal.Signals[summary["reason"]]
+        _print_summary(summary, out, has_report)
+    if not has_report:
+        return 1
+    return 0 if summary["ended"] == "finished" else exit_code(summary["reason"])
 
 
 class TrainPrinter(ProgressPrinter):
@@ -116,7 +132,7 @@ def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
     """Write a profile to OUT/profile.json and print it."""
 
     def show(found: StepProfile) -> None:
-        (out / "profile.json").write_text(json.dumps(found.to_dict(), indent=2) + "\n")
+        write_json(out / "profile.json", found.to_dict())
         if tables:
             console = Console()
             console.print(profile_table(found))
@@ -125,28 +141,43 @@ def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
     return show
 
 
-def _folder(config: str, out: str | None) -> Path:
+def _config_of(start: Path | None) -> str:
+    """The config.yaml of the run to start from. Raises ValueError without one."""
+    if start is None:
+        raise ValueError("CONFIG must be given: a preset, a YAML file, or RUN/config.yaml.")
+    return str((start.parents[1] if start.parent.name == "checkpoints" else start) / "config.yaml")
+
+
+def _folder(config: str, out: str | None, is_new: bool) -> Path:
     """The run folder: --out if given, else the run that the config belongs to, else a new folder."""
     path = Path(config)
     if out is not None:
         return Path(out)
+    if path.name == "config.yaml" and is_new:
+        return Path("runs") / f"{path.parent.absolute().name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if path.name == "config.yaml" and (path.parent / "manifest.json").is_file():
         return path.parent
     return Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _write_report(out: Path) -> None:
-    if (out / "metrics.jsonl").stat().st_size:
-        write_run_report(out)
+def _write_report(out: Path) -> bool:
+    """Write report.html. An error is printed, not raised, so that it never hides how the run ended."""
+    try:
+        if (out / "metrics.jsonl").stat().st_size:
+            write_run_report(out)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with the page, the run has ended
+        print(f"fourbits train: the report was not written: {describe(error)}", file=sys.stderr)
+        return False
+    return True
 
 
-def _print_summary(summary: Summary, out: Path) -> None:
+def _print_summary(summary: Summary, out: Path, has_report: bool) -> None:
     loss, bits = summary.get("val_loss"), summary.get("val_bits_per_byte")
     text = f"{summary['ended']} after {summary['steps']:,} steps, {summary['tokens']:,} tokens"
     if loss is not None:
         text += f": validation loss {loss:.4f} nats per token, {bits:.3f} bits per byte"
     print(text)
-    if summary["steps"]:
+    if summary["steps"] and has_report:
         print(f"report: {out / 'report.html'}")
     if summary["ended"] != "finished":
         print(f"resume with: fourbits train {out / 'config.yaml'}")

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,15 +12,20 @@ from typing import Any, BinaryIO
 
 _AGAIN = "prepare the data again"
 _JSON_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "a whole number"}
+FREE_SPACE = "Free some space and rerun the command"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to disk, and rename it. OSError for a full disk."""
     temporary = path.with_name(path.name + ".tmp")
-    with open_synced(temporary) as file:
-        write(file, content)
-    temporary.replace(path)
+    try:
+        with open_synced(temporary) as file:
+            write(file, content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -88,6 +94,27 @@ def write(file: BinaryIO, content: bytes) -> None:
         raise _with_name(error, file) from error
 
 
+def flush(file: BinaryIO) -> None:
+    """Hand an open file's content to the system. Raises OSError with the file's name."""
+    try:
+        file.flush()
+    except OSError as error:
+        raise _with_name(error, file) from error
+
+
+def library_error(error: Exception, path: Path) -> OSError:
+    """The OSError in a library's own error, whose text has the system's number: "... (os error 28)"."""
+    number = re.search(r"os error (\d+)", str(error))
+    code = int(number[1]) if number else errno.EIO
+    reason = os.strerror(code) if number else str(error)
+    return OSError(code, f"{reason}{full_disk_remedy(code)}", str(path))
+
+
+def full_disk_remedy(code: int | None) -> str:
+    """What to do about an OSError of this number; empty if it is not about a full disk."""
+    return f". {FREE_SPACE}" if code in _FULL else ""
+
+
 def sync(file: BinaryIO) -> None:
     """Flush a file to disk. Raises OSError with the file's name, for example for a full disk."""
     try:
@@ -99,5 +126,4 @@ def sync(file: BinaryIO) -> None:
 
 def _with_name(error: OSError, file: BinaryIO) -> OSError:
     """The system's error with the file's name and, for a full disk, the remedy."""
-    remedy = ". Free some space and rerun the command" if error.errno in _FULL else ""
-    return OSError(error.errno, f"{error.strerror}{remedy}", file.name)
+    return OSError(error.errno, f"{error.strerror}{full_disk_remedy(error.errno)}", file.name)

@@ -1,6 +1,5 @@
 """A model folder of transformers, written and read without transformers."""
 
-import errno
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fourbits.data.tokenizer import Tokenizer
-from fourbits.data.whole_file import write_json, write_whole
+from fourbits.data.whole_file import library_error, write_json, write_whole
 from fourbits.exchange.config import from_hf_config, to_hf_config
 from fourbits.exchange.files import CONFIG, GENERATION, INDEX, SHARD, WEIGHTS, WeightFiles, read_config
 from fourbits.exchange.replace import replaced_together
@@ -162,7 +161,7 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, path, metadata={"format": "pt"})
         path.chmod(mode)
     except SafetensorError as error:  # which is how the library reports a full disk
-        raise OSError(errno.EIO, f"not written: {error}", str(path)) from error
+        raise library_error(error, path) from error
 
 
 def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

@@ -5,7 +5,6 @@ every file with size and hash. Nothing is unpickled, so a foreign checkpoint can
 numbers are wrong.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fourbits.data.whole_file import write_json
+from fourbits.data.whole_file import full_disk_remedy, library_error, write_json
 from fourbits.train.non_finite import NonFiniteError
 
 FORMAT = "fourbits-checkpoint"
@@ -69,9 +68,12 @@ def save_checkpoint(folder: Path, step: int, files: Mapping[str, Tensors], state
         unfinished.rename(target)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        reason = error.strerror or str(error)
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
-            error.errno, f"{reason}; step {step} was not saved, earlier checkpoints are intact", str(target)
+            error.errno,
+            f"{reason}; step {step} was not saved, earlier checkpoints are intact"
+            f"{full_disk_remedy(error.errno)}",
+            str(target),
         ) from error
     _sync_folder(folder)
     return target
@@ -93,9 +95,14 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def remove_old(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and unfinished ones that killed runs left behind."""
+def remove_old(folder: Path, keep: int, keep_every: int | None = None) -> None:
+    """Remove all but the newest `keep` checkpoints, and unfinished ones that killed runs left behind.
+
+    keep_every: checkpoints whose step is a multiple of it stay, too.
+    """
     for path in checkpoints(folder)[:-keep]:
+        if keep_every is not None and step_of(path) % keep_every == 0:
+            continue
         # Rename first: a half-removed checkpoint must not look like a damaged one.
         path.rename(path.with_name(f"{_UNFINISHED}{path.name}"))
     for path in folder.glob(f"{_UNFINISHED}*"):
@@ -185,18 +192,15 @@ def _refuse_non_finite(name: str, tensors: Tensors, step: int) -> None:
     for key, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise NonFiniteError(
-                f"step {step}: {key!r} of {name} is not finite; no checkpoint was written. "
-                "Continue from the previous one, with a lower optim.lr if it happens again."
+                f"step {step}: {key!r} of {name} is not finite. No checkpoint of it was written."
             )
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
     try:
         save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, path)
-    except SafetensorError as error:  # the system's error is part of its text: "... (os error 28)"
-        number = re.search(r"os error (\d+)", str(error))
-        code = int(number[1]) if number else errno.EIO
-        raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
+    except SafetensorError as error:
+        raise library_error(error, path) from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes it private, ignoring the umask
     with path.open("rb") as file:
         os.fsync(file.fileno())

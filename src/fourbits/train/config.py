@@ -1,5 +1,6 @@
 """RunConfig: a whole run as one frozen tree, from a preset or a YAML file plus dotted overrides."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,13 +18,17 @@ from fourbits.settings import build, load_yaml, nearest, override, to_dict
 # Random bits are keyed by the token's index in blocks of 16 (docs/nvfp4.md, section 11).
 TOKEN_UNIT = 16
 MAX_SEED = 1 << 32
+# Beyond these, arithmetic on samples and tokens overflows, or the system refuses (threads).
+MAX_VOCABULARY = 1 << 24
+MAX_COUNT = defaultdict(lambda: 1 << 32, tokens=1 << 60, threads=1024)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimConfig:
     """AdamW and its learning rate: warmup, constant, decay; betas and weight decay of arXiv:2509.25149.
 
-    warmup_share, decay_share: fractions of all steps; the last step runs at lr * final_lr_factor. grad_clip:
+    warmup_share, decay_share: fractions of all steps; the last step runs at lr * final_lr_factor.
+    warmup_steps: the warmup in steps instead, set when a run's length changes after it began. grad_clip:
     largest global gradient norm, None for no clipping. masters: the format of the weights between steps;
     bf16-sr rounds each update stochastically (docs/nvfp4.md, section 18), bf16-rne to nearest, which loses
     small updates. AdamW's moments and the gradients are always FP32.
@@ -35,6 +40,7 @@ class OptimConfig:
     weight_decay: float = 0.1
     grad_clip: float | None = 1.0
     warmup_share: float = 0.05
+    warmup_steps: int | None = None
     decay_share: float = 0.2
     final_lr_factor: float = 0.01
     masters: Literal["fp32", "bf16-sr", "bf16-rne"] = "fp32"
@@ -48,6 +54,8 @@ class OptimConfig:
             _require(self.grad_clip > 0, "grad_clip", "above 0, or null for no clipping", self.grad_clip)
         for name in ("warmup_share", "decay_share", "final_lr_factor"):
             _require(0 <= getattr(self, name) <= 1, name, "between 0 and 1", getattr(self, name))
+        if self.warmup_steps is not None:
+            _require(self.warmup_steps >= 0, "warmup_steps", "at least 0, or null", self.warmup_steps)
         shares = self.warmup_share + self.decay_share
         _require(
             shares <= 1, "warmup_share + decay_share", "at most 1, as both are fractions of the run", shares
@@ -60,13 +68,15 @@ class TrainConfig:
 
     A step reads gradient_accumulation micro-batches of micro_batch_size sequences of seq_len tokens. The run
     has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
-    None validates or saves only at the end. validation_samples: sequences per source. backend: the GEMM
-    backend; "native" uses the FP4 tensor cores of Blackwell, which "auto" selects if they pass a self-check.
-    compile: "regions" compiles everything but the linear layers once per process, "model" the whole model.
-    cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does not depend on past
-    steps, with the same bits. activation_checkpointing: "full" saves only the input of every block and
-    recomputes the block in the backward pass, with the same bits. non_finite: stop the run or skip the step
-    when the loss or a gradient is NaN or infinite; the update is skipped in either case.
+    None validates or saves only at the end. save_every_minutes: also save after so much time.
+    keep_checkpoints: the newest that stay; keep_every: those of multiples of this step stay, too. time_limit:
+    minutes after which the run saves and ends, to be resumed. validation_samples: sequences per source.
+    backend: the GEMM backend; "native" uses the FP4 tensor cores of Blackwell, which "auto" selects if they
+    pass a self-check. compile: "regions" compiles everything but the linear layers once per process, "model"
+    the whole model. cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does
+    not depend on past steps, with the same bits. activation_checkpointing: "full" saves only the input of
+    every block and recomputes the block in the backward pass, with the same bits. non_finite: stop the run or
+    skip the step when the loss or a gradient is NaN or infinite; the update is skipped in either case.
     """
 
     steps: int | None = None
@@ -78,7 +88,10 @@ class TrainConfig:
     validation_interval: int | None = None
     validation_samples: int = 32
     checkpoint_interval: int | None = None
+    save_every_minutes: float | None = None
     keep_checkpoints: int = 2
+    keep_every: int | None = None
+    time_limit: float | None = None
     non_finite: Literal["stop", "skip"] = "stop"
     device: Literal["auto", "cpu", "cuda", "rocm", "xpu", "mps"] = "auto"
     backend: Literal["auto", "emulated", "native"] = "auto"
@@ -93,12 +106,16 @@ class TrainConfig:
             raise ValueError(
                 f"exactly one of steps and tokens must be given, got {self.steps}, {self.tokens}."
             )
-        optional = ("steps", "tokens", "validation_interval", "checkpoint_interval", "threads")
+        optional = ("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every")
         sizes = ("micro_batch_size", "gradient_accumulation", "seq_len", "validation_samples", "log_interval")
         for name in (*sizes, "keep_checkpoints", *optional):
             value: int | None = getattr(self, name)
             if value is not None:
                 _require(value >= 1, name, "at least 1", value)
+                _require(value <= MAX_COUNT[name], name, f"at most {MAX_COUNT[name]:,}", value)
+        for name in ("save_every_minutes", "time_limit"):
+            minutes: float | None = getattr(self, name)
+            _require(minutes is None or minutes > 0, name, "above 0 minutes, or null", minutes)
         _require(0 <= self.seed < MAX_SEED, "seed", "at least 0 and below 2^32", self.seed)
         micro_batch = self.micro_batch_size * self.seq_len
         rule = f"a multiple of {TOKEN_UNIT}, the unit of random bits"
@@ -134,6 +151,9 @@ class RunConfig:
     train: TrainConfig
 
     def __post_init__(self) -> None:
+        data = self.data
+        vocabulary = max(self.model.vocab_size, data.vocab_size, data.model_vocab_size)
+        _require(vocabulary <= MAX_VOCABULARY, "vocab_size", f"at most {MAX_VOCABULARY:,}", vocabulary)
         if self.train.seq_len > self.model.max_seq_len:
             raise ValueError(
                 f"train.seq_len must be at most model.max_seq_len = {self.model.max_seq_len}, "

@@ -1,5 +1,6 @@
 """The events of a run, and how they are shown on a terminal and in a pipe."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,7 @@ class ProgressPrinter(RunListener):
         """Advance the bar, or print a line."""
         if self._task is not None:
             numbers = f"loss {_number(record['loss'])}  {_rate(record)}"
-            numbers += f"  val {self._val_loss:.4f}" if self._val_loss is not None else ""
+            numbers += f"  val {_number(self._val_loss)}" if self._val_loss is not None else ""
             self._bar.update(self._task, completed=record["step"], numbers=numbers)
         elif record["step"] % self.log_interval == 0 or record["step"] == self._num_steps:
             left = (self._num_steps - record["step"]) * record["step_seconds"]
@@ -114,7 +115,7 @@ class ProgressPrinter(RunListener):
         self._val_loss = record["val_loss"]
         self._print(
             f"{self.label}: step {record['step']}/{self._num_steps}  validation loss "
-            f"{_number(record['val_loss'])}  {record['val_bits_per_byte']:.3f} bits per byte"
+            f"{_number(record['val_loss'])}  {_number(record['val_bits_per_byte'], 3)} bits per byte"
         )
 
     def note(self, text: str) -> None:
@@ -130,8 +131,8 @@ class ProgressPrinter(RunListener):
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
+def _number(value: float | None, digits: int = 4) -> str:
+    return f"{value:.{digits}f}" if value is not None and math.isfinite(value) else "not finite"
 
 
 def _rate(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""Load the trained model of a run: the masters of its newest checkpoint, converted to its recipe."""
+"""Load the trained model of a run: the masters of its newest good checkpoint, converted to its recipe."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +27,17 @@ class Trained:
 
 
 def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Trained:
-    """Load the newest checkpoint of a run. Raises ValueError if there is none or it is damaged."""
+    """Load the newest checkpoint of a run; of a run that ended non-finite, the last good one.
+
+    Raises ValueError if there is none or it is damaged.
+    """
     folder = RunFolder(Path(path))
     if not folder.config.is_file():
         raise ValueError(
             f"{path}: not a run folder (no {folder.config.name}). Pass a folder written by fourbits train."
         )
     config = folder.stored_config()
-    checkpoint = folder.newest_checkpoint()
+    checkpoint = folder.good_checkpoint()
     if checkpoint is None:
         raise ValueError(f"{path}: the run has no checkpoint yet. Continue it until it saves one.")
     model = LanguageModel(config.model, seed=config.train.seed)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -53,11 +54,37 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
     }
 
 
+def session_of(trainer: Trainer, device: Device) -> dict[str, Any]:
+    """What may change the bits of a run from one process to the next. first_step: the first one it ran."""
+    return {
+        "first_step": trainer.step + 1,
+        "torch": version("torch"),
+        "device": device.name,
+        "threads": torch.get_num_threads(),
+        "backend": trainer.backend.value,
+        "compile": trainer.config.train.compile,
+    }
+
+
+def session_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """A message about what differs between two sessions, or None."""
+    parts = [
+        f"{name} {now[name]} instead of {before[name]}"
+        for name in now
+        if name != "first_step" and name in before and before[name] != now[name]
+    ]
+    if not parts:
+        return None
+    return (
+        f"resumes with {', '.join(parts)}: the result may differ in the last bits from an uninterrupted run"
+    )
+
+
 def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
     """SHA-256 of what every recipe of a comparison must share, taken before the first step.
 
-    initial_weights: the masters; data_order: token files, tokenizer and the stream's phases; validation: the
-    fixed samples.
+    initial_weights: the masters; text: token files and tokenizer; data_order: these and the stream's phases;
+    validation: the fixed samples.
     """
     order = {"data": data_digest(data), "plan": trainer.stream.describe()}
     weights, validation = hashlib.sha256(), hashlib.sha256()
@@ -67,6 +94,7 @@ def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
         validation.update(name.encode() + held_out.samples.numpy().tobytes())
     return {
         "initial_weights": weights.hexdigest(),
+        "text": data_digest(data),
         "data_order": hashlib.sha256(json.dumps(order, sort_keys=True).encode()).hexdigest(),
         "validation": validation.hexdigest(),
     }

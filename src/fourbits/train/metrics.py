@@ -1,5 +1,6 @@
 """metrics.jsonl: a flushed line per step and per validation, equal for resumed and uninterrupted runs."""
 
+import hashlib
 import json
 import math
 import os
@@ -7,28 +8,50 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from fourbits.data.whole_file import close, flush, sync, write, write_whole
+
 # Keys that depend on the machine's speed; all others are equal in an uninterrupted and in a resumed run.
 MEASURED = ("tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_bytes")
+
+
+class FolderChangedError(RuntimeError):
+    """A run's files were removed, moved or replaced while it was running."""
 
 
 class MetricsFile:
     """An open metrics.jsonl. Each line is a JSON object with "kind" (train or validation) and "step"."""
 
-    def __init__(self, path: Path, last_step: int) -> None:
+    def __init__(self, path: Path, last_step: int, sha256: str | None = None) -> None:
         """Open for appending after `last_step`; lines of later steps and an incomplete last line are removed.
 
-        Raises ValueError if the lines do not reach `last_step`: every trained step must have its line.
+        sha256: of the lines up to `last_step`, if known. Raises ValueError if they do not reach `last_step`,
+        or if one was removed, repeated or changed: every trained step must have its line.
         """
         self.path = path
+        #: skipped steps in a row up to `last_step`
+        self.skipped_in_a_row = 0
         keep = reached = 0
-        for end, record in _complete_lines(path) if path.is_file() else ():
+        for number, (end, record) in enumerate(_complete_lines(path) if path.is_file() else (), 1):
             if record is None or record["step"] > last_step:
                 break
+            if record["step"] != reached + (record["kind"] == "train"):
+                raise ValueError(
+                    f"{path}, line {number}: damaged: {record['kind']} of step {record['step']} follows step "
+                    f"{reached}. Restore the file, or start again in another --out."
+                )
             keep, reached = end, record["step"]
+            if record["kind"] == "train":
+                self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped") else 0
         if reached != last_step:
             raise ValueError(
                 f"{path}: damaged or truncated: its records end at step {reached}, but the run has a "
                 f"checkpoint of step {last_step}. Restore the file, or start again in another --out."
+            )
+        self._digest = hashlib.sha256(_first_bytes(path, keep))
+        if sha256 not in (None, self.sha256):
+            raise ValueError(
+                f"{path}: damaged: a line up to the checkpoint's step was changed, removed or added since it "
+                "was saved. Restore the file, or start again in another --out."
             )
         self._file = path.open("ab")
         if self._file.tell() > keep:
@@ -36,20 +59,44 @@ class MetricsFile:
             self._file.seek(keep)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line and flush it. A number that JSON lacks (NaN, infinity) becomes null."""
+        """Write one line and flush it. A number that JSON lacks (NaN, infinity) becomes null.
+
+        Raises FolderChangedError if the file is no longer in its place, and OSError e.g. for a full disk.
+        """
+        self.require_in_place()
         plain = {key: _json_number(value) for key, value in record.items()}
-        self._file.write((json.dumps(plain, allow_nan=False) + "\n").encode())
-        self._file.flush()
+        line = (json.dumps(plain, allow_nan=False) + "\n").encode()
+        write(self._file, line)
+        flush(self._file)
+        self._digest.update(line)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all lines."""
+        return self._digest.hexdigest()
+
+    def require_in_place(self) -> None:
+        """Raises FolderChangedError if the path no longer names the open file."""
+        try:
+            in_place = os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            in_place = False
+        if not in_place:
+            raise FolderChangedError(
+                f"{self.path}: was moved, removed or replaced while the run was writing it. Put it back and "
+                "rerun the command, or choose another --out."
+            )
 
     def sync(self) -> None:
         """Write all lines to disk, as a checkpoint must not exist without the metrics of its steps."""
-        os.fsync(self._file.fileno())
+        self.require_in_place()
+        sync(self._file)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        close(self._file)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -61,6 +108,24 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path}, line {number}: damaged: not a metrics record. Remove the line.")
         records.append(record)
     return records
+
+
+def _first_bytes(path: Path, count: int) -> bytes:
+    if not count:
+        return b""
+    with path.open("rb") as file:
+        return file.read(count)
+
+
+def copy_records(source: Path, target: Path, last_step: int) -> None:
+    """Write the complete lines of `source` up to last_step to `target`. OSError for a full disk."""
+    content = source.read_bytes() if source.is_file() else b""
+    end = 0
+    for offset, record in _complete_lines(source) if content else ():
+        if record is None or record["step"] > last_step:
+            break
+        end = offset
+    write_whole(target, content[:end])
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:

@@ -20,9 +20,20 @@ _NAMES = {
     "communication": ("nccl",),
     "quantization": (
         *("operands_kernel", "amax_kernel", "packed_kernel", "unpack_", "dequantize_", "transpose_kernel"),
-        *("fp8_kernel", "stats_kernel", "observe_kernel"),
+        *(
+            "fp8_kernel",
+            "stats_kernel",
+            "observe_kernel",
+            "rotate_kernel",
+            "rotation_kernel",
+            "tile_map_kernel",
+        ),
     ),
-    "GEMM": ("tma_kernel", "pointer_kernel", "sum_kernel", "gemm", "nvjet", "cutlass", "xmma"),
+    "GEMM": (
+        *("tma_kernel", "pointer_kernel", "sum_kernel", "grouped_rows_kernel", "grouped_sums_kernel"),
+        "grouped_columns_kernel",
+        *("gemm", "nvjet", "cutlass", "xmma"),
+    ),
     "attention": ("flash", "fmha", "sdpa", "attention"),
 }
 #: region or range -> kind

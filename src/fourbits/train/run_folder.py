@@ -8,6 +8,7 @@ checkpoints/   step_N, each complete
 summary.json   how the run ended; absent while it runs
 """
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,24 +20,10 @@ from fourbits.data import whole_file
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.data.whole_file import write_json, write_whole
 from fourbits.settings import dump_yaml, load_yaml, to_dict
-from fourbits.train.checkpoint import Checkpoint, checkpoints, open_checkpoint
-from fourbits.train.config import RunConfig, config_from_mapping, differences
-
-# Settings that may change when an interrupted run continues: they affect where and how it runs and what it
-# saves, not the training itself. Only the first four can change results bitwise.
-FREE_SETTINGS = (
-    "train.device",
-    "train.backend",
-    "train.threads",
-    "train.compile",
-    "train.log_interval",
-    "train.checkpoint_interval",
-    "train.keep_checkpoints",
-    "train.non_finite",
-    "train.cuda_graph",
-    "train.activation_checkpointing",
-    "recipe.saved_inputs",
-)
+from fourbits.train.checkpoint import Checkpoint, checkpoints, open_checkpoint, step_of
+from fourbits.train.config import RunConfig, config_from_mapping
+from fourbits.train.continuation import changed_settings, check_phases, extended
+from fourbits.train.metrics import FolderChangedError
 
 
 class RunFolder:
@@ -44,6 +31,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock_file: os.stat_result | None = None
         self.config = path / "config.yaml"
         self.manifest = path / "manifest.json"
         self.metrics = path / "metrics.jsonl"
@@ -63,25 +51,53 @@ class RunFolder:
                 f"{self.path}: another process is training in this folder. Wait for it, or choose "
                 "another --out."
             ) from None
+        self._lock_file = os.stat(lock.lock_file)
         try:
             yield
         finally:
             lock.release()
 
-    def check_settings(self, config: RunConfig) -> None:
-        """Raises ValueError if the folder holds steps of a run with other settings."""
+    def require_lock(self) -> None:
+        """Raises FolderChangedError if the lock was removed, so that another process could train here."""
+        lock = self.path / ".lock"
+        held = self._lock_file
+        if held is None or not lock.exists() or not os.path.samestat(lock.stat(), held):
+            raise FolderChangedError(
+                f"{lock}: was moved, removed or replaced during the run, so another process could "
+                "train in this folder. Rerun the command when no other does."
+            )
+
+    def continued(self, config: RunConfig) -> tuple[RunConfig, str | None]:
+        """`config` as the run in this folder continues with it, and a message if its length changes.
+
+        Raises ValueError if the folder holds steps of a run with other settings.
+        """
         if not self.has_steps():
-            return
+            return config, None
         if not self.config.is_file():
             raise ValueError(f"{self.path}: holds steps of a run but no config.yaml. Choose another --out.")
-        stored = self.stored_config()
-        changed = [name for name in differences(stored, config) if name not in FREE_SETTINGS]
-        if changed:
+        stored, saved = self.stored_config(), checkpoints(self.checkpoints)
+        if not saved and self.ancestry():
+            raise ValueError(
+                f"{self.path}: a run was to start here from another one's checkpoint, but stopped before it "
+                "was copied. Rerun its command, with --from."
+            )
+        if changed := changed_settings(stored, config):
+            newest = f"fourbits train --from {self.path} --out NEW" if saved else "another --out"
             raise ValueError(
                 f"{self.path}: holds a run with a different {', '.join(changed[:3])}"
-                f"{f' and {len(changed) - 3} more settings' if len(changed) > 3 else ''}. "
-                f"Continue it with fourbits train {self.config}, or choose another --out."
+                f"{f' and {len(changed) - 3} more settings' if len(changed) > 3 else ''}. Continue it as it "
+                f"is with fourbits train {self.config}, or with these settings in a new folder: {newest}."
             )
+        return extended(stored, config, step_of(saved[-1]) if saved else 0, str(self.path))
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The processes that trained in this folder, as in manifest.json."""
+        return read_json(self.manifest).get("sessions", []) if self.manifest.is_file() else []
+
+    def ancestry(self) -> list[dict[str, Any]]:
+        """The runs that the run in this folder comes from, as in manifest.json."""
+        return read_json(self.manifest).get("ancestry", []) if self.manifest.is_file() else []
 
     def has_steps(self) -> bool:
         """Whether a run completed at least one step here."""
@@ -97,22 +113,44 @@ class RunFolder:
         found = checkpoints(self.checkpoints)
         return open_checkpoint(found[-1]) if found else None
 
-    def check_data(self, hashes: dict[str, str]) -> None:
-        """Raises ValueError if the run in this folder read other data. hashes: as in manifest.json."""
-        if not self.manifest.is_file():
-            return
-        recorded = read_json(self.manifest).get("hashes", {})
-        if not isinstance(recorded, dict):
-            raise ValueError(f"{self.manifest}: damaged: hashes must be a JSON object. Choose another --out.")
-        for name in ("data_order", "validation"):
-            if recorded.get(name) != hashes[name]:
-                raise ValueError(
-                    f"{self.path}: the run in this folder read different text ({name} differs), so it cannot "
-                    "continue. Restore its text, or choose another --out."
-                )
+    def good_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint, or of a run that ended non-finite the last good one.
 
-    def finished_summary(self) -> dict[str, Any] | None:
-        """The summary of a run that reached its last step, else None."""
+        ValueError if it is damaged, or if no checkpoint of a non-finite run is good.
+        """
+        summary = read_json(self.summary) if self.summary.is_file() else {}
+        if summary.get("ended") != "non-finite":
+            return self.newest_checkpoint()
+        name = summary.get("last_good_checkpoint")
+        if not isinstance(name, str):
+            raise ValueError(
+                f"{self.path}: the run ended non-finite and has no good checkpoint. "
+                "Train it again in another --out with a lower optim.lr."
+            )
+        return open_checkpoint(self.checkpoints / name)
+
+    def check_data(self, manifest: dict[str, Any], checkpoint: Checkpoint) -> None:
+        """Raises ValueError if the run in this folder read other data, up to its checkpoint.
+
+        manifest: what this process would write. A folder without manifest.json is checked by the hashes in
+        the checkpoint.
+        """
+        before = read_json(self.manifest) if self.manifest.is_file() else {}
+        for recorded in (before.get("hashes", {}), checkpoint.state.get("hashes", {})):
+            if not isinstance(recorded, dict):
+                raise ValueError(f"{self.path}: damaged: hashes must be a JSON object. Choose another --out.")
+            for name in ("text", "validation") if "text" in recorded else ("data_order", "validation"):
+                if recorded and recorded.get(name) != manifest["hashes"][name]:
+                    raise ValueError(
+                        f"{self.path}: the run in this folder read different text ({name} differs), so it "
+                        "cannot continue. Restore its text, or pass --data.paths if it moved."
+                    )
+        samples = checkpoint.state.get("next_sample", 0)
+        if plan := before.get("data", {}).get("plan"):
+            check_phases(plan, manifest["data"]["plan"], samples, str(self.path))
+
+    def finished_summary(self, num_steps: int) -> dict[str, Any] | None:
+        """The summary of a run that reached its last step, num_steps, else None."""
         if not self.summary.is_file():
             return None
         summary = read_json(self.summary)
@@ -120,7 +158,7 @@ class RunFolder:
             return None
         if not isinstance(summary.get("steps"), int):
             raise ValueError(f"{self.summary}: damaged: steps must be a number. Remove the file to continue.")
-        return summary
+        return summary if summary["steps"] >= num_steps else None
 
     def begin(self, config: RunConfig, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
         """Store what is known before the first step."""

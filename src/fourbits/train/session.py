@@ -1,24 +1,30 @@
 """A run in one process: set up or resume, loop over steps, and record how it ended."""
 
 import contextlib
+import math
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.whole_file import file_sha256
 from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
-from fourbits.train.checkpoint import remove_old, save_checkpoint
 from fourbits.train.config import RunConfig
+from fourbits.train.fork import Fork
+from fourbits.train.keeper import CheckpointKeeper, last_good, require_space
 from fourbits.train.listener import RunListener, RunStart
 from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
-from fourbits.train.metrics import MetricsFile
+from fourbits.train.metrics import MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.run_folder import RunFolder
-from fourbits.train.stop import StopRequest
+from fourbits.train.starting import resume, start_from
+from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
 from fourbits.train.summary import Summary, summarize
 from fourbits.train.timing import Timestamp
 from fourbits.train.trainer import PendingStep, Trainer
@@ -37,8 +43,14 @@ class Session:
         data: PreparedData,
         listener: RunListener,
         on_profile: Callable[[StepProfile], None] | None = None,
+        fork: Fork | None = None,
+        started: float | None = None,
     ) -> None:
-        """Build the trainer, continue from the newest checkpoint, and write the manifest."""
+        """Build the trainer, continue from the newest checkpoint or start from `fork`, write the manifest.
+
+        started: when the run began, by time.monotonic, for its time limit; None: now.
+        """
+        self.clock = Clock(config.train, time.monotonic() if started is None else started)
         self.folder, self.config, self.listener, self.on_profile = folder, config, listener, on_profile
         self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
         torch_device = torch.device(self.device.torch_device)
@@ -48,12 +60,21 @@ class Session:
         for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
             if note:
                 listener.note(note)
+        require_space(folder.checkpoints, config.train.keep_checkpoints, self.trainer.checkpoint_bytes())
         manifest = describe_run(self.trainer, data, self.device)
-        if checkpoint := folder.newest_checkpoint():
-            folder.check_data(manifest["hashes"])
-            self.trainer.resume(checkpoint)
-            listener.note(f"continuing from {checkpoint.path}")
+        self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation")}
+        if fork:
+            checkpoint = start_from(fork, self.trainer, self.device, manifest, listener)
+        else:
+            checkpoint = resume(self.trainer, folder, self.device, manifest, listener)
+        self._metrics_sha256 = checkpoint.state.get("metrics") if checkpoint else None
         folder.begin(config, manifest, data.tokenizer)
+        train, resumed = config.train, checkpoint.step if checkpoint else None
+        self.keeper = CheckpointKeeper(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed)
+        if fork:
+            copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
+            self._metrics_sha256 = file_sha256(folder.metrics)
+            self._save(self._metrics_sha256)
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = peak / flops if peak else None
@@ -62,30 +83,40 @@ class Session:
 
     def run(self, request: StopRequest) -> Summary:
         """Train, and write summary.json however the run ends. Raises ValueError for damaged metrics."""
-        with MetricsFile(self.folder.metrics, self.trainer.step) as metrics:
+        with MetricsFile(self.folder.metrics, self.trainer.step, self._metrics_sha256) as metrics:
             self.listener.begin(self._start())
-            return self._summarized(metrics, request)
+            self.trainer.skipped_in_a_row = metrics.skipped_in_a_row
+            try:
+                ended = self._loop(metrics, request)
+            except NonFiniteError as error:
+                good = last_good(self.folder.checkpoints, self._first_bad())
+                explained = NonFiniteError(f"{error} {_remedy_of(good)}")
+                self._end_with_error("non-finite", str(explained), good)
+                raise explained from error
+            except KeyboardInterrupt:
+                self._end_with_error("interrupted", "Ctrl-C, without saving")
+                raise
+            except Exception as error:
+                self._end_with_error("failed", f"{type(error).__name__}: {error}")
+                raise
+            why = request.signal.name if request.signal else TIME_LIMIT
+            metrics.require_in_place()
+            return self._end(ended, why if ended == "interrupted" else None)
 
-    def _summarized(self, metrics: MetricsFile, request: StopRequest) -> Summary:
-        ended, reason = "failed", None
-        try:
-            ended = self._loop(metrics, request)
-            reason = request.signal.name if ended == "interrupted" and request.signal else None
-        except KeyboardInterrupt:
-            ended, reason = "interrupted", "Ctrl-C, without saving"
-            raise
-        except NonFiniteError as error:
-            ended, reason = "non-finite", str(error)
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            summary = summarize(self.folder.metrics, ended, reason)
-            with contextlib.suppress(OSError) if ended == "failed" else contextlib.nullcontext():
-                self.folder.write_summary(summary)
-            self.listener.end(summary)
+    def _end(self, ended: str, reason: str | None, good: Path | None = None) -> Summary:
+        summary = summarize(self.folder.metrics, ended, reason, good)
+        self.folder.write_summary(summary)
+        self.listener.end(summary)
         return summary
+
+    def _end_with_error(self, ended: str, reason: str, good: Path | None = None) -> None:
+        """Record how the run ended. If that fails, too, the user should see the first error."""
+        with contextlib.suppress(OSError, ValueError):
+            self._end(ended, reason, good)
+
+    def _first_bad(self) -> int:
+        """The first step that was not finite, or if all were, the next one, whose weights are not."""
+        return self.trainer.checked - self.trainer.skipped_in_a_row + 1
 
     def _loop(self, metrics: MetricsFile, request: StopRequest) -> str:
         train, trainer = self.config.train, self.trainer
@@ -94,16 +125,35 @@ class Session:
             self._profile(self.on_profile, metrics)
         while trainer.step < train.num_steps:
             self._record(trainer.run_step(), metrics)
-            last = trainer.step == train.num_steps or request.requested
+            last = trainer.step == train.num_steps or request.requested or self.clock.is_up()
+            save = last or request.take_save() or self.clock.save_due()
             if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
                 self._log_waiting(metrics)
                 self._validate(metrics)
-            if last or _due(trainer.step, train.checkpoint_interval):
+            if trainer.step == train.num_steps:
+                self._require_good()
+            if save or _due(trainer.step, train.checkpoint_interval):
                 self._log_waiting(metrics)
-                self._save(metrics)
+                metrics.sync()
+                self._save(metrics.sha256)
+                self.clock.saved()
+                self._last = Timestamp(self.trainer.device)
             if last:
                 break
-        return "finished" if trainer.step == train.num_steps else "interrupted"
+        if trainer.step < train.num_steps:
+            return "interrupted"
+        self._require_good()  # also if all steps were done when the run was resumed
+        self.keeper.rotate()
+        return "finished"
+
+    def _require_good(self) -> None:
+        """Raises NonFiniteError if the run ends within a streak of skipped steps."""
+        trainer = self.trainer
+        if trainer.skipped_in_a_row:
+            raise NonFiniteError(
+                f"step {trainer.step}: {trainer.skip_reason}. The run ends within a streak of "
+                f"{trainer.skipped_in_a_row} skipped steps, so it is not finished."
+            )
 
     def _profile(self, on_profile: Callable[[StepProfile], None], metrics: MetricsFile) -> None:
         """Start with steps whose kernels are timed one by one; the speed of these steps means nothing."""
@@ -153,8 +203,14 @@ class Session:
             "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
             "memory_bytes": self.memory.read(),
         }
-        metrics.append(record)
+        self._append(metrics, record)
         self.listener.step(record)
+        if not result.skipped:
+            self.keeper.proved(result.step)
+
+    def _append(self, metrics: MetricsFile, record: dict[str, Any]) -> None:
+        metrics.append(record)
+        self.folder.require_lock()
 
     def _validate(self, metrics: MetricsFile) -> None:
         losses = self.trainer.validate()
@@ -168,20 +224,32 @@ class Session:
         }
         for name, loss in losses.items():
             record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
-        metrics.append(record)
+        self._append(metrics, record)
         self.listener.validation(record)
+        if not math.isfinite(total.per_token):
+            self._validation_failed(total.per_token)
         self._last = Timestamp(self.trainer.device)
 
-    def _save(self, metrics: MetricsFile) -> None:
-        metrics.sync()
+    def _validation_failed(self, loss: float) -> None:
+        """Raises NonFiniteError, unless later steps may still be skipped until the run recovers."""
+        train, step = self.config.train, self.trainer.step
+        text = f"step {step}: the validation loss is {loss}; {self.trainer.validation_origin()}"
+        if train.non_finite == "stop" or step == train.num_steps:
+            raise NonFiniteError(f"{text}. The weights after this step are not usable.")
+        self.listener.note(text)
+
+    def _save(self, metrics_sha256: str) -> None:
         step = self.trainer.step
+        if streak := self.trainer.skipped_in_a_row:
+            self.listener.note(f"step {step}: not saved, within a streak of {streak} skipped steps")
+            return
         state = {
             "next_sample": step * self.config.train.samples_per_step,
             "recipe": self.config.recipe.digest,
+            "hashes": self._hashes,
+            "metrics": metrics_sha256,
         }
-        save_checkpoint(self.folder.checkpoints, step, self.trainer.tensors(), state)
-        remove_old(self.folder.checkpoints, self.config.train.keep_checkpoints)
-        self._last = Timestamp(self.trainer.device)
+        self.keeper.save(step, self.trainer.tensors(), state)
 
     def _start(self) -> RunStart:
         return RunStart(
@@ -195,6 +263,16 @@ class Session:
             conversion=self.trainer.conversion,
             compiles=self.config.train.compile != "none",
         )
+
+
+def _remedy_of(good: Path | None) -> str:
+    """What to do after a non-finite step. good: the last good checkpoint."""
+    if good is None:
+        return "No checkpoint before it is good: train again in another --out with a lower optim.lr."
+    return (
+        f"The last good checkpoint is {good}: go on from it with a lower learning rate, "
+        f"fourbits train --from {good} --out NEW --optim.lr LOWER."
+    )
 
 
 def _due(step: int, interval: int | None) -> bool:

@@ -1,6 +1,7 @@
 """summary.json: a run in a few numbers, computed from its metrics."""
 
 import statistics
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ from fourbits.train.metrics import read_metrics
 Summary = dict[str, Any]
 
 
-def summarize(metrics: Path, ended: str, reason: str | None) -> Summary:
-    """The content of summary.json, from the metrics file, so that it covers all parts of a resumed run."""
+def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | None = None) -> Summary:
+    """The content of summary.json, from the metrics file, so that it covers all parts of a resumed run.
+
+    last_good: of a run that ended non-finite, the checkpoint to go on from.
+    """
     records = read_metrics(metrics) if metrics.is_file() else []
     steps = [record for record in records if record["kind"] == "train"]
     validations = [record for record in records if record["kind"] == "validation"]
@@ -28,6 +32,8 @@ def summarize(metrics: Path, ended: str, reason: str | None) -> Summary:
             else {"val_loss": None}
         ),
         "skipped_steps": sum(record["skipped"] for record in steps),
+        "skipped_in_a_row": len(list(takewhile(lambda record: record["skipped"], reversed(steps)))),
+        "last_good_checkpoint": last_good and last_good.name,
         "tokens_per_second": statistics.median(r["tokens_per_second"] for r in steps) if steps else None,
         "seconds": sum(record["step_seconds"] for record in steps),
         "peak_memory_bytes": max((record["memory_bytes"] for record in steps), default=None),

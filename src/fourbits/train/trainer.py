@@ -123,7 +123,10 @@ class Trainer:
         # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
         # run.
         self._blocked = torch.zeros((), device=device, dtype=torch.float32)
-        self._skipped_in_a_row = 0
+        #: the last checked step, skipped steps in a row up to it, and why the last of them was skipped
+        self.checked = 0
+        self.skipped_in_a_row = 0
+        self.skip_reason: str | None = None
         self._data_seconds = 0.0
         self._uncounted = torch.full((), math.nan, device=device, dtype=torch.float32)
 
@@ -149,20 +152,18 @@ class Trainer:
     def check(self, pending: PendingStep) -> StepResult:
         """Wait for a step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop."""
         result, norms = pending.wait()
+        self.checked = result.step
         if not result.skipped:
-            self._skipped_in_a_row = 0
+            self.skipped_in_a_row, self.skip_reason = 0, None
             return result
-        self._skipped_in_a_row += 1
-        origin = self._origin(result, norms)
+        self.skipped_in_a_row += 1
+        self.skip_reason = self._origin(result, norms)
         if self.config.train.non_finite == "stop":
+            raise NonFiniteError(f"step {result.step}: {self.skip_reason}. The update was skipped.")
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteError(
-                f"step {result.step}: {origin}. The update was skipped. "
-                "Lower optim.lr, or set train.non_finite to skip."
-            )
-        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise NonFiniteError(
-                f"step {result.step}: {origin}, after {MAX_SKIPPED_IN_A_ROW - 1} skipped steps in a row. "
-                "Start from a checkpoint before them with a lower optim.lr, in another --out."
+                f"step {result.step}: {self.skip_reason}, after {self.skipped_in_a_row - 1} skipped steps "
+                "in a row. The run does not recover."
             )
         return result
 
@@ -171,22 +172,37 @@ class Trainer:
         losses = evaluate(self.model, self.held_out, self.config.train.micro_batch_size)
         return {"loss": total_loss(losses.values()), **losses}
 
+    def validation_origin(self) -> str:
+        """Where a validation loss that is not finite came from, in words."""
+        name = first_in_forward(self.model, self.validate)
+        return f"values are not finite {f'first in the output of {name}' if name else 'in the loss itself'}"
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of a checkpoint by file, with the recipe's state if it has any."""
         state = recipe_state(self.model)
         own: dict[str, dict[str, Tensor]] = {"model": {**self.masters}, "optimizer": self.optimizer.state()}
         return {**own, "recipe": state} if state else own
 
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue after the step of a checkpoint. Raises ValueError if it belongs to another model."""
+    def checkpoint_bytes(self) -> int:
+        """Size of a checkpoint without the recipe's state, which is small: masters and two FP32 moments."""
+        return sum(master.nbytes + 2 * 4 * master.numel() for master in self.masters.values())
+
+    def resume(self, checkpoint: Checkpoint, *, other_recipe: bool = False) -> None:
+        """Continue after the step of a checkpoint. Raises ValueError if it belongs to another model.
+
+        other_recipe: its recipe differs, so the state of this one (amax histories, layouts) starts empty.
+        """
         own = self.tensors()
+        if other_recipe:
+            own.pop("recipe", None)
         saved = {name: load_tensors(checkpoint, name, tensors) for name, tensors in own.items()}
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(saved["model"][name])
         self.optimizer.load_state(saved["optimizer"])
-        load_recipe_state(self.model, saved.get("recipe", {}))
-        self.step = checkpoint.step
+        if not other_recipe:
+            load_recipe_state(self.model, saved.get("recipe", {}))
+        self.step = self.checked = checkpoint.step
 
     def _accumulate_gradients(self) -> Tensor:
         """Gradients of the mean loss over the step's tokens. Returns that loss, FP32, on the device."""

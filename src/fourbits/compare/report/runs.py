@@ -98,8 +98,8 @@ class Run:
 
 
 def columns_of(records: Sequence[dict[str, Any]]) -> Columns:
-    """Records as one column per numeric key. [records] each."""
-    keys = {key for record in records for key, value in record.items() if isinstance(value, int | float)}
+    """Records as one column per numeric key, NaN where a number was not finite. [records] each."""
+    keys = {key for record in records for key, value in record.items() if not isinstance(value, str)}
     return {
         key: np.array([_number(record.get(key)) for record in records], dtype=np.float64)
         for key in sorted(keys)

@@ -1,11 +1,11 @@
 """Executes the runs of a matrix, each once: finished runs are reused, interrupted runs resume."""
 
+import signal
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fourbits.compare.number_format import plural
 from fourbits.compare.run.jobs import Jobs
 from fourbits.compare.run.pool import Pool, Worker
 from fourbits.compare.run.progress import MatrixProgress
@@ -13,13 +13,18 @@ from fourbits.compare.run.provenance import Provenance, ProvenanceFile
 from fourbits.compare.run.run_matrix import RunMatrix
 from fourbits.compare.run.worker import execute_run
 from fourbits.data.config import open_data
+from fourbits.device import choose_backend, probe
 from fourbits.train.run import num_threads
-from fourbits.train.run_folder import RunFolder, read_json
+from fourbits.train.run_folder import read_json
 from fourbits.train.stop import StopRequest, stop_on_signals
 
 
 class Interrupted(Exception):  # noqa: N818 - a request that was met, not an error
     """The comparison stopped after a signal; every run under way is saved."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.signal = number
 
 
 def execute_runs(
@@ -31,6 +36,8 @@ def execute_runs(
     failure: the others continue. Raises Interrupted after a signal, ValueError for folders that hold other
     runs, WorkerDiedError for a process that was killed.
     """
+    train = matrix.runs[0].config.train
+    choose_backend(train.backend, probe(None if train.device == "auto" else train.device))
     matrix.out.mkdir(parents=True, exist_ok=True)
     with progress, stop_on_signals(progress.note) as stop:
         # Prepare the data here, before several processes need it.
@@ -44,8 +51,8 @@ def execute_runs(
         provenance = ProvenanceFile(matrix, jobs, uuid.uuid4().hex, command)
         if not stop.requested:
             _execute(provenance, pending, progress, stop)
-        if stop.requested:
-            raise Interrupted
+        if stop.signal is not None:
+            raise Interrupted(stop.signal)
     provenance.write()
     return provenance.by_key
 
@@ -55,8 +62,6 @@ def _execute(
 ) -> None:
     """Execute runs in the order of `pending`."""
     matrix, jobs = provenance.matrix, provenance.jobs
-    for number in pending:
-        _note_other_thread_count(matrix.runs[number].folder, jobs.threads, progress)
     if jobs.parallel > 1:
 
         def record(worker: Worker) -> None:
@@ -86,19 +91,6 @@ def _is_done(matrix: RunMatrix, number: int, progress: MatrixProgress, stop: Sto
         progress.end_run(number)
         return True
     return False
-
-
-def _note_other_thread_count(folder: Path, threads: int, progress: MatrixProgress) -> None:
-    """Threads split sums over tokens, so a run that resumes with another thread count may differ bitwise."""
-    run = RunFolder(folder)
-    if not run.has_steps() or not run.manifest.is_file():
-        return
-    manifest = read_json(run.manifest)
-    if manifest["device"]["kind"] == "cpu" and manifest["threads"] != threads:
-        progress.note(
-            f"{folder}: resumes on {plural(threads, 'CPU thread')} instead of {manifest['threads']}, so the "
-            "result may differ in the last bits from an uninterrupted run"
-        )
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Self
 from fourbits.compare.run.jobs import Jobs
 from fourbits.compare.run.progress import MatrixProgress, RunProgress
 from fourbits.compare.run.run_matrix import RunMatrix
-from fourbits.compare.run.worker import DONE, EXECUTE, FAILED, STOP, WARNING
+from fourbits.compare.run.worker import DONE, EXECUTE, FAILED, SAVE, STOP, WARNING
 from fourbits.train.stop import StopRequest
 
 WORKER_MODULE = "fourbits.compare.run.worker"
@@ -58,6 +58,10 @@ class Worker:
         if not self.stopping:
             self.stopping = True
             self._send(STOP, number)
+
+    def save(self) -> None:
+        """Ask the worker to save a checkpoint after the current step."""
+        self._send(SAVE, None)
 
     def cause_of_death(self) -> str:
         """How the process ended, according to its exit code."""
@@ -111,6 +115,9 @@ class Pool:
                 pending.clear()
                 for worker in self._busy():
                     worker.stop(stop.signal or signal.SIGTERM)
+            if stop.take_save():
+                for worker in self._busy():
+                    worker.save()
             for worker in self.workers:
                 if pending and worker.run is None:
                     number = pending.popleft()
@@ -141,7 +148,7 @@ class Pool:
             warnings.warn(*value, stacklevel=1)
         elif kind == DONE:
             if value == "interrupted" and not worker.stopping:  # the signal went to this worker only
-                stop.signal = signal.SIGTERM
+                stop.signal = stop.signal or signal.SIGTERM
             record(worker)
             self._end_run(worker, run)
         elif kind == FAILED:

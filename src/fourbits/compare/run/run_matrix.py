@@ -58,6 +58,11 @@ def build_matrix(
     begins, the baseline first, so that an interrupted comparison contains complete pairs. Raises ValueError
     for unknown or repeated recipes and repeated seeds.
     """
+    if config.train.time_limit is not None:
+        raise ValueError(
+            "train.time_limit: a comparison has none, as its runs end at their last step. "
+            "Stop it with timeout -s TERM SECONDS and rerun it."
+        )
     chosen = [get_recipe(recipe) for recipe in recipes]
     names = [recipe.name for recipe in chosen]
     _check_distinct("recipe", names)

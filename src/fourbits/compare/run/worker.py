@@ -27,7 +27,7 @@ from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 
 # Messages to a worker, with one value each.
-EXECUTE, STOP = "execute", "stop"
+EXECUTE, STOP, SAVE = "execute", "stop", "save"
 # Messages from a worker, with one value each. Any other message is the name of a listener's method.
 WARNING, DONE, FAILED = "warning", "done", "failed"
 
@@ -117,14 +117,16 @@ def portable(error: Exception) -> Exception:
 
 
 def _handle_signals(stop: StopRequest) -> None:
-    """Treat SIGTERM as a request to stop. Ignore SIGINT, which a terminal sends to every process: the parent
-    counts it and forwards the request.
+    """Treat SIGTERM as a request to stop. Ignore SIGINT and SIGHUP, which a terminal sends to every process,
+    and SIGUSR1, which may be sent to a group of processes: the parent counts and forwards the requests.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.signal = signal.Signals(number)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, handle)
 
 
@@ -135,6 +137,8 @@ def _receive(connection: Connection, jobs: "SimpleQueue[int]", stop: StopRequest
             kind, value = connection.recv()
             if kind == STOP:
                 stop.signal = value
+            elif kind == SAVE:
+                stop.save = True
             else:
                 jobs.put(value)
     except (EOFError, OSError):

@@ -1,0 +1,55 @@
+"""Signals that end a command outside its training steps: one line, and an exit code per signal."""
+
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+
+NAMES = ("SIGTERM", "SIGHUP")
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal to end. It unwinds like Ctrl-C, so whatever cleans up after that cleans up after this."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextmanager
+def ended_by_signals(name: str) -> Generator[None]:
+    """Inside, SIGTERM and SIGHUP raise Stopped, and SIGUSR1 says that there is nothing to save yet.
+
+    Training replaces these handlers by its own. An ignored SIGHUP stays ignored, for nohup.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    def nothing(number: int, frame: FrameType | None) -> None:
+        print(f"fourbits {name}: nothing to save yet", file=sys.stderr)
+
+    handlers = {**dict.fromkeys(NAMES, stop), "SIGUSR1": nothing}
+    numbers = {getattr(signal, each): handler for each, handler in handlers.items() if hasattr(signal, each)}
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in numbers.items()
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stopped(error: KeyboardInterrupt) -> tuple[str, int]:
+    """What to print about the end, and the exit code: 130 for Ctrl-C, else 128 and the signal's number."""
+    if isinstance(error, Stopped):
+        return f"stopped by {signal.Signals(error.number).name}.", 128 + error.number
+    return "stopped by Ctrl-C.", 130

@@ -1,0 +1,94 @@
+"""Which settings may change when a run continues in its folder, and what a changed length does to it.
+
+A run may become longer or shorter as long as the steps done are those that the new schedule would have made:
+equal learning rates, and samples of equal phases. Its warmup keeps its number of steps.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fourbits.train.config import RunConfig, differences
+from fourbits.train.schedule import describe_schedule, learning_rate, warmup_steps
+
+# Settings that affect where and how a run executes and what it saves, not the training itself. Only the first
+# four can change results bitwise.
+FREE_SETTINGS = (
+    "train.device",
+    "train.backend",
+    "train.threads",
+    "train.compile",
+    "train.log_interval",
+    "train.checkpoint_interval",
+    "train.keep_checkpoints",
+    "train.save_every_minutes",
+    "train.keep_every",
+    "train.time_limit",
+    "train.non_finite",
+    "train.cuda_graph",
+    "train.activation_checkpointing",
+    "recipe.saved_inputs",
+)
+# Where the text is; its content is checked by hash.
+LOCATIONS = ("data.paths", "data.tokenizer")
+LENGTH = ("train.steps", "train.tokens")
+
+
+def changed_settings(stored: RunConfig, config: RunConfig) -> list[str]:
+    """Settings that make `config` another run than `stored`, whatever its length."""
+    free = [*FREE_SETTINGS, *LOCATIONS, *LENGTH]
+    config = with_stored_warmup(stored, config)
+    if config.optim.warmup_steps == warmup_steps(stored.train.num_steps, stored.optim):
+        free.append("optim.warmup_steps")
+    return [name for name in differences(stored, config) if name not in free]
+
+
+def with_stored_warmup(stored: RunConfig, config: RunConfig) -> RunConfig:
+    """`config` with as many warmup steps as `stored`, if it has another length or `stored` once had."""
+    other_length = stored.train.num_steps != config.train.num_steps
+    if config.optim.warmup_steps is not None or not (other_length or stored.optim.warmup_steps is not None):
+        return config
+    steps = warmup_steps(stored.train.num_steps, stored.optim)
+    return replace(config, optim=replace(config.optim, warmup_steps=steps))
+
+
+def extended(stored: RunConfig, config: RunConfig, done: int, where: str) -> tuple[RunConfig, str | None]:
+    """`config` for a run that did `done` steps as `stored`, and a message if its length changes.
+
+    where: the run folder. Raises ValueError if the learning rate of a step that is done would differ.
+    """
+    old, new = stored.train.num_steps, config.train.num_steps
+    config = with_stored_warmup(stored, config)
+    if old == new:
+        return config, None
+    same = 0
+    while same < min(done, new) and _rate(stored, same) == _rate(config, same):
+        same += 1
+    if same < done:
+        raise ValueError(
+            f"{where}: train.steps cannot change from {old} to {new} at step {done}: the learning rate "
+            f"differs from step {same + 1} on. Go on in a new folder: fourbits train --from {where} "
+            f"--out NEW --train.steps {max(new, done + 1)}, or "
+            f"--from one of its checkpoints up to step {same}."
+        )
+    return config, f"{old} steps become {new}: {describe_schedule(new, config.optim)}"
+
+
+def check_phases(old: Mapping[str, Any], new: Mapping[str, Any], samples: int, where: str) -> None:
+    """Raises ValueError if one of the first `samples` samples would come from another phase.
+
+    old, new: plans as in manifest.json.
+    """
+    before, after = ([p for p in plan["phases"] if p["first_sample"] < samples] for plan in (old, new))
+    for one, other in zip(before, after, strict=False):
+        same = all(one[key] == other[key] for key in ("first_sample", "slots"))
+        if not same or min(one["end_sample"], samples) != min(other["end_sample"], samples):
+            raise ValueError(
+                f"{where}: the length cannot change: data.phases are parts of the whole run, and samples "
+                f"that were read belong to another phase of the new one. Go on in a new folder: "
+                f"fourbits train --from {where} --out NEW."
+            )
+
+
+def _rate(config: RunConfig, step: int) -> float:
+    return learning_rate(step, config.train.num_steps, config.optim)
