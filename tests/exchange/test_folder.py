@@ -103,3 +103,16 @@ def test_a_folder_without_a_model_and_a_damaged_file_are_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json: damaged: .* Download or export the model again"):
         load_hf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("config.json", '{"port": 80}'), ("tokenizer.json", "{}"), ("model.safetensors", "")],
+)
+def test_files_of_a_folder_without_a_model_are_not_replaced(name, content, tmp_path):
+    model = ours(NAMES[0])
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=f"holds a {name} but no model"):
+        save_hf(model.state_dict(), model.config, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == content

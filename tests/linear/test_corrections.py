@@ -293,3 +293,18 @@ def test_a_correction_whose_functions_contradict_each_other_is_refused(change, m
     )
     with pytest.raises(ValueError, match=message):
         register_correction("wrong", replace(mean, **change))
+
+
+def test_a_part_that_is_orthogonal_only_to_the_rest_of_its_own_tensor_is_refused():
+    """Wgrad multiplies what is left of dY with what is removed of X, whose largest directions are others."""
+
+    def without_largest(x):
+        u, s, v = torch.linalg.svd(x, full_matrices=False)
+        part = s[0] * u[:, :1] @ v[:1]
+        return x - part, part
+
+    largest = Correction(
+        without_largest, lambda part, weight, rows: part @ weight.t(), lambda a, b, rows: a.t() @ b
+    )
+    with pytest.raises(ValueError, match="orthogonal to what is removed of any other"):
+        register_correction("largest", largest)

@@ -116,3 +116,24 @@ def test_adapters_stay_and_the_layer_that_they_adapt_keeps_its_rules():
     reasons = {row.name: row.reason for row in summary.rows}
     assert reasons["layers.0.up_proj.lora_A.default"] == "adapter of layers.0.up_proj"
     assert reasons["layers.0.q_proj.base_layer"] == "attention projection"
+
+
+class MixtureOfStacks(nn.Module):
+    """Experts and their router in one module, as research code has them."""
+
+    def __init__(self, router: str) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.randn(8, 32, 48))
+        self.add_module(router, nn.Linear(32, 8))
+        self.router = router
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = getattr(self, self.router)(x).softmax(-1).sum(-1, keepdim=True)
+        return torch.einsum("ecd,edh->ech", x, self.w1) * weights
+
+
+@pytest.mark.parametrize("router", ["gate", "wg", "selector"])
+def test_a_layer_with_a_column_for_each_matrix_of_a_stack_beside_it_is_a_router(router):
+    summary = convert(nn.ModuleDict({"ffn": MixtureOfStacks(router)}), "nvfp4")
+    reasons = {row.name: row.reason for row in summary.rows}
+    assert reasons[f"ffn.{router}"] == "router: a column for each of 8 experts"

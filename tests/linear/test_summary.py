@@ -56,7 +56,7 @@ def test_the_summary_is_plain_data_for_a_manifest_and_a_few_lines_for_a_reader()
     }
     text = str(summary)
     assert "6 linear layers nvfp4" in text
-    assert f"{summary.share_of_flops:.1%} of the linear layers' FLOPs" in text
+    assert f"{summary.share_of_flops:.1%} of all GEMM weights" in text
 
 
 def test_bf16_quantizes_nothing_and_says_so():

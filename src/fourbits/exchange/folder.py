@@ -15,7 +15,7 @@ from fourbits.data.tokenizer import Tokenizer
 from fourbits.data.whole_file import library_error, write_json, write_whole
 from fourbits.exchange.config import from_hf_config, to_hf_config
 from fourbits.exchange.files import CONFIG, GENERATION, INDEX, SHARD, WEIGHTS, WeightFiles, read_config
-from fourbits.exchange.replace import replaced_together
+from fourbits.exchange.replace import STAGING, replaced_together
 from fourbits.exchange.state import require_state, rounded
 from fourbits.exchange.tokenizer_files import tokenizer_files
 from fourbits.exchange.weights import fill_matched, hf_names, matched, unfilled
@@ -46,11 +46,13 @@ def save_hf(
 
     Only one file's tensors are in memory at a time. A model in the folder is replaced when the new one is
     complete, and other files stay. Raises ValueError for a model that no transformers class computes, for a
-    state that is not this configuration's, for values that are not finite and for an end_token outside the
-    vocabulary; and OSError, e.g. for a full disk. After an error, the folder is as it was.
+    state that is not this configuration's, for values that are not finite, for an end_token outside the
+    vocabulary and for a folder with files of these names that are no model's; and OSError, e.g. for a full
+    disk. After an error, the folder is as it was.
     """
     folder = Path(folder)
     _require_options(dtype, shard_bytes)
+    _require_models_folder(folder)
     require_state(state, config)
     config = _without_padding(config, tokenizer)
     end_token = _end_token(tokenizer, end_token)
@@ -101,6 +103,23 @@ def _naming(path: Path) -> Generator[None]:
     except ValueError as error:
         text = str(error).removeprefix("exchange: ")
         raise ValueError(text if text.startswith(str(path.parent)) else f"{path}: {text}") from error
+
+
+def _require_models_folder(folder: Path) -> None:
+    """Raises ValueError if an export would replace files of a folder that holds no model."""
+    if (folder / STAGING).exists():  # an export was interrupted
+        return
+    if (folder / CONFIG).is_file():
+        content = read_config(folder)
+        found = None if "model_type" in content or "architectures" in content else CONFIG
+    else:
+        names = (GENERATION, "tokenizer.json", "tokenizer_config.json", WEIGHTS, INDEX)
+        found = next((name for name in names if (folder / name).exists()), None)
+    if found is not None:
+        raise ValueError(
+            f"{folder}: holds a {found} but no model, and an export would replace it. Export into an empty "
+            "folder, or into one with a model."
+        )
 
 
 def _require_options(dtype: object, shard_bytes: object) -> None:

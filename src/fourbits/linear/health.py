@@ -19,7 +19,7 @@ _LOST = 2.0**-10 / 448
 #: rows are as large as the tensor's amax within this factor
 _LARGE = 16.0
 #: reported from this share of blocks at zero on, where at most this share of rows is large
-_MANY_BLOCKS, _FEW_ROWS = 0.1, 0.05
+_MANY_BLOCKS, _FEW_ROWS = 0.1, 0.1
 
 
 def look_at(state: LayerState, dy: Tensor) -> None:

@@ -96,15 +96,18 @@ class Roles:
             if not parent:
                 break
             parent = parent.rpartition(".")[0]
-            for key, child in getattr(self._modules.get(parent), "_modules", {}).items():
+            around = self._modules.get(parent)
+            found |= _stacked_counts(around)
+            for key, child in getattr(around, "_modules", {}).items():
                 found |= _expert_counts(key, child)
         return found
 
     def _is_only_user(self, name: str) -> bool:
         """Whether a layer stands directly beside its experts, whatever it is called."""
         parent = self._parent(name)
-        return parent is not None and any(
-            _expert_counts(key, child) for key, child in parent.named_children()
+        return parent is not None and bool(
+            _stacked_counts(parent)
+            or any(_expert_counts(key, child) for key, child in parent.named_children())
         )
 
 
@@ -124,6 +127,12 @@ def _expert_counts(key: str, child: nn.Module) -> set[int]:
     stacked = {parameter.shape[0] for parameter in child.parameters() if parameter.dim() == 3}
     declared: Any = getattr(child, "num_experts", None)
     return stacked | ({declared} if isinstance(declared, int) else set())
+
+
+def _stacked_counts(module: nn.Module | None) -> set[int]:
+    """How many experts a module's own parameters [E, K, N] stack; a position or class token is no stack."""
+    own = {} if module is None else dict(module.named_parameters(recurse=False))
+    return {parameter.shape[0] for parameter in own.values() if parameter.dim() == 3} - {1}
 
 
 def _output_embeddings(module: nn.Module) -> nn.Module | None:

@@ -28,7 +28,7 @@ class LinearReport:
 
     @property
     def size(self) -> int:
-        """Number of weights; also half the forward FLOPs per token."""
+        """Number of weights; also half the forward FLOPs per token, except for experts."""
         return self.shape[0] * self.shape[1]
 
 
@@ -72,7 +72,7 @@ class ConversionSummary:
 
     @property
     def share_of_flops(self) -> float:
-        """Quantized share of the rows' FLOPs per token, without attention and SSD scans."""
+        """Quantized share of the rows' weights; also of their FLOPs, where every token meets every weight."""
         return _share(self._quantized_size(), sum(row.size for row in self.rows))
 
     def _quantized_size(self) -> int:
@@ -106,7 +106,7 @@ class ConversionSummary:
         lines += [f"  {line}" for line in (*map(str, self.stacks), *self.notes)]
         lines.append(
             f"  quantized: {self.share_of_linears:.1%} of linear layers, {self.share_of_parameters:.1%} of "
-            f"parameters, {self.share_of_flops:.1%} of the linear layers' FLOPs"
+            f"parameters, {self.share_of_flops:.1%} of all GEMM weights"
         )
         return "\n".join(lines)
 

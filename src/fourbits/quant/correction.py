@@ -53,23 +53,29 @@ def register_correction(name: str, correction: Correction) -> None:
 def _try_out(name: str, correction: Correction) -> None:
     """Raises ValueError unless the three functions agree on a small tensor, and remove a projection."""
     rows, columns = 48, 8
-    x = torch.randn(
-        rows, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (
+        torch.randn(rows, columns, generator=generator, dtype=torch.float32, device="cpu") for _ in range(2)
     )
     identity = torch.eye(columns, dtype=torch.float32, device="cpu")
     try:
         residual, removed = split_residual(correction, x)
-        part = correction.product(removed, identity, rows).expand(rows, columns)
-        outer = correction.outer_product(removed, removed, rows)
+        residual_dy, removed_dy = split_residual(correction, dy)
+        part, part_dy = (
+            correction.product(each, identity, rows).expand(rows, columns) for each in (removed, removed_dy)
+        )
+        outer = correction.outer_product(removed_dy, removed, rows)
     except Exception as error:
         raise ValueError(
             f"register_correction: the functions of {name!r} must work on fp32 [{rows}, {columns}], got "
             f"{type(error).__name__}: {error}. The docstring of Correction says what each takes and returns."
         ) from error
+    apart = "what is left of a tensor must be orthogonal to what is removed of any other"
     for what, actual, expected in (
         ("split's residual + product must be the tensor", residual + part, x),
-        ("what is left must be orthogonal to what is removed", residual.t() @ part, torch.zeros_like(outer)),
-        ("outer_product must be the product of what was removed", outer, part.t() @ part),
+        (apart, residual_dy.t() @ part, torch.zeros_like(outer)),
+        (apart, part_dy.t() @ residual, torch.zeros_like(outer)),
+        ("outer_product must be the product of what was removed", outer, part_dy.t() @ part),
     ):
         if actual.shape != expected.shape or not torch.allclose(actual, expected, atol=1e-3):
             raise ValueError(

@@ -98,7 +98,7 @@ def test_the_error_names_a_file_that_cannot_be_opened(tmp_path):
         ("empty.txt", "the file is empty"),
         ("picture.png", r"the file type must be .txt, .md, source code, .jsonl, .* got '.png'"),
         ("nothing", r"this folder has no text files. Supported: .txt, .md,"),
-        ("hollow", "all 1 text files in this folder are empty"),
+        ("hollow", "every text file in this folder is empty"),
     ],
 )
 def test_a_path_without_text_is_rejected_at_once(tmp_path, path, message):

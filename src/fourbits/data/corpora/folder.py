@@ -46,7 +46,7 @@ def find_files(folder: Path, text_field: str, *, follow_links: bool, allow_skipp
     if not found.read:
         raise ValueError(_without_text(folder, found.passed_over))
     if not found.num_bytes:
-        raise ValueError(f"{folder}: all {len(found.read)} text files in this folder are empty.")
+        raise ValueError(f"{folder}: every text file in this folder is empty ({len(found.read)} in all).")
     if skipped > found.num_bytes and not allow_skipped:
         raise ValueError(
             f"{folder}: most of this folder, {_size(skipped)} of {_size(skipped + found.num_bytes)}, would "
