@@ -263,3 +263,16 @@ def test_what_shows_no_products_of_experts_is_listed_and_stays(name):
     kept = {row.name: row.reason for row in summary.rows if not row.quantized}
     kind = type(model[1]).__name__
     assert kept == {"1.w": f"stacked weights of {kind}, not a known group of linear layers"}
+
+
+def test_a_stack_is_found_whatever_its_forward_calls_the_module():
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w1 = nn.Parameter(torch.randn(4, 32, 48))
+
+        def forward(this, x):  # noqa: N805 - this is what is tested
+            return torch.einsum("ecd,edh->ech", x, this.w1)
+
+    (row,) = convert(nn.ModuleDict({"ffn": Stack()}), "nvfp4").rows
+    assert row.quantized, row.reason

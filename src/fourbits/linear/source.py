@@ -19,10 +19,12 @@ def computing_nodes(cls: type, *, with_functions: bool = False) -> Iterator[ast.
     named = set[str]()
     for method in getattr(_parsed(cls), "body", []):
         if isinstance(method, ast.FunctionDef) and method.name not in _NOT_COMPUTING:
-            for node in ast.walk(method):
-                if isinstance(node, ast.Name):
-                    named.add(node.id)
-                yield node
+            names = [node for node in ast.walk(method) if isinstance(node, ast.Name)]
+            for node in names:
+                if method.args.args and node.id == method.args.args[0].arg:
+                    node.id = "self"
+            named |= {node.id for node in names}
+            yield from ast.walk(method)
     if with_functions:
         beside = vars(sys.modules.get(cls.__module__, sys))
         for name in sorted(named):
