@@ -67,10 +67,10 @@ class NoTokenizer(BaseTokenizer):
         pass
 
     def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-        raise NotImplementedError
+        raise AssertionError("the batches are token ids already")
 
     def decode(self, *args: Any, **kwargs: Any) -> str:
-        raise NotImplementedError
+        raise AssertionError("the batches are token ids already")
 
     def get_vocab_size(self) -> int:
         return 64

@@ -140,5 +140,5 @@ def _output_embeddings(module: nn.Module) -> nn.Module | None:
     try:
         head: Any = get_head() if callable(get_head) else None
         return head
-    except (AttributeError, NotImplementedError):  # transformers' tasks without a head
+    except (AttributeError, NotImplementedError):  # how transformers' models say that they have no head
         return None
