@@ -11,13 +11,11 @@ from fourbits.quant.kernels.exact_triton import operands_kernel
 from fourbits.quant.kernels.kernel_config import KernelConfig, kernel_config
 from fourbits.quant.kernels.launch_stats import Stats
 from fourbits.quant.kernels.launcher import Launcher
-from fourbits.quant.kernels.tiles import Shape, Tile, exact_tile, group, programs, rounded_up
+from fourbits.quant.kernels.tiles import TWELVE_WARPS, Shape, Tile, exact_tile, group, programs, rounded_up
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
 from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
-#: registers per thread with which twelve warps share the 65,536 of an SM
-_TWELVE_WARPS = 168
 _DEFAULT_FIELDS = (0, 1, 2, 3, 4)
 _NO_INPUTS = OperandInputs()
 _SCALAR = (), (), torch.float32
@@ -166,7 +164,7 @@ class ExactQuantizer:
 def registers_of(tile: Tile, configs: tuple[KernelConfig | None, KernelConfig | None]) -> int | None:
     """Registers that a thread may have, where a few more would let fewer programs run on an SM."""
     few = tile.rows * tile.vector <= 64 and None not in configs and not tile.held
-    return _TWELVE_WARPS if few else None
+    return TWELVE_WARPS if few else None
 
 
 def sides_of(requests: tuple[OperandRequest, ...]) -> tuple[_Side, _Side]:

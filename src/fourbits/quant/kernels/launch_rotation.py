@@ -9,7 +9,7 @@ from fourbits.quant.kernels.kernel_config import kernel_config
 from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.kernels.rotate_triton import rotate_kernel
 from fourbits.quant.kernels.rotation_triton import rotation_kernel
-from fourbits.quant.kernels.tiles import rounded_up
+from fourbits.quant.kernels.tiles import TWELVE_WARPS, rounded_up
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
 from fourbits.quant.tensor import ExactOperand
 
@@ -17,8 +17,6 @@ from fourbits.quant.tensor import ExactOperand
 _ROTATED, _ROTATED_WARPS, _QUANTIZED = 64, 2, 16
 #: programs of the transform, each of which leaves a partial maximum
 _PROGRAMS = 512
-#: registers per thread with which twelve warps share the 65,536 of an SM
-_REGISTERS = 168
 
 
 class RotationQuantizer:
@@ -90,7 +88,7 @@ class RotationQuantizer:
             LANES=_QUANTIZED,
             HARDWARE=self.on_gpu,
             num_warps=1,
-            maxnreg=_REGISTERS,
+            maxnreg=TWELVE_WARPS,
             enable_fp_fusion=False,
         )
         return launcher

@@ -9,6 +9,8 @@ from fourbits.quant.kernels.kernel_config import KernelConfig
 
 #: rows of a tile of which a thread can hold several columns
 SHORT = 32
+#: registers per thread with which twelve warps share the 65,536 of an SM
+TWELVE_WARPS = 168
 
 
 class Tile(NamedTuple):
