@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fourbits.data.tokenizer import Tokenizer
-from fourbits.evaluate import HeldOut, Loss, evaluate, generate, total_loss, unigram_counts, unigram_entropy
+from fourbits.evaluate import HeldOut, Loss, evaluate, total_loss, unigram_counts, unigram_entropy
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 
@@ -78,7 +78,6 @@ def test_the_mode_of_the_model_is_restored(model, tokenizer, training):
     seen = []
     model.blocks[0].register_forward_hook(lambda module, args, output: seen.append(module.training))
     evaluate(model, {"text": HeldOut.of(samples(1), tokenizer)}, 1)
-    generate(model, [1, 2], 2)
     assert set(seen) == {False}
     assert model.training is training
 
@@ -94,32 +93,3 @@ def test_long_texts_are_counted_on_evenly_spaced_parts():
     sampled = unigram_counts(tokens, 6, limit=64 * 10)
     assert sampled.sum() == 640
     assert sampled[:4].tolist() == pytest.approx([160] * 4, abs=10)
-
-
-def test_greedy_text_has_the_most_likely_token_each_time(model):
-    ids = generate(model, [5, 6, 7], 4)
-    context = torch.tensor([[5, 6, 7, *ids]])
-    with torch.no_grad():
-        chosen = model(context)[0].argmax(-1)[2:-1]
-    assert chosen.tolist() == ids
-
-
-def test_sampled_text_is_a_function_of_its_seed(model):
-    draws = [tuple(generate(model, [5], 12, temperature=1.0, seed=seed)) for seed in (0, 0, 1, 2)]
-    assert draws[0] == draws[1]
-    assert len(set(draws)) == 3
-
-
-def test_a_context_longer_than_the_model_accepts_is_truncated_at_its_beginning(model):
-    long, short = list(range(40)), list(range(16, 40))
-    assert generate(model, long, 1) == generate(model, short, 1)
-
-
-def test_tokens_beyond_the_tokenizers_vocabulary_are_never_generated(model):
-    assert max(generate(model, [5], 60, temperature=1.0)) >= 8
-    assert max(generate(model, [5], 60, temperature=1.0, num_ids=8)) < 8
-
-
-def test_an_empty_prompt_is_refused(model):
-    with pytest.raises(ValueError, match="at least one token"):
-        generate(model, [], 1)

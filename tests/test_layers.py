@@ -26,6 +26,7 @@ LAYERS = [
     "data",
     "exchange",
     "evaluate",
+    "generate",
     "train",
     "bench",
     "compare",

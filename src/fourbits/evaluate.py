@@ -1,11 +1,11 @@
-"""Evaluation: validation loss in nats and bits per byte, and text generation.
+"""Evaluation: validation loss in nats and bits per byte.
 
 A loss per token depends on the tokenizer; bits per byte do not, so they compare across tokenizers:
 bits per byte = nats / (ln 2 * bytes of the predicted text).
 """
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,38 +97,6 @@ def unigram_entropy(counts: npt.ArrayLike) -> float:
     share = np.asarray(counts, dtype=np.float64)
     share = share[share > 0] / share.sum()
     return float(-(share * np.log(share)).sum())
-
-
-def generate(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    num_tokens: int,
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
-    num_ids: int | None = None,
-) -> list[int]:
-    """Continue `prompt` by num_tokens tokens: the most likely ones at temperature 0, else sampled.
-
-    num_ids: only tokens below it are generated, because a model's vocabulary may be padded beyond its
-    tokenizer's. Every step recomputes the whole context, truncated to the model's max_seq_len, and runs
-    uncompiled, because each step has a different shape.
-    """
-    if not prompt:
-        raise ValueError("generate: the prompt must have at least one token.")
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
-    tokens = list(prompt)
-    with torch.no_grad(), evaluation_mode(model), uncompiled(model):
-        for _ in range(num_tokens):
-            context = torch.tensor([tokens[-model.config.max_seq_len :]], device=device, dtype=torch.int64)
-            logits = model(context)[0, -1, :num_ids].float().cpu()
-            if temperature > 0:
-                probabilities = torch.softmax(logits / temperature, dim=-1)
-                tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))
-            else:
-                tokens.append(int(logits.argmax()))
-    return tokens[len(prompt) :]
 
 
 @contextmanager

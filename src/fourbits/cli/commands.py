@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": "train with several recipes and seeds, and report how they differ",
     "recipes": "list the recipes, or show the precision of every GEMM operand in one",
     "data": "turn text into token files, inspect them, or build a corpus",
+    "generate": "continue texts with the model of a run",
     "export": "write the model of a run for Hugging Face transformers",
     "bench": "measure the speed of quantizers, linear layers, or training steps",
     "doctor": "show what this machine can run, and why",

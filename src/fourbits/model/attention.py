@@ -71,9 +71,10 @@ class Attention(RegionModule):
             rotation = self.run(rotations, positions, self.head_dim, self.rope_theta, self.rope_scaling)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+            q, k = self.normed(self.q_norm, q), self.normed(self.k_norm, k)
         core = self.run(attention_core, q, k, v, self.head_dim, rotation, documents, self.window)
         return self.o_proj(core)
 
-    def _normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
+    def normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """Every head of x normalized, [..., H*P]."""
         return norm(x.unflatten(-1, (-1, self.head_dim))).flatten(-2)

@@ -41,18 +41,39 @@ def mamba_core(
     kernels, each of which rounds its output to projected's dtype -> [B, T, H*P] in projected's dtype.
     """
     num_heads, d_mamba, d_conv = len(a_log), len(norm_weight), len(conv_bias)
-    d_state = (d_conv - d_mamba) // 2
     z, xbc, dt = projected.split((d_mamba, d_conv, num_heads), dim=-1)
+    x, b, c = scan_inputs(xbc, conv_taps, conv_bias, num_heads, d_mamba, num_groups, documents, fused)
+    starts = None if documents is None else begins_document(documents)
+    dt = time_steps(dt, dt_bias, min_time_step)
+    y = ssd(x, dt, -a_log.exp(), b, c, d, chunk_size, starts, fused)
+    return gated_group_norm(y.flatten(2), z, norm_weight, num_groups, eps, fused).to(projected.dtype)
+
+
+def scan_inputs(
+    xbc: Tensor,
+    conv_taps: Tensor,
+    conv_bias: Tensor,
+    num_heads: int,
+    d_mamba: int,
+    num_groups: int,
+    documents: Tensor | None,
+    fused: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [B, T, H, P], b and c [B, T, G, N] of the scan: the convolution's output, in FP32 or from kernels.
+
+    xbc: [B, T, x | B | C], a part of in_proj's output.
+    """
+    d_state = (len(conv_bias) - d_mamba) // 2
     widths = d_mamba, d_state, d_state
     x, b, c = conv_silu(xbc, conv_taps, conv_bias, documents, widths, fused)
     x = x.unflatten(-1, (num_heads, -1))
-    b, c = b.unflatten(-1, (num_groups, -1)), c.unflatten(-1, (num_groups, -1))
-    starts = None if documents is None else begins_document(documents)
+    return x, b.unflatten(-1, (num_groups, -1)), c.unflatten(-1, (num_groups, -1))
+
+
+def time_steps(dt: Tensor, dt_bias: Tensor, min_time_step: float) -> Tensor:
+    """The scan's time steps, at least min_time_step, FP32. dt: [B, T, H], a part of in_proj's output."""
     dt = F.softplus(at_least_fp32(dt) + dt_bias)
-    if min_time_step:
-        dt = dt.clamp(min=min_time_step)
-    y = ssd(x, dt, -a_log.exp(), b, c, d, chunk_size, starts, fused)
-    return gated_group_norm(y.flatten(2), z, norm_weight, num_groups, eps, fused).to(projected.dtype)
+    return dt.clamp(min=min_time_step) if min_time_step else dt
 
 
 class Mamba2(RegionModule):
@@ -77,7 +98,8 @@ class Mamba2(RegionModule):
         self.chunk_size = chunk_size
         self.eps = eps
         self.min_time_step = min_time_step
-        self._sizes = head_dim, state_size
+        #: of a head of the scan: channels P, and rows N of its state
+        self.sizes = head_dim, state_size
         self.in_proj = Linear(d_model, d_mamba + d_conv + num_heads)
         self.conv_weight = nn.Parameter(torch.empty(d_conv, 1, conv_width, dtype=torch.float32))
         self.conv_bias = nn.Parameter(torch.empty(d_conv, dtype=torch.float32))
@@ -89,12 +111,14 @@ class Mamba2(RegionModule):
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """x: [B, T, D] -> [B, T, D]; position t sees positions up to t, of its document if given."""
-        projected = self.in_proj(x)
-        fused = use_kernels(projected.device, projected.dtype, *self._sizes)
-        core = self.run(
+        return self.out_proj(self.core(self.in_proj(x), documents))
+
+    def core(self, projected: Tensor, documents: Tensor | None = None) -> Tensor:
+        """What out_proj contracts, [B, T, H*P], from what in_proj computes, [B, T, z | x | B | C | dt]."""
+        return self.run(
             mamba_core,
             projected,
-            self.conv_weight.squeeze(1).t().contiguous(),  # [W, C], so that the region's loops run along C
+            self.taps(),
             self.conv_bias,
             self.dt_bias,
             self.A_log,
@@ -105,6 +129,13 @@ class Mamba2(RegionModule):
             self.eps,
             documents,
             self.min_time_step,
-            fused,
+            self.fused(projected),
         )
-        return self.out_proj(core)
+
+    def taps(self) -> Tensor:
+        """The convolution's weight [W, C], so that the region's loops run along C."""
+        return self.conv_weight.squeeze(1).t().contiguous()
+
+    def fused(self, projected: Tensor) -> bool:
+        """Whether kernels compute what is between the projections."""
+        return use_kernels(projected.device, projected.dtype, *self.sizes)

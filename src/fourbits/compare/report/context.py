@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fourbits.data.stream.dataset import PreparedData
-from fourbits.evaluate import generate
+from fourbits.generate.generate import generate
+from fourbits.generate.sampling import Sampling
 from fourbits.train.load_run import load_trained
 
 PROMPT_TOKENS, GENERATED_TOKENS = 32, 96
@@ -73,13 +74,16 @@ def generate_sample(run: Path, data: PreparedData) -> Sample:
     trained = load_trained(run)
     tokenizer = trained.tokenizer
     source, file = next(iter(data.validation.items()))
-    prompt = file.document(0)[:PROMPT_TOKENS].tolist()
-    tokens = generate(
-        trained.model, prompt, GENERATED_TOKENS, temperature=TEMPERATURE, num_ids=tokenizer.size
+    longest = trained.config.model.max_seq_len
+    prompt = file.document(0)[: min(PROMPT_TOKENS, longest - 1)].tolist()
+    (tokens,) = generate(
+        trained.model,
+        [prompt],
+        min(GENERATED_TOKENS, longest - len(prompt)),
+        sampling=Sampling(temperature=TEMPERATURE),
+        end=tokenizer.end_id,
+        num_ids=tokenizer.size,
     )
-    end = tokenizer.end_id
-    if end in tokens:
-        tokens = tokens[: tokens.index(end)]
     return Sample(
         recipe=trained.config.recipe.name,
         seed=trained.config.train.seed,

@@ -1,0 +1,1 @@
+"""Text from a trained model: batches of prompts, with what was computed for earlier tokens kept."""

@@ -1,0 +1,26 @@
+"""Batches of a run's own validation text, from which held amaxes are measured."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fourbits.data.config import open_data
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.train.load_run import Trained
+from fourbits.train.run_folder import RunFolder, read_json
+
+#: samples of each source, of the run's seq_len
+SAMPLES = 8
+
+
+def calibration_batches(path: Path | str, trained: Trained) -> list[Tensor]:
+    """A batch of tokens of each source's validation text, int64 [n, seq_len], n at most SAMPLES, on the CPU.
+
+    path: the run's folder. Raises ValueError if its text is gone.
+    """
+    folder = RunFolder(Path(path))
+    recorded = read_json(folder.manifest)["data"].get("folder")
+    data = PreparedData.open(recorded) if recorded else open_data(trained.config.data, folder.path / "data")
+    samples = data.validation_samples(trained.config.train.seq_len, SAMPLES)
+    return [torch.from_numpy(rows[:, :-1]).clamp(min=0) for rows in samples.values()]
