@@ -31,6 +31,7 @@ LAYERS = [
     "bench",
     "compare",
     "cli",
+    "__main__",
 ]
 PRECISION = ["formats", "quant", "gemm", "recipe", "linear"]
 BANNED = {(high, low) for high in ("model", "data", "exchange") for low in PRECISION} | {

@@ -1,4 +1,4 @@
-"""Tell a user who waits for a first step that kernels are being compiled, and how long that took.
+"""Log that kernels are being compiled when that takes more than a moment, and how long it took.
 
 Compilations that follow each other closely are reported as one, through the logger `fourbits`: a warning once
 they have taken longer than a user waits without wondering, and another when they have ended. Nothing is

@@ -7,7 +7,7 @@ import torch
 
 from fourbits.bench import hf, linear, quantize, quantize_recipe, ssd, timing
 from fourbits.linear.amax_policy import IN_USE, OPERANDS
-from fourbits.linear.checkpoint_state import books_of
+from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.model import linear as model_linear
 
 CPU = torch.device("cpu")
@@ -73,9 +73,9 @@ def test_supplied_amaxes_exist_when_a_linear_is_timed(monkeypatch):
         linear, "convert", lambda layer, recipe: layers.append(layer) or convert(layer, recipe)
     )
     linear.bench_linear(CPU)
-    (book,) = [book for layer in layers for book in books_of(layer)]
+    (tracked,) = [tracked for layer in layers for tracked in recipe_states_of(layer)]
     shared = OPERANDS.index("dgrad.rhs")  # is Fprop's weight
-    assert [amax > 0 for amax in book.amaxes[0, :, IN_USE].tolist()] == [i != shared for i in range(6)]
+    assert [amax > 0 for amax in tracked.amaxes[0, :, IN_USE].tolist()] == [i != shared for i in range(6)]
 
 
 def test_every_operand_of_a_recipe_is_compared_with_its_plain_form():

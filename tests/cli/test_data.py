@@ -99,11 +99,11 @@ def test_an_empty_argument_is_refused_before_anything_is_written(tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_passed_over_and_lost_is_printed(texts, tmp_path, capsys):
+def test_what_was_skipped_and_lost_is_printed(texts, tmp_path, capsys):
     (texts / "picture.png").write_bytes(b"1234")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped"):
         run("prepare", texts, "--out", tmp_path / "out", "--vocab-size", 384)
-    assert "texts: passed over .png: 1 (4 bytes)" in capsys.readouterr().out
+    assert "texts: skipped .png: 1 (4 bytes)" in capsys.readouterr().out
     lines = reading_lines({"sampled_characters": 1000, "lost_characters": 5, "unencodable_documents": 2})
     assert lines == [
         "the tokenizer loses 0.50% of the characters, in a sample",
@@ -187,7 +187,7 @@ def test_inspect_rejects_steps_and_documents_that_do_not_exist(texts, tmp_path, 
 
 def test_licences_are_recorded_for_one_or_all_sources(texts, tmp_path):
     (tmp_path / "b.txt").write_text("Another text. " * 50)
-    options = ["--out", tmp_path / "out", "--vocab-size", 384, "--licence", "MIT", "--licence", "b=CC0-1.0"]
+    options = ["--out", tmp_path / "out", "--vocab-size", 384, "--license", "MIT", "--licence", "b=CC0-1.0"]
     run("prepare", texts, tmp_path / "b.txt", *options)
     records = PreparedData.open(tmp_path / "out").manifest["sources"]
     assert (records["texts"]["licence"], records["b"]["licence"]) == ("MIT", "CC0-1.0")

@@ -265,3 +265,18 @@ def test_a_request_to_save_outside_of_training_ends_nothing(fourbits):
         return 0
 
     assert fourbits(body) == (0, "", "fourbits fake: nothing to save yet\n")
+
+
+def test_python_m_fourbits_is_the_command():
+    """Its help, version and errors are those of `fourbits`, as is the exit code."""
+
+    def ran(*command):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    script = "import sys; from fourbits.cli.main import main; sys.exit(main())"
+    for arguments in (["--help"], ["--version"], ["recipes", "--help"], ["trian"]):
+        found = ran(sys.executable, "-m", "fourbits", *arguments)
+        assert found == ran(sys.executable, "-c", script, *arguments)
+        assert "__main__" not in "".join(found[1:])
+    assert ran(sys.executable, "-m", "fourbits", "--help")[1].startswith("usage: fourbits COMMAND")

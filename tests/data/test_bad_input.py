@@ -27,7 +27,7 @@ def test_a_loop_of_links_is_an_error_and_inside_a_folder_it_is_skipped(tmp_path)
             file_sources([str(path)])
     (tmp_path / "text.txt").write_text("Text.\n")
     (tmp_path / "up").symlink_to(".")
-    with pytest.warns(UserWarning, match="passed over links to folders: 1; links to nothing: 2"):
+    with pytest.warns(UserWarning, match="skipped links to folders: 1; links to nothing: 2"):
         [source] = file_sources([str(tmp_path)])
     assert [document.name for document in source.read()] == ["text.txt"]
 

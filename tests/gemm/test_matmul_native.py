@@ -85,8 +85,8 @@ def test_the_self_check_sees_a_sum_in_half_precision():
     assert "fprop: GEMM" in failed(matmul_check.check_native(torch.device("cpu"), coarse))
 
 
-def test_an_error_of_a_card_or_a_library_is_a_finding(monkeypatch):
-    """Libraries have refused products on new cards; a run that may emulate must not end with that."""
+def test_an_error_of_a_gpu_or_a_library_is_a_finding(monkeypatch):
+    """Libraries have refused products on new GPUs; a run that may emulate must not end with that."""
 
     def unsupported(a, b, dtype, bias):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`\nmore")

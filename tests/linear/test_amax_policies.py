@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fourbits.linear import sr_counter
-from fourbits.linear.amax_history import OperandBook
+from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import COUNT, HISTORY, IN_USE, observe
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
 from fourbits.linear.convert import convert
@@ -83,31 +83,31 @@ SEQUENCE = [
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_book_follows_the_written_rule_step_by_step(name):
+def test_the_recipe_state_follows_the_written_rule_step_by_step(name):
     """Against the oracle, for every step of a run that repeats, skips and goes back."""
     spec, operand = Spec(**POLICIES[name]), OperandSpec(**POLICIES[name])
-    book = OperandBook([GemmTable(), GemmTable(wgrad=GemmSpec(lhs=operand))])
+    tracked = RecipeState([GemmTable(), GemmTable(wgrad=GemmSpec(lhs=operand))])
     slot, role, state, last = 1, 4, policies.AmaxState(), None
     for step, maxima in SEQUENCE:
         if last is not None and step > last:
             state = policies.commit(state, spec)
         elif last is not None and step < last:
             state = policies.AmaxState(state.history)
-        book.advance(step, None)
+        tracked.advance(step, None)
         last = step
         for own in maxima:
             used, observed = policies.amax_used(state, spec, step, bits(own))
-            found = book.amaxes[slot, role, IN_USE].item()
+            found = tracked.amaxes[slot, role, IN_USE].item()
             assert (bits(own) if found < 0 else bits(found)) == used
             note = own if observed else float("nan")
             backward = torch.tensor([float("nan"), float("nan"), note, float("nan")])
-            observe(book.amaxes, book.counters, backward, torch.zeros(4, 4, dtype=torch.int64), slot, 2)
+            observe(tracked.amaxes, tracked.counters, backward, torch.zeros(4, 4, dtype=torch.int64), slot, 2)
             if observed:
                 state = policies.observe(state, bits(own))
-        count = int(book.counters[slot, role, COUNT])
-        history = book.amaxes[slot, role, HISTORY : HISTORY + count].tolist()
+        count = int(tracked.counters[slot, role, COUNT])
+        history = tracked.amaxes[slot, role, HISTORY : HISTORY + count].tolist()
         assert [bits(amax) for amax in history] == list(state.history)
-    assert (book.counters[0] == 0).all()
+    assert (tracked.counters[0] == 0).all()
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4-naive", "quartet2", "nvfp4-46"])

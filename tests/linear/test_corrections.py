@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.amax_policy import HISTORY
-from fourbits.linear.checkpoint_state import books_of
+from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.quant.correction import Correction, register_correction
@@ -208,8 +208,8 @@ def test_amax_policies_follow_the_residual():
     layer, (x, dy) = layer_of(recipe), tensors()
     run(layer, x, dy)
     set_step(layer, 3)
-    (book,) = books_of(layer)
-    assert_same_bytes(book.amaxes[0, 0, HISTORY], split_mean(x)[0].abs().amax())
+    (tracked,) = recipe_states_of(layer)
+    assert_same_bytes(tracked.amaxes[0, 0, HISTORY], split_mean(x)[0].abs().amax())
 
 
 def test_an_empty_batch_gives_an_empty_result():

@@ -145,7 +145,7 @@ def run(layer: Any, split: Split | None, ranks: Ranks | None = None) -> tuple[Te
         (2 if split is not None and split.kind == kind else 1) * weight.shape[dim]
         for kind, dim in (("in", 1), ("out", 0))
     ]
-    for step in (2, 3) if layer.quantization.book is not None else (3,):
+    for step in (2, 3) if layer.quantization.recipe_state is not None else (3,):
         set_step(layer, step, 64, reduce=None if ranks is None else ranks.reduce_steps)
         if ranks is not None:
             ranks.step = step

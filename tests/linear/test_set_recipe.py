@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fourbits import set_recipe
-from fourbits.linear.amax_history import OperandBook
+from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import COUNT, HISTORY, IN_USE, LAYOUT, PENDING
 from fourbits.linear.amax_reduction import register_amax_reduction
-from fourbits.linear.checkpoint_state import books_of, load_recipe_state, recipe_state
+from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state, recipe_states_of
 from fourbits.linear.convert import convert
 from fourbits.linear.feature_shard import shard_features
 from fourbits.linear.module import QuantizedLinear
@@ -75,18 +75,18 @@ def assert_equal_steps(actual: list[Tensor], expected: list[Tensor]) -> None:
         assert_same_bytes(got, wanted)
 
 
-def book_of(model: nn.Module) -> OperandBook:
-    (book,) = books_of(model)
-    return book
+def state_of_recipe(model: nn.Module) -> RecipeState:
+    (tracked,) = recipe_states_of(model)
+    return tracked
 
 
 def test_histories_go_on_where_they_track_the_same_values_and_start_again_elsewhere():
     model = model_of()
     for step in range(SWITCH):
         train(model, step)
-    before = book_of(model).amaxes.clone()
+    before = state_of_recipe(model).amaxes.clone()
     set_recipe(model, SECOND)
-    book = book_of(model)
+    tracked = state_of_recipe(model)
     for role, name in enumerate(ROLES):
         if name == "dgrad.rhs":  # shares Fprop's operand, and tracks nothing
             continue
@@ -94,12 +94,12 @@ def test_histories_go_on_where_they_track_the_same_values_and_start_again_elsewh
         expected = (
             before[:, role, : HISTORY + 2] if kept else torch.tensor([-1.0, -1.0, 0.0, 0.0]).expand(2, -1)
         )
-        assert_same_bytes(book.amaxes[:, role, PENDING:], expected[:, PENDING:].contiguous())
-        assert book.counters[:, role, COUNT].tolist() == ([2, 2] if kept else [0, 0])
+        assert_same_bytes(tracked.amaxes[:, role, PENDING:], expected[:, PENDING:].contiguous())
+        assert tracked.counters[:, role, COUNT].tolist() == ([2, 2] if kept else [0, 0])
     train(model, SWITCH)
     newest = torch.maximum(before[:, 0, PENDING], before[:, 0, HISTORY])
-    assert_same_bytes(book_of(model).amaxes[:, 0, IN_USE], 2.0 * newest)
-    assert (book_of(model).amaxes[:, 4:, IN_USE] == -1.0).all(), "Wgrad's operands take their own"
+    assert_same_bytes(state_of_recipe(model).amaxes[:, 0, IN_USE], 2.0 * newest)
+    assert (state_of_recipe(model).amaxes[:, 4:, IN_USE] == -1.0).all(), "Wgrad's operands take their own"
 
 
 @pytest.mark.parametrize("when", ["after set_step", "before the first step", "without set_step"])
@@ -166,11 +166,11 @@ def test_adaptive_layouts_go_on():
     )
     model = model_of(first)
     train(model, 0)
-    book_of(model).counters[:, 0, LAYOUT] = 1
+    state_of_recipe(model).counters[:, 0, LAYOUT] = 1
     set_recipe(model, override(first, {"wgrad.lhs.rounding": "rne"}))
-    book = book_of(model)
-    assert book.counters[:, 0, LAYOUT].tolist() == [1, 1]
-    assert all('"format":"nvfp4-double"' in text for text in book.in_force)
+    tracked = state_of_recipe(model)
+    assert tracked.counters[:, 0, LAYOUT].tolist() == [1, 1]
+    assert all('"format":"nvfp4-double"' in text for text in tracked.effective)
 
 
 def test_shards_and_weight_sources_stay_and_a_recipe_that_does_not_support_them_changes_nothing():

@@ -23,7 +23,7 @@ from fourbits.data.config import STDLIB, text_sources
 from fourbits.data.corpora.corpus_folder import write_corpus
 from fourbits.data.corpora.debian import build_debian
 from fourbits.data.corpora.deduplicate import Rule
-from fourbits.data.corpora.document import PassedOver, Source
+from fourbits.data.corpora.document import SkippedFiles, Source
 from fourbits.data.corpora.folder import listed
 from fourbits.data.corpora.read_files import TEXT_FIELD
 from fourbits.data.corpora.sources import ReadOptions
@@ -110,11 +110,13 @@ def _add_reading(parser: ArgumentParser) -> None:
     )
     add("--follow-links", action="store_true", help="read links to files inside folders")
     add(
+        "--license",
         "--licence",
+        dest="licence",
         action="append",
         default=[],
         metavar="[SOURCE=]SPDX",
-        help="licence to record; repeatable",
+        help="license to record; repeatable",
     )
 
 
@@ -164,7 +166,7 @@ def licensed(sources: Sequence[Source], arguments: Sequence[str]) -> list[Source
         name, equals, licence = text.rpartition("=")
         if equals and name not in licences:
             raise ValueError(
-                f"--licence {text}: no source is called {name!r}.{nearest(name, list(licences))}"
+                f"--license {text}: no source is called {name!r}.{nearest(name, list(licences))}"
             )
         licences.update(dict.fromkeys([name] if equals else licences, licence))
     return [replace(source, licence=licences[source.name] or source.licence) for source in sources]
@@ -203,7 +205,7 @@ def show(data: PreparedData) -> None:
         table.add_row(name, *_numbers(record))
     console = Console()
     console.print(table)
-    lines = [f"{name}: licence {record['licence'] or 'unknown'}" for name, record in records.items()]
+    lines = [f"{name}: license {record['licence'] or 'unknown'}" for name, record in records.items()]
     for name, record in records.items():
         if record.get("repeated_documents"):
             lines.append(f"{name}: {record['repeated_documents']:,} duplicate documents dropped")
@@ -219,8 +221,8 @@ def show(data: PreparedData) -> None:
 def reading_lines(reading: dict[str, Any]) -> list[str]:
     """What was not read of a source's folder, and what its tokenizer loses; nothing if all is well."""
     lines: list[str] = []
-    if passed_over := reading.get("passed_over"):
-        lines.append(f"passed over {listed({k: PassedOver(**v) for k, v in passed_over.items()})}")
+    if skipped := reading.get("passed_over"):
+        lines.append(f"skipped {listed({k: SkippedFiles(**v) for k, v in skipped.items()})}")
     if lost := reading.get("lost_characters"):
         share = lost / reading["sampled_characters"]
         lines.append(f"the tokenizer loses {share:.2%} of the characters, in a sample")

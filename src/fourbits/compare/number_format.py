@@ -28,12 +28,12 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def short_count(value: float) -> str:
-    """A count in three digits: 950, 1.5k, 524k, 1.52M, 12.3B."""
+def short_count(value: float, digits: int = 3) -> str:
+    """A count in at most so many significant digits: 0, 950, 1.5k, 524k, 1.52M, 12.3B."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
-            return f"{value / unit:.3g}{name}"
-    return f"{value:.3g}"
+            return f"{value / unit:.{digits}g}{name}"
+    return f"{value:.{digits}g}"
 
 
 def mebibytes(value: float) -> str:

@@ -35,7 +35,7 @@ def depends_on_the_past(table: GemmTable) -> bool:
     return adapts(table) or any(table.operand(role).amax_policy != "current" for role in OPERANDS)
 
 
-class OperandBook:
+class RecipeState:
     """Recipe state of the layers with these tables. A layer's index in the list is its slot."""
 
     def __init__(self, tables: Sequence[GemmTable]):
@@ -47,18 +47,18 @@ class OperandBook:
         #: the step that observations belong to; None before the first set_step
         self.step: int | None = None
         #: by slot: the effective table, and the operands whose statistics this step records (`measured_at`)
-        self.in_force = tuple(resolved(table, [0] * len(OPERANDS)).to_text() for table in tables)
+        self.effective = tuple(resolved(table, [0] * len(OPERANDS)).to_text() for table in tables)
         self.measured = ("",) * len(self.tables)
 
     def replace_table(self, slot: int, table: GemmTable) -> None:
         """Give a layer a table with the same operands, policies and layouts."""
-        tables, effective = list(self.tables), list(self.in_force)
+        tables, effective = list(self.tables), list(self.effective)
         choices = [0] * len(OPERANDS)
         tables[slot], effective[slot] = table, resolved(table, choices).to_text()
-        self.tables, self.in_force = tuple(tables), tuple(effective)
+        self.tables, self.effective = tuple(tables), tuple(effective)
 
     def take(
-        self, other: "OperandBook", other_slot: int, slot: int, role: int, amax: bool, layout: bool
+        self, other: "RecipeState", other_slot: int, slot: int, role: int, amax: bool, layout: bool
     ) -> None:
         """Copy what another state has tracked of an operand: its newest amaxes, its layout.
 
@@ -76,7 +76,7 @@ class OperandBook:
             for field in (LAYOUT, LAYOUT_ALL, LAYOUT_OTHER):
                 self.counters[slot, role, field] = other.counters[other_slot, role, field]
 
-    def to(self, device: torch.device) -> "OperandBook":
+    def to(self, device: torch.device) -> "RecipeState":
         """Itself, with its tensors moved to the layers' device."""
         if self.amaxes.device != device and device.type != "meta":
             with torch.inference_mode(False):  # training will write them
@@ -106,7 +106,7 @@ class OperandBook:
         self.amaxes[..., IN_USE] = in_use(self.amaxes, self.policy, step or 0)
         if chosen and any(adapts(table) for table in self.tables):
             choices = self.counters[..., LAYOUT].tolist()
-            self.in_force = tuple(
+            self.effective = tuple(
                 resolved(table, choice).to_text() for table, choice in zip(self.tables, choices, strict=True)
             )
         self.measured = tuple("" if step is None else measured_at(table, step) for table in self.tables)

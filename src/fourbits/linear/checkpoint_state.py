@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from fourbits.linear.amax_history import OperandBook, depends_on_the_past
+from fourbits.linear.amax_history import RecipeState, depends_on_the_past
 from fourbits.linear.amax_policy import (
     ALL_BLOCKS,
     ALL_SATURATED,
@@ -35,7 +35,7 @@ def recipe_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Te
     saturated, blocks and layout, int64 [6]; layout_counts int64 [6, 2]. reduce: as for set_step; all ranks
     must call this, and all get the same state.
     """
-    return _collected(model, lambda book: reduced(book.amaxes, book.counters, reduce))
+    return _collected(model, lambda tracked: reduced(tracked.amaxes, tracked.counters, reduce))
 
 
 def saturated_and_all(model: nn.Module) -> Tensor | None:
@@ -44,15 +44,16 @@ def saturated_and_all(model: nn.Module) -> Tensor | None:
     On the device of the layers, before any reduction over ranks; None if no operand depends on past steps.
     docs/nvfp4.md, section 16, defines the counts.
     """
-    books = books_of(model)
-    if not books:
+    all_tracked = recipe_states_of(model)
+    if not all_tracked:
         return None
-    return torch.stack([book.counters[..., SATURATED : BLOCKS + 1].sum((0, 1)) for book in books]).sum(0)
+    counts = [tracked.counters[..., SATURATED : BLOCKS + 1].sum((0, 1)) for tracked in all_tracked]
+    return torch.stack(counts).sum(0)
 
 
 def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Load a saved state into a converted model. Raises ValueError for that of another recipe or model."""
-    own = _collected(model, lambda book: (book.amaxes, book.counters))
+    own = _collected(model, lambda tracked: (tracked.amaxes, tracked.counters))
     expected, given = ({key: x.shape for key, x in tree.items()} for tree in (own, state))
     if given != expected:
         differing = sorted(key for key in {*given, *expected} if given.get(key) != expected.get(key))
@@ -60,29 +61,31 @@ def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
             f"load_recipe_state: the state does not fit the model's recipe: {len(differing)} entries differ, "
             f"first {differing[0]!r}. Convert the model with the recipe that the state was saved under."
         )
-    for book in books_of(model):
-        amaxes, counters = book.amaxes.cpu().clone(), torch.zeros_like(book.counters, device="cpu")
+    for tracked in recipe_states_of(model):
+        amaxes, counters = tracked.amaxes.cpu().clone(), torch.zeros_like(tracked.counters, device="cpu")
         for name, layer in _states(model):
-            if layer.book is book:
+            if layer.recipe_state is tracked:
                 amax, counter = amaxes[layer.slot], counters[layer.slot]
                 amax[:, HISTORY:], amax[:, PENDING] = state[f"{name}.history"], state[f"{name}.pending"]
                 counter[:, COUNT], counter[:, LAYOUT] = state[f"{name}.count"], state[f"{name}.layout"]
                 counter[:, ALL_SATURATED] = state[f"{name}.saturated"]
                 counter[:, ALL_BLOCKS] = state[f"{name}.blocks"]
                 counter[:, LAYOUT_ALL:] = state[f"{name}.layout_counts"]
-        book.amaxes, book.counters = amaxes.to(book.amaxes.device), counters.to(book.counters.device)
+        device = tracked.amaxes.device
+        tracked.amaxes, tracked.counters = amaxes.to(device), counters.to(device)
         step = int(state["step"])
-        book.begin(step if step >= 0 else None)
+        tracked.begin(step if step >= 0 else None)
 
 
-def _collected(model: nn.Module, parts: Callable[[OperandBook], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+def _collected(model: nn.Module, parts: Callable[[RecipeState], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """The state of all layers on the CPU, from the (amaxes, counters) of each recipe state."""
     found: dict[str, Tensor] = {}
-    for book in books_of(model):
-        amaxes, counters = (part.cpu() for part in parts(book))
-        found["step"] = torch.tensor(-1 if book.step is None else book.step, dtype=torch.int64, device="cpu")
+    for tracked in recipe_states_of(model):
+        amaxes, counters = (part.cpu() for part in parts(tracked))
+        step = -1 if tracked.step is None else tracked.step
+        found["step"] = torch.tensor(step, dtype=torch.int64, device="cpu")
         for name, state in _states(model):
-            if state.book is book:
+            if state.recipe_state is tracked:
                 amax, counter = amaxes[state.slot], counters[state.slot]
                 found[f"{name}.history"] = amax[:, HISTORY:].clone()
                 found[f"{name}.pending"] = amax[:, PENDING].clone()
@@ -94,20 +97,20 @@ def _collected(model: nn.Module, parts: Callable[[OperandBook], tuple[Tensor, Te
     return found
 
 
-def open_books(model: nn.Module) -> None:
+def new_recipe_states(model: nn.Module) -> None:
     """Give the layers whose tables depend on past steps a new, empty recipe state."""
     states = [(state, table_from_text(state.table)) for _, state in _states(model)]
     states = [(state, table) for state, table in states if depends_on_the_past(table)]
     if states:
-        book = OperandBook([table for _, table in states])
+        tracked = RecipeState([table for _, table in states])
         for slot, (state, _) in enumerate(states):
-            state.book, state.slot = book, slot
+            state.recipe_state, state.slot = tracked, slot
 
 
-def books_of(model: nn.Module) -> list[OperandBook]:
+def recipe_states_of(model: nn.Module) -> list[RecipeState]:
     """The recipe states of a model: one, unless parts of it were converted separately."""
-    found = {id(state.book): state.book for _, state in _states(model) if state.book is not None}
-    return list(found.values())
+    of_layers = (state.recipe_state for _, state in _states(model))
+    return list({id(tracked): tracked for tracked in of_layers if tracked is not None}.values())
 
 
 def _states(model: nn.Module) -> Iterator[tuple[str, LayerState]]:

@@ -16,7 +16,7 @@ from fourbits.linear import flops as flops  # registers the operators' FLOP form
 from fourbits.linear.adopt import adopt, adopt_stacked, restore
 from fourbits.linear.arguments import model_parts, patterns_of, require_choice, with_kept_blocks
 from fourbits.linear.audit import watch
-from fourbits.linear.checkpoint_state import open_books
+from fourbits.linear.checkpoint_state import new_recipe_states
 from fourbits.linear.findings import notes_of, require_recipe_matches, warn_of_gaps
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.native_gemms import emulated_gemms, made_native
@@ -97,7 +97,7 @@ def converted(
         restore(layer.name, layer.module)
     rows = _rows(weights, Decider(modules, found, chosen, selection), seed, backend)
     for part in parts:
-        open_books(part)
+        new_recipe_states(part)
     parameters = {id(p): p.numel() for _, module in modules for p in module.parameters(recurse=False)}
     summary = ConversionSummary(
         chosen.name,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fourbits.linear.amax_history import OperandBook
+from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.operand_cache import KeptWeight
 from fourbits.linear.plan import LinearPlan
@@ -19,7 +19,7 @@ from fourbits.recipe.recipe import GemmTable
 PlanKey = tuple[Any, ...]
 #: the layer's weight, or what is left of it -> its quantized operand
 WeightSource = Callable[[Tensor], QuantizedTensor]
-#: calls of a layer in a micro-batch that are told apart
+#: most calls of a layer in a micro-batch that are distinguished
 _MOST_CALLS = 4096
 
 
@@ -131,7 +131,7 @@ class LayerState:
         #: until then the layer's own, int64 [9], which every backward pass advances by one step
         self.own_counter = new_counter(seed, 0, 0)
         #: the model's recipe state and this layer's slot in it, where its table depends on past steps
-        self.book: OperandBook | None = None
+        self.recipe_state: RecipeState | None = None
         self.slot = 0
         self.weight = KeptWeight()
         #: whether experts were called eagerly by grouped kernels, which keep no plans here
@@ -154,9 +154,9 @@ class LayerState:
     def config(self, training: bool, observes: bool) -> CallConfig:
         """The configuration of a call. Raises ValueError for adaptive layouts without set_step."""
         table, measured = self.table, ""
-        if self.book is not None:
-            table, measured = self.book.in_force[self.slot], self.book.measured[self.slot]
-            if observes and self.counts_itself and self.book.adapts(self.slot):
+        if self.recipe_state is not None:
+            table, measured = self.recipe_state.effective[self.slot], self.recipe_state.measured[self.slot]
+            if observes and self.counts_itself and self.recipe_state.adapts(self.slot):
                 raise ValueError(
                     "QuantizedLinear: adaptive layouts are chosen between optimizer steps, so they need "
                     "set_step. Call fourbits.set_step(model, step) before each micro-batch."
@@ -212,8 +212,8 @@ class LayerState:
         """Make the layer a shard, whose table names the reduction of its amaxes."""
         self.shard, self.table = shard, table.to_text()
         self.plans.clear()
-        if self.book is not None:
-            self.book.replace_table(self.slot, table)
+        if self.recipe_state is not None:
+            self.recipe_state.replace_table(self.slot, table)
 
     @property
     def tokens_drawn(self) -> int:
@@ -230,10 +230,10 @@ class LayerState:
 
     def recipe_tensors(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The recipe state's amaxes, counters and policy on the layer's device; None without one."""
-        if self.book is None:
+        if self.recipe_state is None:
             return (None, None, None)
-        book = self.book.to(device)
-        return (book.amaxes, book.counters, book.policy)
+        tracked = self.recipe_state.to(device)
+        return (tracked.amaxes, tracked.counters, tracked.policy)
 
 
 def state_of(layer: nn.Module, caller: str) -> LayerState:

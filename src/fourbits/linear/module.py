@@ -214,7 +214,7 @@ def eager_matmul(
 ) -> Tensor:
     """Y [M, N], launched directly. input: [..., K], as passed to the layer."""
     dtype = autocast_dtype(input)
-    x, trains, past = rows_of(input), torch.is_grad_enabled(), state.book is not None
+    x, trains, past = rows_of(input), torch.is_grad_enabled(), state.recipe_state is not None
     needs = trains and input.requires_grad, trains and weight.requires_grad
     of_bias = None if bias is None else bias.dtype
     of_weight = weight.dtype, weight.shape, weight.stride(), weight.device
@@ -235,7 +235,7 @@ def eager_matmul(
 def _planned(state: LayerState, key: PlanKey, x: Tensor, weight: Tensor) -> tuple[LinearPlan, bool]:
     """The plan of calls with this key, and whether autocast's cast precedes it; the layer keeps both."""
     *_, bias, dtype, needs, table = key
-    signature, past = signature_of(x), state.book is not None
+    signature, past = signature_of(x), state.recipe_state is not None
     fused = (dtype, x.dtype) == (torch.bfloat16, torch.float32) and not past
     casts = dtype != x.dtype and not (fused and reads_through_bf16(table, signature, needs[1]))
     signature = signature._replace(dtype=dtype if casts else x.dtype)

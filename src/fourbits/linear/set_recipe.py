@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fourbits.linear.amax_history import OperandBook
+from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import OPERANDS
-from fourbits.linear.checkpoint_state import books_of
+from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.convert import converted
 from fourbits.linear.feature_shard import sharded
 from fourbits.linear.layer_state import LayerState
@@ -46,8 +46,8 @@ def set_recipe(
     for name, module in _layers(model):
         if (old := before.get(name)) is not None:
             _keep(old, module)
-    for book in books_of(model):
-        book.begin(step)
+    for tracked in recipe_states_of(model):
+        tracked.begin(step)
     share_counters(model)
     return summary
 
@@ -78,7 +78,7 @@ def _one_selection(states: dict[str, LayerState]) -> Selection:
 
 def _one_step(model: nn.Module) -> int | None:
     """The step of the model's recipe state. Raises ValueError where parts of it are at different steps."""
-    steps = {book.step for book in books_of(model)}
+    steps = {tracked.step for tracked in recipe_states_of(model)}
     if len(steps) > 1:
         raise ValueError(
             f"set_recipe: parts of the model are at different steps, {steps}. Call set_step on the whole "
@@ -104,12 +104,12 @@ def _keep(old: LayerState, layer: Any) -> None:
         new.shard_as(old.shard, sharded(table, old_table.amax_reduction, old.shard))
     if old.weight_source is not None:
         set_weight_source(layer, old.weight_source)
-    if old.book is not None and new.book is not None:
-        new.book.to(old.book.amaxes.device)
-        _keep_tracked(old.book, old.slot, new.book, new.slot)
+    if old.recipe_state is not None and new.recipe_state is not None:
+        new.recipe_state.to(old.recipe_state.amaxes.device)
+        _keep_tracked(old.recipe_state, old.slot, new.recipe_state, new.slot)
 
 
-def _keep_tracked(old: OperandBook, old_slot: int, new: OperandBook, slot: int) -> None:
+def _keep_tracked(old: RecipeState, old_slot: int, new: RecipeState, slot: int) -> None:
     before, after = old.tables[old_slot], new.tables[slot]
     for role, name in enumerate(OPERANDS):
         specs = before.operand(name), after.operand(name)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from fourbits.linear.adopt import conversions
-from fourbits.linear.amax_history import OperandBook
+from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import Reduce
-from fourbits.linear.checkpoint_state import books_of
+from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.numbering import keep_apart
 from fourbits.linear.sr_counter import SrCounter
 from fourbits.linear.stacked.layer import converted_layers
@@ -22,7 +22,7 @@ class _Found(NamedTuple):
     #: how often modules were registered or converted before the walk
     changes: int
     counters: tuple[SrCounter, ...]
-    books: tuple[OperandBook, ...]
+    recipe_states: tuple[RecipeState, ...]
     position: "_Position"
 
 
@@ -84,8 +84,8 @@ def set_step(
     if found is None or found.changes != _changes():
         found = _found[model] = _walk(model, _Position() if found is None else found.position)
     first_token = found.position.aligned(step, first_token)
-    for book in found.books:
-        book.advance(step, reduce)
+    for tracked in found.recipe_states:
+        tracked.advance(step, reduce)
     for counter in found.counters:
         counter.advance(step, first_token, same_weights)
 
@@ -125,7 +125,7 @@ def _walk(model: nn.Module, position: _Position) -> _Found:
             state.counter = counters.setdefault(key, SrCounter(*key))
         state.weight.plain = type(layer.weight) is nn.Parameter
     unique = {id(layer.quantization.counter): layer.quantization.counter for layer in layers}
-    return _Found(_changes(), tuple(unique.values()), tuple(books_of(model)), position)
+    return _Found(_changes(), tuple(unique.values()), tuple(recipe_states_of(model)), position)
 
 
 def _changes() -> int:

@@ -6,7 +6,7 @@ every recipe. So the rest is in module-level functions of tensors and constants 
 them through `RegionModule.run`, and `compile_regions` makes `run` use one compiled version per function,
 shared by all layers, models and recipes. A graph that contained linear layers would work for one recipe only.
 
-Graphs have static shapes: a new batch shape is compiled once more. A region returns one tensor.
+Graphs have static shapes: a new batch shape is compiled again. A region returns one tensor.
 """
 
 import warnings

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fourbits.linear.checkpoint_state import books_of
+from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.step import counters_of
 
 #: optimizer steps before the capture, during which regions and kernels are compiled
@@ -34,7 +34,7 @@ def unsupported(model: nn.Module, device: torch.device) -> str | None:
     """Why the micro-batches of a converted model cannot be captured, or None."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "CUDA graphs need an NVIDIA GPU"
-    if books_of(model):
+    if recipe_states_of(model):
         return "the recipe's amax policies and adaptive layouts make new decisions at every step"
     return None
 

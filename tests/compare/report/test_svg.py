@@ -7,9 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fourbits.compare.number_format import short_count
 from fourbits.compare.report.curves import Line
 from fourbits.compare.report.figures import metric_chart
-from fourbits.compare.report.svg import separate, tokens_label
+from fourbits.compare.report.svg import separate
 
 CURVE = Line("lr", 3, np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.2, 0.1]))
 PLACES = st.lists(st.floats(0, 100), min_size=1, max_size=8).map(sorted)
@@ -52,4 +53,10 @@ def test_the_ids_of_the_two_forms_of_a_chart_differ():
 
 
 def test_token_counts_are_short():
-    assert [tokens_label(t) for t in (0, 500, 250e3, 1.5e6, 2e9)] == ["0", "500", "250k", "1.5M", "2B"]
+    assert [short_count(t, digits=6) for t in (0, 500, 250e3, 1.5e6, 2e9)] == [
+        "0",
+        "500",
+        "250k",
+        "1.5M",
+        "2B",
+    ]

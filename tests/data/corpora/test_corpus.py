@@ -23,7 +23,7 @@ def test_a_folder_is_one_source_read_in_path_order(tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "ignored.bin").write_bytes(b"\xff")
     (tmp_path / "empty.py").write_text("")
-    with pytest.warns(UserWarning, match=r"passed over \.bin: 1 \(1 bytes\)"):
+    with pytest.warns(UserWarning, match=r"skipped \.bin: 1 \(1 bytes\)"):
         [source] = file_sources([str(tmp_path)])
     assert source.name == tmp_path.name
     assert [(d.name, d.text) for d in source.read()] == [

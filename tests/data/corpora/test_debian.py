@@ -62,7 +62,7 @@ def debs(tmp_path) -> Path:
     write_deb(
         folder / "debian-handbook_11.1_all.deb",
         {
-            "usr/share/doc/debian-handbook/copyright": b"License: CC-BY-SA-3.0\n",
+            "usr/share/doc/debian-handbook/copyright": b"Licence: CC-BY-SA-3.0\n",
             f"{english}/one.html": handbook,
             f"{english}/copy.html": handbook.replace(b"This is", b"THIS  is"),
             f"{english}/short.html": b"<p>short</p>",
@@ -125,7 +125,7 @@ def test_the_manifest_names_version_licence_and_hash_of_every_package(debs, tmp_
     assert corpus["sources"]["books"]["licence"] == "(CC-BY-SA-3.0 OR GPL-2.0-or-later) AND GPL-3.0-or-later"
     for record in corpus["sources"].values():
         assert record["documents"] > 0
-    assert (tmp_path / "out/licences/debian-handbook.txt").read_text() == "License: CC-BY-SA-3.0\n"
+    assert (tmp_path / "out/licences/debian-handbook.txt").read_text() == "Licence: CC-BY-SA-3.0\n"
 
 
 def test_equal_packages_give_equal_bytes_and_a_limit_gives_a_prefix(debs, tmp_path):

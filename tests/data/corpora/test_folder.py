@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fourbits.data.corpora.document import PassedOver
+from fourbits.data.corpora.document import SkippedFiles
 from fourbits.data.corpora.sources import ReadOptions, file_sources
 from fourbits.data.prepare.prepare import PrepareOptions, prepare
 from fourbits.data.stream.manifest import read_manifest
@@ -73,44 +73,44 @@ def test_a_folder_of_compressed_shards_gives_the_shards_and_the_readme(tmp_path)
         ("note.csv", b'"a"b,text\n', ".csv not a table"),
     ],
 )
-def test_files_whose_content_is_not_text_are_passed_over_in_a_folder_and_refused_by_name(
+def test_files_whose_content_is_not_text_are_skipped_in_a_folder_and_refused_by_name(
     tmp_path, name, raw, reason
 ):
     path = written(tmp_path / "in", name, raw)
     written(tmp_path / "in", "long.txt", b"Text. " * 100_000)
-    with pytest.warns(UserWarning, match=f"passed over {re.escape(reason)}: 1 "):
+    with pytest.warns(UserWarning, match=f"skipped {re.escape(reason)}: 1 "):
         [source] = file_sources([str(path.parent)])
     assert [document.name for document in source.read()] == ["long.txt"]
-    assert source.passed_over == {reason: PassedOver(1, len(raw))}
+    assert source.skipped == {reason: SkippedFiles(1, len(raw))}
     with pytest.raises(ValueError, match=re.escape(reason.partition(" ")[2])):
         file_sources([str(path)])
 
 
-def test_a_folder_of_which_most_would_be_passed_over_is_refused_unless_allowed(tmp_path):
+def test_a_folder_of_which_most_would_be_skipped_is_refused_unless_allowed(tmp_path):
     written(tmp_path / "in", "README.md", b"# About\n")
     written(tmp_path / "in", "b.tar.gz", os.urandom(3000))
     written(tmp_path / "in", "LICENSE", b"x" * 9)
     with pytest.raises(
         ValueError,
-        match=r"most of this folder, 3,0\d\d bytes of 3,0\d\d bytes, would be passed over: \.tar\.gz: 1 "
+        match=r"most of this folder, 3,0\d\d bytes of 3,0\d\d bytes, would be skipped: \.tar\.gz: 1 "
         r"\(3,0\d\d bytes\); without extension: 1 \(9 bytes\)\..*with --allow-skipped",
     ):
         file_sources([str(tmp_path / "in")])
-    with pytest.warns(UserWarning, match=r"passed over \.tar\.gz: 1"):
+    with pytest.warns(UserWarning, match=r"skipped \.tar\.gz: 1"):
         assert texts_of(tmp_path / "in", ReadOptions(allow_skipped=True)) == ["# About\n"]
 
 
 def test_exactly_half_is_not_most(tmp_path):
     written(tmp_path / "in", "a.txt", b"12345678")
     written(tmp_path / "in", "b.png", b"12345678")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped"):
         file_sources([str(tmp_path / "in")])
     written(tmp_path / "in", "b.png", b"123456789")
     with pytest.raises(ValueError, match="most of this folder"):
         file_sources([str(tmp_path / "in")])
 
 
-def test_the_remedy_fits_what_was_passed_over(tmp_path):
+def test_the_remedy_fits_what_was_skipped(tmp_path):
     written(tmp_path / "fields", "a.json.gz", b'{"content": "x"}\n')
     with pytest.raises(ValueError, match=r"no text files, but \.json\.gz without.*with --text-field"):
         file_sources([str(tmp_path / "fields")])
@@ -177,7 +177,7 @@ def test_a_field_may_hold_a_long_text_with_line_breaks(tmp_path):
     assert texts_of(written(tmp_path / "in", "a.csv", f'text\n"{text}"\n'.encode())) == [text]
 
 
-def test_what_was_passed_over_is_recorded_apart_from_what_identifies_the_tokens(tmp_path):
+def test_what_was_skipped_is_recorded_apart_from_what_identifies_the_tokens(tmp_path):
     records = []
     for name in ("with", "without"):
         folder = tmp_path / name / "in"

@@ -130,7 +130,7 @@ def test_a_source_tree_is_read_without_hidden_folders(tmp_path):
     for name in ("src/a.c", "src/b.go", "c.rst", ".git/d.py", "e.o"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    with pytest.warns(UserWarning, match=r"passed over \.o: 1 \(3 bytes\); hidden: 1"):
+    with pytest.warns(UserWarning, match=r"skipped \.o: 1 \(3 bytes\); hidden: 1"):
         assert texts_of(tmp_path) == ["c.rst", "src/a.c", "src/b.go"]
 
 

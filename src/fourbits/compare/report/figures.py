@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fourbits.compare.number_format import MINUS
+from fourbits.compare.number_format import MINUS, short_count
 from fourbits.compare.report.curves import Line
 from fourbits.compare.report.svg import (
     INK,
@@ -16,7 +16,6 @@ from fourbits.compare.report.svg import (
     chart,
     end_labels,
     placeholder,
-    tokens_label,
 )
 
 if TYPE_CHECKING:
@@ -242,6 +241,6 @@ def _token_axis(axes: "Axes", ticks: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(lambda value, _: tokens_label(value))
+    axes.xaxis.set_major_formatter(lambda value, _: short_count(value, digits=6))
     axes.margins(x=0)
     axes.tick_params(axis="x", length=0)

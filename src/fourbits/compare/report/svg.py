@@ -174,11 +174,3 @@ def _adopt(text: str, label: str, prefix: str) -> str:
 
 def _colour(found: str) -> str:
     return ROLES.get(found) or f"var(--series-{int(found[5:], 16)})"
-
-
-def tokens_label(tokens: float) -> str:
-    """A token count for an axis: 0, 250k, 1.5M, 2B."""
-    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if tokens >= unit:
-            return f"{tokens / unit:g}{name}"
-    return f"{tokens:g}"

@@ -37,7 +37,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class SkippedFiles:
     """Files of one extension that a source does not read."""
 
     files: int
@@ -52,7 +52,7 @@ class Source:
     licence: an SPDX identifier if known.
     identity: distinguishes sources where their files do not, for example a revision on the Hub.
     is_tokenized: the documents hold tokens instead of text.
-    passed_over: files of the same folder that are not read, by extension.
+    skipped: files of the same folder that are not read, by extension.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Source:
     licence: str = ""
     identity: str = ""
     is_tokenized: bool = False
-    passed_over: Mapping[str, PassedOver] = field(default_factory=dict[str, PassedOver])
+    skipped: Mapping[str, SkippedFiles] = field(default_factory=dict[str, SkippedFiles])
 
     @property
     def num_bytes(self) -> int:

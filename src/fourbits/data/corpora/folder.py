@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
-from fourbits.data.corpora.document import PassedOver
+from fourbits.data.corpora.document import SkippedFiles
 from fourbits.data.corpora.file_kinds import SUPPORTED, kind_of, label_of
 from fourbits.data.corpora.read_files import problem_of
 
@@ -20,16 +20,16 @@ REMEDIES = {
 
 @dataclass(slots=True)
 class FolderFiles:
-    """The files that are read, in order, and what is passed over, by extension."""
+    """The files that are read, in order, and the skipped files, by extension."""
 
     read: list[Path] = field(default_factory=list)
     num_bytes: int = 0
-    passed_over: dict[str, PassedOver] = field(default_factory=dict)
+    skipped: dict[str, SkippedFiles] = field(default_factory=dict)
 
     def skip(self, label: str, num_bytes: int = 0) -> None:
         """Count a file that is not read."""
-        before = self.passed_over.get(label, PassedOver(0, 0))
-        self.passed_over[label] = PassedOver(before.files + 1, before.num_bytes + num_bytes)
+        before = self.skipped.get(label, SkippedFiles(0, 0))
+        self.skipped[label] = SkippedFiles(before.files + 1, before.num_bytes + num_bytes)
 
 
 def find_files(folder: Path, text_field: str, *, follow_links: bool, allow_skipped: bool) -> FolderFiles:
@@ -37,28 +37,29 @@ def find_files(folder: Path, text_field: str, *, follow_links: bool, allow_skipp
 
     Hidden files and folders are counted, not read; links to folders are not followed, and links to files only
     with follow_links. Raises ValueError for a folder without text, or, unless allow_skipped is set, one of
-    which most bytes would be passed over.
+    which most bytes would be skipped.
     """
     found = FolderFiles()
     for path in sorted(_walk(folder, found)):
         _classify(path, found, text_field, follow_links)
-    skipped = sum(each.num_bytes for each in found.passed_over.values())
+    skipped_bytes = sum(each.num_bytes for each in found.skipped.values())
     if not found.read:
-        raise ValueError(_without_text(folder, found.passed_over))
+        raise ValueError(_without_text(folder, found.skipped))
     if not found.num_bytes:
         raise ValueError(f"{folder}: every text file in this folder is empty ({len(found.read)} in all).")
-    if skipped > found.num_bytes and not allow_skipped:
+    if skipped_bytes > found.num_bytes and not allow_skipped:
         raise ValueError(
-            f"{folder}: most of this folder, {_size(skipped)} of {_size(skipped + found.num_bytes)}, would "
-            f"be passed over: {listed(found.passed_over)}. Supported: {SUPPORTED}. Convert these files, or "
-            f"{_remedies(found.passed_over)}."
+            f"{folder}: most of this folder, {_size(skipped_bytes)} of "
+            f"{_size(skipped_bytes + found.num_bytes)}, would be skipped: "
+            f"{listed(found.skipped)}. Supported: {SUPPORTED}. Convert these files, or "
+            f"{_remedies(found.skipped)}."
         )
     return found
 
 
-def listed(passed_over: Mapping[str, PassedOver]) -> str:
-    """What was passed over in one line, the largest first: ".png: 3 (1.2 MB); .bin: 1 (80 bytes)"."""
-    rows = sorted(passed_over.items(), key=lambda item: (-item[1].num_bytes, item[0]))
+def listed(skipped: Mapping[str, SkippedFiles]) -> str:
+    """What was skipped in one line, the largest first: ".png: 3 (1.2 MB); .bin: 1 (80 bytes)"."""
+    rows = sorted(skipped.items(), key=lambda item: (-item[1].num_bytes, item[0]))
     return "; ".join(
         f"{label}: {each.files:,}" + (f" ({_size(each.num_bytes)})" if each.num_bytes else "")
         for label, each in rows
@@ -103,17 +104,17 @@ def _classify(path: Path, found: FolderFiles, text_field: str, follow_links: boo
     return None
 
 
-def _without_text(folder: Path, passed_over: Mapping[str, PassedOver]) -> str:
-    if not passed_over:
+def _without_text(folder: Path, skipped: Mapping[str, SkippedFiles]) -> str:
+    if not skipped:
         return f"{folder}: this folder has no text files. Supported: {SUPPORTED}."
-    remedies = _remedies(passed_over, without=False)
+    remedies = _remedies(skipped, without=False)
     end = f" {remedies[0].upper()}{remedies[1:]}." if remedies else ""
-    return f"{folder}: this folder has no text files, but {listed(passed_over)}. Supported: {SUPPORTED}.{end}"
+    return f"{folder}: this folder has no text files, but {listed(skipped)}. Supported: {SUPPORTED}.{end}"
 
 
-def _remedies(passed_over: Mapping[str, PassedOver], *, without: bool = True) -> str:
+def _remedies(skipped: Mapping[str, SkippedFiles], *, without: bool = True) -> str:
     """What applies to these files; without: continuing without them does too."""
-    found = [text for part, text in REMEDIES.items() if part and any(part in label for label in passed_over)]
+    found = [text for part, text in REMEDIES.items() if part and any(part in label for label in skipped)]
     return ", or ".join([*found, *([REMEDIES[""]] if without else [])])
 
 

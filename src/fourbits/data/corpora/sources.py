@@ -33,7 +33,7 @@ DEFAULT = ReadOptions()
 def file_sources(paths: Sequence[str], options: ReadOptions = DEFAULT) -> list[Source]:
     """One source per path, named by "NAME=PATH", or else after the file or folder.
 
-    Warns about files in a folder that are passed over. Raises ValueError for a missing path, an empty file,
+    Warns about files in a folder that are skipped. Raises ValueError for a missing path, an empty file,
     or a folder without text files or with mostly other files.
     """
     return [_named(argument, options) for argument in paths]
@@ -65,14 +65,14 @@ def _folder(name: str, path: Path, options: ReadOptions) -> Source:
     found = find_files(
         path, options.text_field, follow_links=options.follow_links, allow_skipped=options.allow_skipped
     )
-    if found.passed_over.keys() - {HIDDEN}:
-        warnings.warn(f"{path}: passed over {listed(found.passed_over)}.", stacklevel=5)
+    if found.skipped.keys() - {HIDDEN}:
+        warnings.warn(f"{path}: skipped {listed(found.skipped)}.", stacklevel=5)
     files = tuple(found.read)
     return Source(
         name,
         files,
         lambda: read_files(files, path, options.text_field),
-        passed_over=found.passed_over,
+        skipped=found.skipped,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from fourbits.data.corpora.document import Document, Source
 from fourbits.data.corpora.text_files import read_text
 
-LICENCE = "PSF-2.0"
+LICENSE = "PSF-2.0"
 _EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 _TOPICS = "pydoc_data/topics.py"
 _SHORTEST_DOCSTRING = 80
@@ -35,9 +35,9 @@ def stdlib_sources() -> list[Source]:
     texts = tuple(path for path in names if path.suffix in (".txt", ".rst"))
     topics = tuple(path for path in [root / _TOPICS] if path.is_file())
     return [
-        Source("code", modules, lambda: _code(root, modules), LICENCE),
+        Source("code", modules, lambda: _code(root, modules), LICENSE),
         Source(
-            "prose", (*topics, *texts, *modules), lambda: iter(_prose(root, topics, texts, modules)), LICENCE
+            "prose", (*topics, *texts, *modules), lambda: iter(_prose(root, topics, texts, modules)), LICENSE
         ),
     ]
 

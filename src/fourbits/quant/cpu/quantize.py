@@ -24,6 +24,7 @@ from fourbits.quant.cpu.stages import (
     slice_maxima,
 )
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.reference import quantize as reference
 from fourbits.quant.reference.blocks import block_view, completed, grid_shape
 from fourbits.quant.reference.elements import element_of
 from fourbits.quant.reference.ms_eden import (
@@ -41,7 +42,6 @@ from fourbits.quant.reference.quantize import (
     epilogue_scale,
     one_on,
     packed,
-    padded_source,
     padding_zeroed,
     stored,
     unquantized,
@@ -103,9 +103,8 @@ def exact_operand(
 
 
 def source_of(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None) -> Tensor:
-    """y, the tensor that is quantized, in the layout of x: its source, padded along axis, transformed."""
-    y = padded_source(x, spec, axis)
-    return transformed(y, spec, axis, sr_key) if spec.rht else y
+    """y, the tensor that is quantized, by the compiled transform."""
+    return reference.source_of(x, spec, axis, sr_key, transformed)
 
 
 def _rounded(

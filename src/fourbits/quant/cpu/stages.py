@@ -95,15 +95,19 @@ def element_codes(
     blocks: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
 ) -> Tensor:
     """Codes of blocks [A, a, B, b] under their scales, uint8; arguments as for `rounded_magnitudes`."""
-    values = blocks.to(torch.float32)
-    magnitudes = rounded_magnitudes(values, encode, block_scale, noise, spec)
-    return codes_of(magnitudes, values, block_scale, spec)
+    return codes_of(*_rounded(blocks, encode, block_scale, noise, spec), block_scale, spec)
 
 
 def exact_values(
     blocks: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
 ) -> Tensor:
     """Values of an exact operand, bf16; arguments as for `element_codes`."""
+    return exact_values_of(*_rounded(blocks, encode, block_scale, noise, spec), block_scale, spec)
+
+
+def _rounded(
+    blocks: Tensor, encode: Tensor, block_scale: Tensor, noise: Tensor | None, spec: OperandSpec
+) -> tuple[Tensor, Tensor]:
+    """Magnitudes on the element grid, and the values that they round."""
     values = blocks.to(torch.float32)
-    magnitudes = rounded_magnitudes(values, encode, block_scale, noise, spec)
-    return exact_values_of(magnitudes, values, block_scale, spec)
+    return rounded_magnitudes(values, encode, block_scale, noise, spec), values

@@ -1,4 +1,4 @@
-"""The largest magnitudes of both operands of a tensor, in one read.
+"""The largest magnitudes of both operands of a tensor, in a single pass.
 
 Each program leaves one partial maximum for each operand; the kernel that quantizes takes their maximum.
 There are no atomics and nothing to clear beforehand. An amax that a policy has stored takes the place of the

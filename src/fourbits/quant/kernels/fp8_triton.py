@@ -2,7 +2,7 @@
 
 FP8 tensor cores need the contraction last, so the operand of axis 0 is written transposed. Block scales are
 FP32 and there is no scale of the whole tensor: no amax pass. A tile is read a few rows at a time, for the row
-operand and the columns' maxima, and once more, from the cache, for the column operand: few registers leave
+operand and the columns' maxima, and again, from the cache, for the column operand: few registers leave
 room for many programs. A thread packs four codes to a word. docs/nvfp4.md, sections 7.3 and 13.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false

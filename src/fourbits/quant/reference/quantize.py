@@ -7,6 +7,7 @@ Arguments are those of `fourbits.quant.quantize` in their normal form: x 2-D fp3
 amax None or an fp32 scalar >= 0; sr_key None or int64 [5].
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -68,10 +69,19 @@ def exact_operand(
     return ExactOperand(exact, epilogue_scale(scales, spec), axis, spec)
 
 
-def source_of(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None) -> Tensor:
-    """y, the tensor that is quantized, in the layout of x: its source, padded along axis, transformed."""
+def source_of(
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    sr_key: Tensor | None,
+    transform: Callable[..., Tensor] = transformed,
+) -> Tensor:
+    """y, the tensor that is quantized, in the layout of x: its source, padded along axis, transformed.
+
+    transform: an implementation of `transformed`.
+    """
     y = padded_source(x, spec, axis)
-    return transformed(y, spec, axis, sr_key) if spec.rht else y
+    return transform(y, spec, axis, sr_key) if spec.rht else y
 
 
 def padded_source(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:

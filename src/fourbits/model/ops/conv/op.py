@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fourbits.model.ops.conv import reference
-from fourbits.model.ops.inputs import unit_stride
+from fourbits.model.ops.inputs import empty_like_each, empty_like_first, unit_stride
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -48,9 +48,7 @@ def conv_forward(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None
     return kernels.forward(*_readable(x, taps, bias, documents))
 
 
-@conv_forward.register_fake
-def _(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape)
+conv_forward.register_fake(empty_like_first)
 
 
 @custom_op("fourbits::conv_backward", mutates_args=())
@@ -61,11 +59,7 @@ def conv_backward(
     return kernels.backward(unit_stride(dy), *_readable(x, taps, bias, documents))
 
 
-@conv_backward.register_fake
-def _(
-    dy: Tensor, x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), taps.new_empty(taps.shape), bias.new_empty(bias.shape)
+conv_backward.register_fake(lambda dy, x, taps, bias, documents: empty_like_each(x, taps, bias))
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fourbits.model.ops.gated_norm import reference
-from fourbits.model.ops.inputs import unit_stride
+from fourbits.model.ops.inputs import empty_like_each, empty_like_first, unit_stride
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -31,9 +31,7 @@ def gated_norm_forward(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, ep
     return kernels.forward(*_readable(y, z, weight), num_groups, eps)
 
 
-@gated_norm_forward.register_fake
-def _(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
-    return y.new_empty(y.shape)
+gated_norm_forward.register_fake(empty_like_first)
 
 
 @custom_op("fourbits::gated_norm_backward", mutates_args=())
@@ -44,11 +42,7 @@ def gated_norm_backward(
     return kernels.backward(dout.contiguous(), *_readable(y, z, weight), num_groups, eps)
 
 
-@gated_norm_backward.register_fake
-def _(
-    dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return y.new_empty(y.shape), z.new_empty(z.shape), weight.new_empty(weight.shape)
+gated_norm_backward.register_fake(lambda dout, y, z, weight, num_groups, eps: empty_like_each(y, z, weight))
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
