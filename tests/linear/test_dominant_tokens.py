@@ -86,6 +86,24 @@ def test_a_row_of_zeros_in_the_embedding_is_found_by_the_audit_and_by_the_first_
     assert audit(usual).gradients == ()
 
 
+def test_it_is_found_in_a_compiled_model():
+    torch._dynamo.reset()
+    model = trapped()
+    convert(model, "nvfp4")
+    set_step(model, 0)
+    tokens = TOKENS.clone()
+    tokens[:, 0] = 0
+    compiled: Any = torch.compile(model, backend="aot_eager")
+    compiled(input_ids=tokens, labels=tokens).loss.backward()
+    (finding,) = audit(model).gradients
+    assert "3.2% of the tokens" in finding
+    with pytest.warns(UserWarning, match=r"padding_idx with a label"):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    convert(model, "nvfp4")
+    assert audit(model).gradients == ()  # another conversion has seen none yet
+    convert(model, "bf16")
+
+
 def test_limited_rows_give_the_gradients_of_bf16_where_nvfp4_loses_them():
     """Without limits the rotation of 16 tokens spreads the large row's error: a norm 100 times too large."""
     expected, plain, found = (gradients(trapped(), recipe) for recipe in ("bf16", "nvfp4", LIMITED))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fourbits.linear.health import described
+from fourbits.linear.health import described, gradients_seen
 from fourbits.linear.layer_state import converted_state
 from fourbits.linear.ops import calls_seen
 from fourbits.linear.stacked.layer import converted_layers
@@ -83,7 +83,9 @@ def watch(modules: Sequence[tuple[str, nn.Module]]) -> None:
     for watched in _watched:
         watched.layers = [(name, ref) for name, ref in watched.layers if id(ref()) not in converted]
     for _, module in layers:  # of another model that had these numbers
-        calls_seen.difference_update(_operator_keys(module))
+        for key in _operator_keys(module):
+            calls_seen.discard(key)
+            gradients_seen.pop(key, None)
     if layers:
         _watched.append(_Watched(layers))
         if not _hooks:
@@ -127,7 +129,7 @@ def _compared(layers: Sequence[tuple[str, Any]]) -> AuditReport:
         tuple(name for name in missing if name not in bypassed),
         sum(sizes.values()) / whole,
         sum(sizes[name] for name in called) / whole,
-        described(states),
+        described([(name, _first_gradient(module)) for name, module in layers]),
     )
 
 
@@ -136,6 +138,16 @@ def _was_called(module: Any) -> bool:
     state = converted_state(module)
     assert state is not None
     return bool(state.plans) or state.called or not calls_seen.isdisjoint(_operator_keys(module))
+
+
+def _first_gradient(module: Any) -> Tensor | None:
+    """What was measured of a layer's first output gradient, eagerly or in a traced graph."""
+    state = converted_state(module)
+    if state is not None and state.gradient is not None:
+        return state.gradient
+    return next(
+        (found for key in _operator_keys(module) if (found := gradients_seen.get(key)) is not None), None
+    )
 
 
 def _operator_keys(module: Any) -> list[tuple[int, int, int]]:

@@ -22,16 +22,34 @@ _LARGE = 16.0
 _MANY_BLOCKS, _FEW_ROWS = 0.1, 0.1
 
 
+#: number, out_features and in_features of a layer, by which operators of compiled graphs note its calls
+CallKey = tuple[int, ...]
+#: what operators measured of layers' first output gradients; None where the recipe needs no look
+gradients_seen: dict[CallKey, Tensor | None] = {}
+
+
 def look_at(state: LayerState, dy: Tensor) -> None:
     """Measure a layer's first output gradient. dy: [M, N]."""
-    if dy.numel() == 0 or (dy.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return
-    state.awaits_gradient = False
-    table = table_from_text(state.table)
-    if table.gradient_rows == "any" and any(
-        table.operand(role).format == "nvfp4" for role in ("dgrad.lhs", "wgrad.lhs")
-    ):
-        state.gradient = lost_blocks_and_large_rows(dy)
+    if _can_be_measured(dy):
+        state.awaits_gradient = False
+        state.gradient = _measured(dy, state.table)
+
+
+def look_in_graph(key: CallKey, table: str, dy: Tensor) -> None:
+    """Measure a layer's first output gradient in an operator, which knows the layer's key only."""
+    if key not in gradients_seen and _can_be_measured(dy):
+        gradients_seen[key] = _measured(dy, table)
+
+
+def _can_be_measured(dy: Tensor) -> bool:
+    return dy.numel() > 0 and not (dy.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _measured(dy: Tensor, text: str) -> Tensor | None:
+    table = table_from_text(text)
+    formats = {table.operand(role).format for role in ("dgrad.lhs", "wgrad.lhs")}
+    looks = table.gradient_rows == "any" and "nvfp4" in formats
+    return lost_blocks_and_large_rows(dy) if looks else None
 
 
 def lost_blocks_and_large_rows(dy: Tensor) -> Tensor:
@@ -52,12 +70,15 @@ def _share(counted: Tensor, of: Tensor) -> Tensor:
     return counted.sum().to(torch.float32) / of.sum().clamp(min=1)
 
 
-def described(layers: Sequence[tuple[str, LayerState]]) -> tuple[str, ...]:
-    """What was found, with the remedy; nothing if no gradient was dominated by a few tokens."""
-    seen = [(name, state.gradient) for name, state in layers if state.gradient is not None]
+def described(layers: Sequence[tuple[str, Tensor | None]]) -> tuple[str, ...]:
+    """What was found, with the remedy; nothing if no gradient was dominated by a few tokens.
+
+    layers: name, and what was measured of its first output gradient.
+    """
+    seen = [(name, gradient.cpu()) for name, gradient in layers if gradient is not None]
     if not seen:
         return ()
-    shares = torch.stack([gradient.cpu() for _, gradient in seen])
+    shares = torch.stack([gradient for _, gradient in seen])
     hit = [
         (lost, large, name)
         for (name, _), (lost, large) in zip(seen, shares.tolist(), strict=True)
