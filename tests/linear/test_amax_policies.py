@@ -337,3 +337,23 @@ def test_a_backward_pass_keeps_what_its_forward_used():
     set_step(model, 2)
     y.backward(later[1])
     assert_same_bytes(grad_of(leaf), expected[1])
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_an_evaluation_in_inference_mode_before_training_changes_no_bit(policy):
+    found = []
+    for evaluates in (False, True):
+        model = converted(layers=2, **policy)
+        if evaluates:
+            with torch.inference_mode():
+                set_step(model, 0)
+                model.eval()(torch.ones(16, 32))
+                load_recipe_state(model, recipe_state(model))
+            model.train()
+        outputs: list[Tensor] = []
+        for step, (x, dy) in enumerate(batches(3)):
+            set_step(model, step)
+            outputs += run(model, x, dy)
+        found.append(outputs)
+    for got, want in zip(*found, strict=True):
+        assert_same_bytes(got, want)

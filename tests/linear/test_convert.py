@@ -295,7 +295,7 @@ def test_an_unknown_recipe_and_a_seed_out_of_range_are_refused():
         ((True, 0), r"step must be an int, got True"),
         ((0, 16.0), r"first_token must be an int, got 16\.0"),
         ((-1, 0), r"step must be in \[0, 2\*\*32\), got -1\. Count optimizer steps from 0\."),
-        ((0, -1), r"first_token must not be negative, got -1\. Count the tokens of a step from 0\."),
+        ((0, -1), r"first_token must be in \[0, 2\*\*62\), got -1\. Count the tokens of a step from 0\."),
     ],
 )
 def test_a_position_that_is_none_is_refused_and_leaves_the_model_where_it_was(position, message):

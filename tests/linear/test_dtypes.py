@@ -156,3 +156,14 @@ def test_differentiating_twice_names_the_layer_the_rule_and_the_remedy():
     (grad,) = torch.autograd.grad(linear(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"QuantizedLinear: .* no derivative.*convert\(model, \"bf16\"\)"):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_a_weight_of_a_dtype_that_no_operand_can_have_is_left_alone_with_the_reason(dtype):
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    model[0].weight = nn.Parameter(torch.ones(32, 32).to(dtype), requires_grad=False)
+    first, second = convert(model, "nvfp4").rows
+    name = str(dtype).removeprefix("torch.")
+    assert first.reason == f"its weight is {name}, not one of float32, bfloat16, float16"
+    assert (first.quantized, second.quantized) == (False, True)
+    assert type(model[0]) is nn.Linear

@@ -257,6 +257,10 @@ def returns_another_dtype() -> None:
     ("use", "message"),
     [
         (lambda: shard_features(layer_of(recipe_of("nvfp4"), None, None), first_in=8), "multiple of 16"),
+        (
+            lambda: shard_features(layer_of(recipe_of("nvfp4"), None, None), first_out=16.0),  # pyright: ignore
+            "first_out must be an int, got 16.0",
+        ),
         (lambda: shard_features(layer_of(recipe_of("fp8"), None, None), first_out=64), "multiple of 128"),
         (
             lambda: shard_features(layer_of(recipe_of("quartet2"), None, None), first_out=64),

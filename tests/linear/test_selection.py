@@ -108,6 +108,13 @@ def test_an_option_of_another_kind_is_refused(options, message):
         convert(model(), "nvfp4", **options)
 
 
+def test_blocks_are_not_kept_where_no_stack_is_known():
+    with pytest.raises(ValueError, match=r"keep_last=1 needs a stack of blocks.*stacks="):
+        convert(nn.Linear(32, 32), "nvfp4", keep_first=0, keep_last=1)
+    with pytest.raises(ValueError, match="keep_first='1/4' needs a stack"):
+        convert(model(), "nvfp4", stacks=[], keep_first="1/4")
+
+
 @pytest.mark.parametrize("given", [None, [], [nn.Linear(16, 16), "model"]])
 def test_what_is_no_model_is_refused(given):
     with pytest.raises(ValueError, match=r"model must be an nn\.Module or a list of them"):

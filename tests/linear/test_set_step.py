@@ -324,7 +324,8 @@ def test_recomputed_activations_draw_the_same_bits(counted, reentrant):
     [
         (-1, 0, r"step must be in \[0, 2\*\*32\), got -1"),
         (1 << 32, 0, "step must be in"),
-        (0, -16, r"first_token must not be negative, got -16\. Count the tokens of a step from 0"),
+        (0, -16, r"first_token must be in \[0, 2\*\*62\), got -16\. Count the tokens of a step from 0"),
+        (0, 1 << 64, r"first_token must be in \[0, 2\*\*62\), got 18446744073709551616"),
     ],
 )
 def test_a_step_that_is_none_is_refused(step, first_token, text):

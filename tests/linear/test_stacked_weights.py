@@ -271,7 +271,7 @@ def test_a_stack_is_found_whatever_its_forward_calls_the_module():
             super().__init__()
             self.w1 = nn.Parameter(torch.randn(4, 32, 48))
 
-        def forward(this, x):  # noqa: N805 - this is what is tested
+        def forward(this, x):  # noqa: N805 - this is what is tested  # pyright: ignore[reportSelfClsParameterName]
             return torch.einsum("ecd,edh->ech", x, this.w1)
 
     (row,) = convert(nn.ModuleDict({"ffn": Stack()}), "nvfp4").rows

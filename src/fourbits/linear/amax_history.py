@@ -84,6 +84,7 @@ class RecipeState:
                 self.policy = self.policy.to(device)
         return self
 
+    @torch.inference_mode(mode=False)  # training will write what an evaluation before it has made
     def advance(self, step: int, reduce: Reduce | None) -> None:
         """Go to an optimizer step: commit the observations of an earlier step, discard those of a later one.
 
@@ -99,6 +100,7 @@ class RecipeState:
             self.amaxes, self.counters = committed(amaxes, counters, self.policy)
         self.begin(step)
 
+    @torch.inference_mode(mode=False)
     def begin(self, step: int | None) -> None:
         """Set what a step uses, from the current amaxes and counters. None: before any step."""
         chosen = self.step is None or step is None or any(self.measured)  # else no device-to-host copy

@@ -51,6 +51,7 @@ def saturated_and_all(model: nn.Module) -> Tensor | None:
     return torch.stack(counts).sum(0)
 
 
+@torch.inference_mode(mode=False)
 def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Load a saved state into a converted model. Raises ValueError for that of another recipe or model."""
     own = _collected(model, lambda tracked: (tracked.amaxes, tracked.counters))

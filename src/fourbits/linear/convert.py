@@ -17,7 +17,7 @@ from fourbits.linear.adopt import adopt, adopt_stacked, restore
 from fourbits.linear.arguments import model_parts, patterns_of, require_choice, with_kept_blocks
 from fourbits.linear.audit import watch
 from fourbits.linear.checkpoint_state import new_recipe_states
-from fourbits.linear.findings import notes_of, require_recipe_matches, warn_of_gaps
+from fourbits.linear.findings import notes_of, require_recipe_matches, require_stacks, warn_of_gaps
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.native_gemms import emulated_gemms, made_native
 from fourbits.linear.numbering import Numbering
@@ -93,6 +93,7 @@ def converted(
     names = [layer.name for layer in layers]
     require_recipe_matches(chosen, names)
     found = find_stacks(parts) if selection.stacks is None else named_stacks(modules, selection.stacks)
+    require_stacks(selection, found)
     for layer in layers:
         restore(layer.name, layer.module)
     rows = _rows(weights, Decider(modules, found, chosen, selection), seed, backend)

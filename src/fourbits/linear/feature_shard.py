@@ -28,6 +28,9 @@ def shard_features(layer: nn.Module, first_in: int = 0, first_out: int = 0, amax
     must have the number that the whole layer has in its model. Raises ValueError for a layer that is not
     converted, for a split that cuts a block, for adaptive layouts and for FP4 tensor cores.
     """
+    for name, first in (("first_in", first_in), ("first_out", first_out)):
+        if isinstance(first, bool) or not isinstance(first, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"shard_features: {name} must be an int, got {first!r}. Pass a whole number.")
     state = state_of(layer, "shard_features")
     shard = FeatureShard(first_in, first_out)
     state.shard_as(shard, sharded(table_from_text(state.table), amax_reduction, shard))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fourbits.linear.selection import matches, nearest_module
+from fourbits.linear.selection import Selection, matches, nearest_module
 from fourbits.linear.stacks import Stack
 from fourbits.linear.summary import ConversionSummary
 from fourbits.recipe.presets import RECIPES
@@ -34,6 +34,16 @@ def require_recipe_matches(recipe: Recipe, names: Sequence[str]) -> None:
                     f"recipe {recipe.name}: {option} must match a linear layer of the model, got "
                     f"{pattern!r}, which matches none.{nearest_module(pattern, names)} '*' also matches dots."
                 )
+
+
+def require_stacks(selection: Selection, stacks: Sequence[Stack]) -> None:
+    """Raises ValueError if a caller keeps first or last blocks of a model in which no blocks are known."""
+    for option, kept in (("keep_first", selection.keep_first), ("keep_last", selection.keep_last)):
+        if kept and not stacks:
+            raise ValueError(
+                f"convert: {option}={kept!r} needs a stack of blocks, and none was found. Name one with "
+                "stacks=, or the layers to keep with exclude=."
+            )
 
 
 def notes_of(recipe: Recipe, names: Sequence[str], stacks: Sequence[Stack]) -> tuple[str, ...]:

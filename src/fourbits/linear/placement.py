@@ -13,6 +13,7 @@ from fourbits.linear.roles import Roles
 from fourbits.linear.selection import Selection, matches
 from fourbits.linear.stacks import Stack
 from fourbits.linear.weights import Weight
+from fourbits.quant.arguments import DTYPES
 from fourbits.recipe.recipe import GemmTable, KeepBF16, Recipe
 
 _HEADS = KeepBF16().names
@@ -66,6 +67,9 @@ class Decider:
             return f"{kind.__name__} computes more than nn.Linear"
         if is_lazy(layer.weight):
             return "its weight is not initialized yet"
+        if layer.weight.dtype not in DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            return f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, not one of {known}"
         if hides_forward(module):
             return "its forward was replaced on the instance, so changing its class would have no effect"
         return self.roles.adapter(layer.name)

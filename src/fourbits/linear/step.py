@@ -68,16 +68,17 @@ def set_step(
     amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
     that no weight was written since the last set_step, so that layers may reuse their quantized weights. If
     you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured tensors before
-    each replay. Raises ValueError for values out of range.
+    each replay. Does nothing to a model without converted layers, such as one restored with recipe "bf16".
+    Raises ValueError for values out of range.
     """
     for name, number in (("step", step), ("first_token", first_token)):
         if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"set_step: {name} must be an int, got {number!r}. Pass a whole number.")
     if not 0 <= step < 1 << 32:
         raise ValueError(f"set_step: step must be in [0, 2**32), got {step}. Count optimizer steps from 0.")
-    if first_token < 0:
+    if not 0 <= first_token < 1 << 62:
         raise ValueError(
-            f"set_step: first_token must not be negative, got {first_token}. "
+            f"set_step: first_token must be in [0, 2**62), got {first_token}. "
             "Count the tokens of a step from 0."
         )
     found = _found.get(model)

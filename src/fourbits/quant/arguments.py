@@ -7,6 +7,9 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.philox import as_sr_key
 from fourbits.quant.request import draws
 
+#: dtypes of tensors that can be quantized
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def checked_inputs(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
@@ -47,7 +50,7 @@ def checked_inputs(
 
 def check_dtype(dtype: torch.dtype) -> None:
     """Raises ValueError for a dtype that cannot be quantized."""
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if dtype not in DTYPES:
         raise ValueError(f"quantize: x must be float32, bfloat16 or float16, got {dtype}. Cast it first.")
 
 
