@@ -11,6 +11,8 @@ from fourbits.compare.report.technique_summary import (
 )
 from fourbits.compare.techniques.findings import NO_TENSOR_SCALE, Techniques
 
+_OF_LARGE_MODELS = "At 12B parameters, arXiv:2509.25149 finds that the transform of nvfp4 lowers the loss."
+
 
 def sentences(found: Techniques) -> list[str]:
     """A sentence or two per technique."""
@@ -18,8 +20,7 @@ def sentences(found: Techniques) -> list[str]:
         _about_scales(found),
         _about_rounding(found),
         _about_weights(found),
-        _about_transform(found, "nvfp4"),
-        _about_transform(found, "mxfp4"),
+        f"{_about_transform(found, 'nvfp4')} {_about_transform(found, 'mxfp4')} {_OF_LARGE_MODELS}",
         _about_gradient(found),
     ]
 
@@ -69,7 +70,7 @@ def _about_transform(found: Techniques, recipe: str) -> str:
     if worse:
         top = max(worse, key=lambda each: each.ratio)
         text += f", most in {top.layer} ({top.ratio:.2f})"
-    return f"{text}. It spreads outliers, and costs where there are none."
+    return f"{text}."
 
 
 def _about_gradient(found: Techniques) -> str:
