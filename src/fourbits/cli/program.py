@@ -11,16 +11,18 @@ NAME = "fourbits"
 
 def command_line(words: Sequence[str]) -> str:
     """The words of a command, quoted for a shell, after the program's name or path."""
-    return shlex.join([program(), *words])
+    return shlex.join([*program(), *words])
 
 
-def program() -> str:
-    """The name if the shell finds this program by it, else the path it was started with."""
-    started = sys.argv[0]
-    if Path(started).name != NAME:  # called from Python
-        return NAME
+def program() -> list[str]:
+    """The name if the shell finds this program by it, else how it was started: a path, or python -m."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py" and started.parent.name == NAME:
+        return [sys.executable, "-m", NAME]
+    if started.name != NAME:  # called from Python
+        return [NAME]
     found = shutil.which(NAME)
-    return NAME if found and Path(found).samefile(started) else started
+    return [NAME if found and Path(found).samefile(started) else sys.argv[0]]
 
 
 def change_folder() -> str:

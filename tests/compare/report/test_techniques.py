@@ -29,6 +29,23 @@ RECIPES = {"fp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.19, "nvfp4-naive": 0.17}
 LAYERS = ("blocks.0.up", "blocks.0.down")
 
 
+def gradients() -> tuple[GradientError, ...]:
+    """Two batches, with errors 0.01 below and above RECIPES."""
+    return tuple(
+        GradientError(
+            recipe=recipe,
+            batch=batch,
+            draws=4,
+            error=error + 0.02 * (batch - 0.5),
+            bias=error / 2,
+            cosine=1 - error / 10,
+            projection=1.0,
+        )
+        for recipe, error in RECIPES.items()
+        for batch in range(2)
+    )
+
+
 def fabricated(ratios: tuple[float, float] = (0.9, 1.2)) -> Techniques:
     """Findings on two layers; ratios: of the transform's error to that without, by layer."""
     formats = ("fp8", "mxfp4", "nvfp4")
@@ -39,19 +56,7 @@ def fabricated(ratios: tuple[float, float] = (0.9, 1.2)) -> Techniques:
         layers=LAYERS,
         tokens_per_batch=2048,
         batches=2,
-        gradients=tuple(
-            GradientError(
-                recipe=recipe,
-                batch=batch,
-                draws=4,
-                error=error + 0.02 * (batch - 0.5),
-                bias=error / 2,
-                cosine=1 - error / 10,
-                projection=1.0,
-            )
-            for recipe, error in RECIPES.items()
-            for batch in range(2)
-        ),
+        gradients=gradients(),
         operands=tuple(
             OperandError(layer=layer, operand=operand, recipe=name, error=0.1)
             for layer in LAYERS
