@@ -54,19 +54,7 @@ def technique_chart(found: Techniques, series: Mapping[str, int]) -> Chart:
 def _draw_bars(axes: "Axes", bars: Sequence[Bar], series: Mapping[str, int]) -> None:
     """Horizontal bars from the top, with labels at the left and values at the right."""
     for row, bar in enumerate(bars):
-        is_heading = bar.value is None
-        axes.annotate(
-            bar.label,
-            xy=(0, -row),
-            xycoords=("axes fraction", "data"),
-            xytext=(-6, 0),
-            textcoords="offset pixels",
-            ha="right",
-            va="center",
-            color=INK if is_heading else MUTED,
-            fontsize=11,
-            fontweight="bold" if is_heading else "normal",
-        )
+        _label(axes, row, bar.label, is_heading=bar.value is None)
         if bar.value is None:
             continue
         length = min(bar.value, LONGEST)
@@ -99,18 +87,7 @@ def _draw_ratios(axes: "Axes", effects: Sequence[TransformEffect], series: Mappi
         ratios = [each.ratio for each in effects if each.recipe == name]
         colour = placeholder(series[name])
         axes.plot(ratios, [-row] * len(ratios), ls="", marker="o", ms=6, color=colour, alpha=0.55, mew=0)
-        axes.annotate(
-            name,
-            xy=(0, -row),
-            xycoords=("axes fraction", "data"),
-            xytext=(-6, 0),
-            textcoords="offset pixels",
-            ha="right",
-            va="center",
-            color=INK,
-            fontsize=11,
-            fontweight="bold",
-        )
+        _label(axes, row, name, is_heading=True)
     axes.axvline(1, color=MUTED, lw=1.1)
     reach = max(0.25, *(abs(each.ratio - 1) for each in effects)) * 1.08
     axes.set_xlim(1 - reach, 1 + reach)
@@ -129,6 +106,22 @@ def _draw_ratios(axes: "Axes", effects: Sequence[TransformEffect], series: Mappi
             fontsize=11,
         )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _label(axes: "Axes", row: int, text: str, *, is_heading: bool) -> None:
+    """The label of a row, left of the axes."""
+    axes.annotate(
+        text,
+        xy=(0, -row),
+        xycoords=("axes fraction", "data"),
+        xytext=(-6, 0),
+        textcoords="offset pixels",
+        ha="right",
+        va="center",
+        color=INK if is_heading else MUTED,
+        fontsize=11,
+        fontweight="bold" if is_heading else "normal",
+    )
 
 
 def _title(axes: "Axes", title: str, subtitle: str) -> None:
