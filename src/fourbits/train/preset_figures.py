@@ -35,7 +35,7 @@ def _gib(value: float) -> int:
 
 
 MEASURED = {
-    "tiny": Measured("2 CPU cores", 5_681, 752 * 2**20),
+    "tiny": Measured("2 CPU cores", 7_634, 749 * 2**20),
     "30m": Measured("H100", 947_502, _gib(5.24)),
     "transformer-1.2b": Measured("H200", 61_108, _gib(60.0)),
     "hybrid-1.2b": Measured("H200", 70_959, _gib(43.7)),

@@ -151,6 +151,12 @@ def test_the_figure_is_a_file_that_needs_no_page(tmp_path: Path):
     assert len(text) < 60_000
 
 
+def test_the_same_findings_draw_the_same_file(tmp_path: Path):
+    for name in ("a.svg", "b.svg"):
+        write_figure(fabricated(), tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
 def test_every_recipe_on_the_page_has_a_colour(page: str):
     used, given = set(re.findall(r"var\((--[\w-]+)\)", page)), set(re.findall(r"(--[\w-]+):", page))
     assert used <= given

@@ -23,6 +23,7 @@ WIDE, NARROW = 900, 356  # CSS pixels; at these widths one unit of the drawing i
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "svg.hashsalt": "fourbits",  # ids that do not change from one drawing to the next
     "font.size": 12,
     "axes.edgecolor": RULE,
     "axes.labelcolor": MUTED,
