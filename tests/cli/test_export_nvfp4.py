@@ -19,6 +19,7 @@ from fourbits.train.load_run import load_trained, open_trained
 from support.small_runs import HYBRID, trained
 
 NVFP4 = tuple(LAYOUTS)
+GROUPS = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +110,7 @@ def test_shared_scales_are_one_per_fused_matrix_and_said_to_be_new(layout, run, 
     assert "their codes and scales are not those of training" in capsys.readouterr().out
     found = load_file(tmp_path / "model.safetensors")
     end = LAYOUTS[layout].global_scale
-    for group in (
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        ("mlp.gate_proj", "mlp.up_proj"),
-    ):
+    for group in GROUPS:
         scales = {float(found[f"model.layers.1.{name}.{end}"]) for name in group}
         assert len(scales) == 1
         amax = max(
@@ -123,6 +121,29 @@ def test_shared_scales_are_one_per_fused_matrix_and_said_to_be_new(layout, run, 
     card = (tmp_path / "README.md").read_text()
     assert "their codes and scales are not those of training" in card
     assert '"digest"' in card
+
+
+FUSED = """{base: nvfp4, fprop: {rhs: {amax_policy: delayed, amax_headroom: 1.05}},
+  dgrad: {rhs: {amax_policy: delayed, amax_headroom: 1.05}},
+  shared_weight_amax: [[q_proj, k_proj, v_proj], [gate_proj, up_proj]]}"""
+
+
+def test_a_run_trained_with_shared_amaxes_is_exported_with_the_scales_of_training(tmp_path, capsys):
+    run = trained(tmp_path, FUSED, pattern="TTTT", width=32)
+    capsys.readouterr()
+    assert export(run, "--format", "modelopt", "--out", tmp_path / "out") == 0
+    assert "not those of training" not in capsys.readouterr().out
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for group in GROUPS:
+        assert len({float(found[f"model.layers.1.{name}.weight_scale_2"]) for name in group}) == 1
+    assert export(run, "--out", tmp_path / "out", "--check") == 0
+
+
+def test_a_fused_matrix_of_which_a_part_stays_in_bf16_is_refused(run, tmp_path, capsys):
+    keep = ["--keep-bf16", "*.k_proj"]
+    assert export(run, "--format", "modelopt", *keep, "--scales", "shared", "--out", tmp_path / "x") == 2
+    assert "must be all quantized or all in BF16" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
 
 
 def _ours(name: str) -> str:

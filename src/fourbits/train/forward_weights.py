@@ -53,9 +53,9 @@ def forward_weights(model: LanguageModel) -> dict[str, ForwardWeight]:
         state = layer.quantization
         amax = None
         text = state.table
-        if state.book is not None:
-            text = state.book.in_force[state.slot]
-            stored = state.book.amaxes[state.slot, place, IN_USE].cpu()
+        if state.recipe_state is not None:
+            text = state.recipe_state.effective[state.slot]
+            stored = state.recipe_state.amaxes[state.slot, place, IN_USE].cpu()
             amax = None if stored < 0 else stored.clone()
         found[f"{name}.weight"] = ForwardWeight(table_from_text(text), amax)
     return {name: weight for name, weight in found.items() if weight.spec.block_format.quantized}

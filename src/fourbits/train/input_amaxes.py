@@ -25,7 +25,8 @@ def input_amaxes(stored: StoredModel, samples: int) -> dict[str, Tensor]:
         batches = calibration_batches(stored.folder, stored, samples)
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"calibration: the run's text cannot be read: {error} Or quantize weights only, with --calibration 0."
+            f"calibration: the run's text cannot be read: {error} Or quantize weights only, with "
+            "--calibration 0."
         ) from error
     model = stored.converted("cpu")
     found: dict[str, Tensor] = {}
