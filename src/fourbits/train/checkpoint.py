@@ -178,7 +178,8 @@ def open_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> Tensor
     try:
         stored = TensorFile(file)
     except ValueError as error:
-        raise ValueError(f"{error} {_remedy(checkpoint.path)}") from error
+        reason = str(error).removesuffix(".")
+        raise ValueError(f"{reason}. {_remedy(checkpoint.path)}") from error
     found = stored.described
     for key in [*expected, *found]:
         if key not in found or key not in expected:
