@@ -23,12 +23,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder written by fourbits train")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write the model")
-    parser.add_argument("--format", choices=FORMATS, default="hf", help="of the weights (default: hf)")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="with --format hf (default: bf16)")
+    parser.add_argument("--format", choices=FORMATS, help="of the weights (default: hf)")
+    parser.add_argument("--dtype", choices=DTYPES, help="with --format hf (default: bf16)")
     parser.add_argument(
         "--scales",
         choices=SCALES,
-        default="trained",
         help="global scales of projections that servers fuse (q, k, v; gate, up): those of training, which "
         "must agree (default); shared: quantize again with one per group; separate: those of training even "
         "if they differ, for readers that do not fuse",
@@ -36,13 +35,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--calibration",
         type=int,
-        default=32,
         metavar="N",
         help="validation sequences per source that calibrate inputs; 0: quantize weights only (default: 32)",
     )
-    parser.add_argument(
-        "--keep-bf16", nargs="+", default=(), metavar="NAMES", help="patterns of layers to write in BF16"
-    )
+    parser.add_argument("--keep-bf16", nargs="+", metavar="NAMES", help="patterns of layers to write in BF16")
     parser.add_argument(
         "--check", action="store_true", help="compare the model in FOLDER with the run, and write nothing"
     )
@@ -50,19 +46,20 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Export the run, or check an export of it."""
+    names = ("format", "dtype", "scales", "calibration", "keep_bf16")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if "keep_bf16" in given:
+        given["keep_bf16"] = tuple(given["keep_bf16"])
+    if args.check and given:
+        option = next(iter(given)).replace("_", "-")
+        raise ValueError(
+            f"--check reads in {args.out} how it was exported, got --{option}. Remove the option."
+        )
     stored = open_trained(args.run)
     if args.check:
         print(_described(stored, args.out, check_export(stored, args.out)))
         return 0
-    options = ExportOptions(
-        format=args.format,
-        dtype=args.dtype,
-        scales=args.scales,
-        calibration=args.calibration,
-        keep_bf16=tuple(args.keep_bf16),
-    )
-    exported = export_stored(stored, args.out, options)
-    print(_described(stored, args.out, exported))
+    print(_described(stored, args.out, export_stored(stored, args.out, ExportOptions(**given))))
     if not may_write_card(args.out):
         print(f"{args.out / CARD}: left as it is; remove it to get a model card")
     return 0

@@ -22,6 +22,8 @@ from torch import Tensor
 BLOCK = 16
 #: E2M1 by code; the upper eight are negative
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cpu")
+#: the two elements of a byte, [256, 2]
+_PAIRS = torch.stack((E2M1.repeat(16), E2M1.repeat_interleave(16)), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class PackedWeight:
 
     def dequantize(self) -> Tensor:
         """The values, fp32 [N, K]: fp32(fp32(code * block_scale) * global_scale)."""
-        pairs = torch.stack((self.codes & 0xF, self.codes >> 4), -1)
-        scaled = E2M1[pairs.long()].view(*self.block_scale.shape, BLOCK) * self.block_scale.float()[..., None]
+        elements = _PAIRS[self.codes.int()].view(*self.block_scale.shape, BLOCK)
+        scaled = elements * self.block_scale.float()[..., None]
         return scaled.view(len(self.codes), -1) * self.global_scale
 
 

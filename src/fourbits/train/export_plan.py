@@ -56,6 +56,11 @@ class ExportOptions:
             raise ValueError(
                 f"export: dtype must be bf16 in the {self.format} layout, got {self.dtype}. Remove --dtype."
             )
+        if self.format == "hf" and (self.keep_bf16 or self.scales != "trained"):
+            raise ValueError(
+                "export: --keep-bf16 and --scales are for quantized formats, got hf, in which no layer is "
+                "quantized. Remove them, or choose another --format."
+            )
         if self.calibration < 0:
             raise ValueError(f"export: calibration must be at least 0, got {self.calibration}.")
 

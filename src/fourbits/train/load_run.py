@@ -112,4 +112,10 @@ def open_trained(path: Path | str) -> StoredModel:
     masters = open_tensors(checkpoint, "model", dict(model.named_parameters()))
     manifest = read_json(folder.manifest)
     tokenizer = Tokenizer.load(folder.tokenizer, manifest["data"]["tokenizer"]["end_token"])
+    recorded = manifest["data"]["tokenizer"].get("sha256", tokenizer.sha256)
+    if tokenizer.sha256 != recorded:
+        raise ValueError(
+            f"{folder.tokenizer}: is not the tokenizer that the run was trained with, whose SHA-256 is "
+            f"{recorded}. Restore it."
+        )
     return StoredModel(folder.path, masters, tokenizer, config, checkpoint, manifest)
