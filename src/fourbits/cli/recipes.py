@@ -134,6 +134,8 @@ def _show(recipe: Recipe) -> None:
     console = Console()
     console.print(table)
     console.print(Text(f"kept in BF16: {kept_text(recipe.keep_bf16)}"))
+    if groups := recipe.shared_weight_amax:
+        console.print(Text(f"one amax for W of: {'; '.join(', '.join(group) for group in groups)}"))
     for label, text in (("source", recipe.source), ("follows", recipe.taken), ("differs", recipe.deviates)):
         if text:
             console.print(Text(f"{label}: {text}"))
