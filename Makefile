@@ -1,10 +1,15 @@
 # `make demo` and `make test` each do everything on a fresh machine: environment, installation, the job.
 PYTHON ?= python3
+VENV := .venv
 # Empty without an NVIDIA GPU. With one, PyTorch comes from PyPI, with CUDA and the Triton that belongs to it.
 GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+# Beside a GPU, a PyTorch without CUDA, however it came into $(VENV), makes the installation run again.
+ifneq ($(GPU),)
+TORCH_VERSION := $(wildcard $(VENV)/lib/python3*/site-packages/torch/version.py)
+STALE := $(shell grep -qs "^cuda.*= '" $(TORCH_VERSION) /dev/null || rm -f $(VENV)/.installed $(VENV)/.installed-gpu)
+endif
 # Where pip finds PyTorch without CUDA, a tenth of the size, for machines without a GPU.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT ?= runs/demo
 
@@ -25,7 +30,7 @@ LOOP_PACKAGES := lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.
 
 help:
 	@echo "make install   make $(VENV), with CUDA if there is an NVIDIA GPU (GPU= or GPU=yes overrides)"
-	@echo "make demo      train in BF16, FP8, MXFP4 and NVFP4, and compare; writes $(DEMO_OUT)/report.html"
+	@echo "make demo      train a tiny model, and report what each technique of NVFP4 fixes; writes $(DEMO_OUT)/report.html"
 	@echo "make test      run the tests"
 	@echo "make check     lint, types and layers, in seconds"
 	@echo "make test-gpu  run the tests that need a CUDA device, and compute-sanitizer if installed (make sanitize)"

@@ -1,15 +1,19 @@
 """The choice of a backend for fabricated devices, and the description of this machine."""
 
 import dataclasses
+import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from fourbits.cli.main import main
 from fourbits.device import (
     Backend,
     Device,
     choose_backend,
+    idle_nvidia_gpu,
     native_unsupported,
     peak_flops,
     probe,
@@ -158,3 +162,56 @@ def test_the_probe_describes_the_gpu_of_the_given_index(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
     found = [probe(torch.device(name)).capability for name in ("cuda", "cuda:0", "cuda:1")]
     assert found == [(7, 0), (7, 0), (9, 0)]
+
+
+def fake_nvidia_smi(folder, monkeypatch, text="GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", code=0):
+    """A program nvidia-smi, the only one on PATH besides the shell's, that prints a text."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def without_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+
+
+def test_a_torch_for_cpus_beside_an_nvidia_gpu_is_found(tmp_path, monkeypatch):
+    without_cuda(monkeypatch)
+    fake_nvidia_smi(tmp_path, monkeypatch)
+    found = idle_nvidia_gpu()
+    assert found is not None
+    assert "built for CPUs only, beside NVIDIA H100 80GB HBM3." in found
+    assert "make install" in found
+    assert f"{sys.executable} -m pip install torch" in found
+
+
+def test_a_cuda_torch_that_finds_no_gpu_is_found_too(tmp_path, monkeypatch):
+    without_cuda(monkeypatch)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    fake_nvidia_smi(tmp_path, monkeypatch)
+    assert "its CUDA 13.0 may need a newer driver" in (idle_nvidia_gpu() or "")
+
+
+@pytest.mark.parametrize(("text", "code"), [("", 0), ("No devices were found", 6)])
+def test_a_driver_without_a_gpu_is_no_finding(tmp_path, monkeypatch, text, code):
+    without_cuda(monkeypatch)
+    fake_nvidia_smi(tmp_path, monkeypatch, text, code)
+    assert idle_nvidia_gpu() is None
+
+
+def test_without_nvidia_smi_and_with_a_working_gpu_there_is_no_finding(tmp_path, monkeypatch):
+    without_cuda(monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert idle_nvidia_gpu() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    fake_nvidia_smi(tmp_path, monkeypatch)
+    assert idle_nvidia_gpu() is None
+
+
+def test_doctor_shows_the_finding(tmp_path, monkeypatch, capsys):
+    without_cuda(monkeypatch)
+    fake_nvidia_smi(tmp_path, monkeypatch)
+    assert main(["doctor", "--device", "cpu"]) == 0
+    assert "unused GPU" in capsys.readouterr().out

@@ -41,8 +41,13 @@ BANNED = {(high, low) for high in ("model", "data", "exchange") for low in PRECI
     ("device", "settings"),
 }
 
-# Rooms of one layer, in one direction: compare/report reads what compare/run executed.
-ROOM_BANNED = {("compare.run", "compare.report")}
+# Rooms of one layer, in one direction: compare/report shows what compare/run executed and compare/techniques
+# measured.
+ROOM_BANNED = {
+    ("compare.run", "compare.report"),
+    ("compare.run", "compare.techniques"),
+    ("compare.techniques", "compare.report"),
+}
 
 # A room holds one way to compute. It is reached from its own package through the entries named here, from the
 # same kind of room of another package, and from rooms that build on it: kernels and compiled code on the

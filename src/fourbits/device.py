@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from enum import Enum
@@ -206,6 +207,32 @@ def _identify(kind: str, index: int | None) -> tuple[str, tuple[int, int] | None
     if kind == "mps":
         return "Apple GPU", None, torch.mps.recommended_max_memory()
     return f"{platform.machine()} CPU ({torch.backends.cpu.get_cpu_capability()})", None, _machine_memory()
+
+
+def idle_nvidia_gpu() -> str | None:
+    """Why torch uses no NVIDIA GPU although nvidia-smi lists one, with the remedy; None without a problem."""
+    program = shutil.which("nvidia-smi")
+    if program is None or torch.cuda.is_available():
+        return None
+    try:
+        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    gpus = [line.strip() for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+    if listed.returncode or not gpus:
+        return None
+    name = gpus[0].partition(": ")[2].partition(" (UUID")[0]
+    if torch.version.cuda is None:
+        python = sys.executable
+        return (
+            f"torch {torch.__version__} is built for CPUs only, beside {name}. Run `make install` in the "
+            f"clone, or `{python} -m pip uninstall -y torch triton && {python} -m pip install torch`"
+        )
+    return (
+        f"torch {torch.__version__} finds no usable GPU, beside {name}: its CUDA {torch.version.cuda} may "
+        "need a newer driver (nvidia-smi shows which CUDA the driver supports), or CUDA_VISIBLE_DEVICES "
+        "hides the GPU"
+    )
 
 
 def _machine_memory() -> int | None:

@@ -1,15 +1,22 @@
 """`fourbits compare` and `fourbits demo` on the command line."""
 
+import html
 import json
 import random
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fourbits.cli import compare as compare_module
 from fourbits.cli.commands import COMMANDS, load
-from fourbits.cli.compare import command_line
+from fourbits.cli.compare import words
 from fourbits.cli.main import main
 from fourbits.cli.parser import parse
+from fourbits.cli.program import command_line
+from fourbits.compare.compare import Commands
+from fourbits.compare.run.run_matrix import RunMatrix
 
 TEXT = "every block has a scale and every tensor has one more"
 SMALL = """
@@ -79,18 +86,114 @@ def test_an_error_names_what_to_use_instead(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_stored_command_reproduces_the_comparison(tmp_path: Path):
+def test_the_command_that_resumes_a_comparison_has_all_of_its_options(tmp_path: Path):
     argv = ["tiny", "--recipes", "bf16", "my recipe.yaml", "--seeds", "0", "2", "--train.tokens", "1e6"]
     args = parse("compare", load("compare"), argv)
-    line = command_line(args, tmp_path / "out")
-    assert line == (
+    assert command_line(words(args, tmp_path / "out")) == (
         "fourbits compare tiny --recipes bf16 'my recipe.yaml' --seeds 0 2 "
         f"--out {tmp_path / 'out'} --train.tokens 1e6"
     )
-    args = parse("compare", load("compare"), ["tiny", "--jobs", "2"])
-    assert command_line(args, tmp_path) == (
-        f"fourbits compare tiny --recipes bf16 nvfp4 --seeds 0 --out {tmp_path} --jobs 2"
+    args = parse("compare", load("compare"), ["tiny", "--techniques"])
+    assert command_line(words(args, tmp_path)) == (
+        f"fourbits compare tiny --recipes bf16 nvfp4 --seeds 0 --techniques --out {tmp_path}"
     )
+
+
+def repeats(page: str) -> list[list[str]]:
+    """The commands below "To repeat it", as words."""
+    block = page.split("To repeat it</h3>\n<pre>")[1].split("</pre>")[0]
+    return [shlex.split(html.unescape(line)) for line in block.splitlines()]
+
+
+def test_the_commands_to_repeat_a_comparison_repeat_it(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", str(config), "--recipes", "bf16", "nvfp4", "--out", "out", "--jobs", "1"]) == 0
+    change, whole, one = repeats((tmp_path / "out/report.html").read_text())
+    assert change == ["cd", str(tmp_path)]
+    assert (whole[0], one[0]) == ("fourbits", "fourbits")
+    monkeypatch.chdir("/")
+    monkeypatch.chdir(change[1])
+    assert main(whole[1:]) == 0
+    assert main(one[1:]) == 0
+    capsys.readouterr()
+    first, again = (losses(tmp_path / name) for name in ("out", "out-again"))
+    assert len(first) == 2
+    assert first == again
+    run = json.loads((tmp_path / "out-again-bf16-seed0/summary.json").read_text())
+    assert run["val_loss"] == first["bf16"]
+
+
+def losses(out: Path) -> dict[str, float]:
+    rows = json.loads((out / "table.json").read_text())["rows"]
+    return {row["recipe"]: row["val_loss"] for row in rows}
+
+
+def test_the_commands_to_repeat_a_run_repeat_it(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(config), "--out", "out"]) == 0
+    change, again = repeats((tmp_path / "out/report.html").read_text())
+    assert change == ["cd", str(tmp_path)]
+    assert main(again[1:]) == 0
+    capsys.readouterr()
+    first, second = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("out", "out-again")
+    )
+    assert first["val_loss"] == second["val_loss"]
+
+
+@pytest.mark.parametrize(
+    ("options", "recipes", "seeds"),
+    [
+        ([], ("bf16", "nvfp4"), (0,)),
+        (["--full"], ("bf16", "fp8", "mxfp4", "nvfp4", "nvfp4-naive"), (0, 1, 2)),
+    ],
+)
+def test_the_demo_measures_techniques_and_trains_few_recipes_unless_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], recipes: tuple, seeds: tuple
+):
+    seen: dict[str, Any] = {}
+
+    def compare(matrix: RunMatrix, progress: object, commands: Commands, jobs: object, *, techniques: bool):
+        seen.update(matrix=matrix, commands=commands, techniques=techniques)
+        raise ValueError("stop here")
+
+    monkeypatch.setattr(compare_module, "compare", compare)
+    assert main(["demo", "--out", str(tmp_path / "demo"), *options]) == 2
+    assert (seen["matrix"].recipes, seen["matrix"].seeds, seen["techniques"]) == (recipes, seeds, True)
+    assert seen["commands"].resume == shlex.join(
+        ["fourbits", "demo", *options, "--out", str(tmp_path / "demo")]
+    )
+    whole = shlex.split(seen["commands"].repeat[1])
+    again = parse("compare", load("compare"), whole[2:])
+    assert (tuple(again.recipes), tuple(again.seeds), again.techniques) == (recipes, seeds, True)
+    assert again.jobs >= 1
+    assert int(again.overrides["train.threads"]) >= 1
+
+
+def test_techniques_need_a_bf16_run(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    argv = ["compare", str(config), "--recipes", "nvfp4", "--techniques", "--out", str(tmp_path / "out")]
+    assert main(argv) == 2
+    assert "Add bf16 to --recipes." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_comparison_with_techniques_shows_and_stores_them(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "out"
+    argv = ["compare", str(config), "--techniques", "--recipes", "bf16", "--out", str(out)]
+    assert main(argv) == 0
+    page = (out / "report.html").read_text()
+    assert page.index("What each technique fixes") < page.index("<h2>Losses</h2>")
+    assert "Quantizing every block changes the trained model" in page.split("</h1>")[0]
+    found = json.loads((out / "techniques.json").read_text())
+    assert {each["recipe"] for each in found["gradients"]} == {"fp8", "mxfp4", "nvfp4", "nvfp4-naive"}
+    assert "var(--" not in (out / "techniques.svg").read_text()
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize("name", ["compare", "demo"])

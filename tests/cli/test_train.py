@@ -139,7 +139,7 @@ def test_a_diverged_run_exits_with_1_and_names_the_step(config, tmp_path, capsys
 
 @pytest.mark.parametrize("wild", [(), ("--optim.lr", "1e30", "--optim.grad_clip", "null")])
 def test_an_error_in_the_report_does_not_hide_how_the_run_ended(config, tmp_path, capsys, monkeypatch, wild):
-    def broken(folder):
+    def broken(folder, commands):
         raise KeyError("val_loss")
 
     monkeypatch.setattr(command, "write_run_report", broken)

@@ -1,19 +1,16 @@
-"""Measure the speed of quantizers, a linear layer, experts, the SSD scan, a training step, a model, or the
-data.
+"""Measure the speed of quantizers, linear layers, experts, the SSD scan, training steps, models, or data.
 
-Both sides of a ratio are measured in the same run. `model` measures training steps of a preset per recipe:
-tokens/s, MFU in total and by type of layer, memory, and the throughput of the Hugging Face implementation at
-the same shapes (--peers). `hf` measures steps of transformers' Llama as a user's own loop runs them: eager,
-and under torch.compile without and with CUDA graphs.
+Both sides of a ratio are measured in the same run. `fourbits bench WHAT --help` describes each benchmark.
 """
 
 import json
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from fourbits.bench.data import bench_data
 from fourbits.bench.experts import bench_experts
@@ -25,91 +22,48 @@ from fourbits.bench.quantize_recipe import bench_recipe
 from fourbits.bench.ssd import bench_ssd
 from fourbits.bench.steps.model import RECIPES, ModelMeasurements, ModelRequest, bench_model
 from fourbits.bench.steps.step import bench_step
+from fourbits.bench.timing import Measurements
 from fourbits.cli.bench_tables import model_tables, result_table
+from fourbits.cli.parser import add_action
+from fourbits.compare.terminal import print_table
 
 EXAMPLE = "fourbits bench linear --json"
-BENCHMARKS = {
-    "quantize": bench_quantize,
-    "linear": bench_linear,
-    "experts": bench_experts,
-    "step": bench_step,
-    "data": bench_data,
-}
 
-_SIZES = ("seq_len", "micro_batch", "accumulation")
-# Options that only `hf` has, and those that only `model` has, except that `ssd` has --preset too.
-_HF_OPTIONS = ("sizes", "modes")
-_MODEL_OPTIONS = ("preset", "recipes", *_SIZES, "compile", "repeats", "peers", "no_profile")
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One benchmark: what it measures, an example, its own options, and how it runs."""
+
+    summary: str
+    example: str
+    measure: Callable[[torch.device, Namespace], Measurements]
+    add_options: Callable[[ArgumentParser], None] = lambda parser: None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("what", choices=(*BENCHMARKS, "ssd", "model", "hf"), help="what to measure")
-    parser.add_argument(
-        "--recipe", metavar="NAME", help="with quantize: the cost of this recipe's options, per operand"
-    )
-    parser.add_argument("--no-compiled", action="store_true", help="with ssd: skip compiled torch")
-    text = "with model: a run preset or YAML file, e.g. transformer-1.2b; with ssd: measure only its shape"
-    parser.add_argument("--preset", metavar="CONFIG", help=text)
-    _add_model_arguments(parser)
-    _add_hf_arguments(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _add_model_arguments(parser: ArgumentParser) -> None:
-    model = parser.add_argument_group("with model")
-    names = f"default: {' '.join(RECIPES)} (packed: inputs saved for backward as packed codes)"
-    model.add_argument("--recipes", nargs="*", metavar="R", help=names)
-    for option, text in (
-        ("--seq-len", "tokens per sequence; default: the preset's"),
-        ("--micro-batch", "sequences per micro-batch; default: the preset's"),
-        ("--accumulation", "micro-batches per step; default: the preset's, at most 2"),
-        ("--repeats", "timed steps; default: 5"),
-    ):
-        model.add_argument(option, type=int, metavar="N", help=text)
-    text = "like train.compile; default: the preset's"
-    model.add_argument("--compile", choices=("none", "regions", "model"), help=text)
-    model.add_argument(
-        "--peers",
-        nargs="+",
-        choices=PEERS,
-        metavar="P",
-        help=f"other implementations to measure: {', '.join(PEERS)}",
-    )
-    model.add_argument("--no-profile", action="store_true", default=None, help="skip the profile")
-
-
-def _add_hf_arguments(parser: ArgumentParser) -> None:
-    hf = parser.add_argument_group("with hf")
-    for option, names in (("sizes", tuple(SIZES)), ("modes", MODES)):
-        text = f"{option} to measure, of {', '.join(names)}; default: those for the device"
-        hf.add_argument(f"--{option}", nargs="+", metavar=option[0].upper(), help=text)
+    """Declare the benchmarks, each with its options."""
+    actions = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    for name, benchmark in BENCHMARKS.items():
+        own = add_action(actions, name, benchmark.summary, benchmark.example)
+        benchmark.add_options(own)
+        own.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
+        own.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: Namespace) -> int:
     """Measure and print. Raises ValueError for a missing device and for unknown names or sizes."""
-    _check_options(args)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "--device cuda: torch finds no CUDA device. Use --device cpu, or run `fourbits doctor`."
         )
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if args.what == "model":
-        measured = bench_model(device, _request(args), _print_progress)
-    elif args.what == "hf":
-        measured = bench_hf(device, _print_progress, args.sizes, args.modes)
-    elif args.what == "ssd":
-        measured = bench_ssd(device, _print_progress, args.preset, compiled=not args.no_compiled)
-    else:
-        measured = bench_recipe(device, args.recipe) if args.recipe else BENCHMARKS[args.what](device)
+    measured = BENCHMARKS[args.what].measure(device, args)
     if args.json:
         print(json.dumps(measured.to_dict(), indent=2))
         return 0
-    console = Console()
-    console.print(result_table(measured))
+    print_table(result_table(measured))
     for table in model_tables(measured) if isinstance(measured, ModelMeasurements) else ():
-        console.print(table)
+        print_table(table)
     return 0
 
 
@@ -117,30 +71,98 @@ def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _check_options(args: Namespace) -> None:
-    """Raises ValueError for an option of another benchmark, and for `model` without --preset."""
-    if args.recipe and args.what != "quantize":
-        raise ValueError(f"--recipe: only valid with quantize, got {args.what}. Remove the option.")
-    if args.no_compiled and args.what != "ssd":
-        raise ValueError(f"--no-compiled: only valid with ssd, got {args.what}. Remove the option.")
-    for name in _HF_OPTIONS:
-        if getattr(args, name) is not None and args.what != "hf":
-            raise ValueError(f"--{name}: only valid with hf, got {args.what}. Remove the option.")
-    if args.what == "model":
-        if not args.preset:
-            raise ValueError("model needs --preset. Add one, such as --preset transformer-1.2b.")
-        return
-    for name in _MODEL_OPTIONS:
-        if getattr(args, name) is not None and (args.what, name) != ("ssd", "preset"):
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option}: only valid with model, got {args.what}. Remove the option.")
+def _add_recipe(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--recipe", metavar="NAME", help="measure the cost of this recipe's options, per operand"
+    )
+
+
+def _add_ssd(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--preset", metavar="CONFIG", help="measure only the shape of this run preset or file"
+    )
+    parser.add_argument("--no-compiled", action="store_true", help="skip compiled torch")
+
+
+def _add_model(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "a run preset or YAML file, such as transformer-1.2b"
+    add("--preset", required=True, metavar="CONFIG", help=text)
+    names = f"default: {' '.join(RECIPES)} (packed: inputs saved for backward as packed codes)"
+    add("--recipes", nargs="*", metavar="R", help=names)
+    for option, text in (
+        ("--seq-len", "tokens per sequence; default: the preset's"),
+        ("--micro-batch", "sequences per micro-batch; default: the preset's"),
+        ("--accumulation", "micro-batches per step; default: the preset's, at most 2"),
+        ("--repeats", "timed steps; default: 5"),
+    ):
+        add(option, type=int, metavar="N", help=text)
+    text = "like train.compile; default: the preset's"
+    add("--compile", choices=("none", "regions", "model"), help=text)
+    text = f"other implementations to measure: {', '.join(PEERS)}"
+    add("--peers", nargs="+", choices=PEERS, metavar="P", help=text)
+    add("--no-profile", dest="profile", action="store_false", help="skip the profile")
+
+
+def _add_hf(parser: ArgumentParser) -> None:
+    for option, names in (("sizes", tuple(SIZES)), ("modes", MODES)):
+        text = f"{option} to measure, of {', '.join(names)}; default: those for the device"
+        parser.add_argument(f"--{option}", nargs="+", metavar=option[0].upper(), help=text)
 
 
 def _request(args: Namespace) -> ModelRequest:
     """The request that the options describe; options that were not given keep the request's defaults."""
+    names = [field.name for field in fields(ModelRequest)]
     given: dict[str, Any] = {
-        name: value for name in _MODEL_OPTIONS if (value := getattr(args, name)) is not None
+        name: value for name in names if (value := getattr(args, name, None)) is not None
     }
-    given["profile"] = not given.pop("no_profile", False)
     given |= {name: tuple(given[name]) for name in ("recipes", "peers") if name in given}
     return ModelRequest(**given)
+
+
+BENCHMARKS = {
+    "quantize": Benchmark(
+        "measure quantizers, packed and dequantized, against copying the same bytes",
+        "fourbits bench quantize --recipe nvfp4-46",
+        lambda device, args: bench_recipe(device, args.recipe) if args.recipe else bench_quantize(device),
+        _add_recipe,
+    ),
+    "linear": Benchmark(
+        "measure one linear layer, forward and backward, by recipe",
+        EXAMPLE,
+        lambda device, args: bench_linear(device),
+    ),
+    "experts": Benchmark(
+        "measure a layer of experts by grouped launches, against a grouped GEMM in BF16",
+        "fourbits bench experts",
+        lambda device, args: bench_experts(device),
+    ),
+    "ssd": Benchmark(
+        "measure the SSD scan of Mamba-2 and what surrounds it, against compiled torch",
+        "fourbits bench ssd --preset tiny --no-compiled",
+        lambda device, args: bench_ssd(device, _print_progress, args.preset, compiled=not args.no_compiled),
+        _add_ssd,
+    ),
+    "step": Benchmark(
+        "measure training steps of small models, by recipe",
+        "fourbits bench step",
+        lambda device, args: bench_step(device),
+    ),
+    "model": Benchmark(
+        "measure training steps of a preset per recipe: tokens/s, MFU by type of layer, memory, and peers",
+        "fourbits bench model --preset transformer-1.2b --recipes bf16 nvfp4",
+        lambda device, args: bench_model(device, _request(args), _print_progress),
+        _add_model,
+    ),
+    "hf": Benchmark(
+        "measure steps of transformers' Llama in a loop of one's own: eager, compiled, with CUDA graphs",
+        "fourbits bench hf --modes eager",
+        lambda device, args: bench_hf(device, _print_progress, args.sizes, args.modes),
+        _add_hf,
+    ),
+    "data": Benchmark(
+        "measure preparing and reading tokens",
+        "fourbits bench data",
+        lambda device, args: bench_data(device),
+    ),
+}

@@ -11,7 +11,8 @@ from typing import Protocol, cast
 
 # name -> its line in `fourbits --help`; the module is fourbits.cli.<name>
 COMMANDS = {
-    "demo": "train the tiny model with five recipes and report how they compare",
+    "demo": "train a tiny model, and measure and report what each technique of 4-bit training fixes",
+    "presets": "list the presets: parameters, tokens, memory, and time on known GPUs",
     "train": "train a model with a recipe, or resume a run",
     "compare": "train with several recipes and seeds, and report how they differ",
     "recipes": "list the recipes, or show the precision of every GEMM operand in one",

@@ -8,20 +8,22 @@ weights and read the same batches in the same order. Every other setting is an o
 --jobs N executes N runs in parallel, each in its own process with an equal share of the CPU threads. Default:
 one run per CPU thread, up to 4, for models with at most 10M linear weights on a CPU; otherwise 1, because a
 larger model uses all threads by itself and N runs need N times the memory.
+
+One seed compares nothing: with several, the gap to the baseline comes with a 95 % interval over seeds.
 """
 
 import json
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from fourbits.compare.compare import compare
-from fourbits.compare.report.print_table import print_table
+from fourbits.cli.program import again, change_folder, command_line
+from fourbits.compare.compare import Commands, compare
+from fourbits.compare.report.print_table import print_comparison
 from fourbits.compare.run.execute import Interrupted
-from fourbits.compare.run.jobs import choose_jobs
+from fourbits.compare.run.jobs import Jobs, choose_jobs
 from fourbits.compare.run.progress import MatrixProgress
 from fourbits.compare.run.run_matrix import RunMatrix, build_matrix
 from fourbits.train.config import load_config
@@ -47,6 +49,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="K", help="seeds (default: 0)")
     parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/compare-CONFIG)")
+    parser.add_argument(
+        "--techniques",
+        action="store_true",
+        help="also measure what each technique fixes, on the trained bf16 model of the first seed",
+    )
     add_common_arguments(parser)
 
 
@@ -66,40 +73,58 @@ def run(args: Namespace) -> int:
             raise ValueError(
                 f"--{given[0]}: cannot be set for a comparison. Use {option}; a recipe can be a YAML file."
             )
-    stem = Path(args.config).stem
-    out = Path(args.out or f"runs/compare-{stem}")
+    out = Path(args.out or f"runs/compare-{Path(args.config).stem}")
+    return compare_and_print(args, out, words(args, out))
+
+
+def compare_and_print(args: Namespace, out: Path, resume: Sequence[str]) -> int:
+    """Execute the runs, write table.json and report.html, and print the table and the report's location.
+
+    args: as of `fourbits compare`; resume: the words of the command that continues this one, without --jobs.
+    """
     config = load_config(args.config, RUN_PRESETS, args.overrides)
-    matrix = build_matrix(config, stem, args.recipes, args.seeds, out)
-    return compare_and_print(matrix, command_line(args, out), args.jobs, as_json=args.json)
-
-
-def compare_and_print(matrix: RunMatrix, command: str, jobs: int | None, *, as_json: bool) -> int:
-    """Execute the runs, write table.json and report.html, and print the table and the report's location."""
-    chosen = choose_jobs(matrix, jobs)
+    matrix = build_matrix(config, Path(args.config).stem, args.recipes, args.seeds, out)
+    jobs = choose_jobs(matrix, args.jobs)
+    commands = Commands(
+        command_line([*resume, *(() if args.jobs is None else ("--jobs", str(args.jobs)))]),
+        repetition(args, matrix, jobs),
+    )
+    progress = MatrixProgress(matrix, Console(stderr=True))
     try:
-        result = compare(matrix, MatrixProgress(matrix, Console(stderr=True)), command, chosen)
+        result = compare(matrix, progress, commands, jobs, techniques=args.techniques)
     except Interrupted as stop:
-        Console(stderr=True).print(f"stopped; resume with: {command}", markup=False, soft_wrap=True)
+        Console(stderr=True).print(f"stopped; resume with: {commands.resume}", markup=False, soft_wrap=True)
         return exit_code(stop.signal.name)
-    if as_json:
+    if args.json:
         print(json.dumps(result.record, indent=2))
         return 0
-    print_table(result.rows, matrix.baseline, matrix.seeds)
+    print_comparison(result.rows, matrix.baseline, matrix.seeds)
     print(f"report: {result.report.resolve().as_uri()}")
     return 0
 
 
-def command_line(args: Namespace, out: Path) -> str:
-    """The command that reproduces this comparison."""
-    words: Sequence[str] = [
-        *("fourbits", "compare", args.config, "--recipes", *args.recipes),
-        *("--seeds", *map(str, args.seeds), "--out", str(out)),
-        *jobs_option(args.jobs),
+def words(args: Namespace, out: Path) -> list[str]:
+    """The words of the command that makes this comparison, without --jobs."""
+    return [
+        *("compare", args.config, "--recipes", *args.recipes, "--seeds", *map(str, args.seeds)),
+        *(("--techniques",) if args.techniques else ()),
+        *("--out", str(out)),
         *(word for key, value in args.overrides.items() for word in (f"--{key}", value)),
     ]
-    return shlex.join(words)
 
 
-def jobs_option(jobs: int | None) -> list[str]:
-    """--jobs as given on the command line; empty if it was not."""
-    return [] if jobs is None else ["--jobs", str(jobs)]
+def repetition(args: Namespace, matrix: RunMatrix, jobs: Jobs) -> tuple[str, ...]:
+    """Commands that repeat the comparison, and one of its runs, bit for bit, in new folders.
+
+    They state the number of runs in parallel and of threads, which otherwise depend on the machine's load.
+    """
+    first, new = matrix.runs[0], again(matrix.out)
+    threads = ("--train.threads", str(jobs.threads))
+    one = ("train", str(first.folder / "config.yaml"), "--out", f"{new}-{first.recipe}-seed{first.seed}")
+    settings = {key: value for key, value in args.overrides.items() if key != "train.threads"}
+    whole = words(Namespace(**vars(args) | {"overrides": settings}), new)
+    return (
+        change_folder(),
+        command_line([*whole, "--jobs", str(jobs.parallel), *threads]),
+        command_line([*one, *threads]),
+    )

@@ -19,6 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, 
 from rich.table import Table
 
 from fourbits.cli.data_inspect import add_inspect, inspect, show_inspection
+from fourbits.cli.parser import add_action
+from fourbits.compare.terminal import print_table
 from fourbits.data.config import STDLIB, text_sources
 from fourbits.data.corpora.corpus_folder import write_corpus
 from fourbits.data.corpora.debian import build_debian
@@ -34,18 +36,18 @@ from fourbits.settings import nearest
 
 DEBIAN = "debian"
 EXAMPLE = "fourbits data prepare stdlib --out stdlib-tokens"
+EXAMPLE_INSPECT = "fourbits data inspect stdlib-tokens --run tiny --step 0"
+EXAMPLE_CORPUS = "fourbits data corpus stdlib --out stdlib-text"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|inspect|corpus")
-    preparing = actions.add_parser("prepare", help="convert text to token files", allow_abbrev=False)
+    preparing = add_action(actions, "prepare", "convert text to token files", EXAMPLE)
     _add_prepare(preparing)
-    inspecting = actions.add_parser(
-        "inspect", help="show what a prepared folder contains", allow_abbrev=False
-    )
+    inspecting = add_action(actions, "inspect", "show what a prepared folder contains", EXAMPLE_INSPECT)
     add_inspect(inspecting)
-    building = actions.add_parser("corpus", help="build a corpus and write it as text", allow_abbrev=False)
+    building = add_action(actions, "corpus", "build a corpus and write it as text", EXAMPLE_CORPUS)
     building.add_argument("name", choices=[STDLIB, DEBIAN], help="which corpus")
     building.add_argument("--out", required=True, metavar="DIR", help="folder to write")
     building.add_argument(
@@ -204,7 +206,7 @@ def show(data: PreparedData) -> None:
     for name, record in records.items():
         table.add_row(name, *_numbers(record))
     console = Console()
-    console.print(table)
+    print_table(table, console)
     lines = [f"{name}: license {record['licence'] or 'unknown'}" for name, record in records.items()]
     for name, record in records.items():
         if record.get("repeated_documents"):
@@ -274,4 +276,6 @@ class PartProgress:
             self._tasks[what] = self._bar.add_task(what, total=total or None)
         self._bar.update(self._tasks[what], completed=done)
         if done >= total > 0 and not self._console.is_terminal:
-            self._console.print(f"{what}: read {total / 1e6:.1f} MB of files", markup=False, highlight=False)
+            self._console.print(
+                f"{what}: read {total / 1e6:.1f} MB of files", markup=False, highlight=False, soft_wrap=True
+            )

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from fourbits.compare.terminal import print_table
 from fourbits.data.config import open_data
 from fourbits.data.inspect import duplicate_documents, length_quantiles, phase_reads, sample_locations
 from fourbits.data.stream.dataset import PreparedData
@@ -134,13 +134,12 @@ def _losses(path: Path, sources: list[str]) -> list[dict[str, Any]]:
 
 def show_inspection(found: dict[str, Any]) -> None:
     """Print what `inspect` found, except for the table of sources."""
-    console = Console()
-    console.print(_lengths_table(found["lengths"]["train"]))
+    print_table(_lengths_table(found["lengths"]["train"]))
     if "duplicates" in found:
-        console.print(_duplicates_table(found["duplicates"]))
+        print_table(_duplicates_table(found["duplicates"]))
     if "plan" in found:
-        console.print(_phase_table(found["plan"]))
-        console.print(found["rounding"] or "shares match the weights exactly", markup=False, highlight=False)
+        print_table(_phase_table(found["plan"]))
+        print(found["rounding"] or "shares match the weights exactly")
     if found.get("validation_losses"):
         rows = found["validation_losses"]
         table = Table(*rows[0], title="validation loss by source", title_justify="left")
@@ -148,18 +147,16 @@ def show_inspection(found: dict[str, Any]) -> None:
             table.add_row(
                 *(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values())
             )
-        console.print(table)
+        print_table(table)
     for row in found.get("step", ()):
         first, last = row["documents"]
         where = f"{row['source']} tokens {row['begin']:,} to {row['end']:,}, documents {first:,} to {last:,}"
-        console.print(
-            f"sample {row['sample']:,}: {where}, epoch {row['epoch']}", markup=False, highlight=False
-        )
+        print(f"sample {row['sample']:,}: {where}, epoch {row['epoch']}")
     for kind in ("document", "sample"):
         if kind in found:
             text = found[kind].pop("text")
-            console.print(f"{kind}: {found[kind]}", markup=False, highlight=False)
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print(f"{kind}: {found[kind]}")
+            print(text)
 
 
 def _lengths_table(lengths: dict[str, dict[str, int]]) -> Table:

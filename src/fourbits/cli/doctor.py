@@ -8,13 +8,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fourbits.compare.terminal import print_table
 from fourbits.device import (
     Device,
     choose_backend,
+    idle_nvidia_gpu,
     native_unsupported,
     peak_flops,
     probe,
@@ -58,10 +59,9 @@ def run(args: Namespace) -> int:
     table = Table("item", "finding", title="fourbits doctor", title_justify="left")
     for item, finding in rows(findings):
         table.add_row(item, Text(finding))
-    console = Console()
-    console.print(table)
+    print_table(table)
     if args.native:
-        console.print("\n".join(verdict(findings["native_check"])), soft_wrap=True, markup=False)
+        print("\n".join(verdict(findings["native_check"])))
     return 0 if passed else 1
 
 
@@ -75,6 +75,7 @@ def examine(kind: str | None) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu_threads": torch.get_num_threads(),
         "device": asdict(device),
+        "idle_gpu": idle_nvidia_gpu(),
         "backend": backend.value,
         "backend_reason": reason,
         "triton_blocker": triton_unsupported(device),
@@ -138,6 +139,7 @@ def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
         ("Python", f"{findings['python']}, {findings['system']}, {cpu}"),
         ("torch", device["torch_version"]),
         ("device", f"{device['kind']}: {device['name']}"),
+        *((("unused GPU", findings["idle_gpu"]),) if findings["idle_gpu"] else ()),
         ("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
         (
             "BF16 peak",

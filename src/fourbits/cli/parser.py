@@ -3,7 +3,7 @@
 import argparse
 import inspect
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fourbits.cli.commands import COMMANDS, Command
 from fourbits.settings import nearest
@@ -22,13 +22,40 @@ class Parser(argparse.ArgumentParser):
 
     def options(self) -> list[str]:
         """Every declared option, such as --out, of this parser and its subcommands."""
-        choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
-        parsers = [parser for choice in choices for parser in choice.values() if isinstance(parser, Parser)]
+        parsers = self.actions().values()
         return [*self._option_string_actions, *(option for parser in parsers for option in parser.options())]
 
+    def actions(self) -> "dict[str, Parser]":
+        """The parsers of its subcommands, by name."""
+        choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
+        return {
+            name: parser
+            for choice in choices
+            for name, parser in choice.items()
+            if isinstance(parser, Parser)
+        }
+
     def refuse_option(self, option: str) -> NoReturn:
-        """Report an unknown option, and suggest the nearest one."""
+        """Report an unknown option, and suggest the nearest one, or the subcommands that have it."""
+        owners = [name for name, parser in self.actions().items() if option in parser.options()]
+        if owners:
+            self.error(f"{option} is an option of {', '.join(f'{self.prog} {name}' for name in owners)} only")
         self.error(f"unknown option {option}.{nearest(option, self.options())}")
+
+
+def add_action(actions: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    """An action of a command, with a help of its own.
+
+    actions: what add_subparsers returned; summary: also its description; example: a command line.
+    """
+    return actions.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def command_parser(name: str, command: Command) -> Parser:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fourbits.compare.number_format import plural
+from fourbits.compare.terminal import print_table
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import credited, get_recipe, list_recipes
@@ -117,7 +118,7 @@ def _list(as_json: bool) -> None:
     table = Table("recipe", "source and description")
     for recipe in recipes:
         table.add_row(recipe.name, Text(": ".join(filter(None, (recipe.source, recipe.taken)))))
-    Console().print(table)
+    print_table(table)
 
 
 def _show(recipe: Recipe) -> None:
@@ -132,13 +133,14 @@ def _show(recipe: Recipe) -> None:
             title = f"{gemm.capitalize()}  {formula}" + (f"  [{names}]" if names else "")
             table.add_row(Text(title), f"{lhs}: {operand_text(spec.lhs)}", f"{rhs}: {right}")
     console = Console()
-    console.print(table)
-    console.print(Text(f"kept in BF16: {kept_text(recipe.keep_bf16)}"))
+    print_table(table, console)
+    console.print(Text(f"kept in BF16: {kept_text(recipe.keep_bf16)}"), soft_wrap=True)
     if groups := recipe.shared_weight_amax:
-        console.print(Text(f"one amax for W of: {'; '.join(', '.join(group) for group in groups)}"))
+        text = f"one amax for W of: {'; '.join(', '.join(group) for group in groups)}"
+        console.print(Text(text), soft_wrap=True)
     for label, text in (("source", recipe.source), ("follows", recipe.taken), ("differs", recipe.deviates)):
         if text:
-            console.print(Text(f"{label}: {text}"))
+            console.print(Text(f"{label}: {text}"), soft_wrap=True)
     for names, gemms in tables:
         if warning := weight_warning(gemms):
-            console.print(Text(f"warning: {f'{names}: ' if names else ''}{warning}"))
+            console.print(Text(f"warning: {f'{names}: ' if names else ''}{warning}"), soft_wrap=True)

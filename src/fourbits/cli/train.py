@@ -20,7 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fourbits.cli.errors import describe
+from fourbits.cli.program import again, change_folder, command_line
 from fourbits.compare.report.run_report import write_run_report
+from fourbits.compare.terminal import print_table
 from fourbits.data.whole_file import write_json
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import load_config
@@ -29,6 +31,7 @@ from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.profile import StepProfile
 from fourbits.train.run import run as train
+from fourbits.train.run_folder import read_json
 from fourbits.train.stop import exit_code
 from fourbits.train.summary import Summary
 
@@ -94,7 +97,7 @@ class TrainPrinter(ProgressPrinter):
         """Print the precision table, the device, and the length of the run."""
         if self.tables:
             console = Console()
-            console.print(precision_table(start.conversion))
+            print_table(precision_table(start.conversion), console)
             total = start.num_steps * start.tokens_per_step
             lines = [
                 str(start.conversion),
@@ -135,7 +138,7 @@ def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
         write_json(out / "profile.json", found.to_dict())
         if tables:
             console = Console()
-            console.print(profile_table(found))
+            print_table(profile_table(found), console)
             console.print(found.statement(), soft_wrap=True)
 
     return show
@@ -164,11 +167,21 @@ def _write_report(out: Path) -> bool:
     """Write report.html. An error is printed, not raised, so that it never hides how the run ended."""
     try:
         if (out / "metrics.jsonl").stat().st_size:
-            write_run_report(out)
+            write_run_report(out, repetition(out))
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the page, the run has ended
         print(f"fourbits train: the report was not written: {describe(error)}", file=sys.stderr)
         return False
     return True
+
+
+def repetition(out: Path) -> tuple[str, ...]:
+    """Commands that repeat a run in a new folder, with its number of threads, which affects bits."""
+    manifest = read_json(out / "manifest.json")
+    words = ["train", str(out / "config.yaml"), "--out", str(again(out))]
+    if ancestry := manifest.get("ancestry"):
+        start = Path(ancestry[-1]["run"]) / "checkpoints" / f"step_{ancestry[-1]['step']}"
+        words += ["--from", str(start)]
+    return change_folder(), command_line([*words, "--train.threads", str(manifest["threads"])])
 
 
 def _print_summary(summary: Summary, out: Path, has_report: bool) -> None:
@@ -180,4 +193,4 @@ def _print_summary(summary: Summary, out: Path, has_report: bool) -> None:
     if summary["steps"] and has_report:
         print(f"report: {out / 'report.html'}")
     if summary["ended"] != "finished":
-        print(f"resume with: fourbits train {out / 'config.yaml'}")
+        print(f"resume with: {command_line(['train', str(out / 'config.yaml')])}")

@@ -1,4 +1,4 @@
-"""Runs a comparison: executes the runs of a matrix, then writes table.json and report.html."""
+"""Runs a comparison: executes the runs of a matrix, measures, then writes table.json and report.html."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +8,26 @@ from fourbits.compare.report.comparison import Comparison, read_comparison
 from fourbits.compare.report.comparison_report import write_report
 from fourbits.compare.report.context import Context, describe_corpus, generate_sample
 from fourbits.compare.report.table import Row, final_table, table_record
+from fourbits.compare.report.technique_section import FIGURE, write_figure
 from fourbits.compare.run.execute import execute_runs
 from fourbits.compare.run.jobs import Jobs
 from fourbits.compare.run.progress import MatrixProgress
-from fourbits.compare.run.run_matrix import RunMatrix
+from fourbits.compare.run.run_matrix import BASELINE, RunMatrix
+from fourbits.compare.techniques.findings import Techniques
+from fourbits.compare.techniques.measure import TECHNIQUES_JSON, measure_once
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.whole_file import write_json
 
 # The recipe whose model generates the sample output, if it takes part.
 SAMPLED = "nvfp4"
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Command lines. resume: continues the comparison; repeat: commands that repeat it in new folders."""
+
+    resume: str
+    repeat: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +40,50 @@ class Result:
     report: Path
 
 
-def compare(matrix: RunMatrix, progress: MatrixProgress, command: str, jobs: Jobs) -> Result:
+def compare(
+    matrix: RunMatrix, progress: MatrixProgress, commands: Commands, jobs: Jobs, *, techniques: bool = False
+) -> Result:
     """Execute the runs of a matrix that are not finished, and write table.json and report.html.
 
-    command: the command line that reproduces the comparison. Raises what `execute_runs` raises, and
-    ValueError for runs that are not comparable.
+    techniques: also measure what each technique fixes, on the BF16 model of the first seed, and write
+    techniques.json and techniques.svg. Raises what `execute_runs` raises, and ValueError for runs that are
+    not comparable, or for techniques without a BF16 run.
     """
-    provenance = execute_runs(matrix, progress, command, jobs)
+    if techniques and BASELINE not in matrix.recipes:
+        raise ValueError(
+            f"--techniques: needs a trained {BASELINE} model, got {', '.join(matrix.recipes)}. "
+            f"Add {BASELINE} to --recipes."
+        )
+    provenance = execute_runs(matrix, progress, commands.resume, jobs)
     comparison = read_comparison(matrix, provenance)
+    found = _measured(comparison, matrix.out, progress) if techniques else None
     rows = final_table(comparison)
     record = table_record(comparison, rows)
     write_json(matrix.out / "table.json", record)
-    page = write_report(comparison, _context(comparison, command), matrix.out / "report.html")
+    page = write_report(comparison, _context(comparison, commands, found), matrix.out / "report.html")
     return Result(comparison, rows, record, page)
 
 
-def _context(comparison: Comparison, command: str) -> Context:
+def _measured(comparison: Comparison, out: Path, progress: MatrixProgress) -> Techniques | None:
+    """What each technique fixes on the first BF16 run; None, with a note, if that did not finish."""
+    run = comparison.runs[BASELINE][comparison.seeds[0]]
+    if not run.finished:
+        progress.note(f"{run.path}: did not finish, so its model is not measured")
+        return None
+    progress.note("measuring what each technique fixes on the trained bf16 model")
+    found = measure_once(run.path, out / TECHNIQUES_JSON)
+    write_figure(found, out / FIGURE)
+    return found
+
+
+def _context(comparison: Comparison, commands: Commands, techniques: Techniques | None) -> Context:
     manifest = comparison.any_run.manifest["data"]
     data = PreparedData.open(manifest["folder"])
     sampled = SAMPLED if SAMPLED in comparison.runs else comparison.recipes[-1]
     run = comparison.runs[sampled][comparison.seeds[0]]
     return Context(
-        commands=(command, f"fourbits train {run.path / 'config.yaml'} --out NEW"),
+        commands=commands.repeat,
         corpus=describe_corpus(data, manifest["unigram_entropy"]),
         sample=generate_sample(run.path, data) if run.finished else None,
+        techniques=techniques,
     )

@@ -3,24 +3,34 @@
 MINUS = "\u2212"
 PLUS_MINUS = "\u00b1"
 DASH = "\u2013"
+NO_BREAK = "\u00a0"
 
 
-def loss(value: float | None, deviation: float | None = None) -> str:
-    """Nats per token, with the standard deviation over seeds if given; a dash for None."""
+def loss(value: float | None, margin: float | None = None) -> str:
+    """Nats per token, with the margin of its interval if given; a dash for None."""
     if value is None:
         return DASH
-    return f"{value:.4f}" + (f" {PLUS_MINUS} {deviation:.4f}" if deviation is not None else "")
+    return f"{value:.4f}" + (f" {PLUS_MINUS} {margin:.4f}" if margin is not None else "")
 
 
-def signed(value: float | None, digits: int, deviation: float | None = None) -> str:
-    """A difference with an explicit sign, but never minus zero; a dash for None."""
+def signed(value: float | None, digits: int, margin: float | None = None) -> str:
+    """A difference with an explicit sign, but never minus zero, and the margin of its interval if given; a
+    dash for None.
+    """
     if value is None:
         return DASH
     text = f"{value:+.{digits}f}"
     if float(text) == 0:
         text = text.lstrip("+-")
     text = text.replace("-", MINUS)
-    return text + (f" {PLUS_MINUS} {deviation:.{digits}f}" if deviation is not None else "")
+    return text + (f" {PLUS_MINUS} {margin:.{digits}f}" if margin is not None else "")
+
+
+def percent(share: float) -> str:
+    """A share in three digits: '0 %', '0.25 %', '2.5 %', '18.8 %', '100 %'."""
+    value = 100 * share
+    digits = 0 if value == 0 or value >= 99.95 else 2 if value < 0.995 else 1
+    return f"{value:.{digits}f}{NO_BREAK}%"
 
 
 def count(value: float) -> str:
@@ -29,8 +39,8 @@ def count(value: float) -> str:
 
 
 def short_count(value: float, digits: int = 3) -> str:
-    """A count in at most so many significant digits: 0, 950, 1.5k, 524k, 1.52M, 12.3B."""
-    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    """A count in at most so many significant digits: 0, 950, 1.5k, 524k, 1.52M, 12.3B, 10T."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
             return f"{value / unit:.{digits}g}{name}"
     return f"{value:.{digits}g}"
@@ -54,6 +64,14 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def long_duration(seconds: float) -> str:
+    """One figure and its unit: '42 s', '5 min', '3 h', '12 days', '4.0 years'."""
+    for unit, name in ((365.25 * 86400, "years"), (86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * unit:
+            return f"{seconds / unit:.{1 if seconds < 10 * unit else 0}f} {name}"
+    return f"{seconds:.0f} s"
 
 
 def plural(number: int, noun: str) -> str:

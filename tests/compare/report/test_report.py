@@ -10,6 +10,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from fourbits.compare.number_format import loss, signed
+from fourbits.compare.report.caveats import caveats
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.comparison_report import headline, render
 from fourbits.compare.report.context import Context, Corpus, Sample, Source
@@ -139,24 +140,44 @@ def test_the_page_shows_how_many_runs_shared_the_machine(page: str, one_seed: Co
     assert "their memory adds up" not in other
 
 
-def test_with_one_seed_no_finding_is_claimed(page: str):
-    assert "Only one seed" in page
-    assert "is not a finding" in page
+def test_with_one_seed_the_headline_claims_nothing(one_seed: Comparison, page: str):
+    text = headline(one_seed, final_table(one_seed))
+    assert text == (
+        "bf16, fp8, mxfp4, nvfp4 and nvfp4-naive trained with one seed: too few to compare their losses."
+    )
+    assert text in read(page).text
+    assert "no difference between losses here is a finding" in page
 
 
-def test_the_seed_noise_is_named_where_a_gap_is_within_it(tmp_path: Path):
-    comparison = fabricate_comparison(tmp_path, ["bf16", "fp8", "nvfp4"], [0, 1, 2], steps=64)
-    rows = final_table(comparison)
-    page = render(comparison, CONTEXT)
-    unclear = [row.recipe for row in rows if row.within_noise and row.recipe != "bf16"]
-    assert ("not a finding" in page) == bool(unclear)
-    small = [replace(row, gap_nats=0.001, gap_nats_spread=0.002) for row in rows]
-    assert "within the noise of its 3 seeds" in headline(comparison, small)
+@pytest.fixture(scope="module")
+def three_seeds(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return fabricate_comparison(tmp_path_factory.mktemp("three"), ["bf16", "fp8", "nvfp4"], [0, 1, 2])
 
 
-def test_the_headline_is_the_gap_of_nvfp4(one_seed: Comparison):
-    rows = [replace(row, gap_nats=0.0412, gap_percent=1.234) for row in final_table(one_seed)]
-    assert headline(one_seed, rows) == "nvfp4 ends 1.23 % above bf16 (+0.0412 nats) after 524k tokens."
+def test_with_several_seeds_the_headline_is_the_interval_of_the_gap(three_seeds: Comparison):
+    rows = [
+        replace(row, gap_nats=0.0412, gap_percent=1.234, gap_nats_margin=0.01)
+        for row in final_table(three_seeds)
+    ]
+    assert headline(three_seeds, rows) == (
+        "nvfp4 ends 1.23 % above bf16 after 524k tokens (+0.0412 nats, 95 % interval +0.0312 to +0.0512, "
+        "3 seeds)."
+    )
+
+
+def test_a_gap_whose_interval_includes_zero_is_no_difference(three_seeds: Comparison):
+    rows = [replace(row, gap_nats=0.001, gap_nats_margin=0.002) for row in final_table(three_seeds)]
+    assert headline(three_seeds, rows) == (
+        "No difference between nvfp4 and bf16 shown after 524k tokens (+0.0010 nats, 95 % interval "
+        "\u22120.0010 to +0.0030, 3 seeds)."
+    )
+    assert "The intervals of fp8 and nvfp4 include zero" in caveats(three_seeds, rows)[0]
+
+
+def test_the_page_shows_the_margin_of_each_gap(three_seeds: Comparison):
+    text = read(render(three_seeds, CONTEXT)).text
+    for row in final_table(three_seeds)[1:]:
+        assert signed(row.gap_nats, 4, row.gap_nats_margin) in text
 
 
 def test_a_run_that_fails_in_its_first_steps_is_reported_with_the_others(tmp_path: Path):
@@ -181,6 +202,25 @@ def test_a_single_run_has_its_own_page(tmp_path: Path):
     assert "nvfp4: validation loss" in reader.text
     assert "Learning rate" in reader.text
     assert page.count('class="wide"') == 4
+
+
+@pytest.mark.parametrize(("steps", "charts"), [(1, 0), (2, 4)])
+def test_a_run_has_charts_where_they_show_a_line_and_else_its_values(tmp_path: Path, steps: int, charts: int):
+    fabricate_run(tmp_path / "run", "nvfp4", steps=steps)
+    page = write_run_report(tmp_path / "run").read_text()
+    assert page.count('class="wide"') == charts
+    assert ("Gradient norm before clipping</dt>" in page) == (charts == 0)
+
+
+def test_a_metric_that_was_never_finite_has_no_chart(tmp_path: Path):
+    run = fabricate_run(tmp_path / "run", "nvfp4", steps=12)
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    text = "".join(json.dumps({**record, "grad_norm": None}) + "\n" for record in records)
+    (run.path / "metrics.jsonl").write_text(text)
+    page = write_run_report(run.path).read_text()
+    assert "Learning rate" in page
+    assert "Gradient norm" not in page
 
 
 def test_a_run_without_validation_or_end_has_a_page_too(tmp_path: Path):

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fourbits.compare.report.comparison import Comparison
-from fourbits.compare.report.print_table import print_table
+from fourbits.compare.report.print_table import print_comparison
 from fourbits.compare.report.table import final_table, table_record
 from support.fabricated_runs import RECIPES, SAME_LOAD, STEPS, fabricate_comparison, fabricate_run
 
@@ -39,16 +39,23 @@ def test_the_baseline_has_no_gap_to_itself_and_ratio_one(three_seeds: Comparison
     assert (row.gap_nats, row.gap_percent, row.speed_ratio) == (0.0, 0.0, 1.0)
 
 
-def test_a_gap_below_two_deviations_is_noise_and_one_far_above_is_not(three_seeds: Comparison):
+def test_the_margin_of_a_gap_is_that_of_students_t_and_not_two_deviations(three_seeds: Comparison):
+    row = final_table(three_seeds)[2]
+    assert row.gap_nats_spread is not None
+    assert row.gap_nats_margin == pytest.approx(4.302653 * row.gap_nats_spread / 3**0.5, rel=1e-6)
+
+
+def test_a_gap_within_its_margin_is_noise_and_one_far_above_is_not(three_seeds: Comparison):
     _, fp8, nvfp4 = final_table(three_seeds)
     assert nvfp4.within_noise is False  # fabricated with a gap of 0.038 nats and noise of 0.003
-    assert replace(fp8, gap_nats=0.004, gap_nats_spread=0.003).within_noise is True
+    assert replace(fp8, gap_nats=-0.004, gap_nats_margin=0.005).within_noise is True
 
 
 def test_one_seed_has_no_deviation_and_no_verdict_on_noise(tmp_path: Path):
     row = final_table(fabricate_comparison(tmp_path, ["bf16", "nvfp4"], [0]))[1]
     assert row.gap_nats_spread is None
     assert row.val_loss_spread is None
+    assert (row.gap_nats_margin, row.gap_percent_margin, row.val_loss_margin) == (None, None, None)
     assert row.within_noise is None
 
 
@@ -126,7 +133,7 @@ def test_recipes_with_other_initial_weights_are_not_comparable(tmp_path: Path):
 
 def test_a_piped_table_is_one_line_per_recipe_without_colour(three_seeds: Comparison):
     out = StringIO()
-    print_table(final_table(three_seeds), "bf16", [0, 1, 2], Console(file=out, width=40))
+    print_comparison(final_table(three_seeds), "bf16", [0, 1, 2], Console(file=out, width=40))
     lines = out.getvalue().splitlines()
     assert len(lines) == 1 + 3 + 1
     assert "\x1b" not in out.getvalue()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fourbits.compare.compare import compare
+from fourbits.compare.compare import Commands, compare
 from fourbits.compare.report.comparison import read_comparison, shared_hashes
 from fourbits.compare.run.execute import Interrupted, execute_runs
 from fourbits.compare.run.jobs import Jobs
@@ -21,6 +21,7 @@ from fourbits.train.config import RunConfig
 from fourbits.train.listener import Record, RunStart
 
 ALONE = Jobs(1, 1)
+COMMANDS = Commands("fourbits compare small", ("fourbits compare small --jobs 1",))
 
 
 class CountingProgress(MatrixProgress):
@@ -61,7 +62,7 @@ def file_times(out: Path) -> dict[Path, int]:
 @pytest.fixture(scope="module")
 def finished(small_run: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> RunMatrix:
     matrix = matrix_for(small_run, tmp_path_factory.mktemp("finished"))
-    compare(matrix, CountingProgress(matrix), "fourbits compare small", ALONE)
+    compare(matrix, CountingProgress(matrix), COMMANDS, ALONE)
     return matrix
 
 
@@ -73,7 +74,7 @@ def test_a_comparison_writes_run_folders_a_table_and_a_report(finished: RunMatri
     assert [(row["recipe"], row["seeds"]) for row in record["rows"]] == [("bf16", 2), ("nvfp4", 2)]
     assert all(row["speed_ratio"] is not None for row in record["rows"])
     page = (finished.out / "report.html").read_text()
-    assert "fourbits compare small" in page
+    assert "fourbits compare small --jobs 1" in page
     assert "Sample output" in page
 
 
@@ -92,7 +93,7 @@ def test_recipes_share_weights_and_data_within_a_seed_but_not_across_seeds(finis
 
 def test_a_finished_comparison_is_reused_without_training(finished: RunMatrix):
     before, progress = file_times(finished.out), CountingProgress(finished)
-    compare(finished, progress, "again", ALONE)
+    compare(finished, progress, COMMANDS, ALONE)
     assert progress.steps == 0
     assert file_times(finished.out) == before
 
@@ -100,7 +101,7 @@ def test_a_finished_comparison_is_reused_without_training(finished: RunMatrix):
 def test_a_recipe_added_later_runs_alone_and_has_no_speed_ratio(finished: RunMatrix, small_run: RunConfig):
     wider = matrix_for(small_run, finished.out, ("bf16", "nvfp4", "mxfp4"))
     progress = CountingProgress(wider)
-    result = compare(wider, progress, "wider", ALONE)
+    result = compare(wider, progress, COMMANDS, ALONE)
     assert progress.began == ["mxfp4/seed0", "mxfp4/seed1"]
     ratios = {row.recipe: row.speed_ratio for row in result.rows}
     assert ratios["mxfp4"] is None
@@ -112,9 +113,9 @@ def test_an_interrupted_comparison_resumes_to_the_same_losses(
 ):
     matrix = matrix_for(small_run, tmp_path)
     with pytest.raises(Interrupted):
-        compare(matrix, CountingProgress(matrix, interrupt_after=12), "first", ALONE)
+        compare(matrix, CountingProgress(matrix, interrupt_after=12), COMMANDS, ALONE)
     progress = CountingProgress(matrix)
-    result = compare(matrix, progress, "second", ALONE)
+    result = compare(matrix, progress, COMMANDS, ALONE)
     # 8 steps of bf16 and 4 of nvfp4 were saved; 4 of nvfp4 and the whole other seed remain.
     assert progress.steps == 4 * 8 - 12
     unbroken = json.loads((finished.out / "table.json").read_text())["rows"]
@@ -137,18 +138,18 @@ def test_an_interrupted_comparison_resumes_to_the_same_losses(
 def test_a_run_with_a_non_finite_loss_is_a_result_and_is_not_repeated(small_run: RunConfig, tmp_path: Path):
     wild = replace(small_run, optim=replace(small_run.optim, lr=1e30, grad_clip=None, warmup_share=0.0))
     matrix = build_matrix(wild, "wild", ("bf16", "nvfp4"), (0,), tmp_path)
-    result = compare(matrix, CountingProgress(matrix), "wild", ALONE)
+    result = compare(matrix, CountingProgress(matrix), COMMANDS, ALONE)
     assert [row.verdict for row in result.rows] == ["diverged", "diverged"]
     assert [row.val_loss for row in result.rows] == [None, None]
     progress = CountingProgress(matrix)
-    compare(matrix, progress, "wild", ALONE)
+    compare(matrix, progress, COMMANDS, ALONE)
     assert progress.steps == 0
 
 
 def test_a_folder_with_runs_of_other_settings_is_refused(finished: RunMatrix, small_run: RunConfig):
     other = matrix_for(replace(small_run, optim=replace(small_run.optim, lr=2e-2)), finished.out)
     with pytest.raises(ValueError, match=r"optim\.lr"):
-        compare(other, CountingProgress(other), "other", ALONE)
+        compare(other, CountingProgress(other), COMMANDS, ALONE)
 
 
 def test_piped_progress_shows_the_run_the_step_and_the_time_left(small_run: RunConfig, tmp_path: Path):

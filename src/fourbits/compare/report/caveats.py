@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 
-from fourbits.compare.number_format import listed, short_count
+from fourbits.compare.number_format import listed, plural, short_count
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.run_details import num_parameters, ran_native, repetition
 from fourbits.compare.report.table import Row
-
-# Nats, standard deviation over seeds of the final loss in published repetitions of 20B-parameter runs.
-PUBLISHED_SEED_NOISE = 0.003
 
 
 def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
@@ -26,17 +23,18 @@ def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
 def _about_seeds(comparison: Comparison, rows: Sequence[Row]) -> str:
     if len(comparison.seeds) == 1:
         return (
-            "Only one seed, so seed-to-seed noise is unknown. Published repetitions of large models have a "
-            f"standard deviation of about {PUBLISHED_SEED_NOISE} nats; small models vary more. A smaller "
-            "difference is not a finding. Rerun with --seeds 0 1 2 to estimate the noise."
+            "One seed, so nothing is known of the noise between seeds, and no difference between losses here "
+            "is a finding. Rerun with --seeds 0 1 2 for intervals."
         )
     unclear = [row.recipe for row in rows if row.within_noise and row.recipe != comparison.baseline]
-    found = "Every gap exceeds two standard deviations over seeds."
+    found = "No interval of a gap includes zero."
     if unclear:
-        found = f"The gap of {listed(unclear)} is within two standard deviations over seeds: not a finding."
+        subject, verb = ("interval", "includes") if len(unclear) == 1 else ("intervals", "include")
+        names = f"The {subject} of {listed(unclear)} {verb} zero"
+        found = f"{names}: no difference to {comparison.baseline} shown."
     return (
-        f"{len(comparison.seeds)} seeds. {found} Differences between recipes below their standard deviations "
-        "are not findings either."
+        f"{plural(len(comparison.seeds), 'seed')}. {found} An interval covers the expected gap in 95 of 100 "
+        "comparisons, if gaps are normally distributed over seeds; of many intervals, some miss it."
     )
 
 

@@ -27,6 +27,12 @@ def variables(names: Sequence[str]) -> dict[str, str]:
     return {name: f"var(--series-{at})" for at, name in enumerate(names)}
 
 
+def light_values(names: Sequence[str]) -> dict[str, str]:
+    """The values of all CSS variables of colours on a light page, for a drawing outside of one."""
+    series = {f"--series-{at}": pair[0] for at, pair in enumerate(shades(names).values())}
+    return {"--ink": "#1d1f21", "--muted": "#62666b", "--rule": "#dcd9d1", "--paper": "#fdfcf9"} | series
+
+
 def palette(names: Sequence[str]) -> str:
     """CSS that sets the variables of `variables`, for light, dark and print."""
     pairs = list(shades(names).values())

@@ -15,6 +15,8 @@ from fourbits.compare.report.precision_map import legend, precision_map
 from fourbits.compare.report.run_details import comparison_details, phase_starts, ran_native
 from fourbits.compare.report.svg import Chart
 from fourbits.compare.report.table import Row, final_table
+from fourbits.compare.report.technique_section import measured_names, technique_section
+from fourbits.compare.report.technique_summary import headline as gradient_headline
 from fourbits.data.whole_file import write_whole
 
 
@@ -26,19 +28,23 @@ def write_report(comparison: Comparison, context: Context, path: Path) -> Path:
 
 def render(comparison: Comparison, context: Context) -> str:
     """The page as HTML."""
-    rows = final_table(comparison)
+    rows, found = final_table(comparison), context.techniques
     hashes = {row.recipe: row.digest for row in rows}
+    names = list(dict.fromkeys([*comparison.recipes, *(measured_names(found) if found else ())]))
+    of_losses = headline(comparison, rows)
     return render_page(
         "comparison.html",
         title=listed(comparison.recipes),
-        palette=palette(comparison.recipes),
+        palette=palette(names),
         name=comparison.name,
-        headline=headline(comparison, rows),
+        headline=gradient_headline(found) if found else of_losses,
+        of_losses=of_losses if found else None,
+        techniques=technique_section(found, names) if found else None,
         baseline=comparison.baseline,
         num_seeds=len(comparison.seeds),
         tokens=comparison.any_run.tokens[-1],
         rows=rows,
-        colours=variables(comparison.recipes),
+        colours=variables(names),
         loss=_loss_chart(comparison, context),
         gap=_gap_chart(comparison),
         **_costs(comparison, rows),
@@ -53,7 +59,10 @@ def render(comparison: Comparison, context: Context) -> str:
 
 
 def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
-    """The outcome in a sentence: that of nvfp4 if it took part, else of the last recipe."""
+    """The outcome in a sentence: that of nvfp4 if it took part, else of the last recipe.
+
+    One seed compares nothing; several compare by the interval of the gap.
+    """
     by_name = {row.recipe: row for row in rows}
     row, base = by_name.get("nvfp4", rows[-1]), by_name[comparison.baseline]
     after = f"after {short_count(comparison.any_run.tokens[-1])} tokens"
@@ -61,11 +70,14 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
         return f"{row.recipe} did not reach its last step: {row.verdict_reason.removesuffix('.')}."
     if row is base:
         return f"{row.recipe} reaches a validation loss of {loss(row.val_loss)} nats per token {after}."
-    side = "above" if row.gap_nats >= 0 else "below"
-    gap = f"{abs(row.gap_percent):.2f} % {side} {base.recipe} ({signed(row.gap_nats, 4)} nats)"
+    if row.gap_nats_margin is None:
+        return f"{listed(comparison.recipes)} trained with one seed: too few to compare their losses."
+    low, high = (signed(row.gap_nats + side * row.gap_nats_margin, 4) for side in (-1, 1))
+    gap = f"{signed(row.gap_nats, 4)} nats, 95 % interval {low} to {high}, {row.seeds} seeds"
     if row.within_noise:
-        return f"{row.recipe} ends {gap} {after}: within the noise of its {row.seeds} seeds."
-    return f"{row.recipe} ends {gap} {after}."
+        return f"No difference between {row.recipe} and {base.recipe} shown {after} ({gap})."
+    side = "above" if row.gap_nats >= 0 else "below"
+    return f"{row.recipe} ends {abs(row.gap_percent):.2f} % {side} {base.recipe} {after} ({gap})."
 
 
 def _loss_chart(comparison: Comparison, context: Context) -> Chart:

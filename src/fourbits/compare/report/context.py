@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fourbits.compare.techniques.findings import Techniques
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.generate.generate import generate
 from fourbits.generate.sampling import Sampling
@@ -51,11 +52,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """commands: command lines that reproduce the comparison."""
+    """commands: command lines that reproduce the comparison. techniques: measured on its BF16 model."""
 
     commands: tuple[str, ...]
     corpus: Corpus | None = None
     sample: Sample | None = None
+    techniques: Techniques | None = None
 
 
 def describe_corpus(data: PreparedData, entropy: Mapping[str, float]) -> Corpus:

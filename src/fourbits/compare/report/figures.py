@@ -155,6 +155,7 @@ def _plot(axes: "Axes", line: Line, marker: str | None = None) -> None:
     colour = placeholder(line.series)
     if line.low is not None and line.high is not None:
         axes.fill_between(line.tokens, line.low, line.high, color=colour, alpha=0.15, lw=0)
+    marker = marker or ("o" if np.isfinite(line.value).sum() == 1 else None)  # one point makes no line
     axes.plot(line.tokens, line.value, color=colour, lw=1.8, marker=marker, ms=3.5)
 
 

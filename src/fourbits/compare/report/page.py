@@ -4,7 +4,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fourbits.compare import number_format
 
-NUMBER_FILTERS = ("count", "loss", "mebibytes", "plural", "ratio", "signed")
+NUMBER_FILTERS = ("count", "loss", "mebibytes", "percent", "plural", "ratio", "signed")
 
 
 def render_page(template: str, **values: object) -> str:

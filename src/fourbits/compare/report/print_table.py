@@ -1,4 +1,4 @@
-"""Prints the final table in a terminal; in a pipe, plain lines without wrapping."""
+"""Prints the final table of a comparison, its units, and what its seeds allow to conclude."""
 
 from collections.abc import Sequence
 
@@ -8,40 +8,40 @@ from rich.table import Table
 
 from fourbits.compare.number_format import DASH, PLUS_MINUS, count, loss, mebibytes, plural, ratio, signed
 from fourbits.compare.report.table import Row
+from fourbits.compare.terminal import print_table
 
-PIPED_WIDTH = 160
 
-
-def print_table(
+def print_comparison(
     rows: Sequence[Row], baseline: str, seeds: Sequence[int], console: Console | None = None
 ) -> None:
     """Print the rows, and the unit and seeds below them."""
     console = console or Console()
-    if not console.is_terminal:  # a pipe has no width, so lines must not wrap
-        console = Console(file=console.file, width=PIPED_WIDTH)
-    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("recipe", no_wrap=True)
     speed = f"speed vs {baseline}"
     for name in ("val loss", "gap (nats)", "gap (%)", "tokens/s", speed, "peak memory", "status"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row, row.recipe == baseline))
-    console.print(table)
-    deviation = f"; {PLUS_MINUS} is the standard deviation over seeds" if len(seeds) > 1 else ""
+    print_table(table, console)
+    note = "; one seed, so no difference between losses is a finding"
+    if len(seeds) > 1:
+        note = f"; {PLUS_MINUS}: 95 % interval over seeds (Student's t)"
     console.print(
         f"losses in nats per token, gaps to {baseline}; {plural(len(seeds), 'seed')} "
-        f"({', '.join(map(str, seeds))}){deviation}",
+        f"({', '.join(map(str, seeds))}){note}",
         markup=False,
         highlight=False,
+        soft_wrap=True,
     )
 
 
 def _cells(row: Row, is_baseline: bool) -> list[str]:
     return [
         row.recipe,
-        loss(row.val_loss, row.val_loss_spread),
-        DASH if is_baseline else signed(row.gap_nats, 4, row.gap_nats_spread),
-        DASH if is_baseline else signed(row.gap_percent, 2),
+        loss(row.val_loss, row.val_loss_margin),
+        DASH if is_baseline else signed(row.gap_nats, 4, row.gap_nats_margin),
+        DASH if is_baseline else signed(row.gap_percent, 2, row.gap_percent_margin),
         count(row.tokens_per_second),
         ratio(row.speed_ratio),
         mebibytes(row.peak_memory_bytes),

@@ -1,6 +1,9 @@
 """Writes report.html of a single run: its loss, training metrics, precision, and details."""
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from fourbits.compare.number_format import count, duration, loss, short_count
 from fourbits.compare.report.colours import SHADES, palette, variables
@@ -19,17 +22,22 @@ METRICS = {
     "Gradient norm before clipping": "grad_norm",
     "Tokens per second": "tokens_per_second",
 }
+# Fewer finite points make no line, and a chart without a line shows nothing.
+POINTS_OF_A_CURVE = 2
 
 
-def write_run_report(folder: Path) -> Path:
-    """Write folder/report.html from the files of a run, finished or not. ValueError if it is not one."""
+def write_run_report(folder: Path, commands: Sequence[str] = ()) -> Path:
+    """Write folder/report.html from the files of a run, finished or not. ValueError if it is not one.
+
+    commands: command lines that repeat the run.
+    """
     path = folder / "report.html"
-    write_whole(path, render_run(Run.read(folder)).encode())
+    write_whole(path, render_run(Run.read(folder), commands).encode())
     return path
 
 
-def render_run(run: Run) -> str:
-    """The page as HTML."""
+def render_run(run: Run, commands: Sequence[str] = ()) -> str:
+    """The page as HTML. commands: command lines that repeat the run."""
     # The run's recipe first: series 0 is the colour of all curves. The others colour the precision map.
     names = [run.recipe, *(name for name in SHADES if name != run.recipe)]
     precision, colours = run.manifest["precision"], variables(names)
@@ -40,17 +48,34 @@ def render_run(run: Run) -> str:
         folder=run.path.name,
         headline=_headline(run),
         status=_status(run),
-        loss=_loss_chart(run),
+        loss=_loss_chart(run) if _has_curve(run, "loss") else None,
         metrics=[
             metric_chart(title, Line(key, 0, run.tokens, run.train[key]), log=key == "grad_norm")
             for title, key in METRICS.items()
+            if _has_curve(run, key)
         ],
+        last_values=_last_values(run),
         legend=legend([precision], colours),
         map=precision_map(run.recipe, precision, run.config["model"]["pattern"], colours),
         details={**run_details(run), "status": _ended(run)},
         recipes={run.recipe: run.manifest["recipe"]["digest"]},
-        commands=(f"fourbits train {run.path}/config.yaml --out NEW",),
+        commands=commands,
     )
+
+
+def _has_curve(run: Run, key: str) -> bool:
+    return key in run.train and int(np.isfinite(run.train[key]).sum()) >= POINTS_OF_A_CURVE
+
+
+def _last_values(run: Run) -> dict[str, str]:
+    """The last finite value of each metric that has too few for a chart."""
+    found: dict[str, str] = {}
+    for title, key in {"Training loss": "loss", **METRICS}.items():
+        values = run.train.get(key, np.empty(0))
+        values = values[np.isfinite(values)]
+        if len(values) and not _has_curve(run, key):
+            found[title] = f"{values[-1]:,.4g}"
+    return found
 
 
 def _headline(run: Run) -> str:

@@ -6,7 +6,7 @@ drawing serves light and dark pages. It is drawn twice, for wide and narrow scre
 
 import io
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,23 @@ class Chart:
     wide: str
     narrow: str
     caption: str | None
+
+
+def standalone(svg: str, colours: Mapping[str, str]) -> str:
+    """An inline drawing as a file of its own: colours and fonts resolved, on a background of paper.
+
+    colours: value of every CSS variable of a colour, such as --ink.
+    """
+    view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert view, "a drawing starts at 0 0"
+    width, height = view.groups()
+    sans = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
+    svg = svg.replace("var(--sans)", sans)
+    svg = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], svg)
+    size = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+    paper = f'<rect width="100%" height="100%" fill="{colours["--paper"]}"/>'
+    head, rest = svg.replace("<svg ", size, 1).split(">", 1)
+    return f"{head}>{paper}{rest}"
 
 
 def placeholder(series: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.divergence import Stability, judge
+from fourbits.compare.report.interval import margin
 from fourbits.compare.report.runs import Run
 from fourbits.settings import to_dict
 
@@ -15,10 +16,11 @@ from fourbits.settings import to_dict
 class Row:
     """One recipe. The fields are the keys in table.json.
 
-    Losses are in nats per token; *_spread is the standard deviation over seeds, None for one seed. Gaps to
-    the baseline are computed per seed, then averaged. Losses and gaps are None if a run did not reach its
-    last step. speed_ratio: to the baseline, None unless both executed under the same load. verdict: the
-    worst over seeds.
+    Losses are in nats per token; *_spread is the standard deviation over seeds, and *_margin half the width
+    of the 95 % interval around the mean (Student's t), both None for one seed. Gaps to the baseline are
+    computed per seed, then averaged. Losses and gaps are None if a run did not reach its last step.
+    speed_ratio: to the baseline, None unless both executed under the same load. verdict: the worst
+    over seeds.
     """
 
     recipe: str
@@ -26,9 +28,12 @@ class Row:
     seeds: int
     val_loss: float | None
     val_loss_spread: float | None
+    val_loss_margin: float | None
     gap_nats: float | None
     gap_nats_spread: float | None
+    gap_nats_margin: float | None
     gap_percent: float | None
+    gap_percent_margin: float | None
     train_loss: float | None
     tokens_per_second: float
     speed_ratio: float | None
@@ -38,10 +43,10 @@ class Row:
 
     @property
     def within_noise(self) -> bool | None:
-        """Whether the gap is below two standard deviations over seeds; None for one seed."""
-        if self.gap_nats is None or self.gap_nats_spread is None:
+        """Whether the 95 % interval of the gap includes zero; None for one seed."""
+        if self.gap_nats is None or self.gap_nats_margin is None:
             return None
-        return abs(self.gap_nats) < 2 * self.gap_nats_spread
+        return abs(self.gap_nats) <= self.gap_nats_margin
 
 
 def final_table(comparison: Comparison) -> list[Row]:
@@ -85,9 +90,12 @@ def _row(comparison: Comparison, recipe: str) -> Row:
         seeds=len(runs),
         val_loss=_mean(losses),
         val_loss_spread=_deviation(losses),
+        val_loss_margin=margin(losses),
         gap_nats=_mean(gaps),
         gap_nats_spread=_deviation(gaps),
+        gap_nats_margin=margin(gaps),
         gap_percent=_mean(percents),
+        gap_percent_margin=margin(percents),
         train_loss=_mean([run.summary["train_loss"] for run in finished.values()]) if complete else None,
         tokens_per_second=statistics.fmean(comparison.speed(recipe, seed) for seed in runs),
         speed_ratio=_speed_ratio(comparison, recipe),

@@ -7,8 +7,8 @@ import ctypes
 import functools
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -41,6 +41,8 @@ _EXACT = {"cpp.enable_unsafe_math_opt_flag": False, "cpp.enable_floating_point_c
 #: the same for the project's own C++
 _EXACT_FLAGS = ("-fno-unsafe-math-optimizations", "-ffp-contract=off")
 _broken: list[str] = []
+#: how many `uncompiled_quantizers` are open
+_uncompiled = [0]
 
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
@@ -123,9 +125,19 @@ def worth_compiling(x: Tensor) -> bool:
     Not on CUDA: the compiler's division there is not correctly rounded. Not while torch.compile traces a
     caller: it compiles the eager source with the caller's.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _uncompiled[0]:
         return False
     return x.device.type == "cpu" and x.numel() >= max(COMPILE_FROM, 1)
+
+
+@contextmanager
+def uncompiled_quantizers() -> Generator[None]:
+    """Nothing is worth compiling inside: for many formats of a few tensors each. The bits are the same."""
+    _uncompiled[0] += 1
+    try:
+        yield
+    finally:
+        _uncompiled[0] -= 1
 
 
 def runner_for(x: Tensor) -> Runner:

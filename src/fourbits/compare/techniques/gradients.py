@@ -1,0 +1,87 @@
+"""Errors of gradients: of the whole model under a recipe, and of dW of single layers with and without RHT."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fourbits.compare.techniques.findings import GradientError, TransformEffect
+from fourbits.compare.techniques.operands import key, relative_error
+from fourbits.compare.techniques.trained import Gradients, LayerTensors, TrainedModel, without_kept_blocks
+from fourbits.gemm.matmul import matmul
+from fourbits.quant.quantize import quantize
+from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import GemmSpec
+
+#: draws of a recipe's random bits per batch
+GRADIENT_DRAWS = 4
+#: draws per layer where the transform is switched on and off
+TRANSFORM_DRAWS = 4
+
+
+def gradient_error(trained: TrainedModel, batch: int, exact: Gradients, recipe: str) -> GradientError:
+    """The model's gradient under a recipe, with every block quantized, against `exact`, that of BF16."""
+    changed = without_kept_blocks(recipe)
+    table = changed.table
+    specs = [getattr(getattr(table, gemm), side) for gemm in ("dgrad", "wgrad") for side in ("lhs", "rhs")]
+    draws = GRADIENT_DRAWS if any(spec.stochastic for spec in specs) else 1
+    target = _joined(exact)
+    found = torch.stack(
+        [_joined(trained.gradients(trained.batches[batch], changed, draw)) for draw in range(draws)]
+    )
+    norm = target.norm()
+    return GradientError(
+        recipe=recipe,
+        batch=batch,
+        draws=draws,
+        error=float(((found - target).norm(dim=1) / norm).square().mean().sqrt()),
+        bias=float(bias_norm(found, target) / norm),
+        cosine=float((found @ target / (found.norm(dim=1) * norm)).mean()),
+        projection=float((found @ target).mean() / norm**2),
+    )
+
+
+def bias_norm(draws: Tensor, target: Tensor) -> Tensor:
+    """Norm of the expected draw minus `target`. draws: [n, elements].
+
+    The squared distance of the mean of n draws is the squared bias plus a share 1 / n of their variance,
+    which is subtracted; what is left may be below zero by chance, and then counts as zero. One draw is taken
+    for one without randomness.
+    """
+    n, mean = len(draws), draws.mean(0)
+    distance = (mean - target).square().sum()
+    if n == 1:
+        return distance.sqrt()
+    variance = (draws - mean).square().sum() / (n - 1)
+    return (distance - variance / n).clamp_min(0).sqrt()
+
+
+def transform_effect(recipe: str, number: int, layer: LayerTensors) -> TransformEffect:
+    """Error of a layer's dW = dY^T X with a recipe's Wgrad, and with the same without its transform."""
+    with_transform = get_recipe(recipe).wgrad
+    without = GemmSpec(lhs=replace(with_transform.lhs, rht=0), rhs=replace(with_transform.rhs, rht=0))
+    return TransformEffect(
+        layer=layer.name,
+        recipe=recipe,
+        size=with_transform.lhs.rht,
+        without=_wgrad_error(without, number, layer),
+        with_transform=_wgrad_error(with_transform, number, layer),
+    )
+
+
+def _wgrad_error(spec: GemmSpec, number: int, layer: LayerTensors) -> float:
+    """Root mean square over draws of the relative error of dW."""
+    exact = layer.dy.float().t() @ layer.x.float()
+    x = quantize(layer.x, spec.rhs, 0)
+    errors = [
+        relative_error(
+            matmul(quantize(layer.dy, spec.lhs, 0, sr_key=key(number, draw)), x, torch.float32), exact
+        )
+        for draw in range(TRANSFORM_DRAWS)
+    ]
+    return (sum(error**2 for error in errors) / len(errors)) ** 0.5
+
+
+def _joined(gradients: Gradients) -> Tensor:
+    """All gradients as one vector, fp64, because differences of large sums are taken."""
+    return torch.cat([gradients[name].flatten() for name in sorted(gradients)]).double()
