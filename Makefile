@@ -16,7 +16,9 @@ DEMO_OUT ?= runs/demo
 # Other implementations, at the versions behind the figures in docs/benchmarks.md. They get an environment on top of
 # the project's, so that importing them changes nothing elsewhere.
 PEERS := .venv-peers
-PEER_PACKAGES := torchao==0.18.0 compressed-tensors==0.20.0 fouroversix==1.0.5 loguru psutil
+PEER_PACKAGES := torchao==0.18.0 compressed-tensors==0.20.0 fouroversix==1.0.5 loguru psutil \
+  nvidia-modelopt==0.47.0 omegaconf==2.4.0 pulp==3.3.2 scipy==1.17.1 nvidia-ml-py==13.615.71 requests==2.34.2 \
+  urllib3==2.8.0 certifi==2026.10.19.post1 charset-normalizer==3.5.3
 # Training loops that fourbits.integrations connects, with what they import; torchtitan's list is the longest.
 LOOP_PACKAGES := lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 peft==0.21.2 trl==1.16.0 \
   torchtitan==0.3.0 torchdata==0.11.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 einops==0.8.2 tyro==1.0.17 \
@@ -32,8 +34,8 @@ help:
 	@echo "make test      run the tests"
 	@echo "make check     lint, types and layers, in seconds"
 	@echo "make test-gpu  run the tests that need a CUDA device, and compute-sanitizer if installed (make sanitize)"
-	@echo "make test-peers compare with torchao, compressed-tensors and fouroversix, and train in the loops of Lightning,"
-	@echo "                PEFT, TRL and torchtitan, in an environment of their own; then the slow tests: kernels built"
+	@echo "make test-peers compare with torchao, compressed-tensors, modelopt and fouroversix, and train in the loops of"
+	@echo "                Lightning, PEFT, TRL and torchtitan, in an environment of their own; then the slow tests: kernels built"
 	@echo "                for more GPUs, memory accesses checked in more cases"
 	@echo "make bench     print the speed of quantizer, linear, training step and data"
 	@echo "make clean     remove caches and build products (the environment and runs stay)"

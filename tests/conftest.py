@@ -5,6 +5,7 @@ slow ones, sweeps of minutes, with them.
 """
 
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -12,6 +13,11 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(2)
+
+# nohup and shells' background jobs ignore these, and so would the processes that tests start
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # The same examples on every machine, and no time limit: what a test claims does not depend on a busy CPU.
 settings.register_profile("fourbits", derandomize=True, deadline=None, database=None)

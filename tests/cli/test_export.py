@@ -13,23 +13,7 @@ from fourbits.exchange.folder import load_hf
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.provenance import recorded_recipe
 from fourbits.train.load_run import load_trained
-
-RUN = """
-model: {{vocab_size: 384, d_model: 16, pattern: "{pattern}", d_ffn: 32, num_heads: 1, num_kv_heads: 1,
-  head_dim: 16, activation: swiglu, rope_theta: 10000.0}}
-recipe: nvfp4
-data: {{vocab_size: 384, paths: ["{text}"]}}
-train: {{steps: 2, micro_batch_size: 2, seq_len: 16, validation_samples: 2, compile: none, threads: 1,
-  device: cpu}}
-"""
-
-
-def trained(folder: Path, pattern: str = "TT") -> Path:
-    text = folder / "text.md"
-    text.write_text("Every block has sixteen codes and one scale. " * 400)
-    (folder / "run.yaml").write_text(RUN.format(pattern=pattern, text=text))
-    assert main(["train", str(folder / "run.yaml"), "--out", str(folder / "run")]) == 0
-    return folder / "run"
+from support.small_runs import trained
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +31,8 @@ def test_a_run_is_exported_whole(run, tmp_path, capsys):
     recipe = get_recipe("nvfp4")
     printed = capsys.readouterr().out
     assert printed.startswith(f"{out}: LlamaForCausalLM of step 2, fp32, ")
-    assert printed.endswith(f"trained with nvfp4 ({recipe.digest})\n")
+    assert f"trained with nvfp4 ({recipe.digest}); " in printed
+    assert printed.endswith(" weights read back, all equal\n")
     assert recorded_recipe(json.loads((out / "config.json").read_text())) == recipe
 
     ours = load_trained(run)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
-from safetensors.torch import save_file
 
 from exchange.exchanged import NO_MAMBA
 from fourbits.exchange import folder as folder_module
 from fourbits.exchange.folder import load_hf, save_hf
 from fourbits.exchange.replace import STAGING, replaced_together
+from fourbits.exchange.tensor_files import write_tensors
 from fourbits.model.lm import LanguageModel
 from model.shapes import small_config
 
@@ -43,7 +43,7 @@ class Fault:
             (os, "fsync"),
         ):
             monkeypatch.setattr(owner, name, self.counted(getattr(owner, name)))
-        monkeypatch.setattr(folder_module, "save_file", self.save_half)
+        monkeypatch.setattr(folder_module, "write_tensors", self.write_half)
 
     def step(self) -> None:
         self.steps += 1
@@ -57,8 +57,8 @@ class Fault:
 
         return call
 
-    def save_half(self, tensors, path, metadata) -> None:
-        save_file(tensors, path, metadata)
+    def write_half(self, path, described, parts) -> None:
+        write_tensors(path, described, parts)
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
         self.step()

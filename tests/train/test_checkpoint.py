@@ -117,7 +117,7 @@ def test_a_pickle_with_the_name_of_a_checkpoint_file_is_refused_unopened(tmp_pat
     content = file.read_bytes()
     head["files"][file.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (path / "state.json").write_text(json.dumps(head))
-    with pytest.raises(ValueError, match=r"model\.safetensors: not a safetensors file"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: not a readable safetensors file"):
         load_tensors(open_checkpoint(path), "model", tensors())
 
 

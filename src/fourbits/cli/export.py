@@ -1,37 +1,79 @@
-"""Write the model of a run as a folder for Hugging Face transformers: weights, configuration and tokenizer.
+"""Write the model of a run as a folder for Hugging Face transformers, vLLM and other readers.
 
-The weights are the masters of the newest checkpoint, rounded to --dtype and not quantized; config.json
-records the recipe. A model in the folder is replaced when the new one is complete. AutoModelForCausalLM and
-AutoTokenizer load the folder, and so does fourbits.load_hf.
+--format hf (default) rounds the masters of the newest checkpoint to --dtype. compressed-tensors and modelopt
+store the linear layers that the recipe trains in NVFP4 as the codes and scales of the training forward, and
+the others in BF16. Inputs are calibrated on validation text, which holds the model in memory; with
+--calibration 0 only weights are quantized (W4A16). What was written is read again and compared before it
+replaces a model in the folder. config.json records the recipe; fourbits.load_hf reads every format.
 """
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-import torch
-
 from fourbits.exchange.config import to_hf_config
-from fourbits.train.export import export_trained
-from fourbits.train.load_run import load_trained
+from fourbits.exchange.model_card import CARD, may_write_card
+from fourbits.train.export import Exported, check_export, export_stored
+from fourbits.train.export_plan import DTYPES, FORMATS, SCALES, ExportOptions
+from fourbits.train.load_run import StoredModel, open_trained
 
-EXAMPLE = "fourbits export runs/30m --out exported/30m"
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+EXAMPLE = "fourbits export runs/30m --format compressed-tensors --scales shared --out exported/30m"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder written by fourbits train")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write the model")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the weights (default: bf16)")
+    parser.add_argument("--format", choices=FORMATS, help="of the weights (default: hf)")
+    parser.add_argument("--dtype", choices=DTYPES, help="with --format hf (default: bf16)")
+    parser.add_argument(
+        "--scales",
+        choices=SCALES,
+        help="global scales of projections that servers fuse (q, k, v; gate, up): those of training, which "
+        "must agree (default); shared: quantize again with one per group; separate: those of training even "
+        "if they differ, for readers that do not fuse",
+    )
+    parser.add_argument(
+        "--calibration",
+        type=int,
+        metavar="N",
+        help="validation sequences per source that calibrate inputs; 0: quantize weights only (default: 32)",
+    )
+    parser.add_argument("--keep-bf16", nargs="+", metavar="NAMES", help="patterns of layers to write in BF16")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the model in FOLDER with the run, and write nothing"
+    )
 
 
 def run(args: Namespace) -> int:
-    """Export the run."""
-    trained = load_trained(args.run)
-    export_trained(trained, args.out, dtype=DTYPES[args.dtype])
-    recipe = trained.config.recipe
-    print(
-        f"{args.out}: {to_hf_config(trained.config.model)['architectures'][0]} of step {trained.step}, "
-        f"{args.dtype}, {trained.tokenizer.size} tokens, trained with {recipe.name} ({recipe.digest})"
-    )
+    """Export the run, or check an export of it."""
+    names = ("format", "dtype", "scales", "calibration", "keep_bf16")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if "keep_bf16" in given:
+        given["keep_bf16"] = tuple(given["keep_bf16"])
+    if args.check and given:
+        option = next(iter(given)).replace("_", "-")
+        raise ValueError(
+            f"--check reads in {args.out} how it was exported, got --{option}. Remove the option."
+        )
+    stored = open_trained(args.run)
+    if args.check:
+        print(_described(stored, args.out, check_export(stored, args.out)))
+        return 0
+    print(_described(stored, args.out, export_stored(stored, args.out, ExportOptions(**given))))
+    if not may_write_card(args.out):
+        print(f"{args.out / CARD}: left as it is; remove it to get a model card")
     return 0
+
+
+def _described(stored: StoredModel, out: Path, exported: Exported) -> str:
+    """What is in the folder, in a line, and notes in others."""
+    recipe, options, compared = stored.config.recipe, exported.options, exported.compared
+    weights = options.dtype if options.format == "hf" else f"{options.format} layout"
+    if compared.quantized:
+        weights += f", {compared.quantized} layers in NVFP4"
+    head = (
+        f"{out}: {to_hf_config(stored.config.model)['architectures'][0]} of step {stored.step}, {weights}, "
+        f"{stored.tokenizer.size} tokens, trained with {recipe.name} ({recipe.digest}); "
+        f"{compared.tensors + compared.quantized} weights read back, all equal"
+    )
+    return "\n".join((head, *(f"  {note}" for note in exported.notes)))

@@ -135,6 +135,9 @@ def _show(recipe: Recipe) -> None:
     console = Console()
     print_table(table, console)
     console.print(Text(f"kept in BF16: {kept_text(recipe.keep_bf16)}"), soft_wrap=True)
+    if groups := recipe.shared_weight_amax:
+        text = f"one amax for W of: {'; '.join(', '.join(group) for group in groups)}"
+        console.print(Text(text), soft_wrap=True)
     for label, text in (("source", recipe.source), ("follows", recipe.taken), ("differs", recipe.deviates)):
         if text:
             console.print(Text(f"{label}: {text}"), soft_wrap=True)

@@ -4,31 +4,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fourbits.data.whole_file import read_json
 from fourbits.exchange.replace import interrupted
 from fourbits.exchange.shown import shown
+from fourbits.exchange.tensor_files import TensorFile
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
+HF_QUANT = "hf_quant_config.json"
 SHARD = "model-{}-of-{}.safetensors"
-
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -53,52 +39,33 @@ class WeightFiles(Mapping[str, Tensor]):
                 f"{folder}: must have either {WEIGHTS} or {INDEX}, got both, which may be of two models. "
                 "Remove the older one."
             )
-        self._file: dict[str, tuple[Path, Any]] = {}
+        self._file: dict[str, TensorFile] = {}
         if (folder / INDEX).is_file():
             self._open_indexed(folder)
         else:
-            path = folder / WEIGHTS
-            opened = _opened(path)
-            self._file = dict.fromkeys(opened.keys(), (path, opened))
-        self.described = {name: self._describe(name) for name in self._file}
+            opened = TensorFile(folder / WEIGHTS)
+            self._file = dict.fromkeys(opened, opened)
+        self.described = {name: file.described[name] for name, file in self._file.items()}
 
     def _open_indexed(self, folder: Path) -> None:
         where = _weight_map(folder / INDEX)
-        files = {name: _opened(folder / name) for name in sorted(set(where.values()))}
-        held = {name: set(opened.keys()) for name, opened in files.items()}
+        files = {name: TensorFile(folder / name) for name in sorted(set(where.values()))}
         for tensor, file in where.items():
-            if tensor not in held[file]:
+            if tensor not in files[file]:
                 raise ValueError(
                     f"{folder / INDEX}: maps {shown(tensor)} to {file}, which does not hold it. Download or "
                     "export the model again."
                 )
-            self._file[tensor] = folder / file, files[file]
-
-    def _describe(self, name: str) -> Tensor:
-        described = self._file[name][1].get_slice(name)
-        # A type that weights may not have is described as one that `require_fit` refuses.
-        dtype = _DTYPES.get(described.get_dtype(), torch.uint8)
-        return torch.empty(described.get_shape(), dtype=dtype, device="meta")
+            self._file[tensor] = files[file]
 
     def __getitem__(self, name: str) -> Tensor:
-        path, opened = self._file[name]
-        try:
-            return opened.get_tensor(name)
-        except SafetensorError as error:
-            raise ValueError(f"{path}: {name!r} is not readable: {error}.") from error
+        return self._file[name][name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file)
 
     def __len__(self) -> int:
         return len(self._file)
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: not a readable safetensors file: {error}.") from error
 
 
 def _weight_map(path: Path) -> dict[str, str]:

@@ -7,22 +7,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fourbits.data.tokenizer import Tokenizer
-from fourbits.data.whole_file import library_error, write_json, write_whole
+from fourbits.data.whole_file import read_json, write_json, write_whole
+from fourbits.exchange.compare import Compared, compare
 from fourbits.exchange.config import from_hf_config, to_hf_config
-from fourbits.exchange.files import CONFIG, GENERATION, INDEX, SHARD, WEIGHTS, WeightFiles, read_config
+from fourbits.exchange.families import family_of
+from fourbits.exchange.files import (
+    CONFIG,
+    GENERATION,
+    HF_QUANT,
+    INDEX,
+    SHARD,
+    WEIGHTS,
+    WeightFiles,
+    read_config,
+)
+from fourbits.exchange.model_card import CARD, may_write_card
+from fourbits.exchange.nvfp4_layouts import MODELOPT, hf_quant_config, quantization_config
+from fourbits.exchange.outgoing import Outgoing, Quantization
+from fourbits.exchange.quantized_files import DecodedFiles, scheme_of
 from fourbits.exchange.replace import STAGING, replaced_together
-from fourbits.exchange.state import require_state, rounded
+from fourbits.exchange.state import require_state
+from fourbits.exchange.tensor_files import write_tensors
 from fourbits.exchange.tokenizer_files import tokenizer_files
 from fourbits.exchange.weights import fill_matched, hf_names, matched, unfilled
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 
 SHARD_BYTES = 5 * 10**9
+#: files of another model in the folder, which the new one may lack
+STALE = (GENERATION, INDEX, WEIGHTS, SHARD.format("*", "*"), HF_QUANT)
 SAVED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -36,41 +52,68 @@ def save_hf(
     end_token: int | None = None,
     provenance: Mapping[str, Any] | None = None,
     shard_bytes: int = SHARD_BYTES,
-) -> None:
+    quantization: Quantization | None = None,
+    card: str | None = None,
+    verify: bool = False,
+) -> Compared | None:
     """Write a model for transformers' from_pretrained, and its tokenizer for AutoTokenizer.
 
     state: a LanguageModel's state_dict; dtype: to which every tensor is rounded; tokenizer: writes its files,
     too, and drops the rows of the vocabulary that it has no token for; end_token: the token that ends a
     generated text, by default the tokenizer's; provenance: the `fourbits` entry of config.json, from
-    `fourbits.recipe.provenance.provenance(recipe)`; shard_bytes: largest file size.
+    `fourbits.recipe.provenance.provenance(recipe)`; shard_bytes: largest file size; quantization: the weights
+    that are written as NVFP4; card: the text of README.md, written unless the folder has one of another
+    origin; verify: read the new files and compare every tensor with state before they replace others,
+    and return how many.
 
-    Only one file's tensors are in memory at a time. A model in the folder is replaced when the new one is
-    complete, and other files stay. Raises ValueError for a model that no transformers class computes, for a
-    state that is not this configuration's, for values that are not finite, for an end_token outside the
-    vocabulary and for a folder with files of these names that are no model's; and OSError, e.g. for a full
-    disk. After an error, the folder is as it was.
+    Only a few rows, or one quantized layer, are in memory at a time. A model in the folder is replaced when
+    the new one is complete, and other files stay. Raises ValueError for a model that no transformers class
+    computes, for a state that is not this configuration's, for values that are not finite, for an end_token
+    outside the vocabulary and for a folder with files of these names that are no model's; and OSError, e.g.
+    for a full disk. After an error, the folder is as it was.
     """
     folder = Path(folder)
     _require_options(dtype, shard_bytes)
     _require_models_folder(folder)
-    require_state(state, config)
-    config = _without_padding(config, tokenizer)
+    outgoing = outgoing_of(state, config, dtype, tokenizer, quantization)
+    config = outgoing.config
     end_token = _end_token(tokenizer, end_token)
     described = to_hf_config(config, dtype, end_token)
     if provenance is not None:
         described["fourbits"] = dict(provenance)
-    names = hf_names(config)
-    if described["tie_word_embeddings"]:
-        del names["head.weight"]
-    with replaced_together(folder, CONFIG, (GENERATION, INDEX, WEIGHTS, SHARD.format("*", "*"))) as new:
-        _write_weights(new, state, names, config, dtype, shard_bytes)
+    with replaced_together(folder, CONFIG, STALE) as new:
+        if quantization is not None:
+            layout, kept = quantization.layout, outgoing.kept()
+            described["quantization_config"] = quantization_config(layout, kept, quantization.with_input)
+            if layout is MODELOPT:
+                write_json(new / HF_QUANT, hf_quant_config(kept, quantization.with_input))
+        _write_weights(new, outgoing, shard_bytes)
         if tokenizer is not None:
             for name, content in tokenizer_files(tokenizer, config.max_seq_len).items():
                 write_whole(new / name, content)
         if end_token is not None:
             padding = end_token if tokenizer is None else tokenizer.padding()[1]
             write_json(new / GENERATION, {"eos_token_id": end_token, "pad_token_id": padding})
+        if card is not None and may_write_card(folder):
+            write_whole(new / CARD, card.encode())
         write_json(new / CONFIG, described)
+        return compare(new, outgoing) if verify else None
+
+
+def outgoing_of(
+    state: Mapping[str, Tensor],
+    config: ModelConfig,
+    dtype: torch.dtype,
+    tokenizer: Tokenizer | None,
+    quantization: Quantization | None,
+) -> Outgoing:
+    """What an export of a state writes; arguments and errors as of `save_hf`."""
+    require_state(state, config)
+    config = _without_padding(config, tokenizer)
+    names = hf_names(config)
+    if config.tie_embeddings and family_of(config).ties:
+        del names["head.weight"]
+    return Outgoing(state, names, config, dtype, quantization)
 
 
 def load_hf(
@@ -81,14 +124,19 @@ def load_hf(
 ) -> LanguageModel:
     """Read a model written by transformers or `save_hf`; its masters are FP32.
 
-    clamp_time_steps: see from_hf_config. Raises ValueError for an unsupported model, and for tensors that are
-    missing, unknown, of the wrong shape, not floating-point or not finite.
+    Quantized weights are decoded: NVFP4 in the layouts of compressed-tensors and modelopt, and E4M3 in blocks
+    with FP32 scales (DeepSeek-V3's). clamp_time_steps: see from_hf_config. Raises ValueError for an
+    unsupported model, and for tensors that are missing, unknown, of the wrong shape or type, or not finite.
     """
     folder = Path(folder)
+    described = read_config(folder)
     with _naming(folder / CONFIG):
-        config = from_hf_config(read_config(folder), clamp_time_steps)
-    files = WeightFiles(folder)
+        scheme = scheme_of(described.pop("quantization_config", None) or _hf_quant_config(folder))
+        config = from_hf_config(described, clamp_time_steps)
+    files: WeightFiles | DecodedFiles = WeightFiles(folder)
     with _naming(folder):
+        if scheme is not None:
+            files = DecodedFiles(files, scheme)
         names = matched(config, files.described)  # before anything of the configuration's sizes is allocated
         model = unfilled(config, compute_dtype, torch.device("cpu"))
         fill_matched(model, files, names)
@@ -103,6 +151,14 @@ def _naming(path: Path) -> Generator[None]:
     except ValueError as error:
         text = str(error).removeprefix("exchange: ")
         raise ValueError(text if text.startswith(str(path.parent)) else f"{path}: {text}") from error
+
+
+def _hf_quant_config(folder: Path) -> dict[str, Any] | None:
+    """What modelopt's separate file says, in the words of config.json; None without one."""
+    if not (folder / HF_QUANT).is_file():
+        return None
+    found = read_json(folder / HF_QUANT, "Download or export the model again.").get("quantization")
+    return {"quant_method": "modelopt", **(found if isinstance(found, dict) else {})}
 
 
 def _require_models_folder(folder: Path) -> None:
@@ -151,36 +207,23 @@ def _end_token(tokenizer: Tokenizer | None, end_token: int | None) -> int | None
     return tokenizer.end_id
 
 
-def _write_weights(
-    folder: Path,
-    state: Mapping[str, Tensor],
-    names: Mapping[str, str],
-    config: ModelConfig,
-    dtype: torch.dtype,
-    shard_bytes: int,
-) -> None:
+def _write_weights(folder: Path, outgoing: Outgoing, shard_bytes: int) -> None:
     """One file, or several with an index."""
-    rows: dict[str, int] = dict.fromkeys(("embed.weight", "head.weight"), config.vocab_size)
-    sizes = {name: state[name][: rows.get(name)].numel() * dtype.itemsize for name in names}
+    described = {name: outgoing.described(name) for name in outgoing.names}
+    sizes = {name: sum(map(_bytes, tensors.values())) for name, tensors in described.items()}
     shards = _shards(sizes, shard_bytes)
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else SHARD.format(f"{number:05}", f"{len(shards):05}")
-        tensors = {names[ours]: rounded(ours, state[ours][: rows.get(ours)], dtype) for ours in shard}
-        _save(tensors, folder / file)
+        tensors = {theirs: tensor for ours in shard for theirs, tensor in described[ours].items()}
+        write_tensors(folder / file, tensors, (part for ours in shard for part in outgoing.parts(ours)))
         where |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
         write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    path.touch()
-    mode = path.stat().st_mode  # by the user's umask; the library makes files that others cannot read
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-        path.chmod(mode)
-    except SafetensorError as error:  # which is how the library reports a full disk
-        raise library_error(error, path) from error
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.dtype.itemsize
 
 
 def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

@@ -29,6 +29,8 @@ from fourbits.linear.amax_policy import (
 )
 from fourbits.recipe.recipe import GemmTable
 
+_WEIGHT = OPERANDS.index("fprop.rhs")
+
 
 def depends_on_the_past(table: GemmTable) -> bool:
     """Whether any operand has an amax policy or an adaptive layout."""
@@ -36,10 +38,14 @@ def depends_on_the_past(table: GemmTable) -> bool:
 
 
 class RecipeState:
-    """Recipe state of the layers with these tables. A layer's index in the list is its slot."""
+    """Recipe state of the layers with these tables. A layer's index in the list is its slot.
 
-    def __init__(self, tables: Sequence[GemmTable]):
+    shared: slots of layers whose weights are quantized with the largest amax of theirs.
+    """
+
+    def __init__(self, tables: Sequence[GemmTable], shared: Sequence[Sequence[int]] = ()):
         self.tables = tuple(tables)
+        self.shared = tuple(tuple(slots) for slots in shared)
         #: as in amax_policy.py: fp64 [layers, 6, 4], fp32 [layers, 6, 2 + L], int64 [layers, 6, 8]
         policies = [policy_of(table) for table in tables]
         self.policy = torch.tensor(policies, dtype=torch.float64, device="cpu")
@@ -106,6 +112,10 @@ class RecipeState:
         chosen = self.step is None or step is None or any(self.measured)  # else no device-to-host copy
         self.step = step
         self.amaxes[..., IN_USE] = in_use(self.amaxes, self.policy, step or 0)
+        for slots in self.shared:
+            used = self.amaxes[list(slots), _WEIGHT, IN_USE]
+            known = used.amin() >= 0  # else each layer measures its own
+            self.amaxes[list(slots), _WEIGHT, IN_USE] = torch.where(known, used.amax(), used)
         if chosen and any(adapts(table) for table in self.tables):
             choices = self.counters[..., LAYOUT].tolist()
             self.effective = tuple(
@@ -116,3 +126,7 @@ class RecipeState:
     def adapts(self, slot: int) -> bool:
         """Whether the layer has an adaptive layout."""
         return adapts(self.tables[slot])
+
+    def shares(self, slot: int) -> bool:
+        """Whether the layer's weight shares its amax with others."""
+        return any(slot in slots for slots in self.shared)

@@ -3,7 +3,7 @@
 It is not part of a model's state_dict, whose keys stay those of nn.Linear. docs/nvfp4.md, sections 16 and 17.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,9 @@ from fourbits.linear.amax_policy import (
     reduced,
 )
 from fourbits.linear.layer_state import LayerState
+from fourbits.linear.roles import plain_name
 from fourbits.linear.stacked.layer import converted_layers
-from fourbits.recipe.recipe import table_from_text
+from fourbits.recipe.recipe import GemmTable, table_from_text
 
 
 def recipe_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Tensor]:
@@ -100,12 +101,23 @@ def _collected(model: nn.Module, parts: Callable[[RecipeState], tuple[Tensor, Te
 
 def new_recipe_states(model: nn.Module) -> None:
     """Give the layers whose tables depend on past steps a new, empty recipe state."""
-    states = [(state, table_from_text(state.table)) for _, state in _states(model)]
-    states = [(state, table) for state, table in states if depends_on_the_past(table)]
-    if states:
-        tracked = RecipeState([table for _, table in states])
-        for slot, (state, _) in enumerate(states):
+    found = [(name, state, table_from_text(state.table)) for name, state in _states(model)]
+    found = [(name, state, table) for name, state, table in found if depends_on_the_past(table)]
+    if found:
+        tracked = RecipeState([table for *_, table in found], _sharing(found))
+        for slot, (_, state, _) in enumerate(found):
             state.recipe_state, state.slot = tracked, slot
+
+
+def _sharing(found: Sequence[tuple[str, LayerState, GemmTable]]) -> list[list[int]]:
+    """The slots of layers whose weights share an amax: a group of the recipe's in one module."""
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for slot, (name, state, table) in enumerate(found):
+        parent, _, own = plain_name(name).rpartition(".")
+        for group in () if state.numbering is None else state.numbering.recipe.shared_weight_amax:
+            if own in group and table.fprop.rhs.tensor_scaled:
+                groups.setdefault((parent, group), []).append(slot)
+    return [slots for slots in groups.values() if len(slots) > 1]
 
 
 def recipe_states_of(model: nn.Module) -> list[RecipeState]:

@@ -154,12 +154,13 @@ class LayerState:
     def config(self, training: bool, observes: bool) -> CallConfig:
         """The configuration of a call. Raises ValueError for adaptive layouts without set_step."""
         table, measured = self.table, ""
-        if self.recipe_state is not None:
-            table, measured = self.recipe_state.effective[self.slot], self.recipe_state.measured[self.slot]
-            if observes and self.counts_itself and self.recipe_state.adapts(self.slot):
+        if (tracked := self.recipe_state) is not None:
+            table, measured = tracked.effective[self.slot], tracked.measured[self.slot]
+            between_steps = tracked.adapts(self.slot) or tracked.shares(self.slot)
+            if observes and self.counts_itself and between_steps:
                 raise ValueError(
-                    "QuantizedLinear: adaptive layouts are chosen between optimizer steps, so they need "
-                    "set_step. Call fourbits.set_step(model, step) before each micro-batch."
+                    "QuantizedLinear: adaptive layouts and shared amaxes are chosen between optimizer steps, "
+                    "so they need set_step. Call fourbits.set_step(model, step) before each micro-batch."
                 )
         measured = measured if observes else ""
         return CallConfig(

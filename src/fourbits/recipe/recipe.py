@@ -31,7 +31,7 @@ _MAY_BE_FORWARD = {
 #: settings of a recipe or table that do not affect results bitwise
 _NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native", "amax_reduction")
 #: settings newer than the first digests, which leave a recipe's digest as it was where they are empty
-_NEWER = ("correction",)
+_NEWER = ("correction", "shared_weight_amax")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,9 +190,14 @@ class Recipe:
     gradient_rows: Literal["any", "limited"] = "any"
     #: whether evaluation and no_grad forwards are quantized as in training
     quantize_eval: bool = True
+    #: groups of layers, by the ends of their names, whose W in Fprop is quantized with the largest of their
+    #: amaxes if they are in one module: servers compute them as one matrix, with one global scale
+    shared_weight_amax: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        self.table.operand("fprop.lhs")  # building the table checks it
+        for table in (self.table, *(rule.table for rule in self.layers)):  # building the first checks it
+            if message := _wrong_sharing(self.shared_weight_amax, table.fprop.rhs):
+                raise ValueError(f"shared_weight_amax: {message}")
 
     @property
     def table(self) -> GemmTable:
@@ -267,6 +272,19 @@ def _wrong_correction(table: GemmTable) -> str | None:
         return (
             "wgrad.rhs.source: forward re-quantizes the forward operand, which lacks what a correction "
             "removes. Set wgrad.rhs.source to as_is, or correction to '' on X and dY."
+        )
+    return None
+
+
+def _wrong_sharing(groups: tuple[tuple[str, ...], ...], weight: OperandSpec) -> str | None:
+    """Which rule of shared amaxes a recipe breaks, or None. docs/nvfp4.md, section 16."""
+    names = [name for group in groups for name in group]
+    if any(len(group) < 2 for group in groups) or len(set(names)) < len(names):
+        return f"each group must have two or more names, and no name twice, got {groups}. Correct the names."
+    if names and weight.tensor_scaled and weight.amax_policy not in ("delayed", "history"):
+        return (
+            "fprop.rhs.amax_policy must be delayed or history, because a layer knows the others' amaxes from "
+            f"earlier steps only, got {weight.amax_policy!r}. Set it, with amax_headroom, on both operands W."
         )
     return None
 

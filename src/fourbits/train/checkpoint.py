@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fourbits.data.whole_file import full_disk_remedy, library_error, write_json
+from fourbits.exchange.tensor_files import TensorFile
 from fourbits.train.non_finite import NonFiniteError
 
 FORMAT = "fourbits-checkpoint"
@@ -166,13 +167,20 @@ def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[s
 
     Raises ValueError naming the file and the first tensor that differs.
     """
+    return dict(open_tensors(checkpoint, name, expected))
+
+
+def open_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> TensorFile:
+    """As `load_tensors`, with each tensor read on access."""
     file = checkpoint.path / f"{name}.safetensors"
     if file.name not in checkpoint.files:
         raise ValueError(f"{file}: not part of this checkpoint. Continue the run with its own recipe.")
     try:
-        found = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file}: not a safetensors file: {error}. {_remedy(checkpoint.path)}") from error
+        stored = TensorFile(file)
+    except ValueError as error:
+        reason = str(error).removesuffix(".")
+        raise ValueError(f"{reason}. {_remedy(checkpoint.path)}") from error
+    found = stored.described
     for key in [*expected, *found]:
         if key not in found or key not in expected:
             where = "checkpoint" if key in found else "model"
@@ -185,7 +193,7 @@ def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[s
                 f"{file}: belongs to another model: {key!r} is {_kind(found[key])}, this run has "
                 f"{_kind(expected[key])}. Continue the run with its own config.yaml."
             )
-    return found
+    return stored
 
 
 def _refuse_non_finite(name: str, tensors: Tensors, step: int) -> None:

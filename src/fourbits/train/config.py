@@ -76,7 +76,9 @@ class TrainConfig:
     the whole model. cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does
     not depend on past steps, with the same bits. activation_checkpointing: "full" saves only the input of
     every block and recomputes the block in the backward pass, with the same bits. non_finite: stop the run or
-    skip the step when the loss or a gradient is NaN or infinite; the update is skipped in either case.
+    skip the step when the loss or a gradient is NaN or infinite; the update is skipped in either case. spike:
+    what to do with a step whose loss is far above those before it (spikes.py): nothing, say so, or skip its
+    update. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
     """
 
     steps: int | None = None
@@ -93,6 +95,8 @@ class TrainConfig:
     keep_every: int | None = None
     time_limit: float | None = None
     non_finite: Literal["stop", "skip"] = "stop"
+    spike: Literal["off", "say", "skip"] = "say"
+    sinks: tuple[str, ...] = ()
     device: Literal["auto", "cpu", "cuda", "rocm", "xpu", "mps"] = "auto"
     backend: Literal["auto", "emulated", "native"] = "auto"
     threads: int | None = None

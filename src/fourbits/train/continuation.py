@@ -25,6 +25,8 @@ FREE_SETTINGS = (
     "train.keep_every",
     "train.time_limit",
     "train.non_finite",
+    "train.spike",
+    "train.sinks",
     "train.cuda_graph",
     "train.activation_checkpointing",
     "recipe.saved_inputs",

@@ -1,12 +1,32 @@
-"""Export the trained model of a run, with its tokenizer and its recipe, for Hugging Face transformers."""
+"""Export the trained model of a run, with its tokenizer and its recipe: BF16, or NVFP4 in a public layout."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from fourbits.exchange.folder import save_hf
-from fourbits.recipe.provenance import provenance
-from fourbits.train.load_run import Trained
+from fourbits.exchange.compare import Compared, compare
+from fourbits.exchange.files import WeightFiles, read_config
+from fourbits.exchange.folder import outgoing_of, save_hf
+from fourbits.exchange.nvfp4_layouts import LAYOUTS
+from fourbits.exchange.weights import hf_names
+from fourbits.recipe.provenance import ENTRY, provenance
+from fourbits.settings import build, to_dict
+from fourbits.train.export_plan import DTYPES, ExportOptions, plan_of
+from fourbits.train.load_run import StoredModel, Trained
+from fourbits.train.model_card import card_of
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An export: how, what was found equal to the run, and what its user should know."""
+
+    options: ExportOptions
+    compared: Compared
+    notes: tuple[str, ...]
 
 
 def export_trained(run: Trained, folder: Path | str, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -23,3 +43,71 @@ def export_trained(run: Trained, folder: Path | str, *, dtype: torch.dtype = tor
         tokenizer=run.tokenizer,
         provenance=provenance(run.config.recipe),
     )
+
+
+def export_stored(stored: StoredModel, folder: Path | str, options: ExportOptions) -> Exported:
+    """Write the checkpoint of a run into a folder, a tensor at a time, and compare what was written.
+
+    Raises ValueError for a model that the format cannot express, and otherwise as `save_hf`; then nothing in
+    the folder has changed.
+    """
+    plan = plan_of(stored, options)
+    entry = {**provenance(stored.config.recipe), "export": {**to_dict(options), "step": stored.step}}
+    compared = save_hf(
+        stored.state,
+        stored.config.model,
+        folder,
+        dtype=DTYPES[options.dtype],
+        tokenizer=stored.tokenizer,
+        provenance=entry,
+        quantization=plan.quantization,
+        card=card_of(stored, options, plan),
+        verify=True,
+    )
+    assert compared is not None
+    return Exported(options, compared, plan.notes)
+
+
+def check_export(stored: StoredModel, folder: Path | str) -> Exported:
+    """Compare the weights in an exported folder with the run that it came from; writes nothing.
+
+    Scales of inputs must be positive; they are not measured again. Raises ValueError naming the first tensor
+    that differs, for a folder of another step, and for one that `fourbits export` did not write.
+    """
+    folder = Path(folder)
+    options = _recorded_options(folder, stored)
+    plan = plan_of(stored, options, _input_scales(folder, stored, options))
+    outgoing = outgoing_of(
+        stored.state, stored.config.model, DTYPES[options.dtype], stored.tokenizer, plan.quantization
+    )
+    return Exported(options, compare(folder, outgoing), plan.notes)
+
+
+def _recorded_options(folder: Path, stored: StoredModel) -> ExportOptions:
+    entry: Any = read_config(folder).get(ENTRY)
+    recorded = entry.get("export") if isinstance(entry, Mapping) else None
+    if not isinstance(recorded, Mapping):
+        raise ValueError(f"{folder}: config.json must record how it was exported. Export the run again.")
+    found = dict(recorded)
+    step = found.pop("step", None)
+    if step != stored.step:
+        raise ValueError(
+            f"{folder}: must be of step {stored.step}, the run's newest checkpoint, got {step}. Export the "
+            "run again."
+        )
+    return build(ExportOptions, found, f"{folder}: {ENTRY}.export")
+
+
+def _input_scales(folder: Path, stored: StoredModel, options: ExportOptions) -> dict[str, Tensor] | None:
+    """The scales of inputs in a folder, by our names of weights. ValueError unless all are positive."""
+    if options.format == "hf":
+        return None
+    layout, files = LAYOUTS[options.format], WeightFiles(folder)
+    found: dict[str, Tensor] = {}
+    for ours, theirs in hf_names(stored.config.model, files).items():
+        name = f"{theirs.removesuffix('.weight')}.{layout.input_scale}"
+        if name in files:
+            found[ours] = layout.factor(name, files)
+            if not 0 < found[ours] < float("inf"):
+                raise ValueError(f"{folder}: {name!r} must be positive and finite, got {float(found[ours])}.")
+    return found

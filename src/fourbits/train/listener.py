@@ -107,7 +107,11 @@ class ProgressPrinter(RunListener):
                 f"lr {record['lr']:.2e}  grad norm {_number(record['grad_norm'])}  {_rate(record)}  "
                 f"{int(left // 60)}:{int(left % 60):02d} left"
             )
-        if record.get("skipped"):
+        if "spike_threshold" in record:
+            what = "skipped, a loss spike" if record["skipped"] else "a loss spike"
+            loss, threshold = record["loss"], record["spike_threshold"]
+            self.note(f"step {record['step']}: {what}: {loss:.4f} is above {threshold:.4f}")
+        elif record.get("skipped"):
             self.note(f"step {record['step']}: skipped, because values were not finite")
 
     def validation(self, record: Record) -> None:

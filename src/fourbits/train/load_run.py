@@ -1,16 +1,19 @@
 """Load the trained model of a run: the masters of its newest good checkpoint, converted to its recipe."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.model.lm import LanguageModel
-from fourbits.train.checkpoint import load_tensors
+from fourbits.train.checkpoint import Checkpoint, load_tensors, open_tensors
 from fourbits.train.config import RunConfig
 from fourbits.train.masters import bf16_masters
 from fourbits.train.run_folder import RunFolder, read_json
@@ -26,11 +29,73 @@ class Trained:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A trained model on disk. masters: by name, each read on access; manifest: the run's manifest.json."""
+
+    folder: Path
+    masters: Mapping[str, Tensor]
+    tokenizer: Tokenizer
+    config: RunConfig
+    checkpoint: Checkpoint
+    manifest: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """The number of steps it was trained for."""
+        return self.checkpoint.step
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        """The model's state_dict, each tensor read on access: masters, and a tied head by its name, too."""
+        return _TiedHead(self.masters) if self.config.model.tie_embeddings else self.masters
+
+    def converted(self, device: torch.device | str) -> LanguageModel:
+        """The model, converted to its recipe; on the meta device without its masters."""
+        device = torch.device(device)
+        with device:
+            model = LanguageModel(self.config.model, seed=self.config.train.seed)
+        if self.config.optim.masters != "fp32":
+            bf16_masters(model)
+        convert(model, self.config.recipe, seed=self.config.train.seed)
+        if device.type != "meta":
+            with torch.no_grad():
+                for name, master in model.named_parameters():
+                    master.copy_(self.masters[name])
+        if state := recipe_state(model):
+            load_recipe_state(model, load_tensors(self.checkpoint, "recipe", state))
+        set_step(model, self.step)
+        return model.eval()
+
+
+class _TiedHead(Mapping[str, Tensor]):
+    """Masters and, under the name of the head, the embedding."""
+
+    def __init__(self, masters: Mapping[str, Tensor]) -> None:
+        self._masters = masters
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._masters["embed.weight" if name == "head.weight" else name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (*self._masters, "head.weight")
+
+    def __len__(self) -> int:
+        return len(self._masters) + 1
+
+
 def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Trained:
     """Load the newest checkpoint of a run; of a run that ended non-finite, the last good one.
 
     Raises ValueError if there is none or it is damaged.
     """
+    stored = open_trained(path)
+    model = stored.converted("cpu").to(device)
+    return Trained(model, stored.tokenizer, stored.config, stored.step)
+
+
+def open_trained(path: Path | str) -> StoredModel:
+    """As `load_trained`, without reading the masters yet."""
     folder = RunFolder(Path(path))
     if not folder.config.is_file():
         raise ValueError(
@@ -40,18 +105,17 @@ def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Traine
     checkpoint = folder.good_checkpoint()
     if checkpoint is None:
         raise ValueError(f"{path}: the run has no checkpoint yet. Continue it until it saves one.")
-    model = LanguageModel(config.model, seed=config.train.seed)
+    with torch.device("meta"):
+        model = LanguageModel(config.model)
     if config.optim.masters != "fp32":
         bf16_masters(model)
-    convert(model, config.recipe, seed=config.train.seed)
-    masters = dict(model.named_parameters())
-    saved = load_tensors(checkpoint, "model", masters)
-    with torch.no_grad():
-        for name, master in masters.items():
-            master.copy_(saved[name])
-    if state := recipe_state(model):
-        load_recipe_state(model, load_tensors(checkpoint, "recipe", state))
-    set_step(model, checkpoint.step)
-    end_token = read_json(folder.manifest)["data"]["tokenizer"]["end_token"]
-    tokenizer = Tokenizer.load(folder.tokenizer, end_token)
-    return Trained(model.to(device).eval(), tokenizer, config, checkpoint.step)
+    masters = open_tensors(checkpoint, "model", dict(model.named_parameters()))
+    manifest = read_json(folder.manifest)
+    tokenizer = Tokenizer.load(folder.tokenizer, manifest["data"]["tokenizer"]["end_token"])
+    recorded = manifest["data"]["tokenizer"].get("sha256", tokenizer.sha256)
+    if tokenizer.sha256 != recorded:
+        raise ValueError(
+            f"{folder.tokenizer}: is not the tokenizer that the run was trained with, whose SHA-256 is "
+            f"{recorded}. Restore it."
+        )
+    return StoredModel(folder.path, masters, tokenizer, config, checkpoint, manifest)

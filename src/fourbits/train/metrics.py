@@ -28,7 +28,7 @@ class MetricsFile:
         or if one was removed, repeated or changed: every trained step must have its line.
         """
         self.path = path
-        #: skipped steps in a row up to `last_step`
+        #: steps in a row, up to `last_step`, that were skipped because values were not finite
         self.skipped_in_a_row = 0
         keep = reached = 0
         for number, (end, record) in enumerate(_complete_lines(path) if path.is_file() else (), 1):
@@ -41,7 +41,8 @@ class MetricsFile:
                 )
             keep, reached = end, record["step"]
             if record["kind"] == "train":
-                self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped") else 0
+                not_finite = record.get("skipped") and "spike_threshold" not in record
+                self.skipped_in_a_row = self.skipped_in_a_row + 1 if not_finite else 0
         if reached != last_step:
             raise ValueError(
                 f"{path}: damaged or truncated: its records end at step {reached}, but the run has a "

@@ -17,9 +17,11 @@ from fourbits.device import choose_backend, probe
 from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
 from fourbits.train.listener import RunListener
+from fourbits.train.log_file import LogFile
 from fourbits.train.profile import StepProfile, require_kernels
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.session import Session
+from fourbits.train.sinks import Listeners, SinkListener
 from fourbits.train.stop import StopRequest, stop_on_signals
 from fourbits.train.summary import Summary
 
@@ -48,14 +50,17 @@ def run(
     FolderChangedError if the folder was moved or removed; summary.json then records the reason.
     """
     started = time.monotonic()
-    listener = listener or RunListener()
+    shown = listener or RunListener()
     folder = RunFolder(Path(out))
+    sinks = SinkListener(config, folder.path, shown.note)
+    log = LogFile(folder.log, config.train.log_interval, shown.note)
+    listener = Listeners((shown, log, sinks))
     device = probe(None if config.train.device == "auto" else config.train.device)
     choose_backend(config.train.backend, device)  # refuses what this device cannot run
     if on_profile is not None:
         require_kernels(device)  # before any text is prepared
     is_new = not folder.path.exists()
-    with folder.locked(), num_threads(config.train.threads):
+    with folder.locked(), log.session(), num_threads(config.train.threads):
         cache = folder.path / "data" if data_cache is None else Path(data_cache)
         try:
             fork = None if start_from is None else _fork(Path(start_from), folder)
@@ -75,8 +80,8 @@ def run(
         if message:
             listener.note(message)
         if fork is None and (finished := folder.finished_summary(config.train.num_steps)):
-            listener.note(f"{folder.path} is finished ({finished['steps']} steps); nothing to do")
-            listener.end(finished)
+            shown.note(f"{folder.path} is finished ({finished['steps']} steps); nothing to do")
+            shown.end(finished)
             return finished
         folder.summary.unlink(missing_ok=True)
         session = Session(folder, config, data, listener, on_profile, fork, started)

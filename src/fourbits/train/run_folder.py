@@ -38,6 +38,7 @@ class RunFolder:
         self.tokenizer = path / "tokenizer.json"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
+        self.log = path / "log.txt"
 
     @contextmanager
     def locked(self) -> Generator[None]:

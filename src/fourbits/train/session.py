@@ -203,6 +203,8 @@ class Session:
             "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
             "memory_bytes": self.memory.read(),
         }
+        if result.spike_threshold is not None:
+            record["spike_threshold"] = result.spike_threshold
         self._append(metrics, record)
         self.listener.step(record)
         if not result.skipped:
@@ -243,12 +245,14 @@ class Session:
         if streak := self.trainer.skipped_in_a_row:
             self.listener.note(f"step {step}: not saved, within a streak of {streak} skipped steps")
             return
-        state = {
+        state: dict[str, Any] = {
             "next_sample": step * self.config.train.samples_per_step,
             "recipe": self.config.recipe.digest,
             "hashes": self._hashes,
             "metrics": metrics_sha256,
         }
+        if self.trainer.spikes is not None:
+            state["spikes"] = self.trainer.spikes.state()._asdict()
         self.keeper.save(step, self.trainer.tensors(), state)
 
     def _start(self) -> RunStart:

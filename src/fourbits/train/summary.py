@@ -32,9 +32,14 @@ def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | N
             else {"val_loss": None}
         ),
         "skipped_steps": sum(record["skipped"] for record in steps),
-        "skipped_in_a_row": len(list(takewhile(lambda record: record["skipped"], reversed(steps)))),
+        "skipped_in_a_row": len(list(takewhile(_not_finite, reversed(steps)))),
+        "spikes": sum("spike_threshold" in record for record in steps),
         "last_good_checkpoint": last_good and last_good.name,
         "tokens_per_second": statistics.median(r["tokens_per_second"] for r in steps) if steps else None,
         "seconds": sum(record["step_seconds"] for record in steps),
         "peak_memory_bytes": max((record["memory_bytes"] for record in steps), default=None),
     }
+
+
+def _not_finite(record: dict[str, Any]) -> bool:
+    return record["skipped"] and "spike_threshold" not in record

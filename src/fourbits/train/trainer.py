@@ -28,6 +28,7 @@ from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_i
 from fourbits.train.optim import MasterOptimizer
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
+from fourbits.train.spikes import SpikeDetector, SpikeState
 from fourbits.train.timing import Timestamp
 
 # A run that skips this many steps in a row is not going to recover.
@@ -49,6 +50,8 @@ class StepResult:
     data_seconds: float
     #: share of the blocks quantized in this step whose scale saturated; None if they are not counted
     saturated: float | None
+    #: the threshold that the loss exceeds, if it is a spike
+    spike_threshold: float | None
     finished: Timestamp
 
 
@@ -65,7 +68,11 @@ class PendingStep:
     """A step whose numbers may not have arrived from the device yet."""
 
     def __init__(self, step: int, lr: float, data_seconds: float, numbers: Tensor) -> None:
-        """numbers: loss, share of saturated blocks, whether skipped, gradient norm, norm per parameter."""
+        """Begin to copy a step's numbers to the host.
+
+        numbers: loss, spike threshold (NaN: no spike), share of saturated blocks, whether skipped, gradient
+        norm, norm per parameter.
+        """
         self.step, self.lr, self.data_seconds = step, lr, data_seconds
         self._numbers = numbers
         if numbers.is_cuda:
@@ -81,10 +88,17 @@ class PendingStep:
     def wait(self) -> tuple[StepResult, list[float]]:
         """Block until the numbers have arrived; return them and the gradient norm of each parameter."""
         self._finished.wait()
-        loss, share, skipped, grad_norm, *norms = self._numbers.tolist()
-        saturated = None if math.isnan(share) else share
+        loss, spike, share, skipped, grad_norm, *norms = self._numbers.tolist()
         result = StepResult(
-            self.step, loss, self.lr, grad_norm, skipped != 0, self.data_seconds, saturated, self._finished
+            self.step,
+            loss,
+            self.lr,
+            grad_norm,
+            skipped != 0,
+            self.data_seconds,
+            None if math.isnan(share) else share,
+            None if math.isnan(spike) else spike,
+            self._finished,
         )
         return result, norms
 
@@ -128,6 +142,7 @@ class Trainer:
         self.skipped_in_a_row = 0
         self.skip_reason: str | None = None
         self._data_seconds = 0.0
+        self.spikes = SpikeDetector(device) if train.spike != "off" else None
         self._uncounted = torch.full((), math.nan, device=device, dtype=torch.float32)
 
     @contextmanager
@@ -142,18 +157,20 @@ class Trainer:
         lr = learning_rate(self.step, self.config.train.num_steps, self.config.optim)
         self._data_seconds = 0.0
         loss = self._accumulate_gradients()
-        numbers = self.optimizer.step(lr, loss, self._blocked, self.step)
+        spiked, threshold = self._spike(loss)
+        skips = spiked.float() if self.config.train.spike == "skip" else torch.zeros_like(self._blocked)
+        numbers = self.optimizer.step(lr, loss, torch.maximum(self._blocked, skips), self.step)
         if self.config.train.non_finite == "stop":
-            self._blocked = numbers[0]
+            self._blocked = numbers[0] * (1 - skips)
         self.step += 1
-        numbers = torch.cat((torch.stack((loss, self._saturated())), numbers))
+        numbers = torch.cat((torch.stack((loss, threshold, self._saturated())), numbers))
         return PendingStep(self.step, lr, self._data_seconds, numbers)
 
     def check(self, pending: PendingStep) -> StepResult:
         """Wait for a step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop."""
         result, norms = pending.wait()
         self.checked = result.step
-        if not result.skipped:
+        if not result.skipped or result.spike_threshold is not None:
             self.skipped_in_a_row, self.skip_reason = 0, None
             return result
         self.skipped_in_a_row += 1
@@ -203,6 +220,8 @@ class Trainer:
         if not other_recipe:
             load_recipe_state(self.model, saved.get("recipe", {}))
         self.step = self.checked = checkpoint.step
+        if self.spikes is not None and (spikes := checkpoint.state.get("spikes")):
+            self.spikes.load(SpikeState(spikes["losses"], spikes["in_a_row"]))
 
     def _accumulate_gradients(self) -> Tensor:
         """Gradients of the mean loss over the step's tokens. Returns that loss, FP32, on the device."""
@@ -211,6 +230,13 @@ class Trainer:
             samples = self._begin(self.step, micro_batch)
             total += self._captured(samples, micro_batch == 0) if self._captured else self._gradients(samples)
         return total
+
+    def _spike(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether the loss is a spike, bool, and the threshold that it exceeds, FP32, NaN if it is none."""
+        if self.spikes is None:
+            return torch.zeros_like(loss, dtype=torch.bool), self._uncounted
+        spiked, threshold = self.spikes.look(loss)
+        return spiked, torch.where(spiked, threshold, math.nan)
 
     def _saturated(self) -> Tensor:
         """Share of the step's blocks whose scale saturated, FP32, on the device; NaN if not counted."""

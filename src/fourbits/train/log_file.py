@@ -1,0 +1,99 @@
+"""log.txt: what a run tells its user, with times, so that it is still known when the terminal is gone.
+
+A resumed run appends. The log never ends a run: where it cannot be written, the run says so once and goes on.
+"""
+
+import os
+import platform
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fourbits.data.whole_file import full_disk_remedy
+from fourbits.train.listener import ProgressPrinter, Record, RunStart
+
+
+class LogFile(ProgressPrinter):
+    """Appends the events of a run to a file: the lines that a pipe would get, each behind its local time."""
+
+    def __init__(self, path: Path, log_interval: int, notify: Callable[[str], None]) -> None:
+        """notify: called with one sentence, once, if the file cannot be written."""
+        self._path, self._notify, self._failed = path, notify, False
+        self._pending = ""  # what precedes the first line of a process
+        lines: Any = _Lines(self.write)
+        super().__init__(Console(file=lines, width=1000, color_system=None), log_interval)
+
+    def write(self, text: str) -> None:
+        """Append the lines of a text. An error does not stop later lines: a disk may have room by then."""
+        text, self._pending = self._pending + text, ""
+        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        lines = "".join(f"{time} {line}\n" for line in text.splitlines())
+        try:
+            with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(lines)
+        except FileNotFoundError:
+            return  # the run's folder is gone, which the run itself says
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                reason = f"{error.strerror}{full_disk_remedy(error.errno)}"
+                self._notify(f"{self._path}: {reason}. The run goes on without its log.")
+
+    def begin(self, start: RunStart) -> None:
+        """Log the precision, the device and the length of the run."""
+        self.write(
+            f"{start.conversion}\ndevice: {start.device}; {start.backend}\ndata: {start.data}\n"
+            f"{start.step:,} of {start.num_steps:,} steps done, {start.tokens_per_step:,} tokens each"
+        )
+        super().begin(start)
+
+    def end(self, summary: Record) -> None:
+        """Log how the run ended."""
+        why = f" ({summary['reason']})" if summary["reason"] else ""
+        self.write(f"ended: {summary['ended']}{why} after {summary['steps']:,} steps")
+
+    @contextmanager
+    def session(self) -> Generator[None]:
+        """Log the process with its first line, the warnings it prints, and the error that ends it."""
+        self._pending = (
+            f"=== fourbits {version('fourbits')}, torch {version('torch')}, process {os.getpid()} on "
+            f"{platform.node()}\n"
+        )
+        show = warnings.showwarning
+        warnings.showwarning = self._showing(show)
+        try:
+            yield
+        except BaseException as error:
+            self.write(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            warnings.showwarning = show
+
+    def _showing(self, show: Callable[..., None]) -> Callable[..., None]:
+        def showwarning(message: Warning | str, *others: Any, **named: Any) -> None:
+            self.write(f"warning: {message}")
+            show(message, *others, **named)
+
+        return showwarning
+
+
+class _Lines:
+    """What rich needs of a file, for lines that are printed whole."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def write(self, text: str) -> int:
+        """Pass on a text that is more than a line end."""
+        if text.strip():
+            self._write(text.rstrip("\n"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""

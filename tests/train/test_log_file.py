@@ -1,0 +1,90 @@
+"""log.txt has what a run says, with times, from every process that trained, and never ends a run."""
+
+import re
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fourbits.train.listener import RunListener
+from fourbits.train.log_file import LogFile
+from fourbits.train.run import run
+from fourbits.train.stop import StopRequest
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d "
+
+
+class Acts(RunListener):
+    """Calls a function after one step, and records notes."""
+
+    def __init__(self, after, act):
+        self.after, self.act, self.notes = after, act, []
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def step(self, record):
+        if record["step"] == self.after:
+            self.act()
+
+
+@pytest.fixture
+def train(config, data_cache):
+    def start(out, after=None, act=lambda: None, stop=None):
+        listener = Acts(after, act)
+        run(config, out, listener=listener, stop=stop or StopRequest(), data_cache=data_cache)
+        return listener
+
+    return start
+
+
+def test_every_line_has_a_time_and_a_resumed_run_appends(train, tmp_path):
+    stop = StopRequest()
+    train(tmp_path, 5, lambda: setattr(stop, "signal", signal.SIGTERM), stop)
+    first = (tmp_path / "log.txt").read_text()
+    train(tmp_path)
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert (tmp_path / "log.txt").read_text().startswith(first)
+    assert all(re.match(TIME, line) for line in lines)
+    texts = [re.sub(TIME, "", line) for line in lines]
+    assert sum(text.startswith("=== fourbits ") for text in texts) == 2
+    assert "ended: interrupted (SIGTERM) after 5 steps" in texts
+    assert "5 of 12 steps done, 128 tokens each" in texts
+    assert any(text.startswith("training: step 12/12  validation loss") for text in texts)
+    assert texts[-1] == "ended: finished after 12 steps"
+
+
+def test_warnings_and_errors_are_logged_and_still_shown(train, tmp_path):
+    with pytest.warns(UserWarning, match="unusual"):
+        train(tmp_path / "warned", 2, lambda: warnings.warn("something unusual", stacklevel=1))
+    assert "warning: something unusual" in (tmp_path / "warned/log.txt").read_text()
+
+    def fail():
+        raise RuntimeError("the cable was pulled")
+
+    with pytest.raises(RuntimeError):
+        train(tmp_path / "failed", 3, fail)
+    last = (tmp_path / "failed/log.txt").read_text().splitlines()[-2:]
+    assert "ended: failed (RuntimeError: the cable was pulled) after 3 steps" in last[0]
+    assert last[1].endswith("RuntimeError: the cable was pulled")
+
+
+def test_a_log_that_cannot_be_written_is_said_once_and_the_run_goes_on(train, tmp_path):
+    (tmp_path / "log.txt").mkdir()
+    said = [note for note in train(tmp_path).notes if "log.txt" in note]
+    assert len(said) == 1
+    assert said[0].endswith("The run goes on without its log.")
+    assert (tmp_path / "summary.json").is_file()
+
+
+def test_a_log_is_written_again_when_there_is_room(tmp_path: Path):
+    said: list[str] = []
+    place = tmp_path / "log.txt"
+    log = LogFile(place, 1, said.append)
+    place.mkdir()
+    log.write("lost")
+    place.rmdir()
+    log.write("kept\nwhole")
+    assert [re.sub(TIME, "", line) for line in place.read_text().splitlines()] == ["kept", "whole"]
+    assert len(said) == 1
