@@ -75,8 +75,8 @@ def long_duration(seconds: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """'1 seed', '2 seeds'."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """'1 seed', '2 seeds', '1,000 steps'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: list[str]) -> str:

@@ -27,7 +27,7 @@ def run_details(run: Run) -> dict[str, str]:
             f"{num_parameters(run)} parameters, {linear} of them in the blocks' linear layers; "
             f"width {model['d_model']}, pattern {model['pattern']}"
         ),
-        "training": f"{count(run.train['step'][-1])} steps, {count(run.tokens[-1])} tokens",
+        "training": f"{plural(int(run.train['step'][-1]), 'step')}, {count(run.tokens[-1])} tokens",
     }
 
 
