@@ -12,8 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fourbits.cli.main import main
-from fourbits.exchange.folder import load_hf
+from fourbits.exchange.folder import load_hf, save_hf
 from fourbits.exchange.nvfp4_layouts import LAYOUTS
+from fourbits.train.export_plan import ExportOptions, plan_of
 from fourbits.train.forward_weights import forward_weights
 from fourbits.train.load_run import load_trained, open_trained
 from support.small_runs import HYBRID, trained
@@ -121,6 +122,25 @@ def test_shared_scales_are_one_per_fused_matrix_and_said_to_be_new(layout, run, 
     card = (tmp_path / "README.md").read_text()
     assert "their codes and scales are not those of training" in card
     assert '"digest"' in card
+
+
+@pytest.mark.parametrize("layout", NVFP4)
+def test_several_files_with_an_index_hold_the_same_model(layout, hybrid, tmp_path):
+    """The tensors of a layer stay in one file, which is one layer where that exceeds the limit."""
+    assert export(hybrid, "--format", layout, "--calibration", 0, "--out", tmp_path / "one") == 0
+    stored = open_trained(hybrid)
+    plan = plan_of(stored, ExportOptions(format=layout, calibration=0))
+    config, folder = stored.config.model, tmp_path / "several"
+    options: Any = {"tokenizer": stored.tokenizer, "quantization": plan.quantization, "verify": True}
+    save_hf(stored.state, config, folder, **options, shard_bytes=3000)
+    where = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(where.values())) > 4
+    by_module: dict[str, set[str]] = {}
+    for name, file in where.items():
+        by_module.setdefault(name.rpartition(".")[0], set()).add(file)
+    assert all(len(by_module[name.rpartition(".")[0]]) == 1 for name in where if "weight_scale" in name)
+    one, several = (load_hf(path).state_dict() for path in (tmp_path / "one", folder))
+    assert all(torch.equal(one[name], several[name]) for name in one)
 
 
 FUSED = """{base: nvfp4, fprop: {rhs: {amax_policy: delayed, amax_headroom: 1.05}},

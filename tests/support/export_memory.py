@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from fourbits.exchange import outgoing
+from fourbits.settings import build
 from fourbits.train.export import export_stored
 from fourbits.train.export_plan import ExportOptions
 from fourbits.train.load_run import open_trained
@@ -27,7 +28,8 @@ def main(run: str, layout: str, out: str, slab: str) -> None:
     """Export twice, and measure the second time."""
     torch.set_num_threads(1)
     outgoing.SLAB = int(slab)
-    options = ExportOptions(format=layout, scales="separate", calibration=0)  # pyright: ignore[reportArgumentType]
+    scales = "trained" if layout == "hf" else "separate"
+    options = build(ExportOptions, {"format": layout, "scales": scales, "calibration": 0})
     export_stored(open_trained(run), out, options)
     gc.collect()
     before = resident("VmRSS")
