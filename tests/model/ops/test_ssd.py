@@ -5,6 +5,7 @@ import torch
 
 from fourbits.model.ops.ssd.op import ssd
 from fourbits.model.ops.ssd.reference import ssd as recurrence
+from support.decay_terms import LOWEST, roundings, term_sizes
 
 EPS = torch.finfo(torch.float32).eps
 NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
@@ -40,6 +41,10 @@ def value_and_gradients(function, args, dtype, dy):
     return y, *torch.autograd.grad(y, args, dy.to(dtype))
 
 
+def exact(args, dy):
+    return value_and_gradients(recurrence, args, torch.float64, dy)
+
+
 def rms(x):
     return x.double().square().mean().sqrt()
 
@@ -48,7 +53,7 @@ def rms(x):
 def test_chunks_equal_the_recurrence(shape):
     args, dy = arguments(shape), torch.randn(shape[:4])
     found = value_and_gradients(scan(shape[-1]), args, torch.float64, dy)
-    wanted = value_and_gradients(recurrence, args, torch.float64, dy)
+    wanted = exact(args, dy)
     for name, x, y in zip(NAMES, found, wanted, strict=True):
         assert rms(x - y) <= 1e-13 * rms(y), name  # the same real numbers, in FP64's rounding
 
@@ -57,17 +62,12 @@ def test_chunks_equal_the_recurrence(shape):
 @pytest.mark.parametrize("strongest", [1.0, 16.0])
 def test_fp32_chunks_are_as_accurate_as_fp32_sums(shape, strongest):
     args, dy = arguments(shape, strongest), torch.randn(shape[:4])
-    found = value_and_gradients(scan(shape[-1]), args, torch.float32, dy)
-    wanted = value_and_gradients(recurrence, args, torch.float64, dy)
-    x, dt, a, d = args[0], args[1], args[2], args[5]
-    # Each entry of y, dx, db, dc is a sum of products with random signs: a few roundings of its own size.
+    found, wanted = value_and_gradients(scan(shape[-1]), args, torch.float32, dy), exact(args, dy)
+    # Each entry of y, dx, db, dc is a sum of products with random signs: a few roundings of its own size. The
+    # terms of a log-decay's gradient need not have random signs: a few roundings of the terms' sizes.
     allowed = {name: 8 * EPS * rms(true) for name, true in zip(NAMES, wanted, strict=True)}
-    # The gradient of a log-decay is a small difference of two sums of <dy, y> over up to Q tokens, with y
-    # without the skip. Times a it is part of ddt, and summed over all tokens with weight dt it is da.
-    scanned = wanted[0] - d[:, None] * x
-    remainder = 4 * EPS * min(shape[-1], shape[1]) * rms((dy * scanned).sum(-1))
-    allowed["ddt"] += a.abs().max() * remainder
-    allowed["da"] += dt.sum((0, 1)).max() * remainder
+    for name, terms in term_sizes(exact, args, dy).items():
+        allowed[name] = roundings(args[1], args[2]) * EPS * rms(terms)
     for name, got, true in zip(NAMES, found, wanted, strict=True):
         assert got.dtype == torch.float32
         assert rms(got - true) <= allowed[name], name
@@ -86,12 +86,43 @@ def test_tokens_after_a_reset_are_as_accurate_as_others():
     dt[:, 1::4] = 1e-30  # and a token that writes nothing
     x[:, ::4] *= 1e-4
     dy = torch.randn(1, 40, 2, 16)
-    found = value_and_gradients(scan(16), (x, dt, a, b, c, d), torch.float32, dy)
-    wanted = value_and_gradients(recurrence, (x, dt, a, b, c, d), torch.float64, dy)
+    args = (x, dt, a, b, c, d)
+    found, wanted = value_and_gradients(scan(16), args, torch.float32, dy), exact(args, dy)
+    sizes = dict(zip(NAMES, wanted, strict=True)) | term_sizes(exact, args, dy)
     for name, got, true in zip(NAMES, found, wanted, strict=True):
         assert got.isfinite().all(), name
-        if name not in ("ddt", "da"):  # their exact remainders are 0 here
-            assert rms(got - true) <= 8 * EPS * rms(true), name
+        assert rms(got - true) <= 8 * EPS * rms(sizes[name]), name
+
+
+# One head each: its rate, its smallest and largest time steps, and the distance of tokens that have them; the
+# others have steps below 0.2. The largest exponent of one token is 53, so its decay is a normal FP32 number.
+DECAYS = [
+    (-16.0, (2.7, 3.3), 1),
+    (-16.0, (0.9, 1.1), 1),
+    (-16.0, (0.0, 0.2), 1),
+    (-1.0, (0.0, 0.2), 1),
+    (-0.1, (0.0, 0.02), 1),
+    (-16.0, (2.7, 3.3), 8),
+]
+
+
+def test_gradients_of_decays_round_only_their_own_terms():
+    chunk, length, head_dim, states = 128, 512, 16, 16
+    x, dt, a, b, c, d = arguments((1, length, len(DECAYS), head_dim, 1, states, chunk))
+    for head, (rate, steps, every) in enumerate(DECAYS):
+        a[head] = rate
+        dt[:, ::every, head].uniform_(*steps)
+    args, dy = (x, dt, a, b, c, d), torch.randn(x.shape)
+    found, wanted = value_and_gradients(scan(chunk), args, torch.float32, dy), exact(args, dy)
+    # The worst case: every product and sum adds half an EPS. Terms are products of sums over head dim and
+    # states, and are added over two tokens of a chunk and over chunks.
+    worst = (head_dim + states + 2 * chunk + length // chunk + LOWEST) / 2
+    for name, sizes in term_sizes(exact, args, dy).items():
+        at = NAMES.index(name)
+        for head, case in enumerate(DECAYS):
+            error, terms = (found[at] - wanted[at])[..., head].abs(), sizes[..., head]
+            assert (error <= worst * EPS * terms).all(), (name, case)
+            assert rms(error) <= roundings(dt[..., head], a[head]) * EPS * rms(terms), (name, case)
 
 
 def test_long_sequences_lose_no_more_than_short_ones():

@@ -14,12 +14,15 @@ and nothing overflows. Spans that run backwards are set to -inf before exp: mask
 Where a document starts, RESET is added to the log-decay. So no state of an earlier document survives in any
 of these products, and everything stays finite (-inf would lead to inf - inf).
 
-The backward pass is explicit, because the gradients of the decays need no decay matrix: exp(L_t) scales y_t,
-exp(-L_t) scales what token t writes into the state, and exp(total) scales the state at a chunk's end, hence
+The backward pass is explicit. The log-decay of token u scales everything written before u and read at u or
+later, so its gradient is the sum of these terms, and of no others:
 
-    dL_t = <dy_t, y_t> - <d(dt_t x_t), dt_t x_t>        d total = <dS_end, S_end>,
+    dlog_u = sum_{s < u <= t} e_ts + sum_{t >= u} carried_t + sum_{s < u} added_s + exp(total) <dS_end, S>
 
-with y and dx taken without the skip connection, which no decay scales.
+e_ts is the contribution of token s to y_t, carried_t that of the state S at the chunk's start, and added_s
+that of token s to the state at the chunk's end, each times the gradient of what it contributes to. The
+gradient of L_t has a shorter form, <dy_t, y_t> - <d(dt_t x_t), dt_t x_t>, but both products contain e_tt, on
+which no decay acts. Where decays are strong, it exceeds the remainder by more digits than FP32 has.
 
 Letters: B sequences, Z chunks, Q tokens of a chunk, G groups, R heads per group, P head dim, N states.
 """
@@ -83,29 +86,33 @@ class _Scan(torch.autograd.Function):
         added = _by_group((written * decays.to_end).flatten(-2)).mT @ _by_group(b)  # [B, Z, G, R*P, N]
         start = _pass_on(added, decays.between)
         carried = _by_group(_by_group(c) @ start.mT).unflatten(-1, heads)
-        y = _by_head_inverse(within) + carried * decays.from_start
-        ctx.save_for_backward(x, dt, a, b, c, start, y, resets)
-        return y
+        carried = carried * decays.from_start
+        ctx.save_for_backward(x, dt, a, b, c, start, carried, resets)
+        return _by_head_inverse(within) + carried
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, dt, a, b, c, start, y, resets = ctx.saved_tensors
+        x, dt, a, b, c, start, carried, resets = ctx.saved_tensors
         decays, heads = _decays(dt, a, resets), x.shape[-2:]
         written = x * dt[..., None]
         b, c = _by_group(b), _by_group(c)
 
-        dscores = ((_by_head(dy) @ _by_head(written).mT) * decays.within).sum(3)
-        dwithin = ((c @ b.mT)[:, :, :, None] * decays.within).mT @ _by_head(dy)
+        scores = (c @ b.mT)[:, :, :, None]
+        decayed = (_by_head(dy) @ _by_head(written).mT) * decays.within
+        dwithin = (scores * decays.within).mT @ _by_head(dy)
         dcarried = _by_group((dy * decays.from_start).flatten(-2))  # [B, Z, G, Q, R*P]
         dend = _pass_on(dcarried.mT @ c, decays.between.mT)
-        dwritten = _by_head_inverse(dwithin) + _by_group(b @ dend.mT).unflatten(-1, heads) * decays.to_end
+        dadded = _by_group(b @ dend.mT).unflatten(-1, heads) * decays.to_end
+        dwritten = _by_head_inverse(dwithin) + dadded
 
+        dscores = decayed.sum(3)
         db = dscores.mT @ c + _by_group((written * decays.to_end).flatten(-2)) @ dend
         dc = dscores @ b + dcarried @ start
-        dtotal = (dend[:, :-1] * start[:, 1:]).unflatten(3, heads).sum((-1, -2))
+        whole = decays.from_start[:, :, -1, ..., 0] * (dend * start).unflatten(3, heads).sum((-1, -2))
+        dlog = _across(decayed * scores) + _suffix_sum((dy * carried).sum(-1))
+        dlog = dlog + _prefix_sum((dadded * written).sum(-1)) + whole[:, :, None]
         along_x = (dwritten * x).sum(-1)
-        dlog = _suffix_sum((dy * y).sum(-1) - along_x * dt) + F.pad(dtotal, (0, 0, 0, 0, 0, 1))[:, :, None]
         dx, ddt, da = dwritten * dt[..., None], dlog * a + along_x, (dlog * dt).sum((0, 1, 2))
         return dx, ddt, da, _by_group(db), _by_group(dc), None
 
@@ -148,9 +155,20 @@ def _pass_on(states: Tensor, decay: Tensor) -> Tensor:
     return summed.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)
 
 
+def _across(pairs: Tensor) -> Tensor:
+    """Sums over s < u <= t. [B, Z, G, R, Q (t), Q (s)], 0 where s > t -> [B, Z, Q (u), G, R]."""
+    until = pairs.cumsum(-1).tril(-1).sum(-2)  # over s <= u < t, which is 0 for the last u
+    return until.roll(1, -1).permute(0, 1, 4, 2, 3)
+
+
 def _suffix_sum(x: Tensor) -> Tensor:
     """Sum of x over this token and the later ones of its chunk. [B, Z, Q, ...] -> the same shape."""
-    return x.sum(2, keepdim=True) - x.cumsum(2) + x
+    return x.flip(2).cumsum(2).flip(2)
+
+
+def _prefix_sum(x: Tensor) -> Tensor:
+    """Sum of x over the earlier tokens of the chunk. Subtracting x from a sum with it would lose digits."""
+    return torch.cat((torch.zeros_like(x[:, :, :1]), x[:, :, :-1].cumsum(2)), 2)
 
 
 def _by_group(x: Tensor) -> Tensor:

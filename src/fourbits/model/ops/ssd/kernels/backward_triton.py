@@ -14,11 +14,13 @@ state at the end times the gradient of that state. Then
 
     dlog_u = sum_{s < u <= t} e_ts + sum_{t >= u} carried_t + sum_{s < u} added_s + decay of chunk <D, S>.
 
-The first sum is the sum of e's rows minus the sum of its columns, for t and s >= u. Both use the same FP32
-entries, so terms that must cancel do. The skip connection d x does not pass through a state and has no part
-here; its <dy_s, x_s> is the diagonal of the matrix that dCB is computed from. dc and db need dy S and x D
-anyway; so `inputs_kernel` does not read S, `groups_kernel` does not read the decays between tokens, and
-neither runs out of registers.
+The first sum is a product of e with a triangle of ones, which adds the terms with s < u, masked and summed
+over t >= u; e is rounded like dx's weights. Only terms of dlog_u are added. The sums of e's rows and columns
+for t and s >= u have the same difference, but both contain e_tt and all other spans that begin at u or later:
+where decays are strong, FP32 keeps no digit of it. The skip connection d x does not pass through a state and
+has no part here; its <dy_s, x_s> is the diagonal of the matrix that dCB is computed from. dc and db need dy S
+and x D anyway; so `inputs_kernel` does not read S, and `groups_kernel` does not read the decays between
+tokens.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (Triton types the kernels)
@@ -38,7 +40,8 @@ from fourbits.model.ops.ssd.kernels.decays_triton import (
 )
 
 # Rows of the sums within chunks, [B, H, 3, Z * Q], and of those across boundaries, [B, parts, H, 2, Z * Q].
-E_ROWS, E_COLUMNS = tl.constexpr(0), tl.constexpr(1)  # sums of e's rows; of its columns, over dt
+ACROSS_NEXT = tl.constexpr(0)  # sum of e_ts over s <= u < t, which the log-decay of token u + 1 scales
+E_COLUMNS = tl.constexpr(1)  # sum of e_ts over t, divided by dt_s
 DIAGONAL, WITHIN = tl.constexpr(2), tl.constexpr(3)  # <dy_t, x_t>; the number of rows
 CARRIED, ADDED = tl.constexpr(0), tl.constexpr(1)  # <dy_t S, c_t>; <x_s D, b_s>
 
@@ -69,6 +72,7 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
         segment = tl.load(segment_ptr + batch * Z * Q + token)
         seen = seen & (segment[:, None] == segment[None, :])
     scores = tl.where(seen, scores, 0.0)
+    until = (q[:, None] >= q[None, :]).to(b.dtype)  # [Q (u), Q (s)]
     x_ptr += batch * x_batch + far[:, None] * x_token
     dy_ptr += batch * dy_batch + far[:, None] * dy_token
     dx_ptr += (batch * T + far)[:, None] * H * P
@@ -79,7 +83,7 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
     last = group * R + R - 1
     ahead = table_ptr + group * R * ROWS * Z * Q
     next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
-    for head in range(group * R, last + 1):
+    for head in tl.range(group * R, last + 1, disable_licm=True):
         step, to_end = next_step, next_to_end  # loaded one head ahead: the compiler does not do it
         ahead = table_ptr + tl.minimum(head + 1, last) * ROWS * Z * Q
         next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
@@ -100,12 +104,10 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
         skip = tl.load(d_ptr + head)
         decay = span_decay(high[None, :] - high[:, None], low[None, :] - low[:, None])
         along *= decay
-        dscores += along * step[:, None]
-        along *= scores
-        weights = (scores * decay).to(b.dtype)
-        columns, rows = tl.sum(along, 1), tl.sum(along * step[:, None], 0)
-        tl.store(sums + E_ROWS * Z * Q + q, rows)
-        tl.store(sums + E_COLUMNS * Z * Q + q, columns)
+        stepped = along * step[:, None]
+        dscores += stepped
+        weights, pairs = (scores * decay).to(b.dtype), (stepped * scores).to(b.dtype)
+        columns = tl.sum(along * scores, 1)
 
         matrix = (p < P)[:, None] & (n < N)[None, :]
         end = tl.load(ends_ptr + (head * P + p[:, None]) * N, mask=matrix, other=0.0)
@@ -120,6 +122,10 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
             dx = tl.dot(weights, dy_tail, dx, input_precision="ieee") * step[:, None]
             dx += skip * dy_tail.to(tl.float32)
             tl.store(dx_ptr + head * P + tail[None, :], dx.to(dx_ptr.dtype.element_ty), mask=short)
+        # Last, because dx's accumulators and weights no longer need registers.
+        written = tl.dot(until, pairs, input_precision="ieee")  # [Q (u), Q (t)]
+        tl.store(sums + ACROSS_NEXT * Z * Q + q, tl.sum(tl.where(q[:, None] < q[None, :], written, 0.0), 1))
+        tl.store(sums + E_COLUMNS * Z * Q + q, columns)
     dscores = tl.where(seen, dscores, 0.0)
     place = dscores_ptr + ((batch * Z + z) * G + group) * Q * Q + q[:, None] * Q + q[None, :]
     tl.store(place, dscores.to(dscores_ptr.dtype.element_ty))
@@ -209,31 +215,35 @@ def steps_kernel(a_ptr, table_ptr, chunk_ptr, within_ptr, across_ptr, products_p
     Grid: chunks, blocks of HEADS heads, sequences.
     """
     z, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    token = z * Q + tl.arange(0, Q)
+    q = tl.arange(0, Q)
+    token = z * Q + q
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     known = (head < H)[:, None] & (token < Z * Q)[None, :]
+    later = known & (q > 0)[None, :]  # tokens with one before them in the chunk, at their pointers minus 1
     decays = table_ptr + (batch * H + head)[:, None] * ROWS * Z * Q + token[None, :]
     step = tl.load(decays + STEP * Z * Q, mask=known, other=0.0)
     within = within_ptr + (batch * H + head)[:, None] * WITHIN * Z * Q + token[None, :]
-    rows = tl.load(within + E_ROWS * Z * Q, mask=known, other=0.0)
+    pairs = tl.load(within + ACROSS_NEXT * Z * Q - 1, mask=later, other=0.0)
     columns = tl.load(within + E_COLUMNS * Z * Q, mask=known, other=0.0)
     diagonal = tl.load(within + DIAGONAL * Z * Q, mask=known, other=0.0)
     carried, added = tl.zeros((HEADS, Q), tl.float32), tl.zeros((HEADS, Q), tl.float32)
-    whole = tl.zeros((HEADS,), tl.float32)
+    before, whole = tl.zeros((HEADS, Q), tl.float32), tl.zeros((HEADS,), tl.float32)
     for part in tl.static_range(PARTS):
         row = (batch * PARTS + part) * H + head
         across = across_ptr + row[:, None] * 2 * Z * Q + token[None, :]
         carried += tl.load(across + CARRIED * Z * Q, mask=known, other=0.0)
         added += tl.load(across + ADDED * Z * Q, mask=known, other=0.0)
+        before += tl.load(across + ADDED * Z * Q - 1, mask=later, other=0.0)
     for part in tl.static_range(TILES):
         row = (batch * H + head) * TILES + part
         whole += tl.load(products_ptr + row * Z + z, mask=head < H, other=0.0)
     added *= tl.load(decays + TO_END * Z * Q, mask=known, other=0.0)
+    before *= tl.load(decays + TO_END * Z * Q - 1, mask=later, other=0.0)
+    before *= tl.load(decays + STEP * Z * Q - 1, mask=later, other=0.0)
     carried *= tl.load(decays + FROM_START * Z * Q, mask=known, other=0.0)
     whole *= tl.load(chunk_ptr + (batch * H + head) * Z + z, mask=head < H, other=0.0)
-    before = added * step
-    dlog = tl.cumsum(rows + carried - columns * step, 1, reverse=True)
-    dlog += tl.cumsum(before, 1) - before + whole[:, None]
+    # A sum of `added` minus its last term would keep the rounding errors of that term.
+    dlog = pairs + tl.cumsum(carried, 1, reverse=True) + tl.cumsum(before, 1) + whole[:, None]
     ddt = dlog * tl.load(a_ptr + head, mask=head < H, other=0.0)[:, None] + columns + added
     place = ddt_ptr + (batch * T + token)[None, :] * H + head[:, None]
     tl.store(place, ddt, mask=(head < H)[:, None] & (token < T)[None, :])
