@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#|mailto:)([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[([^\]]+)\]\((?!https?://|#|mailto:)([^)\s]+)\)")
 
 
 class PublishedMetadata(MetadataHookInterface):
@@ -31,9 +31,16 @@ class PublishedMetadata(MetadataHookInterface):
 
 def published(text: str, repository: str, version: str) -> str:
     """The README for an index: links to files lead to the tag of this version, or are plain text."""
-    if repository:
-        return LINK.sub(lambda link: f"[{link[1]}]({repository}/blob/v{version}/{link[2]})", text)
-    return LINK.sub(lambda link: link[1] if link[1] == link[2] else f"{link[1]} ({link[2]})", text)
+
+    def replacement(link: re.Match[str]) -> str:
+        picture, title, path = link.groups()
+        if repository:
+            return f"{picture}[{title}]({repository}/{'raw' if picture else 'blob'}/v{version}/{path})"
+        if picture:
+            return ""
+        return title if title == path else f"{title} ({path})"
+
+    return LINK.sub(replacement, text)
 
 
 def urls(repository: str) -> dict[str, str]:

@@ -107,9 +107,10 @@ def test_with_a_repository_every_link_of_the_readme_leads_to_a_file_of_this_vers
     published = hook().published(text, REPOSITORY, VERSION)
     assert hook().LINK.findall(published) == []
     assert len(links) > 15
-    for title, target in links:
+    for picture, title, target in links:
         assert (ROOT / target).exists()
-        assert f"[{title}]({REPOSITORY}/blob/v{VERSION}/{target})" in published
+        kind = "raw" if picture else "blob"
+        assert f"{picture}[{title}]({REPOSITORY}/{kind}/v{VERSION}/{target})" in published
     assert all(address.startswith(REPOSITORY) for address in hook().urls(REPOSITORY).values())
 
 
