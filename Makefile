@@ -25,7 +25,7 @@ LOOP_PACKAGES := lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.
   docstring-parser==0.18.0 typeguard==4.6.1 tensorboard==2.21.0 tensorboard-data-server==0.7.2 protobuf==7.36.2 \
   absl-py==2.5.1 grpcio==1.85.3 werkzeug==3.1.9 markdown==3.11.3
 
-.PHONY: help demo test check test-gpu sanitize test-peers bench clean install
+.PHONY: docs help demo test check test-gpu sanitize test-peers bench clean install
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make test-peers compare with torchao, compressed-tensors, modelopt and fouroversix, and train in the loops of"
 	@echo "                Lightning, PEFT, TRL and torchtitan, in an environment of their own; then the slow tests: kernels built"
 	@echo "                for more GPUs, memory accesses checked in more cases"
+	@echo "make docs      build the documentation into site/, in an environment of its own"
 	@echo "make bench     print the speed of quantizer, linear, training step and data"
 	@echo "make clean     remove caches and build products (the environment and runs stay)"
 
@@ -127,6 +128,18 @@ $(PEERS)/.installed: Makefile $(VENV)/.installed
 test-peers: $(PEERS)/.installed
 	$(PEERS)/bin/python -m pytest -q -m peers tests/peers tests/test_integrations_page.py
 	$(BIN)/pytest -q -m slow -n $(TEST_JOBS) --dist worksteal
+
+# mkdocs reads the sources without importing them, so its environment needs neither torch nor the project.
+DOCS := .venv-docs
+DOCS_PACKAGES := mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.6
+$(DOCS)/.installed: Makefile
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet $(DOCS_PACKAGES)
+	@touch $@
+
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 bench: install
 	$(BIN)/fourbits bench quantize

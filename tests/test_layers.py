@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1] / "src" / "fourbits"
 SOURCES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
 LAYERS = [
+    "version",
     "yaml_text",
     "settings",
     "triton_version",

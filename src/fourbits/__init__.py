@@ -4,8 +4,9 @@ The public names are loaded at first use, so that `fourbits --help` need not wai
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
+
+from fourbits.version import VERSION
 
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run __getattr__
     from fourbits.exchange.folder import load_hf as load_hf
@@ -36,7 +37,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.train.export import export_trained as export_trained
     from fourbits.train.load_run import load_trained as load_trained
 
-__version__ = version("fourbits")
+__version__ = VERSION
 
 # public name -> the module that defines it
 _HOME = {

@@ -5,6 +5,7 @@ functions: `add_arguments(parser)` and `run(args) -> exit code`. With OVERRIDES 
 parser does not declare is a setting: `--optim.lr 3e-4` becomes {"optim.lr": "3e-4"} in `args.overrides`.
 """
 
+import sys
 from argparse import ArgumentParser, Namespace
 from importlib import import_module
 from typing import Protocol, cast
@@ -24,6 +25,18 @@ COMMANDS = {
 }
 
 
+# commands that need more of the operating system than Windows offers, and what for
+_POSIX = {
+    "demo": "its runs inherit pipes",
+    "train": "it reads its peak memory with getrusage and is stopped by POSIX signals",
+    "compare": "its runs inherit pipes",
+}
+
+
+class UnsupportedSystemError(ValueError):
+    """A command was called on an operating system that it cannot run on."""
+
+
 class Command(Protocol):
     """The interface of a command module."""
 
@@ -39,5 +52,9 @@ class Command(Protocol):
 
 
 def load(name: str) -> Command:
-    """Import the module of a command."""
+    """Import the module of a command. Raises UnsupportedSystemError on Windows if the command needs POSIX."""
+    if sys.platform == "win32" and name in _POSIX:
+        raise UnsupportedSystemError(
+            f"needs Linux or macOS: {_POSIX[name]}. On Windows, run it in WSL 2, which is Linux."
+        )
     return cast(Command, import_module(f"fourbits.cli.{name}"))

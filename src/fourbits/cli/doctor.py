@@ -24,6 +24,7 @@ from fourbits.device import (
 from fourbits.gemm.matmul import matmul
 from fourbits.gemm.native.self_check import check_native
 from fourbits.model.ops.ssd import op as ssd_op
+from fourbits.version import VERSION
 
 EXAMPLE = "fourbits doctor --json"
 EXTRAS = {"transformers": "hf", "tensorboard": "tb"}
@@ -70,7 +71,7 @@ def examine(kind: str | None) -> dict[str, Any]:
     device = probe(kind)
     backend, reason = choose_backend("auto", device)
     return {
-        "fourbits": version("fourbits"),
+        "fourbits": VERSION,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu_threads": torch.get_num_threads(),

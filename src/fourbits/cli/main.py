@@ -8,13 +8,13 @@ import os
 import sys
 import traceback
 import warnings
-from importlib.metadata import version
 
 from fourbits.cli.commands import COMMANDS, load
 from fourbits.cli.errors import describe
 from fourbits.cli.parser import main_parser, parse
 from fourbits.cli.signals import ended_by_signals, stopped
 from fourbits.settings import nearest
+from fourbits.version import VERSION
 
 USAGE_ERRORS = (
     ValueError,
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = main_parser()
     args = parser.parse_args(argv)
     if args.version:
-        print(f"fourbits {version('fourbits')}")
+        print(f"fourbits {VERSION}")
         return 0
     if args.command is None:
         parser.print_help()

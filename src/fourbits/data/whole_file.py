@@ -124,6 +124,18 @@ def sync(file: BinaryIO) -> None:
         raise _with_name(error, file) from error
 
 
+def sync_path(path: Path) -> None:
+    """Wait until a closed file, or the names in a folder, are on disk. Windows cannot wait for a folder."""
+    posix = os.name == "posix"
+    if not posix and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if posix else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _with_name(error: OSError, file: BinaryIO) -> OSError:
     """The system's error with the file's name and, for a full disk, the remedy."""
     return OSError(error.errno, f"{error.strerror}{full_disk_remedy(error.errno)}", file.name)

@@ -6,7 +6,6 @@ after an error at once, after a kill by the next call. Only then are the old fil
 `last` file is missing counts as empty; it is missing for the time of a few renames.
 """
 
-import os
 import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fourbits.data.whole_file import read_json, write_json
+from fourbits.data.whole_file import read_json, sync_path, write_json
 
 STAGING = ".incomplete-export"
 NEW, OLD, MOVES = "new", "old", "moves.json"
@@ -62,8 +61,8 @@ def _commit(folder: Path, last: str, stale: Iterable[str]) -> None:
     staging = folder / STAGING
     arriving = sorted(file.name for file in (staging / NEW).iterdir() if file.name != last)
     for name in (*arriving, last):
-        _flush(staging / NEW / name)
-    _flush(staging / NEW)
+        sync_path(staging / NEW / name)
+    sync_path(staging / NEW)
     old = {file.name for pattern in (*arriving, *stale) for file in folder.glob(pattern)}
     leaving = [name for name in (last, *sorted(old - {last})) if (folder / name).exists()]
     write_json(staging / MOVES, {"leaving": leaving, "arriving": arriving})
@@ -71,7 +70,7 @@ def _commit(folder: Path, last: str, stale: Iterable[str]) -> None:
         (folder / name).replace(staging / OLD / name)
     for name in (*arriving, last):
         (staging / NEW / name).replace(folder / name)
-    _flush(folder)
+    sync_path(folder)
 
 
 def _settle(folder: Path, last: str) -> None:
@@ -88,12 +87,3 @@ def _settle(folder: Path, last: str) -> None:
         (staging / MOVES).unlink()  # before the rest, of which a part would look like moves to undo
     if staging.exists():
         shutil.rmtree(staging)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fourbits.data.whole_file import full_disk_remedy, library_error, write_json
+from fourbits.data.whole_file import full_disk_remedy, library_error, sync_path, write_json
 from fourbits.exchange.tensor_files import TensorFile
 from fourbits.train.non_finite import NonFiniteError
 
@@ -65,7 +65,7 @@ def save_checkpoint(folder: Path, step: int, files: Mapping[str, Tensors], state
         }
         head = {"format": FORMAT, "version": VERSION, "step": step, "state": dict(state), "files": records}
         write_json(unfinished / STATE, head)
-        _sync_folder(unfinished)
+        sync_path(unfinished)
         unfinished.rename(target)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -76,7 +76,7 @@ def save_checkpoint(folder: Path, step: int, files: Mapping[str, Tensors], state
             f"{full_disk_remedy(error.errno)}",
             str(target),
         ) from error
-    _sync_folder(folder)
+    sync_path(folder)
     return target
 
 
@@ -213,17 +213,6 @@ def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _sync_folder(path: Path) -> None:
-    """Flush the entries of a folder to disk, if the system supports it."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(path: Path) -> str:

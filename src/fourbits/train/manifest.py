@@ -15,15 +15,20 @@ from fourbits.device import Device
 from fourbits.evaluate import unigram_counts, unigram_entropy
 from fourbits.model.counts import count_parameters, training_flops
 from fourbits.train.trainer import Trainer
+from fourbits.version import VERSION
 
-PACKAGES = ("fourbits", "torch", "numpy", "safetensors", "tokenizers")
+PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
 
 
 def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[str, Any]:
     """Everything that is needed to judge the run or to repeat it."""
     config = trainer.config
     return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "fourbits": VERSION,
+            **{name: version(name) for name in PACKAGES},
+        },
         "device": asdict(device),
         "threads": torch.get_num_threads(),
         "backend": {"name": trainer.backend.value, "reason": trainer.backend_reason},

@@ -123,7 +123,9 @@ class TokenFile:
         return int(np.searchsorted(self._documents, sequence, side="right")) - 1
 
     def will_need(self, first: int, count: int) -> None:
-        """Ask the system to read these tokens ahead from disk; no effect if they are in memory."""
+        """Ask the system to read these tokens ahead from disk; no effect in memory or on Windows."""
+        if not hasattr(mmap, "MADV_WILLNEED"):
+            return
         begin = first * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
         self._mapping.madvise(mmap.MADV_WILLNEED, begin, (first + count) * self.dtype.itemsize - begin)
 
