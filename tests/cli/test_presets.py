@@ -27,7 +27,7 @@ def test_a_measured_preset_takes_its_tokens_at_the_measured_speed():
     assert found.measured is not None
     assert found.seconds is not None
     assert found.seconds[0] == found.seconds[1] == found.tokens / found.measured.tokens_per_second
-    assert found.tokens >= RUN_PRESETS["30m"].train.tokens
+    assert found.tokens >= (RUN_PRESETS["30m"].train.tokens or 0) > 0
 
 
 def test_the_time_of_others_is_between_the_bounds_of_the_measured_utilizations():

@@ -41,8 +41,8 @@ def value_and_gradients(function, args, dtype, dy):
     return y, *torch.autograd.grad(y, args, dy.to(dtype))
 
 
-def exact(args, dy):
-    return value_and_gradients(recurrence, args, torch.float64, dy)
+def exact(args, dy) -> list[torch.Tensor]:
+    return list(value_and_gradients(recurrence, args, torch.float64, dy))
 
 
 def rms(x):
