@@ -108,6 +108,15 @@ def test_an_option_of_another_kind_is_refused(options, message):
         convert(model(), "nvfp4", **options)
 
 
+def test_a_pattern_may_name_the_weight_of_a_layer():
+    rows = {row.name: row for row in convert(model(), "nvfp4", exclude="*.qkv.weight").rows}
+    assert {name for name, row in rows.items() if row.reason.startswith("excluded")} == {
+        name for name in rows if name.endswith(".qkv")
+    }
+    only = convert(model(), "nvfp4", include="blocks.0.mlp.weight")
+    assert [row.name for row in only.rows if row.quantized] == ["blocks.0.mlp"]
+
+
 def test_blocks_are_not_kept_where_no_stack_is_known():
     with pytest.raises(ValueError, match=r"keep_last=1 needs a stack of blocks.*stacks="):
         convert(nn.Linear(32, 32), "nvfp4", keep_first=0, keep_last=1)

@@ -21,7 +21,9 @@ from torch import Tensor
 
 BLOCK = 16
 #: E2M1 by code; the upper eight are negative
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cpu")
+E2M1 = torch.tensor(
+    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float32, device="cpu"
+)
 #: the two elements of a byte, [256, 2]
 _PAIRS = torch.stack((E2M1.repeat(16), E2M1.repeat_interleave(16)), -1)
 
@@ -70,12 +72,11 @@ class Layout:
         rows, columns = shape
         one = (1,) if self.divides else ()
         scales = [self.global_scale, *([self.input_scale] if with_input else [])]
-        with torch.device("meta"):
-            found = {
-                self.codes: torch.empty(rows, columns // 2, dtype=torch.uint8),
-                self.block_scale: torch.empty(rows, columns // BLOCK, dtype=torch.float8_e4m3fn),
-                **{scale: torch.empty(one, dtype=torch.float32) for scale in scales},
-            }
+        found = {
+            self.codes: torch.empty(rows, columns // 2, dtype=torch.uint8, device="meta"),
+            self.block_scale: torch.empty(rows, columns // BLOCK, dtype=torch.float8_e4m3fn, device="meta"),
+            **{scale: torch.empty(one, dtype=torch.float32, device="meta") for scale in scales},
+        }
         return {f"{module}.{end}": tensor for end, tensor in found.items()}
 
     def tensors(self, module: str, weight: PackedWeight, input_scale: Tensor | None) -> dict[str, Tensor]:

@@ -143,7 +143,7 @@ def _rows(weights: Sequence[Weight], decider: Decider, seed: int, backend: Backe
             else:
                 adopt(weight.module, weight.kind, state)
         precision = "bf16" if table is None else precision_of(table)
-        rows.append(LinearReport(weight.name, weight.shape, precision, reason))
+        rows.append(LinearReport(weight.name, weight.shape, precision, reason, weight.layers))
         number += weight.layers
     return rows
 

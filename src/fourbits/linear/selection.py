@@ -49,7 +49,7 @@ class Selection:
 
     def names(self, name: str) -> bool:
         """Whether `include` has exactly this name, which then is quantized whatever its role and place."""
-        return self.include is not None and name in self.include
+        return self.include is not None and not {name, f"{name}.weight"}.isdisjoint(self.include)
 
 
 def covers(pattern: str, name: str) -> bool:
@@ -58,8 +58,12 @@ def covers(pattern: str, name: str) -> bool:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a module's name, or that name without its wrappers, matches any pattern."""
+    """Whether a module's name, or that name without its wrappers, matches any pattern.
+
+    A pattern may name a layer's weight, as named_parameters does.
+    """
     names = {name, plain_name(name)}
+    patterns = [pattern.removesuffix(".weight") for pattern in patterns]
     return any(fnmatch.fnmatchcase(each, pattern) for pattern in patterns for each in names)
 
 

@@ -20,6 +20,8 @@ class LinearReport:
     precision: str
     #: the reason for this precision
     reason: str
+    #: linear layers that the weight holds, such as experts in one parameter; 0 for a weight of none
+    layers: int = 1
 
     @property
     def quantized(self) -> bool:
@@ -97,11 +99,11 @@ class ConversionSummary:
         }
 
     def __str__(self) -> str:
-        counts = Counter((row.precision, row.reason) for row in self.rows)
+        counts = Counter((row.layers, row.precision, row.reason) for row in self.rows)
         lines = [f"recipe {self.recipe} ({self.digest})"]
         lines += [
-            f"  {n:4d} linear {'layer ' if n == 1 else 'layers'} {precision:<8} {reason}"
-            for (precision, reason), n in counts.items()
+            f"  {n:4d} {_counted(n, layers)} {precision:<8} {reason}"
+            for (layers, precision, reason), n in counts.items()
         ]
         lines += [f"  {line}" for line in (*map(str, self.stacks), *self.notes)]
         lines.append(
@@ -109,6 +111,13 @@ class ConversionSummary:
             f"parameters, {self.share_of_flops:.1%} of all GEMM weights"
         )
         return "\n".join(lines)
+
+
+def _counted(rows: int, layers: int) -> str:
+    """What a number of rows is that hold so many layers each."""
+    if layers <= 1:
+        return "linear layer " if rows == 1 else "linear layers"
+    return f"{'group' if rows == 1 else 'groups'} of {layers} linear layers"
 
 
 def precision_of(table: GemmTable) -> str:

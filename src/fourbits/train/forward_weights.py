@@ -71,7 +71,7 @@ def packed_weight(weight: ForwardWeight, master: Tensor) -> PackedWeight:
     """Codes [N, K / 2] and scales [N, K / 16] of a weight that `why_not_nvfp4` has no objection to."""
     codes: list[Tensor] = []
     scales: list[Tensor] = []
-    global_scale = torch.ones(())
+    global_scale = torch.ones((), dtype=torch.float32, device=master.device)
     for q in weight.quantized(master):
         rows_of_block = (weight.spec.block_size or (1, BLOCK))[0]
         # Repeated as bytes: not every operation knows the type.
@@ -114,4 +114,6 @@ def why_not_quantized_inputs(weights: Mapping[str, ForwardWeight]) -> str | None
 def input_scale_of(weight: ForwardWeight, amax: Tensor) -> Tensor:
     """The global scale, an fp32 scalar, of a layer's input with this amax."""
     spec = replace(weight.table.fprop.lhs, amax_policy="current", correction="")
-    return quantize(torch.zeros(1, BLOCK), spec, amax=amax).global_scale
+    return quantize(
+        torch.zeros(1, BLOCK, dtype=torch.float32, device=amax.device), spec, amax=amax
+    ).global_scale

@@ -36,7 +36,7 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 
 def key(layer: int, draw: int) -> Tensor:
     """The key of a layer's random bits in one draw: (seed, stream, step, first row, first block)."""
-    return torch.tensor([0, layer, draw, 0, 0])
+    return torch.tensor([0, layer, draw, 0, 0], dtype=torch.int64, device="cpu")
 
 
 def operand_errors(recipe: str, number: int, layer: LayerTensors) -> Iterator[OperandError]:
@@ -112,7 +112,7 @@ def _unit_amax(spec: OperandSpec) -> Tensor:
     """The amax for which the FP32 scale of a tensor is 1: block scales alone must then cover its range."""
     element = spec.block_format.element
     assert element is not None, "nvfp4 has elements"
-    return torch.tensor(element.max_value * E4M3.max_value)
+    return torch.tensor(element.max_value * E4M3.max_value, dtype=torch.float32, device="cpu")
 
 
 def _largest_error(found: Tensor, exact: Tensor) -> float:
