@@ -11,6 +11,7 @@ from fourbits.linear.amax_policy import HISTORY
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
+from fourbits.model.experts import GroupedLinear
 from fourbits.quant.correction import Correction, register_correction
 from fourbits.quant.fake_quantize import fake_quantize
 from fourbits.quant.operand import OperandSpec
@@ -308,3 +309,8 @@ def test_a_part_that_is_orthogonal_only_to_the_rest_of_its_own_tensor_is_refused
     )
     with pytest.raises(ValueError, match="orthogonal to what is removed of any other"):
         register_correction("largest", largest)
+
+
+def test_experts_with_a_correction_are_a_loop_and_the_summary_says_so():
+    (row,) = convert(nn.Sequential(GroupedLinear(3, 32, 48)), corrected("token-mean"), stacks=[]).rows
+    assert row.reason.endswith("; loop of 3 linear layers, because corrections have no grouped kernels")

@@ -1,8 +1,5 @@
 """DDP and FSDP2 on two processes compute what one process computes on the tokens of each rank."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from fourbits.linear.checkpoint_state import recipe_state
 from fourbits.linear.convert import convert
 from linear import two_ranks
 from support.assertions import assert_same_bytes
+from support.two_processes import WORLD, results_of
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 CASES = ["ddp", "fsdp2", "fsdp2, recomputed", "fsdp2, bf16"]
@@ -21,29 +19,19 @@ CASES = ["ddp", "fsdp2", "fsdp2, recomputed", "fsdp2, bf16"]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
     """What each rank found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    store, results = folder / "store", [folder / f"rank{rank}.pt" for rank in range(two_ranks.WORLD)]
-    commands = [[sys.executable, str(SCRIPT), str(rank), str(store), str(results[rank])] for rank in (0, 1)]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
-    running = [
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for command in commands
-    ]
-    for process, result in zip(running, results, strict=True):
-        _, errors = process.communicate(timeout=300)
-        assert result.exists(), errors
-    return [torch.load(path) for path in results]
+    return results_of(SCRIPT, tmp_path_factory.mktemp("ranks"))
 
 
 def one_process(dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Losses of both ranks, and the mean of their gradients."""
     losses: list[Tensor] = []
     mean: dict[str, Tensor] = {}
-    for rank in range(two_ranks.WORLD):
+    for rank in range(WORLD):
         model = two_ranks.Model().to(dtype)
         convert(model, "nvfp4")
         losses.append(two_ranks.backward(Cast(model, dtype), rank))
         for name, grad in two_ranks.gradients(model).items():
-            mean[name] = mean.get(name, 0) + grad / two_ranks.WORLD
+            mean[name] = mean.get(name, 0) + grad / WORLD
     return losses, mean
 
 
@@ -86,7 +74,7 @@ def test_amax_policies_of_two_ranks_are_those_of_one_process_with_two_micro_batc
     losses: list[Tensor] = []
     for step in (two_ranks.STEP, two_ranks.STEP + 1):
         model.zero_grad()
-        losses = [two_ranks.backward(model, rank, step) for rank in range(two_ranks.WORLD)]
+        losses = [two_ranks.backward(model, rank, step) for rank in range(WORLD)]
     state = recipe_state(model)
     for rank, found in enumerate(ranks):
         found = found["amax policies"]
@@ -95,7 +83,7 @@ def test_amax_policies_of_two_ranks_are_those_of_one_process_with_two_micro_batc
         for key, value in state.items():
             assert_same_bytes(found["state"][key], value, key)
         for name, grad in two_ranks.gradients(model).items():
-            assert_same_bytes(found["gradients"][name] * two_ranks.WORLD, grad, name)
+            assert_same_bytes(found["gradients"][name] * WORLD, grad, name)
 
 
 def test_several_ranks_without_a_reduction_are_refused(ranks):

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fourbits.linear import health
 from fourbits.linear.audit import audit
 from fourbits.linear.convert import convert
 from fourbits.linear.feature_shard import shard_features
@@ -102,6 +104,28 @@ def test_it_is_found_in_a_compiled_model():
     convert(model, "nvfp4")
     assert audit(model).gradients == ()  # another conversion has seen none yet
     convert(model, "bf16")
+
+
+def test_a_graph_is_neither_broken_nor_recompiled_by_the_look_which_only_its_first_backward_pass_takes(
+    monkeypatch,
+):
+    looks: list[torch.Tensor] = []
+
+    def looked(dy: torch.Tensor) -> torch.Tensor:
+        looks.append(dy)
+        return lost_blocks_and_large_rows(dy)
+
+    monkeypatch.setattr(health, "lost_blocks_and_large_rows", looked)
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 32))
+    convert(model, "nvfp4", stacks=[])
+    graphs = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(model, backend=graphs, fullgraph=True)
+    for number in range(3):
+        set_step(model, number)
+        run(torch.randn(64, 32, requires_grad=True)).sum().backward()
+        assert len(looks) == 2, "one look per layer"
+    assert graphs.frame_count == 1
 
 
 def test_limited_rows_give_the_gradients_of_bf16_where_nvfp4_loses_them():

@@ -26,8 +26,9 @@ from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.settings import override
 from support.straight_through import grad_of
+from support.two_processes import WORLD
 
-WORLD, TOKENS, STEP = 2, 32, 3
+TOKENS, STEP = 32, 3
 
 
 class Block(nn.Module):

@@ -23,6 +23,7 @@ from fourbits.linear.native_gemms import emulated_gemms, made_native
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.placement import Decider
 from fourbits.linear.selection import Filter, Selection, require_matches
+from fourbits.linear.stacked.fused import why_loop
 from fourbits.linear.stacks import Stack, find_stacks, named_stacks
 from fourbits.linear.summary import ConversionSummary, LinearReport, StackReport, precision_of
 from fourbits.linear.weights import Weight, multiplied_weights, named_modules
@@ -136,6 +137,8 @@ def _rows(weights: Sequence[Weight], decider: Decider, seed: int, backend: Backe
         if table is not None:
             if backend == "native":
                 table, reason = _on_tensor_cores(table, reason)
+            if weight.holds_several and (why := why_loop(table.to_text(), weight.weight)):
+                reason = f"{reason}; loop of {weight.layers} linear layers, because {why}"
             quantize_eval, original = decider.recipe.quantize_eval, type(weight.module)
             state = LayerState(original, table, number, seed, quantize_eval, numbering)
             if weight.kind == "stacked":

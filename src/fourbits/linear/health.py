@@ -24,7 +24,7 @@ _MANY_BLOCKS, _FEW_ROWS = 0.1, 0.1
 
 #: number, out_features and in_features of a layer, by which operators of compiled graphs note its calls
 CallKey = tuple[int, ...]
-#: what operators measured of layers' first output gradients; None where the recipe needs no look
+#: what operators measured of layers' first output gradients, on the host; None where the recipe needs no look
 gradients_seen: dict[CallKey, Tensor | None] = {}
 
 
@@ -36,9 +36,14 @@ def look_at(state: LayerState, dy: Tensor) -> None:
 
 
 def look_in_graph(key: CallKey, table: str, dy: Tensor) -> None:
-    """Measure a layer's first output gradient in an operator, which knows the layer's key only."""
+    """Measure a layer's first output gradient in an operator, which knows the layer's key only.
+
+    The two numbers go to the host, once: under reduce-overhead an operator runs in the memory pool of CUDA
+    graphs, which must not hold tensors that no graph returned.
+    """
     if key not in gradients_seen and _can_be_measured(dy):
-        gradients_seen[key] = _measured(dy, table)
+        shares = _measured(dy, table)
+        gradients_seen[key] = None if shares is None else shares.cpu()
 
 
 def _can_be_measured(dy: Tensor) -> bool:

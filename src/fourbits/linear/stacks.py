@@ -114,7 +114,7 @@ def _stage(name: str, entry: nn.Module) -> list[Named]:
 
 
 def _widths(module: nn.Module) -> tuple[tuple[int, int], ...]:
-    """The shapes of the linear layers, which tell stages of different widths apart."""
+    """The shapes of the linear layers, which distinguish stages of different widths."""
     return tuple(w.shape for w in multiplied_weights([*module.named_modules()]) if w.kind != "other")
 
 

@@ -29,8 +29,6 @@ Quantizer = Callable[[Tensor, GroupTiles, Tensor | None, tuple[int, ...]], tuple
 
 def unsupported_groups(device: torch.device, specs: Sequence[tuple[OperandSpec, int]]) -> str | None:
     """Why kernels do not quantize groups by these specs, along these axes of what they are of, or None."""
-    if reason := unsupported_device(device):
-        return reason
     for spec, axis in specs:
         if reason := unsupported_spec(spec):
             return reason
@@ -40,7 +38,7 @@ def unsupported_groups(device: torch.device, specs: Sequence[tuple[OperandSpec, 
             return "operands derived from other operands have no grouped kernel"
         if axis == 1 and spec.rht:
             return "a transform along axis 1 needs a transposed copy"
-    return None
+    return unsupported_device(device)
 
 
 def height_of(specs: Sequence[OperandSpec]) -> int:

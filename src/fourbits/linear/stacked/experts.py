@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.flat import autocast_dtype
-from fourbits.linear.stacked.layer import StackedLayers
+from fourbits.linear.stacked.layer import StackedLayers, local_experts
 from fourbits.linear.stacked.product import multiply
 
 
@@ -81,7 +81,8 @@ def _projected(module: QuantizedExperts, name: str, rows: Tensor, offsets: Tenso
     layer = module.quantization.layers.get(name)
     if layer is not None:
         return multiply(layer, rows, offsets, bias)
-    weight: Tensor = getattr(module, name)
+    weight = local_experts(getattr(module, name), name)[0]
+    bias = None if bias is None else local_experts(bias, f"the bias of {name}")[0]
     weight = weight if module.is_transposed else weight.transpose(1, 2)
     dtype = autocast_dtype(rows)
     return unquantized(rows.to(dtype), weight.to(dtype), bias, offsets)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fourbits.device import probe
 from fourbits.gemm.grouped import column_sums, rows_gemm, sums_gemm, unsupported_grouped_gemms
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.sr_counter import KEY_FIELDS
@@ -23,6 +24,7 @@ from fourbits.quant.grouped import (
     grouped_quantizer,
     height_of,
     tile_map,
+    unsupported_device,
     unsupported_groups,
 )
 from fourbits.quant.grouped_layout import GroupedOperand, GroupTiles, most_tiles
@@ -97,16 +99,29 @@ class ExpertsPlan:
 def unsupported_table(table: str, device: torch.device) -> str | None:
     """Why grouped kernels do not compute a table on a device, or None."""
     parsed = table_from_text(table)
-    if parsed.native or parsed.amax_reduction or parsed.corrects or parsed.gradient_rows != "any":
-        return "corrections, limited rows, shards and FP4 tensor cores have no grouped kernels"
-    if parsed.saved_inputs != "exact":
-        return "packed inputs have no grouped kernels"
-    if parsed.fprop.rhs.rht or parsed.dgrad.rhs.rht:
-        return "transformed weights have no grouped kernels"
+    for asked, what in (
+        (parsed.native, "GEMMs on FP4 tensor cores"),
+        (parsed.amax_reduction, "shards by features"),
+        (parsed.corrects, "corrections"),
+        (parsed.gradient_rows != "any", "limited rows"),
+        (parsed.saved_inputs != "exact", "packed inputs"),
+        (parsed.fprop.rhs.rht or parsed.dgrad.rhs.rht, "transformed weights"),
+    ):
+        if asked:
+            return f"{what} have no grouped kernels"
     specs = [(parsed.operand(role), axis) for role, axis in _ROLE_AXES.items()]
     if not all(spec.block_format.quantized for spec, _ in specs):
         return "grouped kernels multiply quantized operands only"
     return unsupported_groups(device, specs) or unsupported_grouped_gemms(device)
+
+
+def why_loop(table: str, weight: Tensor) -> str | None:
+    """Why a layer's experts are multiplied one after the other where its weights are now, or None."""
+    device = torch.device(probe().torch_device) if weight.is_meta else weight.device
+    reason = unsupported_table(table, device)
+    if reason is not None and reason == unsupported_device(device):
+        return f"grouped kernels do not run on {device.type}" if device.type != "cuda" else reason
+    return reason
 
 
 def unsupported(table: str, dtype: torch.dtype, weight: Tensor) -> str | None:

@@ -25,6 +25,13 @@ class StackedLayer:
         """The parameter, which wrappers such as FSDP2 may replace."""
         return vars(self.module)["_parameters"][self.parameter]
 
+    def experts_here(self) -> tuple[Tensor, int]:
+        """The weights that this process multiplies by, and the place of the first of them among all experts.
+
+        Raises ValueError for a DTensor that is sharded by anything but experts.
+        """
+        return local_experts(self.weight, self.parameter)
+
     def parameters(self) -> Iterator[Tensor]:
         """The parameter, as nn.Module.parameters has it."""
         yield self.weight
@@ -43,6 +50,29 @@ class StackedLayers:
     def quantize_eval(self) -> bool:
         """Whether evaluation is quantized, too; one recipe holds for all of a module's layers."""
         return any(layer.quantization.quantize_eval for layer in self.layers.values())
+
+
+def local_experts(weight: Any, name: str) -> tuple[Tensor, int]:
+    """Weights or biases of the experts of this process, and the place of the first of them among all experts.
+
+    A DTensor of expert parallelism is sharded by experts, its first dimension; any other tensor has all of
+    them. Raises ValueError for a DTensor that is sharded in another way.
+    """
+    if type(weight) in (Tensor, nn.Parameter) or not hasattr(weight, "placements"):
+        return weight, 0
+    first, count = 0, len(weight)
+    for axis, placement in enumerate(weight.placements):
+        if placement.is_replicate():
+            continue
+        if type(placement).__name__ != "Shard" or placement.dim != 0:
+            raise ValueError(
+                f"experts: a DTensor must be sharded by experts, Shard(0), or replicated, got {placement} "
+                f"for {name} {list(weight.shape)}. Shard it by experts, or name the layer in exclude."
+            )
+        most = -(-count // weight.device_mesh.size(axis))
+        start = min(most * weight.device_mesh.get_local_rank(axis), count)
+        first, count = first + start, min(most, count - start)
+    return weight.to_local(), first
 
 
 def stacked_layers(module: nn.Module) -> StackedLayers | None:

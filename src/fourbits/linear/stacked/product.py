@@ -13,7 +13,7 @@ from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.module import runs_eagerly
 from fourbits.linear.sr_counter import tick, warn_of_own_steps
 from fourbits.linear.stacked import fused, loop
-from fourbits.linear.stacked.layer import StackedLayer
+from fourbits.linear.stacked.layer import StackedLayer, local_experts
 from fourbits.linear.stacked.loop import GroupedCall
 from fourbits.linear.stacked.ops import experts_backward, experts_forward, gradients
 from fourbits.linear.traced import once_differentiable
@@ -34,14 +34,16 @@ def multiply(
     and end; bias: [E, N]; transposed: whether W is [E, K, N], as the layer has it if None; counts: the rows
     of each expert where the host knows them. Raises ValueError for an x of another width.
     """
-    state, weight, module = layer.quantization, layer.weight, layer.module
+    state, module = layer.quantization, layer.module
+    weight, first = layer.experts_here()
+    bias = None if bias is None else local_experts(bias, f"the bias of {layer.parameter}")[0]
     transposed = layer.transposed if transposed is None else transposed
     if x.dim() != 2 or x.shape[1] != weight.shape[1 if transposed else 2]:
         raise ValueError(
             f"experts: the input must be [rows, {weight.shape[1 if transposed else 2]}] for the weight "
             f"{layer.parameter} {list(weight.shape)}, got {list(x.shape)}. Pass rows of that width."
         )
-    return grouped_product(state, module.training, x, weight, bias, offsets, transposed, counts)
+    return grouped_product(state, module.training, x, weight, bias, offsets, transposed, counts, first)
 
 
 def grouped_product(
@@ -53,18 +55,19 @@ def grouped_product(
     offsets: Tensor,
     transposed: bool,
     counts: Sequence[int] | None = None,
+    first: int = 0,
 ) -> Tensor:
-    """As `multiply`, for the state of a layer or a group."""
+    """As `multiply`, for the state of a layer or a group. first: place of the first of these experts."""
     if not torch.compiler.is_compiling() and under_torch_func():
         refuse_transform()
     if state.weight_source is None and not runs_eagerly(x):
-        config = state.config(training, training)
+        config = _from(state.config(training, training), first)
         counter = state.traced_counter_on(x.device)
         return experts(
             *(x, weight, bias, offsets, counter),
             *(config.layer, config.table, transposed, config.counts_itself, config.training),
         )
-    config = state.config(training, training and torch.is_grad_enabled())
+    config = _from(state.config(training, training and torch.is_grad_enabled()), first)
     x = autocast(x)
     if state.weight_source is not None or fused.unsupported(config.table, x.dtype, weight) is not None:
         counts = loop.counts_of(offsets) if counts is None else counts
@@ -77,6 +80,11 @@ def grouped_product(
         return fused.forward(call, (False, False), fused.reused_weight(state, config))[0]
     y: Any = _Experts.apply(x, weight, bias, state.counter_on(x.device), call, config, state)
     return y
+
+
+def _from(config: CallConfig, first: int) -> CallConfig:
+    """The configuration of a call of the experts from `first` on."""
+    return config._replace(layer=config.layer + first) if first else config
 
 
 class _Experts(torch.autograd.Function):

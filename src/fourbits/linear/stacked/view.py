@@ -46,7 +46,7 @@ class StackedView:
         """A cast or a copy: what a table multiplies is quantized from the parameter."""
         return self
 
-    to = bfloat16 = half = float = type_as = contiguous = same
+    to = bfloat16 = half = float = type_as = contiguous = to_local = same
 
     def __getitem__(self, place: Any) -> Any:
         """One expert's weight for a whole number, or a tensor of one; else as the parameter."""
@@ -54,7 +54,7 @@ class StackedView:
         return OneView(self, int(place)) if number or isinstance(place, int) else self.plain[place]
 
     def __len__(self) -> int:
-        return len(self.layer.weight)
+        return len(self.layer.experts_here()[0])
 
     def __iter__(self) -> "Iterator[OneView]":
         return iter(self.unbind())
@@ -128,12 +128,14 @@ class OneView:
         layer = self.stack.layer
         state, module = layer.quantization, layer.module
         transposed = out_last != (self.swapped != self.stack.swapped)
+        weight, first = layer.experts_here()
         config = state.config(module.training, module.training and torch.is_grad_enabled())
+        config = config._replace(layer=config.layer + first)
         rows = x.reshape(-1, x.shape[-1])
-        counts = [0] * len(layer.weight)
+        counts = [0] * len(weight)
         counts[self.place] = len(rows)
         biases = None if bias is None else bias[None].expand(len(counts), -1)
-        y = each(state, config, rows, layer.weight, biases, counts, transposed)
+        y = each(state, config, rows, weight, biases, counts, transposed)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
