@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fourbits.linear import sr_counter
 from fourbits.linear.checkpoint_state import recipe_state
 from fourbits.linear.convert import convert
+from fourbits.linear.set_recipe import set_recipe
 from fourbits.linear.step import set_step
 from fourbits.recipe.presets import get_recipe, list_recipes
 from fourbits.recipe.recipe import Recipe
@@ -68,3 +70,32 @@ def test_two_steps_have_the_same_bits(name, state):
         assert_same_bytes(value, expected[key])
     if name in ADAPTIVE:
         assert any(key.startswith("state") for key in found)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("own_steps", [False, True], ids=["set_step", "own steps"])
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4 delayed"])
+def test_what_ran_in_inference_mode_before_changes_no_bit_of_training(name, own_steps, compiled, monkeypatch):
+    """convert, set_recipe, set_step and a call; training then writes and saves what they have made."""
+    monkeypatch.setattr(sr_counter, "_warned", [True])
+    found: list[list[Tensor]] = []
+    for before in (nullcontext(), torch.inference_mode()):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 64))
+        run = torch.compile(model, backend="aot_eager") if compiled else model
+        x = torch.randn(32, 64)
+        with before:
+            convert(model, "fp8", seed=1)
+            set_recipe(model, recipe_of(name))
+            if not own_steps:
+                set_step(model, 0)
+            with torch.no_grad():
+                run(x)
+        for step in range(2):
+            if step and not own_steps:
+                set_step(model, step)
+            run(x).square().sum().backward()
+        found.append([grad_of(parameter) for parameter in model.parameters()])
+    for got, want in zip(*found, strict=True):
+        assert_same_bytes(got, want)

@@ -24,7 +24,6 @@ from fourbits.linear.audit import audit
 from fourbits.linear.convert import convert
 from fourbits.linear.functional import UnsupportedTransformError
 from fourbits.linear.set_recipe import set_recipe
-from fourbits.linear.stacked import fused
 from fourbits.linear.stacked.experts import QuantizedExperts
 from fourbits.linear.step import counters_of, set_step
 from fourbits.recipe.presets import get_recipe
@@ -197,41 +196,6 @@ def test_the_summary_and_the_audit_say_what_runs_and_bf16_gives_it_back(family):
     again = step(model, x, route, None)
     for name in plain:
         assert_same_bytes(again[name], plain[name], name)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "why"),
-    [
-        ("nvfp4", "grouped kernels do not run on cpu"),
-        ("fp8", "fp8 rne has no grouped kernel"),
-        ("quartet2", "transformed weights have no grouped kernels"),
-        ("nvfp4-fwd", "grouped kernels multiply quantized operands only"),
-        (override(get_recipe("nvfp4"), {"saved_inputs": "packed"}), "packed inputs have no grouped kernels"),
-        (override(get_recipe("nvfp4"), {"gradient_rows": "limited"}), "limited rows have no grouped kernels"),
-    ],
-    ids=["nvfp4", "fp8", "quartet2", "nvfp4-fwd", "packed inputs", "limited rows"],
-)
-def test_the_summary_says_where_experts_are_a_loop_and_why(recipe, why):
-    summary = everywhere(mixture("gate and up"), recipe)
-    reasons = {row.name: row.reason for row in summary.rows}
-    for name in ("experts.gate_up_proj", "experts.down_proj"):
-        assert reasons[name].endswith(f"; loop of {EXPERTS} linear layers, because {why}")
-    assert "loop of" not in reasons["before"]
-    assert f"2 groups of {EXPERTS} linear layers" in str(summary)
-
-
-@pytest.mark.parametrize("missing", [None, "grouped GEMMs load tiles by TMA, from sm_90 on"])
-def test_the_summary_names_a_loop_on_a_gpu_only_if_a_part_is_missing_such_as_tma_on_sm_80(
-    missing, monkeypatch
-):
-    """The device's part of the answer is replaced; no kernel runs."""
-    fused.unsupported_table.cache_clear()
-    monkeypatch.setattr(fused, "unsupported_groups", lambda device, specs: None)
-    monkeypatch.setattr(fused, "unsupported_grouped_gemms", lambda device: missing)
-    reasons = {row.reason for row in everywhere(mixture("gate and up"), "nvfp4").rows if row.layers > 1}
-    fused.unsupported_table.cache_clear()
-    loop = f"; loop of {EXPERTS} linear layers, because {missing}" if missing else ""
-    assert reasons == {f"recipe nvfp4{loop}"}
 
 
 def test_patterns_choose_single_projections_and_the_rest_stays_in_high_precision():

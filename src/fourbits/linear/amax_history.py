@@ -43,6 +43,7 @@ class RecipeState:
     shared: slots of layers whose weights are quantized with the largest amax of theirs.
     """
 
+    @torch.inference_mode(mode=False)
     def __init__(self, tables: Sequence[GemmTable], shared: Sequence[Sequence[int]] = ()):
         self.tables = tuple(tables)
         self.shared = tuple(tuple(slots) for slots in shared)

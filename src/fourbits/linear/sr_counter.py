@@ -31,6 +31,7 @@ assert tuple(KEY_FIELDS) == OPERAND_ROLES
 _warned: list[bool] = []
 
 
+@torch.inference_mode(mode=False)  # training will save and write it
 def new_counter(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
     """The counter of one micro-batch: int64 [9], in the order of COUNTER_FIELDS."""
     entries = [seed, step, first_token, first_token // 16, 0, 0, 0, 0, 0]
