@@ -13,7 +13,8 @@ from fourbits.train import spikes
 from fourbits.train.checkpoint import checkpoints
 from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
-from fourbits.train.run import run
+from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.run import run, with_vocabulary
 from fourbits.train.spikes import FEWEST, PATIENCE, WINDOW, SpikeDetector
 from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer
@@ -161,3 +162,39 @@ def test_without_spikes_the_policy_changes_no_bit(config, data_cache, tmp_path):
     for policy in ("off", "say", "skip"):
         trained(config, tmp_path / policy, data_cache, policy)
     assert content(tmp_path / "off") == content(tmp_path / "say") == content(tmp_path / "skip")
+
+
+@pytest.fixture
+def infinite(spike, monkeypatch):
+    """The gradients of the spike are infinite, its loss is not."""
+    accumulate = Trainer._accumulate_gradients
+
+    def raised(trainer):
+        loss = accumulate(trainer)
+        if trainer.step == SPIKE - 1:
+            trainer.masters["norm.weight"].grad.fill_(math.inf)
+        return loss
+
+    monkeypatch.setattr(Trainer, "_accumulate_gradients", raised)
+
+
+@pytest.mark.parametrize("policy", ["say", "skip"])
+def test_a_spike_whose_gradients_are_infinite_is_not_finite_before_it_is_a_spike(
+    infinite, config, data_cache, tmp_path, policy
+):
+    with pytest.raises(NonFiniteError, match=rf"step {SPIKE}: the gradient of norm\.weight is not finite"):
+        trained(config, tmp_path / "stops", data_cache, policy)
+    skips = replace(config, train=replace(config.train, non_finite="skip"))
+    summary = trained(skips, tmp_path / "skips", data_cache, policy)
+    assert (summary["ended"], summary["skipped_steps"], summary["spikes"]) == ("finished", 1, 0)
+    assert "spike_threshold" not in step_of(tmp_path / "skips", SPIKE)
+
+
+def test_a_spike_after_a_step_that_was_not_finite_does_not_allow_updates(config, data, monkeypatch):
+    """As on a GPU: both steps are under way before the host sees the numbers of the first."""
+    monkeypatch.setattr(SpikeDetector, "look", lambda self, loss: (loss > 0, loss / 2))
+    changed = replace(config, train=replace(config.train, spike="skip"))
+    trainer = Trainer(with_vocabulary(changed, data), data, CPU)
+    trainer._blocked.fill_(1.0)
+    trainer.run_step()
+    assert bool(trainer._blocked)
