@@ -4,11 +4,14 @@ import json
 import math
 import signal
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from fourbits.settings import dump_yaml, to_dict
 from fourbits.train import spikes
 from fourbits.train.checkpoint import checkpoints
 from fourbits.train.listener import RunListener
@@ -156,6 +159,49 @@ def test_a_run_cut_around_a_spike_has_the_bits_of_a_whole_one(spike, config, dat
     trained(config, tmp_path / "whole", data_cache, "skip")
     trained(config, tmp_path / "cut", data_cache, "skip", *stops)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fourbits.settings import load_yaml
+from fourbits.settings import dump_yaml, to_dict
+from fourbits.train import spikes
+from fourbits.train.config import config_from_mapping
+from fourbits.train.listener import RunListener
+from fourbits.train.run import run
+from fourbits.train.trainer import Trainer
+
+file, out, cache, spike, last = Path(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:6])
+spikes.FEWEST, accumulate = 4, Trainer._accumulate_gradients
+Trainer._accumulate_gradients = lambda self: accumulate(self) * (100 if self.step == spike - 1 else 1)
+
+
+class Kill(RunListener):
+    def step(self, record):
+        if record["step"] == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+run(config_from_mapping(load_yaml(file)), out, listener=Kill(), data_cache=cache)
+"""
+
+
+def test_a_run_killed_right_after_a_skipped_spike_and_again_later_has_the_bits_of_a_whole_one(
+    spike, config, data_cache, tmp_path
+):
+    """The second process resumes before the spike and skips it again, the third one after it."""
+    changed = replace(config, train=replace(config.train, spike="skip"))
+    file, out = tmp_path / "run.yaml", tmp_path / "killed"
+    file.write_text(dump_yaml(to_dict(changed)))
+    for last, saved in ((SPIKE, "step_5"), (11, "step_10")):
+        command = [sys.executable, "-c", KILLED, *map(str, (file, out, data_cache, SPIKE, last))]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        assert checkpoints(out / "checkpoints")[-1].name == saved
+    run(changed, out, stop=StopRequest(), data_cache=data_cache)
+    run(changed, tmp_path / "whole", stop=StopRequest(), data_cache=data_cache)
+    assert step_of(out, SPIKE)["skipped"]
+    assert content(out) == content(tmp_path / "whole")
 
 
 def test_without_spikes_the_policy_changes_no_bit(config, data_cache, tmp_path):
