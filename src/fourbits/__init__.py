@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.recipe.recipe import Recipe as Recipe
     from fourbits.train.export import export_trained as export_trained
     from fourbits.train.load_run import load_trained as load_trained
+    from fourbits.train.sinks import register_sink as register_sink
 
 __version__ = VERSION
 
@@ -68,6 +69,7 @@ _HOME = {
     "save_hf": "fourbits.exchange.folder",
     "load_trained": "fourbits.train.load_run",
     "export_trained": "fourbits.train.export",
+    "register_sink": "fourbits.train.sinks",
 }
 
 

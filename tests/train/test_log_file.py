@@ -2,6 +2,8 @@
 
 import re
 import signal
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -65,9 +67,44 @@ def test_warnings_and_errors_are_logged_and_still_shown(train, tmp_path):
 
     with pytest.raises(RuntimeError):
         train(tmp_path / "failed", 3, fail)
-    last = (tmp_path / "failed/log.txt").read_text().splitlines()[-2:]
-    assert "ended: failed (RuntimeError: the cable was pulled) after 3 steps" in last[0]
-    assert last[1].endswith("RuntimeError: the cable was pulled")
+    text = (tmp_path / "failed/log.txt").read_text()
+    assert "ended: failed (RuntimeError: the cable was pulled) after 3 steps\n" in text
+    assert re.search(rf"{TIME}Traceback .*\n(.*\n)*{TIME}RuntimeError: the cable was pulled\n\Z", text)
+    assert all(re.match(TIME, line) for line in text.splitlines())
+
+
+LOGGING = """
+import io, logging, sys
+from pathlib import Path
+from fourbits.train.log_file import LogFile
+
+logged = sys.argv[1] == "logged"
+if sys.argv[2] == "configured":
+    logging.basicConfig(format="mine: %(message)s")
+log = LogFile(Path(sys.argv[3]), 1, print)
+with log.session() if logged else open("/dev/null"):
+    for name in ("fourbits", "torch._dynamo.convert_frame", "another"):
+        logging.getLogger(name).warning("%s warns", name)
+        logging.getLogger(name).info("%s informs", name)
+"""
+
+
+@pytest.mark.parametrize("configured", ["configured", "plain"])
+def test_messages_of_loggers_are_logged_and_printed_as_without_a_log(tmp_path, configured):
+    printed = {
+        logged: subprocess.run(
+            [sys.executable, "-c", LOGGING, logged, configured, str(tmp_path / "log.txt")],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+        for logged in ("logged", "unlogged")
+    }
+    plain = {how: re.sub(r"W\d+ [\d:.]+ \d+ ", "", text) for how, text in printed.items()}  # torch's times
+    assert plain["logged"] == plain["unlogged"]
+    assert printed["logged"].count(" warns") == 3
+    texts = [re.sub(TIME, "", line) for line in (tmp_path / "log.txt").read_text().splitlines()]
+    assert texts[1:] == ["fourbits warns", "torch._dynamo.convert_frame warns"]
 
 
 def test_a_log_that_cannot_be_written_is_said_once_and_the_run_goes_on(train, tmp_path):

@@ -1,20 +1,23 @@
 """Metrics go to every sink; a sink that fails costs its own chart and nothing else."""
 
+import csv
 import json
 import signal
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fourbits.cli.main import main
 from fourbits.train import sinks
 from fourbits.train.listener import RunListener
 from fourbits.train.metrics import read_metrics
 from fourbits.train.run import run
 from fourbits.train.sinks import register_sink
 from fourbits.train.stop import StopRequest
+from support.documented import names_of
 
 
 class Memory:
@@ -42,6 +45,17 @@ class Notes(RunListener):
 
     def note(self, text):
         self.said.append(text)
+
+
+class Asks(RunListener):
+    """Asks the run to stop after a step."""
+
+    def __init__(self, stop, after):
+        self.stop, self.after = stop, after
+
+    def step(self, record):
+        if record["step"] == self.after:
+            self.stop.signal = signal.SIGINT
 
 
 @pytest.fixture
@@ -84,7 +98,7 @@ def test_a_resumed_run_tells_its_sinks_where_it_stands(register, train):
     assert [(sink.begun.step, sink.ended) for sink in made] == [(0, "interrupted"), (1, "finished")]
 
 
-def test_a_sink_that_fails_is_dropped_and_said_once_and_the_others_go_on(register, train):
+def test_a_sink_that_fails_is_dropped_and_said_once_and_the_others_go_on(register, train, tmp_path):
     broken, sound = Memory(fails_at=3), Memory()
     register("broken", lambda: broken)
     register("sound", lambda: sound)
@@ -93,9 +107,9 @@ def test_a_sink_that_fails_is_dropped_and_said_once_and_the_others_go_on(registe
     assert [step for step, _ in broken.rows] == [1, 2]
     assert broken.ended is None
     assert sound.ended == "finished"
-    assert [note for note in notes.said if "sink" in note] == [
-        "sink broken: ConnectionError: no network. The run goes on without it."
-    ]
+    text = "sink broken: ConnectionError: no network. The run goes on without it."
+    assert [note for note in notes.said if "sink" in note] == [text]
+    assert (tmp_path / "run" / "log.txt").read_text().count(text) == 1
 
 
 def test_unknown_names_and_missing_packages_are_errors_before_anything_is_made(
@@ -104,10 +118,11 @@ def test_unknown_names_and_missing_packages_are_errors_before_anything_is_made(
     register("memory", Memory)
     with pytest.raises(ValueError, match=r"unknown sink 'tensorbord'.*Did you mean 'tensorboard'"):
         train("tensorbord")
-    monkeypatch.setattr("fourbits.train.wandb_sink.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the package wandb.*pip install wandb"):
-        train("wandb")
-    monkeypatch.setattr("fourbits.train.tensorboard_sink.find_spec", lambda name: None)
+    for missing in (None, ModuleType("wandb")):  # not installed; a folder of that name
+        monkeypatch.setitem(sys.modules, "wandb", missing)
+        with pytest.raises(ValueError, match=r"needs the package wandb.*pip install wandb"):
+            train("wandb")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
     with pytest.raises(ValueError, match=r"pip install 'fourbits\[tb\]'"):
         train("tensorboard")
     assert not (tmp_path / "run").exists()
@@ -133,7 +148,6 @@ def test_wandb_gets_one_run_per_folder(train, tmp_path, monkeypatch):
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=None))
-    monkeypatch.setattr("fourbits.train.wandb_sink.find_spec", lambda name: True)
     stop = StopRequest()
     stop.signal = signal.SIGTERM
     train("wandb", stop=stop)
@@ -163,10 +177,12 @@ def test_tensorboard_hides_what_a_kill_made_void(train, tmp_path, monkeypatch):
         def add_text(self, name, text):
             self.ended = text
 
+        def flush(self):
+            pass
+
         def close(self):
             self.closed = True
 
-    monkeypatch.setattr("fourbits.train.tensorboard_sink.find_spec", lambda name: True)
     package = SimpleNamespace(SummaryWriter=Writer)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(writer=package))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", package)
@@ -189,3 +205,38 @@ def test_sinks_may_change_when_a_run_continues(register, train, tmp_path):
     train(stop=stop)
     assert train("memory")["ended"] == "finished"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 12
+
+
+def test_a_run_started_from_another_tells_its_sinks_which(register, train, config, data_cache, tmp_path):
+    train()
+    made = []
+    register("memory", lambda: made.append(Memory()) or made[-1])
+    for _ in range(2):  # from the other run, then from its own checkpoint
+        stop = StopRequest()
+        stop.signal = signal.SIGINT
+        changed = replace(config, train=replace(config.train, sinks=("memory",)))
+        start = tmp_path / "run" / "checkpoints" / "step_10"
+        run(changed, tmp_path / "fork", stop=stop, data_cache=data_cache, start_from=start)
+    assert [(sink.begun.step, sink.begun.origin) for sink in made] == [
+        (10, "from-run-step-10"),
+        (11, "from-run-step-10"),
+    ]
+
+
+def test_the_sink_of_the_documentation_has_each_step_once(train, tmp_path):
+    assert names_of("A metric sink")
+    stop = StopRequest()
+    train("csv", listener=Asks(stop, 7), stop=stop)
+    with (tmp_path / "run" / "losses.csv").open("a") as file:
+        file.write("8,1.0\n9,1.0\n")  # of a process that was killed after step 9, its checkpoint is older
+    train("csv")
+    losses = [(r["step"], r["loss"]) for r in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in r]
+    rows = csv.reader((tmp_path / "run" / "losses.csv").read_text().splitlines())
+    assert [(int(step), float(loss)) for step, loss in rows] == losses
+
+
+def test_a_comparison_refuses_a_sink_before_it_prepares_text(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    code = main(["compare", "tiny", "--out", str(tmp_path / "out"), "--train.sinks", "wandb"])
+    assert (code, (tmp_path / "out").exists()) == (2, False)
+    assert "pip install wandb" in capsys.readouterr().err

@@ -4,16 +4,20 @@ import json
 import math
 import signal
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from fourbits.settings import dump_yaml, to_dict
 from fourbits.train import spikes
 from fourbits.train.checkpoint import checkpoints
 from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
-from fourbits.train.run import run
+from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.run import run, with_vocabulary
 from fourbits.train.spikes import FEWEST, PATIENCE, WINDOW, SpikeDetector
 from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer
@@ -157,7 +161,86 @@ def test_a_run_cut_around_a_spike_has_the_bits_of_a_whole_one(spike, config, dat
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fourbits.settings import load_yaml
+from fourbits.settings import dump_yaml, to_dict
+from fourbits.train import spikes
+from fourbits.train.config import config_from_mapping
+from fourbits.train.listener import RunListener
+from fourbits.train.run import run
+from fourbits.train.trainer import Trainer
+
+file, out, cache, spike, last = Path(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:6])
+spikes.FEWEST, accumulate = 4, Trainer._accumulate_gradients
+Trainer._accumulate_gradients = lambda self: accumulate(self) * (100 if self.step == spike - 1 else 1)
+
+
+class Kill(RunListener):
+    def step(self, record):
+        if record["step"] == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+run(config_from_mapping(load_yaml(file)), out, listener=Kill(), data_cache=cache)
+"""
+
+
+def test_a_run_killed_right_after_a_skipped_spike_and_again_later_has_the_bits_of_a_whole_one(
+    spike, config, data_cache, tmp_path
+):
+    """The second process resumes before the spike and skips it again, the third one after it."""
+    changed = replace(config, train=replace(config.train, spike="skip"))
+    file, out = tmp_path / "run.yaml", tmp_path / "killed"
+    file.write_text(dump_yaml(to_dict(changed)))
+    for last, saved in ((SPIKE, "step_5"), (11, "step_10")):
+        command = [sys.executable, "-c", KILLED, *map(str, (file, out, data_cache, SPIKE, last))]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        assert checkpoints(out / "checkpoints")[-1].name == saved
+    run(changed, out, stop=StopRequest(), data_cache=data_cache)
+    run(changed, tmp_path / "whole", stop=StopRequest(), data_cache=data_cache)
+    assert step_of(out, SPIKE)["skipped"]
+    assert content(out) == content(tmp_path / "whole")
+
+
 def test_without_spikes_the_policy_changes_no_bit(config, data_cache, tmp_path):
     for policy in ("off", "say", "skip"):
         trained(config, tmp_path / policy, data_cache, policy)
     assert content(tmp_path / "off") == content(tmp_path / "say") == content(tmp_path / "skip")
+
+
+@pytest.fixture
+def infinite(spike, monkeypatch):
+    """The gradients of the spike are infinite, its loss is not."""
+    accumulate = Trainer._accumulate_gradients
+
+    def raised(trainer):
+        loss = accumulate(trainer)
+        if trainer.step == SPIKE - 1:
+            trainer.masters["norm.weight"].grad.fill_(math.inf)
+        return loss
+
+    monkeypatch.setattr(Trainer, "_accumulate_gradients", raised)
+
+
+@pytest.mark.parametrize("policy", ["say", "skip"])
+def test_a_spike_whose_gradients_are_infinite_is_not_finite_before_it_is_a_spike(
+    infinite, config, data_cache, tmp_path, policy
+):
+    with pytest.raises(NonFiniteError, match=rf"step {SPIKE}: the gradient of norm\.weight is not finite"):
+        trained(config, tmp_path / "stops", data_cache, policy)
+    skips = replace(config, train=replace(config.train, non_finite="skip"))
+    summary = trained(skips, tmp_path / "skips", data_cache, policy)
+    assert (summary["ended"], summary["skipped_steps"], summary["spikes"]) == ("finished", 1, 0)
+    assert "spike_threshold" not in step_of(tmp_path / "skips", SPIKE)
+
+
+def test_a_spike_after_a_step_that_was_not_finite_does_not_allow_updates(config, data, monkeypatch):
+    """As on a GPU: both steps are under way before the host sees the numbers of the first."""
+    monkeypatch.setattr(SpikeDetector, "look", lambda self, loss: (loss > 0, loss / 2))
+    changed = replace(config, train=replace(config.train, spike="skip"))
+    trainer = Trainer(with_vocabulary(changed, data), data, CPU)
+    trainer._blocked.fill_(1.0)
+    trainer.run_step()
+    assert bool(trainer._blocked)

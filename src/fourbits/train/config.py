@@ -186,9 +186,10 @@ def config_from_mapping(
     for given, other in (("train.steps", "train.tokens"), ("train.tokens", "train.steps")):
         if given in changes:
             changes.setdefault(other, None)
-    paths = changes.get("data.paths")
-    if isinstance(paths, str) and not paths.lstrip().startswith("["):
-        changes["data.paths"] = [paths]
+    for name in ("data.paths", "train.sinks"):
+        given = changes.get(name)
+        if isinstance(given, str) and not given.lstrip().startswith("["):
+            changes[name] = [given]
     config = override(build(RunConfig, tree, where), with_both_sides(changes), "setting")
     return replace(config, data=_from_anywhere(config.data), recipe=credited(config.recipe))
 

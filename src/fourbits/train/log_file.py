@@ -3,8 +3,10 @@
 A resumed run appends. The log never ends a run: where it cannot be written, the run says so once and goes on.
 """
 
+import logging
 import os
 import platform
+import traceback
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -17,6 +19,11 @@ from rich.console import Console
 
 from fourbits.data.whole_file import full_disk_remedy
 from fourbits.train.listener import ProgressPrinter, Record, RunStart
+from fourbits.train.metrics import FolderChangedError
+from fourbits.train.non_finite import NonFiniteError
+
+# Errors whose text says what happened and what to do; others are logged with their traceback.
+_EXPLAINED = (ValueError, OSError, KeyboardInterrupt, NonFiniteError, FolderChangedError)
 
 
 class LogFile(ProgressPrinter):
@@ -60,19 +67,25 @@ class LogFile(ProgressPrinter):
 
     @contextmanager
     def session(self) -> Generator[None]:
-        """Log the process with its first line, the warnings it prints, and the error that ends it."""
+        """Log the process with its first line, its warnings and log messages, and the error that ends it."""
         self._pending = (
             f"=== fourbits {version('fourbits')}, torch {version('torch')}, process {os.getpid()} on "
             f"{platform.node()}\n"
         )
         show = warnings.showwarning
         warnings.showwarning = self._showing(show)
+        messages = _Messages(self.write)
+        loggers = _loggers()
+        for logger in loggers:
+            logger.addHandler(messages)
         try:
             yield
         except BaseException as error:
-            self.write(f"{type(error).__name__}: {error}")
+            self.write(_text_of(error))
             raise
         finally:
+            for logger in loggers:
+                logger.removeHandler(messages)
             warnings.showwarning = show
 
     def _showing(self, show: Callable[..., None]) -> Callable[..., None]:
@@ -81,6 +94,30 @@ class LogFile(ProgressPrinter):
             show(message, *others, **named)
 
         return showwarning
+
+
+class _Messages(logging.Handler):
+    """Logs the messages of a logger, and lets Python print what it prints without this handler."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log a message. Python's handler of last resort prints it only where there is no other handler."""
+        self._write(self.format(record))
+        last = logging.lastResort
+        if last is not None and record.levelno >= last.level and not self._others(record.name):
+            last.handle(record)
+
+    def _others(self, name: str) -> bool:
+        """Whether a logger has handlers besides this one, its own or those of loggers above it."""
+        logger: logging.Logger | None = logging.getLogger(name)
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
 
 
 class _Lines:
@@ -97,3 +134,23 @@ class _Lines:
 
     def flush(self) -> None:
         """Nothing is held back."""
+
+
+def _loggers() -> list[logging.Logger]:
+    """Our logger, and those of PyTorch that print, none of which passes its messages on to another.
+
+    A handler at the root would change what other libraries print.
+    """
+    printing = [
+        logger
+        for name, logger in list(logging.root.manager.loggerDict.items())
+        if name.split(".")[0] == "torch" and isinstance(logger, logging.Logger)
+        if any(type(handler) is logging.StreamHandler for handler in logger.handlers)
+    ]
+    return [logging.getLogger("fourbits"), *printing]
+
+
+def _text_of(error: BaseException) -> str:
+    if isinstance(error, _EXPLAINED):
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception(error))

@@ -52,8 +52,8 @@ def run(
     started = time.monotonic()
     shown = listener or RunListener()
     folder = RunFolder(Path(out))
-    sinks = SinkListener(config, folder.path, shown.note)
     log = LogFile(folder.log, config.train.log_interval, shown.note)
+    sinks = SinkListener(config, folder.path, Listeners((shown, log)).note)
     listener = Listeners((shown, log, sinks))
     device = probe(None if config.train.device == "auto" else config.train.device)
     choose_backend(config.train.backend, device)  # refuses what this device cannot run

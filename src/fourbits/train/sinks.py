@@ -14,15 +14,21 @@ from typing import Any, Protocol
 from fourbits.settings import nearest, to_dict
 from fourbits.train.config import RunConfig
 from fourbits.train.listener import Record, RunListener, RunStart
+from fourbits.train.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """The run that a sink records. step: those already done; config: its settings as nested dicts."""
+    """The run that a sink records.
+
+    step: steps already done; config: its settings as nested dicts; origin: "from-RUN-step-N" of a run that
+    was started with --from.
+    """
 
     folder: Path
     step: int
     config: dict[str, Any]
+    origin: str | None = None
 
 
 class MetricSink(Protocol):
@@ -64,12 +70,13 @@ class SinkListener(RunListener):
 
     def __init__(self, config: RunConfig, folder: Path, notify: Callable[[str], None]) -> None:
         """Set up the sinks of train.sinks. Raises ValueError for an unknown one or a missing package."""
-        self._sinks = {name: _made(name) for name in config.train.sinks}
+        self._sinks = make_sinks(config.train.sinks)
         self._config, self._folder, self._notify = config, folder, notify
 
     def begin(self, start: RunStart) -> None:
         """Tell every sink where the run stands."""
-        run = SinkRun(self._folder, start.step, to_dict(self._config))
+        origin = _origin(RunFolder(self._folder).ancestry())
+        run = SinkRun(self._folder, start.step, to_dict(self._config), origin)
         self._each(lambda sink: sink.begin(run))
 
     def step(self, record: Record) -> None:
@@ -138,6 +145,16 @@ class Listeners(RunListener):
             listener.end(summary)
 
 
+def make_sinks(names: Sequence[str]) -> dict[str, MetricSink]:
+    """The sinks of train.sinks. Raises ValueError for an unknown one or a missing package."""
+    return {name: _made(name) for name in names}
+
+
+def _origin(ancestry: Sequence[Mapping[str, Any]]) -> str | None:
+    """Where a run comes from, by the entries of manifest.json."""
+    return f"from-{Path(ancestry[-1]['run']).name}-step-{ancestry[-1]['step']}" if ancestry else None
+
+
 def _made(name: str) -> MetricSink:
     if name in _FACTORIES:
         return _FACTORIES[name]()
@@ -146,5 +163,5 @@ def _made(name: str) -> MetricSink:
     known = [*SHIPPED, *_FACTORIES]
     raise ValueError(
         f"train.sinks: unknown sink {name!r}.{nearest(name, known)} Known: {', '.join(known)}. "
-        "fourbits.train.sinks.register_sink adds one."
+        "fourbits.register_sink adds one."
     )

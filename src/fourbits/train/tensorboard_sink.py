@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from fourbits.train.sinks import SinkRun
@@ -11,29 +10,36 @@ from fourbits.train.sinks import SinkRun
 class TensorBoardSink:
     """Writes each number under its name in metrics.jsonl."""
 
-    _writer: Any = None
+    def __init__(self, library: Any) -> None:
+        """library: the module of SummaryWriter."""
+        self._library = library
+        self._writer: Any = None
 
     def begin(self, run: SinkRun) -> None:
-        """Open a new file of events. Those of earlier files past the run's step are hidden."""
-        library: Any = import_module("torch.utils.tensorboard.writer")
-        self._writer = library.SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.step + 1)
+        """Open a new file of events. Those of earlier files past the run's step are hidden.
+
+        A run started with --from has a folder that names the other run, which TensorBoard shows.
+        """
+        folder = run.folder / "tensorboard" / (run.origin or "")
+        self._writer = self._library.SummaryWriter(str(folder), purge_step=run.step + 1)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One scalar each."""
+        """One scalar each, in the file before the next step: a killed run resumes after its checkpoint."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def end(self, ended: str) -> None:
-        """Write what is buffered."""
+        """Record how the run ended."""
         self._writer.add_text("ended", ended)
         self._writer.close()
 
 
 def make() -> TensorBoardSink:
     """Raises ValueError without the package."""
-    if find_spec("tensorboard") is None:
+    try:
+        return TensorBoardSink(import_module("torch.utils.tensorboard.writer"))
+    except ImportError as error:
         raise ValueError(
-            "train.sinks: tensorboard needs the package tensorboard, which is not installed: "
-            "pip install 'fourbits[tb]'"
-        )
-    return TensorBoardSink()
+            f"train.sinks: tensorboard needs the package tensorboard ({error}): pip install 'fourbits[tb]'"
+        ) from error

@@ -160,8 +160,10 @@ class Trainer:
         spiked, threshold = self._spike(loss)
         skips = spiked.float() if self.config.train.spike == "skip" else torch.zeros_like(self._blocked)
         numbers = self.optimizer.step(lr, loss, torch.maximum(self._blocked, skips), self.step)
+        finite = loss.isfinite() & numbers[1].isfinite()
         if self.config.train.non_finite == "stop":
-            self._blocked = numbers[0] * (1 - skips)
+            self._blocked = torch.maximum(self._blocked, (~finite).float())
+        threshold = torch.where(finite, threshold, math.nan)  # a step that is not finite is no spike
         self.step += 1
         numbers = torch.cat((torch.stack((loss, threshold, self._saturated())), numbers))
         return PendingStep(self.step, lr, self._data_seconds, numbers)

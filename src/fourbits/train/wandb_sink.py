@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from fourbits.data.whole_file import write_whole
@@ -13,16 +12,19 @@ from fourbits.train.sinks import SinkRun
 class WandbSink:
     """One run of wandb for a run's folder, which a resumed run continues: RUN/wandb_id.txt names it."""
 
-    _run: Any = None
+    def __init__(self, client: Any) -> None:
+        """client: the module wandb."""
+        self._client = client
+        self._run: Any = None
 
     def begin(self, run: SinkRun) -> None:
         """Start or continue the run. wandb ignores steps that it has already."""
         place = run.folder / "wandb_id.txt"
         known = place.read_text().strip() if place.is_file() else None
-        client: Any = import_module("wandb")
-        self._run = client.init(
+        name = run.folder.absolute().name
+        self._run = self._client.init(
             project=os.environ.get("WANDB_PROJECT", "fourbits"),
-            name=run.folder.name,
+            name=f"{name}-{run.origin}" if run.origin else name,
             dir=str(run.folder),
             config=run.config,
             id=known,
@@ -42,8 +44,14 @@ class WandbSink:
 
 def make() -> WandbSink:
     """Raises ValueError without the package."""
-    if find_spec("wandb") is None:
+    try:
+        client = import_module("wandb")
+    except ImportError as error:
+        raise ValueError(
+            f"train.sinks: wandb needs the package wandb ({error}): pip install wandb"
+        ) from error
+    if not hasattr(client, "init"):  # a folder of that name, such as the one that wandb itself writes
         raise ValueError(
             "train.sinks: wandb needs the package wandb, which is not installed: pip install wandb"
         )
-    return WandbSink()
+    return WandbSink(client)

@@ -16,6 +16,7 @@ from fourbits.data.config import open_data
 from fourbits.device import choose_backend, probe
 from fourbits.train.run import num_threads
 from fourbits.train.run_folder import read_json
+from fourbits.train.sinks import make_sinks
 from fourbits.train.stop import StopRequest, stop_on_signals
 
 
@@ -38,6 +39,7 @@ def execute_runs(
     """
     train = matrix.runs[0].config.train
     choose_backend(train.backend, probe(None if train.device == "auto" else train.device))
+    make_sinks(train.sinks)  # refuses what every run would refuse
     matrix.out.mkdir(parents=True, exist_ok=True)
     with progress, stop_on_signals(progress.note) as stop:
         # Prepare the data here, before several processes need it.

@@ -110,8 +110,8 @@ class _Scan(torch.autograd.Function):
         db = dscores.mT @ c + _by_group((written * decays.to_end).flatten(-2)) @ dend
         dc = dscores @ b + dcarried @ start
         whole = decays.from_start[:, :, -1, ..., 0] * (dend * start).unflatten(3, heads).sum((-1, -2))
-        dlog = _across(decayed * scores) + _suffix_sum((dy * carried).sum(-1))
-        dlog = dlog + _prefix_sum((dadded * written).sum(-1)) + whole[:, :, None]
+        dlog = _across(decayed * scores) + _suffix_sum((dy * carried).sum(-1), 2)
+        dlog = dlog + _prefix_sum((dadded * written).sum(-1), 2) + whole[:, :, None]
         along_x = (dwritten * x).sum(-1)
         dx, ddt, da = dwritten * dt[..., None], dlog * a + along_x, (dlog * dt).sum((0, 1, 2))
         return dx, ddt, da, _by_group(db), _by_group(dc), None
@@ -156,19 +156,35 @@ def _pass_on(states: Tensor, decay: Tensor) -> Tensor:
 
 
 def _across(pairs: Tensor) -> Tensor:
-    """Sums over s < u <= t. [B, Z, G, R, Q (t), Q (s)], 0 where s > t -> [B, Z, Q (u), G, R]."""
-    until = pairs.cumsum(-1).tril(-1).sum(-2)  # over s <= u < t, which is 0 for the last u
-    return until.roll(1, -1).permute(0, 1, 4, 2, 3)
+    """Sums over s < u <= t. [B, Z, G, R, Q (t), Q (s)], 0 where s > t -> [B, Z, Q (u), G, R].
+
+    A span from s to t leads from the earlier half to the later half of one block of 2, 4, ... tokens. In a
+    block, token u of the earlier half adds columns s < u, and one of the later half adds rows t >= u.
+    """
+    chunk = pairs.shape[-1]
+    size = 1 << (chunk - 1).bit_length()
+    if padding := size - chunk:
+        pairs = F.pad(pairs, (0, padding, 0, padding))
+    sums = pairs.new_zeros(pairs.shape[:-1])
+    while size > 1:
+        blocks = pairs.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))  # [..., block, t, block, s]
+        block = torch.arange(blocks.shape[-2], device=pairs.device, dtype=torch.int64)
+        spans = blocks[..., block, size // 2 :, block, : size // 2]  # [block, ..., t, s]
+        earlier, later = _prefix_sum(spans.sum(-2), -1), _suffix_sum(spans.sum(-1), -1)
+        sums = sums + torch.cat((earlier, later), -1).movedim(0, -2).flatten(-2)
+        size //= 2
+    return sums[..., :chunk].permute(0, 1, 4, 2, 3)
 
 
-def _suffix_sum(x: Tensor) -> Tensor:
-    """Sum of x over this token and the later ones of its chunk. [B, Z, Q, ...] -> the same shape."""
-    return x.flip(2).cumsum(2).flip(2)
+def _suffix_sum(x: Tensor, dim: int) -> Tensor:
+    """Sums of x over this place and the later ones."""
+    return x.flip(dim).cumsum(dim).flip(dim)
 
 
-def _prefix_sum(x: Tensor) -> Tensor:
-    """Sum of x over the earlier tokens of the chunk. Subtracting x from a sum with it would lose digits."""
-    return torch.cat((torch.zeros_like(x[:, :, :1]), x[:, :, :-1].cumsum(2)), 2)
+def _prefix_sum(x: Tensor, dim: int) -> Tensor:
+    """Sums of x over the earlier places. Subtracting x from sums that include it would lose digits."""
+    sums = x.cumsum(dim)
+    return torch.cat((torch.zeros_like(x.narrow(dim, 0, 1)), sums.narrow(dim, 0, x.shape[dim] - 1)), dim)
 
 
 def _by_group(x: Tensor) -> Tensor:

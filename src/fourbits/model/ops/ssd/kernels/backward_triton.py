@@ -83,6 +83,7 @@ def inputs_kernel(dy_ptr, dy_batch, dy_token, dy_head, x_ptr, x_batch, x_token, 
     last = group * R + R - 1
     ahead = table_ptr + group * R * ROWS * Z * Q
     next_step, next_to_end = tl.load(ahead + STEP * Z * Q), tl.load(ahead + TO_END * Z * Q)
+    # Addresses that the compiler would compute before the loop do not fit in registers.
     for head in tl.range(group * R, last + 1, disable_licm=True):
         step, to_end = next_step, next_to_end  # loaded one head ahead: the compiler does not do it
         ahead = table_ptr + tl.minimum(head + 1, last) * ROWS * Z * Q
