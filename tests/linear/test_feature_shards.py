@@ -257,6 +257,7 @@ def returns_another_dtype() -> None:
     ("use", "message"),
     [
         (lambda: shard_features(layer_of(recipe_of("nvfp4"), None, None), first_in=8), "multiple of 16"),
+        (lambda: shard_features(layer_of(recipe_of("nvfp4"), None, None), first_out=-16), "16 from 0 on"),
         (
             lambda: shard_features(layer_of(recipe_of("nvfp4"), None, None), first_out=16.0),  # pyright: ignore
             "first_out must be an int, got 16.0",

@@ -83,7 +83,7 @@ def test_experts_in_one_parameter_are_quantized_and_their_router_stays():
     summary = convert(MixtralForCausalLM(config), "nvfp4-naive")
     kept = {row.name.rpartition("layers.0.")[2]: row.reason for row in summary.rows if not row.quantized}
     assert kept == {"lm_head": "output head or embedding", "mlp.gate.weight": "router"}
-    assert summary.share_of_linears == 6 / 8
+    assert summary.share_of_linears == 12 / 14, "two groups of four experts are eight linear layers"
 
 
 def fused_kernel(projected, *_args, outproj_weight, **_kwargs):

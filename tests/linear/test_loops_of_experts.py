@@ -41,3 +41,12 @@ def test_the_summary_names_a_loop_on_a_gpu_only_if_a_part_is_missing_such_as_tma
     fused.unsupported_table.cache_clear()
     loop = f"; loop of {EXPERTS} linear layers, because {missing}" if missing else ""
     assert reasons == {f"recipe nvfp4{loop}"}
+
+
+def test_a_group_counts_as_its_linear_layers_and_stands_in_the_columns_of_the_others():
+    """Two groups of 5 are quantized, two layers are not."""
+    summary = everywhere(mixture("gate and up"), "nvfp4", include=["experts"])
+    assert summary.share_of_linears == 10 / 12
+    one, several = str(summary).splitlines()[1:3]
+    assert one.startswith("     2 linear layers             bf16     not in include")
+    assert several.startswith("     2 groups of 5 linear layers nvfp4    recipe nvfp4")

@@ -42,8 +42,8 @@ def sharded(table: GemmTable, amax_reduction: str, shard: FeatureShard) -> GemmT
         unit = _unit(table, kind)
         if first < 0 or first % unit:
             raise ValueError(
-                f"shard_features: first_{kind} must be a multiple of {unit}, so that no block is cut, got "
-                f"{first}. Split {kind}_features into parts of whole blocks."
+                f"shard_features: first_{kind} must be a multiple of {unit} from 0 on, so that no block is "
+                f"cut, got {first}. Split {kind}_features into parts of whole blocks."
             )
     operands = [table.operand(role) for role in OPERAND_ROLES]
     if any(spec.adaptive != "none" for spec in operands):

@@ -64,8 +64,9 @@ class ConversionSummary:
 
     @property
     def share_of_linears(self) -> float:
-        """Quantized share of the rows, by count."""
-        return _share(sum(row.quantized for row in self.rows), len(self.rows))
+        """Quantized share of the linear layers, by count; a weight of none counts as one."""
+        counts = [(max(row.layers, 1), row.quantized) for row in self.rows]
+        return _share(sum(n for n, quantized in counts if quantized), sum(n for n, _ in counts))
 
     @property
     def share_of_parameters(self) -> float:
@@ -101,9 +102,11 @@ class ConversionSummary:
     def __str__(self) -> str:
         counts = Counter((row.layers, row.precision, row.reason) for row in self.rows)
         lines = [f"recipe {self.recipe} ({self.digest})"]
+        kinds = [_counted(n, layers) for (layers, *_), n in counts.items()]
+        width = max([len("linear layers"), *map(len, kinds)])
         lines += [
-            f"  {n:4d} {_counted(n, layers)} {precision:<8} {reason}"
-            for (layers, precision, reason), n in counts.items()
+            f"  {n:4d} {kind:<{width}} {precision:<8} {reason}"
+            for kind, ((_, precision, reason), n) in zip(kinds, counts.items(), strict=True)
         ]
         lines += [f"  {line}" for line in (*map(str, self.stacks), *self.notes)]
         lines.append(
@@ -116,7 +119,7 @@ class ConversionSummary:
 def _counted(rows: int, layers: int) -> str:
     """What a number of rows is that hold so many layers each."""
     if layers <= 1:
-        return "linear layer " if rows == 1 else "linear layers"
+        return "linear layer" if rows == 1 else "linear layers"
     return f"{'group' if rows == 1 else 'groups'} of {layers} linear layers"
 
 
