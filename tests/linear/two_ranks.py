@@ -4,9 +4,6 @@ arguments.
 Every case trains the same model on the same 64 tokens, 32 on each rank.
 """
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,7 +23,7 @@ from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.settings import override
 from support.straight_through import grad_of
-from support.two_processes import WORLD
+from support.two_processes import WORLD, write_result
 
 TOKENS, STEP = 32, 3
 
@@ -131,21 +128,15 @@ def all_reduced(x: Tensor, how: str) -> Tensor:
     return x
 
 
-def main() -> None:
-    rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
-    found = {
+def compute(rank: int) -> dict[str, object]:
+    return {
         "ddp": data_parallel(rank),
         "fsdp2": fully_sharded(rank),
         "fsdp2, recomputed": fully_sharded(rank, recompute=True),
         "fsdp2, bf16": fully_sharded(rank, torch.bfloat16),
         "amax policies": with_amax_policies(rank),
     }
-    torch.save(found, f"{result}.part")
-    os.replace(f"{result}.part", result)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    write_result(compute)

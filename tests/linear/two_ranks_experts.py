@@ -2,13 +2,10 @@
 arguments.
 """
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -19,7 +16,7 @@ from fourbits.linear.step import set_step
 from linear import test_experts, test_stacked_weights
 from linear.test_stacked_weights import COUNTS, EXPERTS, WIDTH, Einsum, GroupedExperts, Iterated, converted
 from support.straight_through import grad_of
-from support.two_processes import WORLD
+from support.two_processes import WORLD, write_result
 
 
 class Outer(nn.Module):
@@ -124,21 +121,15 @@ def found_in(model: nn.Module, y: Tensor) -> dict[str, Any]:
     return {"y": y.detach(), **whole, "bypassed": audit(model).bypassed}
 
 
-def main() -> None:
-    rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+def compute(_rank: int) -> dict[str, object]:
     mesh = init_device_mesh("cpu", (WORLD,))
-    found = {
+    return {
         "fully sharded": {case: fully_sharded(*case, mesh) for case in FULLY_SHARDED},
         "by experts": {kind: by_experts(kind, mesh, True) for kind in OWN},
         "refused": refused(mesh),
         "replicated": replicated(mesh),
     }
-    torch.save(found, f"{result}.part")
-    os.replace(f"{result}.part", result)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    write_result(compute)

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 WORLD = 2
 
@@ -27,3 +29,13 @@ def results_of(script: Path, folder: Path) -> list[Any]:
         _, errors = process.communicate(timeout=300)
         assert result.exists(), errors
     return [torch.load(result) for result in results]
+
+
+def write_result(compute: Callable[[int], object]) -> None:
+    """What the script does: join the group, compute by rank, and write the result as a whole."""
+    rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    torch.save(compute(rank), f"{result}.part")
+    os.replace(f"{result}.part", result)
+    dist.destroy_process_group()
