@@ -62,9 +62,9 @@ def set_step(
 
     step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
     step (over ranks and micro-batches). Random bits are then a function of (seed, step, token), whatever the
-    number of ranks and micro-batches, and a run that is resumed between steps repeats them. A first_token that
-    is no multiple of 16 (one block) is rounded up, past all blocks of the micro-batches before it in this
-    process, so that no noise repeats; several ranks, and a resume within a step, need multiples of 16. reduce: needed by
+    number of ranks and micro-batches, and a run resumed between steps repeats them. A first_token that is no
+    multiple of 16 (one block) is rounded up, past all blocks of the micro-batches before it in this process,
+    so that no noise repeats; several ranks, and a resume within a step, need multiples of 16. reduce: for
     amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
     that no weight was written since the last set_step, so that layers may reuse their quantized weights. If
     you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured tensors before
