@@ -59,7 +59,7 @@ def held_operands(model: nn.Module, calibration: Sequence[Tensor]) -> Generator[
     layers = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, QuantizedLinear) and module.quantization.quantize_eval
+        if isinstance(module, QuantizedLinear) and not module.quantization.runs_original(training=False)
     }
     held = {layer: _Held(layer, name) for name, layer in layers.items()}
     with torch.no_grad():

@@ -18,6 +18,7 @@ from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
 from fourbits.train.listener import RunListener
 from fourbits.train.log_file import LogFile
+from fourbits.train.precision import check_schedule
 from fourbits.train.profile import StepProfile, require_kernels
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.session import Session
@@ -57,6 +58,7 @@ def run(
     listener = Listeners((shown, log, sinks))
     device = probe(None if config.train.device == "auto" else config.train.device)
     choose_backend(config.train.backend, device)  # refuses what this device cannot run
+    check_schedule(config)
     if on_profile is not None:
         require_kernels(device)  # before any text is prepared
     is_new = not folder.path.exists()
