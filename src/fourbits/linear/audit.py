@@ -53,7 +53,7 @@ class AuditReport:
 class _Watched:
     """A conversion whose first training step is still to come."""
 
-    def __init__(self, layers: list[tuple[str, Any]]) -> None:
+    def __init__(self, layers: Sequence[tuple[str, Any]]) -> None:
         self.layers = [(name, weakref.ref(module)) for name, module in layers]
         self.steps = 0
 

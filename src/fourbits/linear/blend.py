@@ -1,7 +1,7 @@
 """A phase that blends: the weighted mean of a layer's outputs in two precisions.
 
-Its gradients are the weighted means of both backward passes, by autograd. The weight is a tensor that set_step
-replaces, so that no step of a blend recompiles a graph.
+Its gradients are the weighted means of both backward passes, by autograd. The weight is a tensor that
+set_step replaces, so that no step of a blend recompiles a graph.
 """
 
 import itertools
@@ -40,9 +40,9 @@ class BlendWeight:
     def set(self, value: float) -> None:
         """Replace the tensor; a pending backward pass keeps the old one."""
         tensor = torch.full((), value, dtype=torch.float32, device="cpu")
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory().to(self.device, non_blocking=True)
-        setattr(_tensors, self.name, tensor if self.device.type in ("cpu", "cuda") else tensor.to(self.device))
+        if self.device.type == "cuda":  # does not wait for the device
+            tensor = tensor.pin_memory()
+        setattr(_tensors, self.name, tensor.to(self.device, non_blocking=True))
 
     @property
     def tensor(self) -> Tensor:

@@ -9,8 +9,11 @@ def keep_tracked(old: RecipeState, old_slot: int, new: RecipeState, slot: int) -
     """Copy what an operand's state holds to a new state, where it means the same under the new table."""
     before, after = old.tables[old_slot], new.tables[slot]
     for role, name in enumerate(OPERANDS):
-        specs = before.operand(name), after.operand(name)
-        new.take(old, old_slot, slot, role, amax=_same_amax(*specs), layout=_same_layout(*specs))
+        # a W that both GEMMs read was observed once, as Fprop's
+        source = "fprop.rhs" if name == "dgrad.rhs" and before.shares_weight else name
+        specs = before.operand(source), after.operand(name)
+        place = OPERANDS.index(source)
+        new.take(old, old_slot, slot, role, place, amax=_same_amax(*specs), layout=_same_layout(*specs))
 
 
 def _same_amax(old: OperandSpec, new: OperandSpec) -> bool:

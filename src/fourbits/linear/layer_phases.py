@@ -1,11 +1,11 @@
 """The phases of a schedule that concern one layer, and the tables they give it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fourbits.linear.amax_history import depends_on_the_past
 from fourbits.linear.native_gemms import made_native
-from fourbits.linear.selection import matches
+from fourbits.linear.selection import matches, nearest_module
 from fourbits.recipe.presets import RECIPES
 from fourbits.recipe.recipe import GemmTable, Recipe
 from fourbits.recipe.schedule import PrecisionPhase, Stage, require_apart
@@ -34,7 +34,9 @@ class LayerPhases(NamedTuple):
         return table, self.table([*stage.full, *stage.blending])
 
 
-def phases_of(recipe: Recipe, name: str, table: GemmTable, native: bool, holds_several: bool) -> LayerPhases | None:
+def phases_of(
+    recipe: Recipe, name: str, table: GemmTable, native: bool, holds_several: bool
+) -> LayerPhases | None:
     """The phases of a recipe's schedule for the layer of this name; None if none concerns it.
 
     Raises ValueError for phases that overlap in this layer, and for blends that its table does not support.
@@ -54,6 +56,29 @@ def phases_of(recipe: Recipe, name: str, table: GemmTable, native: bool, holds_s
         if phase.blend_in or phase.blend_out:
             _require_blend(phase, name, (table, changed), holds_several)
     return phases if found else None
+
+
+def require_phases_act(recipe: Recipe, layers: Mapping[str, LayerPhases | None]) -> None:
+    """Raises ValueError for a phase that concerns no quantized layer. layers: by name."""
+    for index, phase in enumerate(recipe.schedule):
+        if layers and not any(found is not None and index in found.phases for found in layers.values()):
+            raise ValueError(
+                f"schedule: layers of phase {phase.name!r} must match a quantized layer, got "
+                f"{', '.join(phase.layers)}, which match none."
+                f"{nearest_module(phase.layers[0], list(layers))} '*' also matches dots."
+            )
+
+
+def phase_notes(recipe: Recipe, layers: Sequence[LayerPhases | None]) -> list[str]:
+    """A line per phase of the schedule, for the summary of a conversion."""
+    notes: list[str] = []
+    for index, phase in enumerate(recipe.schedule):
+        start, end = phase.span
+        until = "on" if end is None else f"to {end}"
+        count = sum(found is not None and index in found.phases for found in layers)
+        which = "quantized layer" if count == 1 else "quantized layers"
+        notes.append(f"phase {phase.name}, from step {start} {until}: {phase.describe()}, {count} {which}")
+    return notes
 
 
 def precision_table(phase: PrecisionPhase) -> GemmTable:
@@ -76,6 +101,6 @@ def _require_blend(
         reason = "has amax policies or adaptive layouts, which see one table per step"
     if reason:
         raise ValueError(
-            f"schedule: phase {phase.name!r} blends, which {name!r} does not support: it {reason}. Set blend_in "
-            "and blend_out to 0, or name other layers."
+            f"schedule: phase {phase.name!r} blends, which {name!r} does not support: it {reason}. Set "
+            "blend_in and blend_out to 0, or name other layers."
         )

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fourbits.linear.adopt import count_change
@@ -14,9 +13,8 @@ from fourbits.linear.feature_shard import sharded
 from fourbits.linear.kept_state import keep_tracked
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.numbering import Numbering
-from fourbits.linear.selection import nearest_module
-from fourbits.recipe.recipe import Recipe, table_from_text
-from fourbits.recipe.schedule import Stage, stage_at
+from fourbits.recipe.recipe import table_from_text
+from fourbits.recipe.schedule import stage_at
 from fourbits.recipe.schedules import is_plain
 
 Layers = Sequence[tuple[str, Any]]
@@ -56,8 +54,10 @@ def enter_stage(layers: Layers, step: int) -> None:
         if tracked is not None and state.recipe_state is not None:
             state.recipe_state.to(tracked.amaxes.device)
             keep_tracked(tracked, slot, state.recipe_state, state.slot)
-    for tracked in {id(s.recipe_state): s.recipe_state for s in states if s.recipe_state is not None}.values():
-        tracked.begin(max(steps) if steps and None not in steps else None)
+    known = None if None in steps else max((each for each in steps if each is not None), default=None)
+    new = [state.recipe_state for state in states if state.recipe_state is not None]
+    for tracked in {id(each): each for each in new}.values():
+        tracked.begin(known)
     watch_layers([pair for pair in plain if not pair[1].quantization.plain])
     count_change()
 
@@ -82,37 +82,6 @@ def _enter(layer: Any, state: LayerState) -> None:
     state.blend = blend
 
 
-def require_phases_act(recipe: Recipe, layers: Layers) -> None:
-    """Raises ValueError for a phase that concerns no quantized layer."""
-    for index, phase in enumerate(recipe.schedule):
-        if layers and not any(_has(layer, index) for _, layer in layers):
-            names = [name for name, _ in layers]
-            raise ValueError(
-                f"schedule: layers of phase {phase.name!r} must match a quantized layer, got "
-                f"{', '.join(phase.layers)}, which match none.{nearest_module(phase.layers[0], names)} '*' also "
-                "matches dots."
-            )
-
-
-def phase_notes(recipe: Recipe, layers: Layers) -> list[str]:
-    """A line per phase of the schedule, for the summary of a conversion."""
-    notes: list[str] = []
-    for index, phase in enumerate(recipe.schedule):
-        start, end = phase.span
-        until = "on" if end is None else f"to {end}"
-        count = sum(_has(layer, index) for _, layer in layers)
-        notes.append(
-            f"phase {phase.name}, from step {start} {until}: {phase.describe()}, {count} of {len(layers)} "
-            "quantized layers"
-        )
-    return notes
-
-
-def _has(layer: Any, phase: int) -> bool:
-    phases = layer.quantization.phases
-    return phases is not None and phase in phases.phases
-
-
 def blend_weights(numberings: Iterable[Numbering]) -> list[Tensor]:
     """The weights of blends in use, which a captured graph reads."""
     return [
@@ -121,4 +90,3 @@ def blend_weights(numberings: Iterable[Numbering]) -> list[Tensor]:
         if numbering.stage.blending
         for blend in numbering.blends.values()
     ]
-

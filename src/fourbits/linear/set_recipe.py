@@ -8,6 +8,7 @@ from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.convert import converted
 from fourbits.linear.feature_shard import sharded
 from fourbits.linear.kept_state import keep_tracked
+from fourbits.linear.layer_phases import phases_of
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.native_gemms import made_native
 from fourbits.linear.placement import table_for
@@ -18,6 +19,7 @@ from fourbits.linear.summary import ConversionSummary
 from fourbits.linear.weight_source import check_table, set_weight_source
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import GemmTable, Recipe, table_from_text
+from fourbits.recipe.schedule import check_steps
 
 
 def set_recipe(
@@ -37,9 +39,12 @@ def set_recipe(
     chosen = get_recipe(recipe)
     seed, step = _one_seed(before), _one_step(model)
     selection = _one_selection(before)
-    for name, state in before.items():
+    check_steps(chosen.schedule)
+    for name, layer in _layers(model):
         table, _ = table_for(chosen, name)
-        _check(state, made_native(table) if backend == "native" else table, bool(chosen.schedule))
+        table = made_native(table) if backend == "native" else table
+        _check(before[name], table, bool(chosen.schedule))
+        phases_of(chosen, name, table, backend == "native", layer.weight.dim() > 2)
     summary = converted([model], chosen, selection, seed, backend, last_step(model))
     for name, module in _layers(model):
         if (old := before.get(name)) is not None:

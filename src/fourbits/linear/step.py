@@ -70,10 +70,11 @@ def set_step(
     multiple of 16 (one block) is rounded up, past all blocks of the micro-batches before it in this process,
     so that no noise repeats; several ranks, and a resume within a step, need multiples of 16. reduce: for
     amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
-    that no weight was written since the last set_step, so that layers may reuse their quantized weights. If
-    you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured tensors before
-    each replay. A recipe with a schedule enters the phase of the step: record your graphs again where
-    `fourbits.linear.step.stage_of(model)` changes. Does nothing to a model without converted layers, such as one restored with recipe "bf16".
+    that no weight was written since the last set_step, so that layers may reuse their quantized weights. A
+    recipe with a schedule enters the phase of the step. If you capture your own CUDA graph, copy the new
+    `counters_of(model)` values into the captured tensors before each replay, and capture it again whenever
+    `stage_of(model)` changes. Does nothing to a model without converted layers, such as one restored with
+    recipe "bf16".
     Raises ValueError for values out of range.
     """
     for name, number in (("step", step), ("first_token", first_token)):

@@ -190,8 +190,9 @@ def list_recipes() -> tuple[str, ...]:
 def get_recipe(recipe: str | Path | Recipe) -> Recipe:
     """A shipped recipe by name, or one read from a YAML file. Errors suggest the nearest recipe or key.
 
-    "nvfp4+late-forward" is a shipped recipe with a shipped schedule. A file may start from a shipped recipe with `base: NAME` and set only what differs; a transform set on one
-    operand applies to both operands of its GEMM.
+    "nvfp4+late-forward" is a shipped recipe with a shipped schedule. A file may start from a shipped recipe
+    with `base: NAME` and set only what differs; a transform set on one operand applies to both operands of
+    its GEMM.
     """
     if isinstance(recipe, Recipe):
         return recipe

@@ -1,7 +1,7 @@
 """Precision schedules: phases of a run in which some GEMMs of some layers have another precision.
 
-A schedule is data. A phase begins and ends at a step, at a share of the run, or where the learning rate or the
-data changes; `resolved` turns all of these into steps once the run's shape is known. docs/precision.md.
+A schedule is data. A phase begins and ends at a step, at a share of the run, or where the learning rate or
+the data changes; `resolved` turns all of these into steps once the run's shape is known. docs/precision.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -88,8 +88,8 @@ class PrecisionPhase:
         """First step, and first step after the phase (None: it does not end). ValueError if not resolved."""
         if not self.is_resolved:
             raise ValueError(
-                f"schedule: phase {self.name!r} depends on the length of the run, got start {self.start!r} and "
-                f"end {self.end!r}. Convert to recipe.for_run(steps=..., warmup=..., decay=...)."
+                f"schedule: phase {self.name!r} depends on the length of the run, got start {self.start!r} "
+                f"and end {self.end!r}. Convert to recipe.for_run(steps=..., warmup=..., decay=...)."
             )
         assert isinstance(self.start, int)
         return self.start, self.end if isinstance(self.end, int) else None
@@ -124,7 +124,7 @@ class RunShape(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Indices of the phases in force in a step: wholly, and those that blend, of which there is at most one."""
+    """Indices of the phases in force in a step: wholly, and those that blend, at most one."""
 
     full: tuple[int, ...] = ()
     blending: tuple[int, ...] = ()
@@ -146,13 +146,16 @@ def resolved(schedule: Sequence[PrecisionPhase], run: RunShape) -> tuple[Precisi
     two that blend in the same step.
     """
     found = tuple(_resolved(phase, run) for phase in schedule)
-    check_overlaps(found)
+    check_steps(found)
     return found
 
 
-def check_overlaps(schedule: Sequence[PrecisionPhase]) -> None:
-    """Raises ValueError for phases that certainly overlap, and for two that blend in the same step."""
+def check_steps(schedule: Sequence[PrecisionPhase]) -> None:
+    """Raises ValueError for a phase that is not in steps, for phases that certainly overlap, and for two that
+    blend in the same step.
+    """
     for index, phase in enumerate(schedule):
+        phase.span  # raises if it is not in steps  # noqa: B018
         for other in schedule[:index]:
             if "*" in phase.layers or "*" in other.layers or set(phase.layers) & set(other.layers):
                 require_apart(phase, other, "")
@@ -172,9 +175,9 @@ def require_apart(phase: PrecisionPhase, other: PrecisionPhase, layer: str) -> N
     if shared and meet:
         where = f" of {layer!r}" if layer else ""
         raise ValueError(
-            f"schedule: phases must not overlap in {shared[0]}{where}, got {other.name!r} (steps {other_start} "
-            f"to {'end' if other_end is None else other_end}) and {phase.name!r} (steps {start} to "
-            f"{'end' if end is None else end}). Move one, or give them other gemms or layers."
+            f"schedule: phases must not overlap in {shared[0]}{where}, got {other.name!r} (steps "
+            f"{other_start} to {other_end or 'end'}) and {phase.name!r} (steps {start} to {end or 'end'}). "
+            "Move one, or give them other gemms or layers."
         )
 
 
@@ -187,15 +190,15 @@ def _resolved(phase: PrecisionPhase, run: RunShape) -> PrecisionPhase:
         )
     if end is not None and end > run.steps:
         raise ValueError(
-            f"schedule: phase {phase.name!r} must end within the run, got {phase.end!r} of {run.steps} steps. "
-            "End it earlier, or at 'end'."
+            f"schedule: phase {phase.name!r} must end within the run, got {phase.end!r} of {run.steps} "
+            "steps. End it earlier, or at 'end'."
         )
     blend_in, blend_out = (_steps(value, run.steps) for value in (phase.blend_in, phase.blend_out))
     last = run.steps if end is None else end
     if last <= start:
         raise ValueError(
-            f"schedule: phase {phase.name!r} has no step: it begins at step {start} and ends at step {last} of "
-            f"{run.steps}. Move its start or end, or make the run longer."
+            f"schedule: phase {phase.name!r} has no step: it begins at step {start} and ends at step {last} "
+            f"of {run.steps}. Move its start or end, or make the run longer."
         )
     if blend_in + blend_out > last - start or (blend_out and end is None):
         raise ValueError(

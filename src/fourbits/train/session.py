@@ -214,10 +214,11 @@ class Session:
             self.keeper.proved(result.step)
 
     def _phase(self, step: int) -> str:
-        """The phases of the precision schedule in a step, of which a change is logged. step: 1 for the first."""
+        """The phases of the precision schedule in a step, 1 for the first; a change is logged."""
         name = phase_name(self.trainer.recipe, step - 1)
         if step > 1 and name != phase_name(self.trainer.recipe, step - 2):
-            self.listener.note(f"step {step}: precision: {name or f'recipe {self.trainer.recipe.name} alone'}")
+            now = name or f"recipe {self.trainer.recipe.name} alone"
+            self.listener.note(f"step {step}: precision: {now}")
         return name
 
     def _append(self, metrics: MetricsFile, record: dict[str, Any]) -> None:
