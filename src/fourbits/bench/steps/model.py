@@ -132,7 +132,8 @@ def _measure_recipes(
     if not recipes:
         return
     model = LanguageModel(config.model, seed=0).to(device)
-    model.recompute_blocks = config.train.activation_checkpointing == "full"
+    model.recompute_blocks = config.train.activation_checkpointing != "none"
+    model.recompute_every = 2 if config.train.activation_checkpointing == "selective" else 1
     compile_model(model, config.train.compile)
     for name, recipe in zip(request.recipes, recipes, strict=True):
         runs.append(_run(model, name, recipe, config, request))
