@@ -149,8 +149,9 @@ class Session:
         if self.on_profile:
             self._profile(self.on_profile, metrics)
         while trainer.step < train.num_steps:
-            wishes = Wishes() if self.ranks.alone else self._wishes(request)
-            self._record(trainer.run_step(wishes), metrics)
+            if not self.ranks.alone:
+                trainer.wishes = self._wishes(request)
+            self._record(trainer.run_step(), metrics)
             if self.ranks.alone:
                 self._agreed = self._wishes(request)
             last = trainer.step == train.num_steps or self._agreed.stop

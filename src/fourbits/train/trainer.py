@@ -27,7 +27,7 @@ from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer, master_of
 from fourbits.train.parallel import micro_batches
-from fourbits.train.ranks.alone import Ranks, StepSums, Wishes
+from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
 from fourbits.train.spikes import SpikeDetector, SpikeState
@@ -66,6 +66,11 @@ def compile_model(model: LanguageModel, how: Literal["none", "regions", "model"]
     elif how == "model":
         for block in model.blocks:
             block.compile()
+
+
+def recompute(model: LanguageModel, which: Literal["none", "selective", "full"]) -> None:
+    """Recompute the blocks that TrainConfig.activation_checkpointing selects."""
+    model.recompute_blocks, model.recompute_every = which != "none", 2 if which == "selective" else 1
 
 
 class PendingStep:
@@ -129,8 +134,7 @@ class Trainer:
             for name in data.validation
         }
         self.model = self.ranks.model(config.model, train.seed)
-        self.model.recompute_blocks = train.activation_checkpointing != "none"
-        self.model.recompute_every = 2 if train.activation_checkpointing == "selective" else 1
+        recompute(self.model, train.activation_checkpointing)
         if config.optim.masters != "fp32":
             self.ranks.require_alone(f"optim.masters {config.optim.masters}", "fp32")
             bf16_masters(self.model)
@@ -156,6 +160,7 @@ class Trainer:
         self.skipped_in_a_row = 0
         self.skip_reason: str | None = None
         self._data_seconds = 0.0
+        self.wishes = Wishes()  # of this process, which the next step passes on to other ranks
         self.spikes = SpikeDetector(device) if train.spike != "off" else None
         self._uncounted = torch.full((), math.nan, device=device, dtype=torch.float32)
 
@@ -166,12 +171,11 @@ class Trainer:
         yield
         self._captured = captured
 
-    def run_step(self, wishes: Wishes = Wishes()) -> PendingStep:  # noqa: B008 - a constant
-        """Run one optimizer step without waiting for the device. wishes: of this rank, passed on to all."""
+    def run_step(self) -> PendingStep:
+        """Run one optimizer step without waiting for the device."""
         lr = learning_rate(self.step, self.config.train.num_steps, self.config.optim)
         self._data_seconds = 0.0
-        sums = self._accumulate_gradients(wishes)
-        loss = sums.loss
+        loss = self._accumulate_gradients()
         spiked, threshold = self._spike(loss)
         skips = spiked.float() if self.config.train.spike == "skip" else torch.zeros_like(self._blocked)
         numbers = self.optimizer.step(lr, loss, torch.maximum(self._blocked, skips), self.step)
@@ -180,8 +184,8 @@ class Trainer:
             self._blocked = torch.maximum(self._blocked, (~finite).float())
         threshold = torch.where(finite, threshold, math.nan)  # a step that is not finite is no spike
         self.step += 1
-        share = self._saturated(sums.saturated)
-        numbers = torch.cat((sums.asked, torch.stack((loss, threshold, share)), numbers))
+        share = self._saturated(self._sums.saturated)
+        numbers = torch.cat((self._sums.asked, torch.stack((loss, threshold, share)), numbers))
         return PendingStep(self.step, lr, self._data_seconds, numbers)
 
     def check(self, pending: PendingStep) -> StepResult:
@@ -251,8 +255,8 @@ class Trainer:
         if self.spikes is not None and (spikes := checkpoint.state.get("spikes")):
             self.spikes.load(SpikeState(spikes["losses"], spikes["in_a_row"]))
 
-    def _accumulate_gradients(self, wishes: Wishes) -> StepSums:
-        """Gradients of the mean loss over the step's tokens, and what the step sums over micro-batches."""
+    def _accumulate_gradients(self) -> Tensor:
+        """Gradients of the mean loss over the step's tokens. Returns that loss, FP32, on the device."""
         self.ranks.begin_step()
         for micro_batch in self._own:
             samples = self._begin(self.step, micro_batch)
@@ -261,7 +265,8 @@ class Trainer:
             loss = captured(samples, micro_batch == 0) if captured else self._gradients(samples)
             self.ranks.add(loss)
         self.ranks.collect_gradients(self.masters)
-        return self.ranks.sums(saturated_and_all(self.model), wishes)
+        self._sums = self.ranks.sums(saturated_and_all(self.model), self.wishes)
+        return self._sums.loss
 
     def _spike(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Whether the loss is a spike, bool, and the threshold that it exceeds, FP32, NaN if it is none."""

@@ -156,8 +156,9 @@ class RankGroup(Ranks):
 
     def first_of(self, found: int | None) -> int | None:
         """The value of the first rank that has one."""
-        own = torch.tensor([math.nan if found is None else float(found)], dtype=torch.float64)
-        every = [value for value in self.all(own.to(self.device)).flatten().tolist() if not math.isnan(value)]
+        number = math.nan if found is None else float(found)
+        own = torch.tensor([number], dtype=torch.float64, device=self.device)
+        every = [value for value in self.all(own).flatten().tolist() if not math.isnan(value)]
         return int(every[0]) if every else None
 
     def leave(self) -> None:
