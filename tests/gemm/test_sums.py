@@ -66,18 +66,19 @@ def test_a_gemm_is_a_chain_of_instructions(name):
 
 def test_ordinary_scales_prove_that_nothing_is_truncated_and_wide_ones_do_not():
     core = TENSOR_CORES["sm_100-fp4"]
-    assert bool(truncates_nothing(*(fp4_rows(9, 4096, range(0x38, 0x48)) for _ in range(2)), core).all())
-    assert not bool(truncates_nothing(*(fp4_rows(9, 4096, range(256)) for _ in range(2)), core).any())
+    a, b = (fp4_rows(9, 4096, range(0x38, 0x48)) for _ in range(2))
+    assert bool(truncates_nothing(a, b, core).all())
+    a, b = (fp4_rows(9, 4096, range(256)) for _ in range(2))
+    assert not bool(truncates_nothing(a, b, core).any())
 
 
 def test_outputs_of_one_wide_row_alone_take_every_term(monkeypatch):
     """A row with a block far below the others; its sums are those of the instructions."""
     core = TENSOR_CORES["sm_100-fp4"]
     a, b = fp4_rows(40, 256, range(0x38, 0x48)), fp4_rows(24, 256, range(0x38, 0x48))
-    a.scales[7, 3] = 2.0**-9
-    a.scales[7, 4] = 448.0
-    b.scales[5, 3] = 2.0**-9
-    b.scales[5, 4] = 448.0
+    for rows, row in ((a, 7), (b, 5)):
+        assert rows.scales is not None
+        rows.scales[row, 3], rows.scales[row, 4] = 2.0**-9, 448.0
     taken = []
     terms = tensor_core_sums._all_terms
     monkeypatch.setattr(

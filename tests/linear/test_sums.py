@@ -23,10 +23,15 @@ def wide(rows: int, columns: int) -> torch.Tensor:
     return torch.randn(rows, columns) * scale.repeat_interleave(16, 0).repeat_interleave(16, 1)
 
 
+def weight_of(model: nn.Sequential) -> torch.Tensor:
+    weight = model[0].weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
 def layer(recipe: fb.Recipe) -> nn.Sequential:
     model = nn.Sequential(nn.Linear(64, 48, bias=False))
-    with torch.no_grad():
-        model[0].weight.copy_(wide(48, 64))
+    weight_of(model).data.copy_(wide(48, 64))
     fb.convert(model, replace(recipe, keep_bf16=fb.KeepBF16(names=()), layers=()))
     fb.set_step(model, 3)
     return model
@@ -49,7 +54,7 @@ def test_the_three_gemms_have_the_sums(name, sums):
     x, dy = wide(64, 64).requires_grad_(), wide(64, 48)
     y = model(x)
     y.backward(dy)
-    weight, position = model[0].weight.detach(), RunPosition(step=3)
+    weight, position = weight_of(model).detach(), RunPosition(step=3)
     expected = []
     for gemm, lhs, rhs, axes in (
         ("fprop", x.detach(), weight, (1, 1)),
@@ -69,9 +74,10 @@ def test_the_three_gemms_have_the_sums(name, sums):
                 (lhs, rhs), (specs.lhs, specs.rhs), axes, ("lhs", "rhs"), strict=True
             )
         ]  # fmt: skip
-        expected.append(fb.matmul(*operands, torch.float32, sums=sums))
-    for found, wanted in zip((y, x.grad, model[0].weight.grad), expected, strict=True):
+        expected.append(fb.matmul(operands[0], operands[1], torch.float32, sums=sums))
+    for found, wanted in zip((y, x.grad, weight_of(model).grad), expected, strict=True):
         if wanted is not None:
+            assert found is not None
             assert_same_bytes(found.detach(), wanted)
 
 
@@ -82,7 +88,7 @@ def test_the_sums_show_in_fp32_gradients():
         torch.manual_seed(0)
         model = layer(replace(get_recipe("nvfp4-naive"), sums=sums))
         model(wide(128, 64)).backward(wide(128, 48))
-        gradients.append(model[0].weight.grad)
+        gradients.append(weight_of(model).grad)
     assert not torch.equal(*gradients)
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4 * float(gradients[0].abs().max()))
 
@@ -99,7 +105,7 @@ def test_a_compiled_layer_has_the_bits_of_an_eager_one(name):
         run = torch.compile(model, fullgraph=True) if compiled else model
         y = run(x)
         y.backward(dy)
-        results.append((y.detach(), model[0].weight.grad))
+        results.append((y.detach(), weight_of(model).grad))
     for eager, graph in zip(*results, strict=True):
         assert_same_bytes(graph, eager)
 
@@ -110,7 +116,7 @@ def test_packed_inputs_change_no_bit():
         torch.manual_seed(0)
         model = layer(replace(get_recipe("nvfp4"), sums="sm_100", saved_inputs=saved))
         model(wide(64, 64)).backward(wide(64, 48))
-        gradients.append(model[0].weight.grad)
+        gradients.append(weight_of(model).grad)
     assert_same_bytes(*gradients)
 
 
