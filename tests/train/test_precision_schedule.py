@@ -17,7 +17,8 @@ from fourbits.train.checkpoint import checkpoints
 from fourbits.train.config import config_from_mapping
 from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
-from fourbits.train.run import run, with_vocabulary
+from fourbits.train.opening import with_vocabulary
+from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer
 

@@ -15,6 +15,7 @@ from fourbits.linear.numbering import Numbering, keep_apart
 from fourbits.linear.precision import blend_weights, changes_at, enter_stage, numberings_with_schedule
 from fourbits.linear.sr_counter import SrCounter
 from fourbits.linear.stacked.layer import converted_layers
+from fourbits.recipe.recipe import GemmTable, table_from_text
 from fourbits.recipe.schedule import Stage
 
 
@@ -148,6 +149,11 @@ def counters_of(model: nn.Module) -> list[Tensor]:
         tensors[id(tensor)] = tensor
     found = _found.get(model)
     return [*tensors.values(), *([] if found is None else blend_weights(found.scheduled))]
+
+
+def tables_of(model: nn.Module) -> set[GemmTable]:
+    """The tables of the quantized layers."""
+    return {table_from_text(text) for text in {layer.quantization.table for layer in _layers(model)}}
 
 
 def _rounded_up(tokens: int) -> int:
