@@ -1,9 +1,9 @@
 """Evaluate a model: loss and bits per byte of text, and tasks of lm-evaluation-harness.
 
 MODEL is a run, RUN/checkpoints/step_N, or a transformers folder, in BF16 or NVFP4 (compressed-tensors,
-modelopt). It is evaluated in BF16, as in arXiv:2509.25149. With --recipe R, the forward pass in R is evaluated as
-well and compared: what R costs the model. Text: the run's validation text; for other models --data, by default
-the Python standard library. Results of a run go to RUN/evaluations/step_N.json and its report.
+modelopt). It is evaluated in BF16, as in arXiv:2509.25149. With --recipe R, the forward pass in R is measured
+as well and compared: what R costs the model. Text: the run's validation text; for other models --data, by
+default the Python standard library. Results of a run go to RUN/evaluations/step_N.json and its report.
 
 Tasks need the extra `eval`. --tasks mmlu_pro is the metric of the paper: 5 examples, answers with reasoning.
 mmlu_pro_letters is a cheap curve that does not compare with it. paper, paper-general, paper-math,

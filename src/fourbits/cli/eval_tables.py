@@ -47,8 +47,13 @@ def task_table(precisions: Precisions) -> Table | None:
     table = Table("task", "metric", "shots", "questions", title="tasks", title_justify="left")
     for name in names:
         table.add_column(name, justify="right")
+    in_paper = any(row["paper"] for row in rows)
+    for header in ("paper FP8 (%)", "paper NVFP4 (%)") if in_paper else ():
+        table.add_column(header, justify="right")
     for row in rows:
         values = [row["values"].get(name, "") for name in names]
+        if in_paper:
+            values += [f"{value:.2f}" for value in row["paper"] or ()] or ["", ""]
         table.add_row(row["task"], row["metric"], row["shots"], f"{row['questions']:,}", *values)
     return table
 

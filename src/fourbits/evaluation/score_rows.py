@@ -3,12 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fourbits.harness.suites import PAPER_RESULTS
+
 #: precision -> its part of the results, see results.py
 Precisions = Mapping[str, Mapping[str, Any]]
 
 
 def score_rows(precisions: Precisions) -> list[dict[str, Any]]:
-    """A row for each metric of each task that was asked for, with the values of all precisions as text."""
+    """A row for each metric of each task that was asked for, with the values of all precisions as text.
+
+    paper: the paper's results in per cent, (FP8, NVFP4), or None.
+    """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for precision, part in precisions.items():
         for task, score in part.get("tasks", {}).items():
@@ -24,6 +29,7 @@ def score_rows(precisions: Precisions) -> list[dict[str, Any]]:
                         "shots": ", ".join(map(str, score["shots"])),
                         "questions": score["questions"],
                         "values": {},
+                        "paper": PAPER_RESULTS.get((task, metric)),
                     },
                 )
                 error = score["metrics"].get(f"{name}_stderr,{how}")

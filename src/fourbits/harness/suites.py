@@ -25,22 +25,21 @@ PAPER: dict[str, dict[str, int | None]] = {
         "winogrande": 5,
     },
 }
-#: the paper's results in per cent, by task of the harness: (FP8, NVFP4), evaluated in BF16
+#: (task, its metric in the harness) -> the paper's results in per cent: FP8 and NVFP4, evaluated in BF16
 PAPER_RESULTS = {
-    "mmlu": (77.36, 76.57),
-    "mmlu_pro": (62.62, 62.58),
-    "agieval_en": (67.01, 70.31),
-    "gsm8k_cot": (89.08, 92.27),
-    "minerva_math": (83.32, 81.48),
-    "global_mmlu": (74.00, 74.94),
-    "mgsm_cot_native": (81.87, 85.53),
-    "humaneval_plus": (59.93, 57.43),
-    "mbpp_plus": (59.11, 55.91),
-    "arc_challenge": (91.81, 91.81),
-    "hellaswag": (83.83, 83.09),
-    "openbookqa": (47.60, 47.40),
-    "piqa": (82.64, 82.70),
-    "winogrande": (80.58, 78.77),
+    ("mmlu", "acc,none"): (77.36, 76.57),
+    ("mmlu_pro", "exact_match,custom-extract"): (62.62, 62.58),
+    ("agieval_en", "acc,none"): (67.01, 70.31),
+    ("gsm8k_cot", "exact_match,flexible-extract"): (89.08, 92.27),
+    ("minerva_math", "math_verify,none"): (83.32, 81.48),
+    ("mgsm_cot_native", "exact_match,flexible-extract"): (81.87, 85.53),
+    ("humaneval_plus", "pass@1,create_test"): (59.93, 57.43),
+    ("mbpp_plus", "pass_at_1,none"): (59.11, 55.91),
+    ("arc_challenge", "acc_norm,none"): (91.81, 91.81),
+    ("hellaswag", "acc_norm,none"): (83.83, 83.09),
+    ("openbookqa", "acc_norm,none"): (47.60, 47.40),
+    ("piqa", "acc_norm,none"): (82.64, 82.70),
+    ("winogrande", "acc,none"): (80.58, 78.77),
 }
 ALL = "paper"
 NAMES = (ALL, *PAPER)
