@@ -64,6 +64,7 @@ ENTRIES = {
     "quant/scale_hierarchy.py",  # the table of how block scales are derived and stored
     "quant/register.py",  # what users add to that table, tried out
     "gemm/matmul.py",
+    "gemm/sums.py",
     "linear/amax_policy.py",
     "linear/fake_shapes.py",
     "model/ops/self_check.py",
