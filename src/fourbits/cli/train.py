@@ -174,6 +174,12 @@ def _folder(config: str, out: str | None, is_new: bool) -> Path:
     return Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def refresh_report(out: Path) -> None:
+    """Write the report of a run again, if it has one."""
+    if (out / "report.html").is_file():
+        write_run_report(out, repetition(out))
+
+
 def _write_report(out: Path) -> bool:
     """Write report.html. An error is printed, not raised, so that it never hides how the run ended."""
     try:

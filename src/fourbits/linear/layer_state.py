@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.amax_history import RecipeState
+from fourbits.linear.amax_policy import IN_USE, OPERANDS
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.operand_cache import KeptWeight
 from fourbits.linear.plan import LinearPlan
@@ -252,3 +253,15 @@ def converted_state(module: nn.Module) -> LayerState | None:
     """A converted layer's state; None for any other module."""
     state = vars(module).get("quantization")
     return state if isinstance(state, LayerState) else None
+
+
+def weight_in_use(state: LayerState) -> tuple[str, Tensor | None]:
+    """A layer's table as the next step uses it, as text, and the amax of its operand W.
+
+    The amax is an fp32 scalar on the CPU; None: the operand's own.
+    """
+    tracked = state.recipe_state
+    if tracked is None:
+        return state.table, None
+    amax = tracked.amaxes[state.slot, OPERANDS.index("fprop.rhs"), IN_USE].cpu()
+    return tracked.effective[state.slot], None if amax < 0 else amax.clone()

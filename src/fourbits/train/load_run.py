@@ -13,7 +13,7 @@ from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.model.lm import LanguageModel
-from fourbits.train.checkpoint import Checkpoint, load_tensors, open_tensors
+from fourbits.train.checkpoint import Checkpoint, load_tensors, open_checkpoint, open_tensors
 from fourbits.train.config import RunConfig
 from fourbits.train.masters import bf16_masters
 from fourbits.train.run_folder import RunFolder, read_json
@@ -57,15 +57,19 @@ class StoredModel:
             model = LanguageModel(self.config.model, seed=self.config.train.seed)
         if self.config.optim.masters != "fp32":
             bf16_masters(model)
-        convert(model, self.config.recipe, seed=self.config.train.seed)
+        self.restore_recipe(model)
         if device.type != "meta":
             with torch.no_grad():
                 for name, master in model.named_parameters():
                     master.copy_(self.masters[name])
+        return model.eval()
+
+    def restore_recipe(self, model: LanguageModel) -> None:
+        """Convert a model to the run's recipe, with the state that the recipe had at the checkpoint."""
+        convert(model, self.config.recipe, seed=self.config.train.seed)
         if state := recipe_state(model):
             load_recipe_state(model, load_tensors(self.checkpoint, "recipe", state))
         set_step(model, self.step)
-        return model.eval()
 
 
 class _TiedHead(Mapping[str, Tensor]):
@@ -94,15 +98,25 @@ def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Traine
     return Trained(model, stored.tokenizer, stored.config, stored.step)
 
 
+def is_run(path: Path) -> bool:
+    """Whether a path is a run, or RUN/checkpoints/step_N."""
+    return RunFolder(_run_of(path)).config.is_file()
+
+
+def _run_of(path: Path) -> Path:
+    return path.parents[1] if path.parent.name == "checkpoints" else path
+
+
 def open_trained(path: Path | str) -> StoredModel:
-    """As `load_trained`, without reading the masters yet."""
-    folder = RunFolder(Path(path))
+    """As `load_trained`, without reading the masters yet; path may also be RUN/checkpoints/step_N."""
+    path = Path(path)
+    folder = RunFolder(_run_of(path))
     if not folder.config.is_file():
         raise ValueError(
             f"{path}: not a run folder (no {folder.config.name}). Pass a folder written by fourbits train."
         )
     config = folder.stored_config()
-    checkpoint = folder.good_checkpoint()
+    checkpoint = folder.good_checkpoint() if folder.path == path else open_checkpoint(path)
     if checkpoint is None:
         raise ValueError(f"{path}: the run has no checkpoint yet. Continue it until it saves one.")
     with torch.device("meta"):
