@@ -76,6 +76,9 @@ class _QuantizedMatmul(torch.autograd.Function):
         ctx.plan, ctx.state = eager.plan, eager.state  # not the input
         ctx.columns, ctx.config, ctx.counter = x.shape[1], config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
+        ctx.tap = tap = eager.state.tap
+        if tap is not None and not tap.forward(x, weight, config.table, counter_used, amax, config.layer):
+            ctx.tap = None
         return y
 
     @staticmethod
@@ -84,6 +87,8 @@ class _QuantizedMatmul(torch.autograd.Function):
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
         if ctx.state.awaits_gradient:
             look_at(ctx.state, dy)
+        if ctx.tap is not None:
+            ctx.tap.backward(dy)
         if not runs_eagerly(dy):
             kept = [part is not None for part in parts]
             saved = [part for part in parts if part is not None]
