@@ -3,6 +3,7 @@
 import json
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def test_a_resumed_run_has_equal_metrics_and_no_sample_twice(finished, sampled, 
 
 
 def test_a_sampled_step_runs_kernel_by_kernel_and_others_from_graphs(sampled, data, monkeypatch):
-    trainer = Trainer(with_vocabulary(sampled, data), data, torch.device("cpu"))
+    trainer: Any = Trainer(with_vocabulary(sampled, data), data, torch.device("cpu"))
     replayed = []
 
     def captured(samples, first):
@@ -169,7 +170,7 @@ def test_an_alarm_is_said_when_it_begins_and_when_it_ends(tmp_path):
             return self.made
 
     notes = []
-    log = HealthLog(tmp_path / "health.jsonl", 0, notes.append)
+    log: Any = HealthLog(tmp_path / "health.jsonl", 0, notes.append)
     for step, alarms in enumerate([(), (Alarm,), (Alarm,), (), (Alarm,)]):
         log.take(Sample(Report(*alarms)), step)
     assert notes == [

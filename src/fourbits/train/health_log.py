@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fourbits.data.whole_file import write_whole
 from fourbits.linear.monitor.health import HealthReport, Sampling
@@ -45,7 +46,7 @@ class HealthLog:
                 self._notify(f"{self._path}: {error.strerror}. The run goes on without it.")
 
 
-def read_health(path: Path) -> list[dict[str, object]]:
+def read_health(path: Path) -> list[dict[str, Any]]:
     """The samples of a run, in order; an incomplete last line is ignored."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -37,7 +37,7 @@ from fourbits.train.timing import Timestamp
 
 # A run that skips this many steps in a row is not going to recover.
 MAX_SKIPPED_IN_A_ROW = 10
-# A step kernel by kernel needs its memory besides that of the graphs; with more in use they are captured again.
+# Largest share of the memory that graphs may hold during a step kernel by kernel, which needs as much again.
 _ROOM = 0.45
 
 
@@ -204,7 +204,7 @@ class Trainer:
         return PendingStep(self.step, lr, self._data_seconds, numbers, sample)
 
     def _samples_health(self) -> bool:
-        """Whether the health of the layers is sampled in the next step; a graph may have to make room for it."""
+        """Whether the next step samples the layers' health; graphs may have to make room for it."""
         interval = self.config.train.health_interval
         if interval is None or (self.step + 1) % interval or self.config.train.compile == "model":
             return False

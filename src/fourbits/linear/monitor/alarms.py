@@ -13,6 +13,8 @@ DEAD, OSCILLATING = 0.07, 0.05
 LOW_SNR_DB = 5.0
 #: arXiv:2505.19115: gradients smaller than this multiple of their quantization noise stop to train
 GRADIENT_TO_NOISE = math.sqrt(3)
+#: makes a share at its threshold an alarm
+_TINY = 1e-9
 #: an amax carried by few rows: at most this share of them is large, and at least this share of blocks is lost
 FEW_ROWS, LOST_BLOCKS = 0.1, 0.1
 
@@ -53,13 +55,13 @@ def _largest(
     layer: LayerHealth, stat: str, least: float, stale: bool | None = None
 ) -> tuple[float, float, str]:
     """The operand with the largest share of something. stale: only those with (without) an amax policy."""
-    shares = [
-        (operand[stat], role)
-        for role, operand in layer.operands.items()
-        if operand[stat] is not None and (stale is None or (role in layer.stale) == stale)
-    ]
-    share, role = max(shares, default=(0.0, ""))
-    return share - least if share >= least else 0.0, share, role
+    worst = (0.0, "")
+    for role, operand in layer.operands.items():
+        share = operand[stat]
+        if share is not None and (stale is None or (role in layer.stale) == stale):
+            worst = max(worst, (share, role))
+    share, role = worst
+    return share - least + _TINY if share >= least else 0.0, share, role
 
 
 def _saturated(layer: LayerHealth) -> tuple[float, float, str]:
@@ -89,7 +91,7 @@ def _carried(layer: LayerHealth) -> tuple[float, float, str]:
 
 
 def _of(value: float | None, least: float) -> tuple[float, float, str]:
-    return (value - least + 1e-9, value, "") if value is not None and value >= least else (0.0, 0.0, "")
+    return (value - least + _TINY, value, "") if value is not None and value >= least else (0.0, 0.0, "")
 
 
 _RULES = (
@@ -109,8 +111,8 @@ _RULES = (
     _Rule(
         "zero scales",
         lambda layer: _largest(layer, "at_zero", AT_ZERO),
-        "block scales underflow: in {layer!r}, {percent:.2g} % of the blocks of {what} have scale 0 ({count} of "
-        "{all} layers). Find the outliers that set the tensor's scale; keep the layer in BF16 or MXFP8 (a "
+        "block scales underflow: in {layer!r}, {percent:.2g} % of the blocks of {what} have scale 0 ({count} "
+        "of {all} layers). Find the outliers that set the tensor's scale; keep the layer in BF16 or MXFP8 (a "
         "rule in layers), or use an outer scale (format nvfp4-double)",
     ),
     _Rule(
@@ -128,8 +130,8 @@ _RULES = (
     _Rule(
         "gradient below noise",
         _drowned,
-        "gradients drown in quantization noise: in {layer!r}, dW is {value:.2f} times its noise, below sqrt(3) "
-        "({count} of {all} layers; arXiv:2505.19115). Switch the backward pass or all GEMMs to BF16 "
+        "gradients drown in quantization noise: in {layer!r}, dW is {value:.2f} times its noise, below "
+        "sqrt(3) ({count} of {all} layers; arXiv:2505.19115). Switch the backward pass or all GEMMs to BF16 "
         "(docs/precision.md), or use larger batches",
     ),
     _Rule(
@@ -150,7 +152,7 @@ _RULES = (
         "few rows",
         _carried,
         "few rows carry the amax: in {layer!r}, {percent:.2g} % of the blocks of {what} lose their scale to "
-        "them ({count} of {all} layers). Set gradient_rows to limited for dY; for X look for tokens or channels "
-        "with outliers (docs/convert.md)",
+        "them ({count} of {all} layers). Set gradient_rows to limited for dY; for X look for tokens or "
+        "channels with outliers (docs/convert.md)",
     ),
 )

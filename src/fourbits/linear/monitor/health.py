@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.layer_state import LayerState, converted_state
+from fourbits.linear.module import QuantizedLinear
 from fourbits.linear.monitor.alarms import Alarm, alarms_of
 from fourbits.linear.monitor.layer import GEMMS, LayerTap
 from fourbits.linear.monitor.layer_health import OPERAND_STATS, LayerHealth, layer_health
-from fourbits.linear.module import QuantizedLinear
 from fourbits.linear.stacked.layer import converted_layers
 from fourbits.linear.transposed import QuantizedConv1D
 from fourbits.quant.request import OPERAND_ROLES
@@ -28,8 +28,8 @@ class HealthReport:
         self.alarms: tuple[Alarm, ...] = ()
         #: layers that the sample could not see: groups of experts, compiled ones, those that were not called
         self.unseen: tuple[str, ...] = ()
-        #: element codes of a part of W by layer: of this sample, and of the one before
-        self._codes: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+        #: element codes of a part of W by layer, of this sample and of the one before: for the next sample
+        self.codes: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
 
     def numbers(self) -> dict[str, float]:
         """The sample in a few numbers, by the names they have in metrics.jsonl.
@@ -98,7 +98,7 @@ class Sampling:
         seen = {name: tap.measured for name, (_, tap) in self.taps.items() if tap.measured is not None}
         values = torch.stack([each.values for each in seen.values()]).tolist() if seen else []
         codes = {name: each.weight_codes for name, each in seen.items() if each.weight_codes is not None}
-        last, before = previous._codes if previous is not None else ({}, {})
+        last, before = previous.codes if previous is not None else ({}, {})
         swinging = {name: _swinging(codes[name], last.get(name), before.get(name)) for name in codes}
         report.layers = tuple(
             layer_health(name, row, swinging.get(name), _stale(self.taps[name][0]))
@@ -106,7 +106,7 @@ class Sampling:
         )
         report.alarms = alarms_of(report.layers)
         report.unseen = (*self.unseen, *(name for name in self.taps if name not in seen))
-        report._codes = codes, last
+        report.codes = codes, last
 
 
 @contextmanager
