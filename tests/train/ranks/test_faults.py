@@ -24,7 +24,11 @@ KILLS = int(os.environ.get("FOURBITS_KILLS", "3"))
 @pytest.fixture(scope="module")
 def steady(config):
     """Ranks with a clipped norm and a recipe with state; saves often, so that kills meet saves."""
-    changes = {"train.steps": 40, "train.checkpoint_interval": 2, "train.validation_interval": 10}
+    changes = {
+        "train.steps": max(40, 12 * KILLS),
+        "train.checkpoint_interval": 2,
+        "train.validation_interval": 10,
+    }
     return override(config, {**changes, "recipe.fprop.lhs.amax_policy": "history"})
 
 
@@ -79,8 +83,7 @@ def killed(launched, kills, rng):
         time.sleep(rng.uniform(0, 12))
         if victim is None or launched.process.poll() is not None:
             return
-        if Path(f"/proc/{victim}").exists():
-            os.kill(victim, signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
         launched.wait_for(lambda victim=victim: victim not in (launched.rank(0), launched.rank(1)))
 
 
@@ -91,12 +94,13 @@ def test_a_run_whose_ranks_are_killed_has_the_bits_of_an_undisturbed_one(file, t
     killed(launched, KILLS, random.Random(3))
     code, errors = launched.end()
     assert code == 0, errors
+    assert errors.count("exitcode: -9") >= 1
     one, two = (open_trained(out) for out in (tmp_path / "whole", launched.out))
     assert all(master.equal(two.masters[name]) for name, master in one.masters.items())
     assert timeless(launched.out) == timeless(tmp_path / "whole")
 
 
-def test_sigterm_saves_on_all_ranks_and_the_run_continues_with_its_bits(file, tmp_path):
+def test_sigterm_saves_on_all_ranks_and_is_not_restarted(file, tmp_path):
     launched = Launched(tmp_path, file, options=["--max-restarts", "3"])
     launched.wait_for(lambda: launched.reached(7))
     launched.process.send_signal(signal.SIGTERM)
@@ -111,7 +115,7 @@ def test_a_time_limit_is_not_restarted(file, tmp_path):
     launched = Launched(tmp_path, file, "--train.time_limit", "0.0001", options=["--max-restarts", "1"])
     code, errors = launched.end()
     assert code != 0
-    assert "exitcode: 124" in errors.replace("  : ", ": ")
+    assert "exitcode: 124" in errors
     assert json.loads((launched.out / "summary.json").read_text())["steps"] == 1
 
 

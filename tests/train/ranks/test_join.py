@@ -9,12 +9,14 @@ from fourbits.train.ranks import join
 from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError
 from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.launcher import place
+from fourbits.train.ranks.watch import Watch
 
 
-class Lost:
+class Lost(Watch):
     """A watch that finds these ranks gone."""
 
     def __init__(self, *ranks):
+        super().__init__(HashStore(), 0, 4, 1.0)
         self.ranks = list(ranks)
 
     def gone(self):
