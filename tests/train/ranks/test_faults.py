@@ -3,6 +3,7 @@
 FOURBITS_KILLS sets how often the test of kills kills (default 3).
 """
 
+import contextlib
 import json
 import os
 import random
@@ -51,6 +52,12 @@ class Launched:
                 env=environment(),
             )
 
+    def running(self, number):
+        """The process of a rank that runs."""
+        found = self.rank(number)
+        assert found is not None
+        return found
+
     def rank(self, number):
         """The process of a rank, or None while it is not there."""
         pid = self.process.pid
@@ -83,7 +90,8 @@ def killed(launched, kills, rng):
         time.sleep(rng.uniform(0, 12))
         if victim is None or launched.process.poll() is not None:
             return
-        os.kill(victim, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just finished
+            os.kill(victim, signal.SIGKILL)
         launched.wait_for(lambda victim=victim: victim not in (launched.rank(0), launched.rank(1)))
 
 
@@ -122,7 +130,7 @@ def test_a_time_limit_is_not_restarted(file, tmp_path):
 def test_a_lost_rank_is_named_once(file, tmp_path):
     launched = Launched(tmp_path, file)
     launched.wait_for(lambda: launched.reached(3))
-    os.kill(launched.rank(1), signal.SIGKILL)
+    os.kill(launched.running(1), signal.SIGKILL)
     code, errors = launched.end()
     assert code != 0
     assert errors.count("fourbits train: rank") == 1
@@ -134,7 +142,7 @@ def test_a_lost_rank_is_named_once(file, tmp_path):
 def test_a_stopped_rank_is_named_within_the_timeout(file, tmp_path):
     launched = Launched(tmp_path, file, "--parallel.timeout", "3", "--train.steps", "4000")
     launched.wait_for(lambda: launched.reached(3))
-    stopped, begin = launched.rank(1), time.monotonic()
+    stopped, begin = launched.running(1), time.monotonic()
     os.kill(stopped, signal.SIGSTOP)
     launched.wait_for(lambda: "rank 1 on" in launched.errors.read_text())
     assert time.monotonic() - begin < 15  # the timeout, and the seconds in which signs of life are looked for
