@@ -22,6 +22,8 @@ from fourbits.quant.tensor import QuantizedTensor
 
 Product = Callable[[QuantizedTensor, QuantizedTensor, torch.dtype, Tensor | None], Tensor]
 
+#: the GEMM of FP4 tensor cores
+NATIVE: Product = matmul_native.matmul
 _ROW = OperandSpec()
 _GRADIENT = OperandSpec(rounding="sr")
 _BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
@@ -45,7 +47,7 @@ class Finding(NamedTuple):
     detail: str
 
 
-def check_native(device: torch.device, multiply: Product = matmul_native.matmul) -> tuple[Finding, ...]:
+def check_native(device: torch.device, multiply: Product = NATIVE) -> tuple[Finding, ...]:
     """All findings of the self-check on a device. A check that raises an error has not passed."""
     findings: list[Finding] = []
     for name in _GEMMS:
