@@ -89,7 +89,9 @@ class Session:
         folder.begin(config, manifest, data.tokenizer)
         train, resumed = config.train, checkpoint.step if checkpoint else None
         keeper = CheckpointKeeper if ranks.is_first else FollowerKeeper
-        self.keeper = keeper(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed)
+        self.keeper = keeper(
+            folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save
+        )
         if fork:
             if ranks.is_first and isinstance(fork, Fork):
                 copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
@@ -298,7 +300,7 @@ class Session:
         }
         if self.trainer.spikes is not None:
             state["spikes"] = self.trainer.spikes.state()._asdict()
-        self.keeper.save(step, self.ranks.gathered(self.trainer.tensors()), state)
+        self.keeper.save(step, self.trainer.tensors(), state)
 
     def _start(self) -> RunStart:
         return RunStart(

@@ -20,7 +20,7 @@ from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
 from fourbits.train import cuda_graph
 from fourbits.train.backend import resolve_backend
-from fourbits.train.checkpoint import Checkpoint, load_tensors
+from fourbits.train.checkpoint import Checkpoint
 from fourbits.train.config import RunConfig
 from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.masters import bf16_masters
@@ -243,12 +243,11 @@ class Trainer:
         own = self.tensors()
         if other_recipe:
             own.pop("recipe", None)
-        saved = {name: load_tensors(checkpoint, name, tensors) for name, tensors in own.items()}
+        saved = {name: self.ranks.load(checkpoint, name, tensors) for name, tensors in own.items()}
         with torch.no_grad():
             for name, master in self.masters.items():
-                master.copy_(self.ranks.cut(name, saved["model"][name]))
-        cut = {key: self.ranks.cut(master_of(key), x) for key, x in saved["optimizer"].items()}
-        self.optimizer.load_state(cut)
+                master.copy_(saved["model"][name])
+        self.optimizer.load_state(saved["optimizer"])
         if not other_recipe:
             load_recipe_state(self.model, saved.get("recipe", {}))
         self.step = self.checked = checkpoint.step
