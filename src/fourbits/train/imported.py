@@ -96,7 +96,7 @@ class Imported:
         for name, master in trainer.masters.items():
             whole = self._weight(name, trainer.config.model.vocab_size)
             digest.update(name.encode() + whole.contiguous().numpy().tobytes())
-            master.copy_(ranks.cut(name, whole))
+            master.copy_(ranks.own_part(name, whole))
         if not ranks.alone:
             ranks.initial_weights = digest.hexdigest()
 

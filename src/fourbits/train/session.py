@@ -28,7 +28,7 @@ from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
 from fourbits.train.run_folder import RunFolder
-from fourbits.train.starting import resume, start_from, start_from_model
+from fourbits.train.starting import start
 from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
 from fourbits.train.summary import Summary, summarize
 from fourbits.train.timing import Timestamp
@@ -78,13 +78,7 @@ class Session:
             fork.load(self.trainer)  # before the weights are hashed
         manifest = describe_run(self.trainer, data, self.device) if ranks.is_first else {}
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation") if ranks.is_first}
-        checkpoint = None
-        if isinstance(fork, Imported):
-            start_from_model(fork, self.trainer, self.device, manifest, listener)
-        elif fork:
-            checkpoint = start_from(fork, self.trainer, self.device, manifest, listener)
-        else:
-            checkpoint = resume(self.trainer, folder, self.device, manifest, listener)
+        checkpoint = start(fork, self.trainer, folder, self.device, manifest, listener)
         self._metrics_sha256 = checkpoint.state.get("metrics") if checkpoint else None
         folder.begin(config, manifest, data.tokenizer)
         train, resumed = config.train, checkpoint.step if checkpoint else None

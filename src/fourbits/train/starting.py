@@ -17,6 +17,23 @@ from fourbits.train.schedule import describe_schedule
 from fourbits.train.trainer import Trainer
 
 
+def start(
+    origin: Fork | Imported | None,
+    trainer: Trainer,
+    folder: RunFolder,
+    device: Device,
+    manifest: dict[str, Any],
+    listener: RunListener,
+) -> Checkpoint | None:
+    """Start from another run or a model, or resume the run in the folder; the checkpoint that was read."""
+    if isinstance(origin, Imported):
+        start_from_model(origin, trainer, device, manifest, listener)
+        return None
+    if origin is not None:
+        return start_from(origin, trainer, device, manifest, listener)
+    return resume(trainer, folder, device, manifest, listener)
+
+
 def resume(
     trainer: Trainer, folder: RunFolder, device: Device, manifest: dict[str, Any], listener: RunListener
 ) -> Checkpoint | None:
