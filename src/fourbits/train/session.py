@@ -24,6 +24,7 @@ from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
 from fourbits.train.metrics import MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.precision import phase_name
 from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
@@ -244,12 +245,22 @@ class Session:
             "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
             "memory_bytes": self.memory.read(),
         }
+        if self.trainer.recipe.schedule:
+            record["phase"] = self._phase(result.step)
         if result.spike_threshold is not None:
             record["spike_threshold"] = result.spike_threshold
         self._append(metrics, record)
         self.listener.step(record)
         if not result.skipped:
             self.keeper.proved(result.step)
+
+    def _phase(self, step: int) -> str:
+        """The phases of the precision schedule in a step, 1 for the first; a change is logged."""
+        name = phase_name(self.trainer.recipe, step - 1)
+        if step > 1 and name != phase_name(self.trainer.recipe, step - 2):
+            now = name or f"recipe {self.trainer.recipe.name} alone"
+            self.listener.note(f"step {step}: precision: {now}")
+        return name
 
     def _append(self, metrics: Metrics, record: dict[str, Any]) -> None:
         metrics.append(record)
