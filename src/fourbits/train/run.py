@@ -13,6 +13,7 @@ from fourbits.train.config import RunConfig
 from fourbits.train.listener import RunListener
 from fourbits.train.log_file import LogFile
 from fourbits.train.opening import open_run
+from fourbits.train.precision import check_schedule
 from fourbits.train.profile import StepProfile, require_kernels
 from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.follower import FollowerFolder
@@ -39,12 +40,13 @@ def run(
 
     listener: receives the events of the run. stop: checked after every step; without it, SIGINT, SIGTERM
     and SIGHUP stop the run, and SIGUSR1 saves. data_cache: folder of the prepared data, by default out/data.
-    on_profile: receives a profile of two early steps. start_from: RUN or RUN/checkpoints/step_N, from which a
-    new run in `out` starts; one that is there continues. ranks: from `joined`, by default what torchrun
-    started, or this process alone; rank 0 writes, and only its listener is called. A finished run is not
-    changed. Returns if it "finished" or was "interrupted". Raises NonFiniteError if a non-finite loss or
-    gradient stopped it, ValueError for settings, data or a checkpoint that do not fit, OSError for a full
-    disk, and FolderChangedError if the folder was moved or removed; summary.json then records the reason.
+    on_profile: receives a profile of two early steps. start_from: RUN, RUN/checkpoints/step_N or a
+    transformers folder, from which a new run in `out` starts; one that is there continues. ranks: from
+    `joined`, by default what torchrun started, or this process alone; rank 0 writes, and only its listener is
+    called. A finished run is not changed. Returns if it "finished" or was "interrupted". Raises
+    NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings, data or a checkpoint
+    that do not fit, OSError for a full disk, and FolderChangedError if the folder was moved or removed;
+    summary.json then records the reason.
     Under torchrun, RankFailedError of any of these.
     """
     started, requested = time.monotonic(), None if config.train.device == "auto" else config.train.device
@@ -56,6 +58,7 @@ def run(
         listener = Listeners((shown, log, sinks) if ranks.is_first else (shown, log))
         device = probe(requested)
         choose_backend(config.train.backend, device)  # refuses what this device cannot run
+        check_schedule(config)
         if on_profile is not None:
             require_kernels(device)  # before any text is prepared
         is_new = not folder.path.exists()

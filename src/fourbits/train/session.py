@@ -5,6 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,19 @@ from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
+from fourbits.train.imported import Imported
 from fourbits.train.keeper import CheckpointKeeper, last_good, require_space
 from fourbits.train.listener import RunListener, RunStart
 from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
 from fourbits.train.metrics import MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.precision import phase_name
 from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
 from fourbits.train.run_folder import RunFolder
-from fourbits.train.starting import resume, start_from
+from fourbits.train.starting import start
 from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
 from fourbits.train.summary import Summary, summarize
 from fourbits.train.timing import Timestamp
@@ -51,7 +54,7 @@ class Session:
         data: PreparedData,
         listener: RunListener,
         on_profile: Callable[[StepProfile], None] | None = None,
-        fork: Fork | None = None,
+        fork: Fork | Imported | None = None,
         started: float | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -72,12 +75,11 @@ class Session:
                 listener.note(note)
         needed = self.trainer.checkpoint_bytes()
         ranks.agreed(lambda: require_space(folder.checkpoints, config.train.keep_checkpoints, needed))
+        if isinstance(fork, Imported):
+            fork.load(self.trainer)  # before the weights are hashed
         manifest = describe_run(self.trainer, data, self.device) if ranks.is_first else {}
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation") if ranks.is_first}
-        if fork:
-            checkpoint = start_from(fork, self.trainer, self.device, manifest, listener)
-        else:
-            checkpoint = resume(self.trainer, folder, self.device, manifest, listener)
+        checkpoint = start(fork, self.trainer, folder, self.device, manifest, listener)
         self._metrics_sha256 = checkpoint.state.get("metrics") if checkpoint else None
         folder.begin(config, manifest, data.tokenizer)
         train, resumed = config.train, checkpoint.step if checkpoint else None
@@ -86,10 +88,10 @@ class Session:
             folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save
         )
         if fork:
-            if ranks.is_first:
+            if ranks.is_first and isinstance(fork, Fork):
                 copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
                 self._metrics_sha256 = file_sha256(folder.metrics)
-            self._save(self._metrics_sha256 or "")
+            self._save(self._metrics_sha256 or sha256().hexdigest())
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = ranks.world * peak / flops if peak else None
@@ -243,12 +245,22 @@ class Session:
             "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
             "memory_bytes": self.memory.read(),
         }
+        if self.trainer.recipe.schedule:
+            record["phase"] = self._phase(result.step)
         if result.spike_threshold is not None:
             record["spike_threshold"] = result.spike_threshold
         self._append(metrics, record)
         self.listener.step(record)
         if not result.skipped:
             self.keeper.proved(result.step)
+
+    def _phase(self, step: int) -> str:
+        """The phases of the precision schedule in a step, 1 for the first; a change is logged."""
+        name = phase_name(self.trainer.recipe, step - 1)
+        if step > 1 and name != phase_name(self.trainer.recipe, step - 2):
+            now = name or f"recipe {self.trainer.recipe.name} alone"
+            self.listener.note(f"step {step}: precision: {now}")
+        return name
 
     def _append(self, metrics: Metrics, record: dict[str, Any]) -> None:
         metrics.append(record)

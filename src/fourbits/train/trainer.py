@@ -15,7 +15,7 @@ from fourbits.device import Backend, probe
 from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state, saturated_and_all
 from fourbits.linear.convert import convert
-from fourbits.linear.step import set_step
+from fourbits.linear.step import enter_phase, set_step, stage_of
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
 from fourbits.train import cuda_graph
@@ -27,6 +27,7 @@ from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer, master_of
 from fourbits.train.parallel import micro_batches
+from fourbits.train.precision import recipe_of_run
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
@@ -139,19 +140,19 @@ class Trainer:
             self.ranks.require_alone(f"optim.masters {config.optim.masters}", "fp32")
             bf16_masters(self.model)
         self.backend, self.backend_reason = resolve_backend(train.backend, probe(device))
+        #: with the schedule in steps
+        self.recipe = recipe_of_run(config, self.stream)
         self.conversion = convert(
             self.model,
-            config.recipe,
+            self.recipe,
             seed=train.seed,
             backend="native" if self.backend is Backend.NATIVE else "emulated",
         )
         compile_model(self.model, config.train.compile)
         self.masters = self.ranks.share(self.model, train.seed)
         self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed, self.ranks.norms)
-        self.eager_because = self._why_eager()
-        self._captured: CapturedGradients | None = None
-        if self.eager_because is None:
-            self._captured = CapturedGradients(self._gradients, self.model, list(self.masters.values()))
+        self._stage = stage_of(self.model)
+        self._prepare_capture()
         # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
         # run.
         self._blocked = torch.zeros((), device=device, dtype=torch.float32)
@@ -240,6 +241,7 @@ class Trainer:
 
         other_recipe: its recipe differs, so the state of this one (amax histories, layouts) starts empty.
         """
+        enter_phase(self.model, max(checkpoint.step - 1, 0))
         own = self.tensors()
         if other_recipe:
             own.pop("recipe", None)
@@ -254,11 +256,21 @@ class Trainer:
         if self.spikes is not None and (spikes := checkpoint.state.get("spikes")):
             self.spikes.load(SpikeState(spikes["losses"], spikes["in_a_row"]))
 
+    def _prepare_capture(self) -> None:
+        """Decide whether micro-batches are replayed from CUDA graphs; they are captured again if so."""
+        self.eager_because = self._why_eager()
+        self._captured: CapturedGradients | None = None
+        if self.eager_because is None:
+            self._captured = CapturedGradients(self._gradients, self.model, list(self.masters.values()))
+
     def _accumulate_gradients(self) -> Tensor:
         """Gradients of the mean loss over the step's tokens. Returns that loss, FP32, on the device."""
         self.ranks.begin_step()
         for micro_batch in self._own:
             samples = self._begin(self.step, micro_batch)
+            if self._stage != (stage := stage_of(self.model)):
+                self._stage = stage  # a graph belongs to one precision
+                self._prepare_capture()
             self.ranks.before_backward(self.model, micro_batch == self._own[-1])
             captured = self._captured
             loss = captured(samples, micro_batch == 0) if captured else self._gradients(samples)
