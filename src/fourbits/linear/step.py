@@ -1,6 +1,7 @@
 """set_step: the position of a micro-batch in a run, which determines all random bits and amax policies."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from fourbits.linear.adopt import conversions
 from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import Reduce
+from fourbits.linear.arguments import model_parts
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.numbering import keep_apart
 from fourbits.linear.sr_counter import SrCounter
@@ -52,7 +54,7 @@ _found: "weakref.WeakKeyDictionary[nn.Module, _Found]" = weakref.WeakKeyDictiona
 
 
 def set_step(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     step: int,
     first_token: int = 0,
     reduce: Reduce | None = None,
@@ -60,16 +62,17 @@ def set_step(
 ) -> None:
     """Advance the stochastic-rounding RNG and the amax policies; call before each micro-batch.
 
-    step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
-    step (over ranks and micro-batches). Random bits are then a function of (seed, step, token), whatever the
-    number of ranks and micro-batches, and a run resumed between steps repeats them. A first_token that is no
-    multiple of 16 (one block) is rounded up, past all blocks of the micro-batches before it in this process,
-    so that no noise repeats; several ranks, and a resume within a step, need multiples of 16. reduce: for
-    amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
-    that no weight was written since the last set_step, so that layers may reuse their quantized weights. If
-    you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured tensors before
-    each replay. Does nothing to a model without converted layers, such as one restored with recipe "bf16".
-    Raises ValueError for values out of range.
+    model: what `convert` was given, a model or its parts. step: the optimizer step; first_token: index of the
+    micro-batch's first token among all tokens of this step (over ranks and micro-batches). Random bits are
+    then a function of (seed, step, token), whatever the number of ranks and micro-batches, and a run resumed
+    between steps repeats them. A first_token that is no multiple of 16 (one block) is rounded up, past all
+    blocks of the micro-batches before it in this process, so that no noise repeats; several ranks, and a
+    resume within a step, need multiples of 16. reduce: for amax policies on several ranks; (tensor, "max" or
+    "sum") -> its all-reduced value. same_weights: promises that no weight was written since the last
+    set_step, so that layers may reuse their quantized weights. If you capture your own CUDA graph, copy the
+    new `counters_of(model)` values into the captured tensors before each replay. Does nothing to a model
+    without converted layers, such as one restored with recipe "bf16". Raises ValueError for values out of
+    range, and for a model that is none.
     """
     for name, number in (("step", step), ("first_token", first_token)):
         if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -81,14 +84,15 @@ def set_step(
             f"set_step: first_token must be in [0, 2**62), got {first_token}. "
             "Count the tokens of a step from 0."
         )
-    found = _found.get(model)
-    if found is None or found.changes != _changes():
-        found = _found[model] = _walk(model, _Position() if found is None else found.position)
-    first_token = found.position.aligned(step, first_token)
-    for tracked in found.recipe_states:
-        tracked.advance(step, reduce)
-    for counter in found.counters:
-        counter.advance(step, first_token, same_weights)
+    for part in (model,) if isinstance(model, nn.Module) else model_parts(model, "set_step"):
+        found = _found.get(part)
+        if found is None or found.changes != _changes():
+            found = _found[part] = _walk(part, _Position() if found is None else found.position)
+        first = found.position.aligned(step, first_token)
+        for tracked in found.recipe_states:
+            tracked.advance(step, reduce)
+        for counter in found.counters:
+            counter.advance(step, first, same_weights)
 
 
 def share_counters(model: nn.Module) -> None:
