@@ -16,7 +16,7 @@ DEMO_OUT ?= runs/demo
 # Other implementations, at the versions behind the figures in docs/benchmarks.md. They get an environment on top of
 # the project's, so that importing them changes nothing elsewhere.
 PEERS := .venv-peers
-PEER_PACKAGES := torchao==0.18.0 compressed-tensors==0.20.0 fouroversix==1.0.5 loguru psutil \
+PEER_PACKAGES := mmasim==2.1.1 torchao==0.18.0 compressed-tensors==0.20.0 fouroversix==1.0.5 loguru psutil \
   nvidia-modelopt==0.47.0 omegaconf==2.4.0 pulp==3.3.2 scipy==1.17.1 nvidia-ml-py==13.615.71 requests==2.34.2 \
   urllib3==2.8.0 certifi==2026.10.19.post1 charset-normalizer==3.5.3
 # Training loops that fourbits.integrations connects, with what they import; torchtitan's list is the longest.

@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.exchange.folder import load_hf as load_hf
     from fourbits.exchange.folder import save_hf as save_hf
     from fourbits.gemm.matmul import matmul as matmul
+    from fourbits.gemm.reference.tensor_core import TENSOR_CORES as TENSOR_CORES
+    from fourbits.gemm.reference.tensor_core import TensorCore as TensorCore
+    from fourbits.gemm.reference.tensor_core import tensor_core_dot as tensor_core_dot
     from fourbits.linear.amax_reduction import register_amax_reduction as register_amax_reduction
     from fourbits.linear.audit import AuditReport as AuditReport
     from fourbits.linear.audit import audit as audit
@@ -47,6 +50,9 @@ _HOME = {
     "quantize": "fourbits.quant.quantize",
     "fake_quantize": "fourbits.quant.fake_quantize",
     "matmul": "fourbits.gemm.matmul",
+    "TENSOR_CORES": "fourbits.gemm.reference.tensor_core",
+    "TensorCore": "fourbits.gemm.reference.tensor_core",
+    "tensor_core_dot": "fourbits.gemm.reference.tensor_core",
     "register_block_format": "fourbits.quant.register",
     "register_scale_rule": "fourbits.quant.register",
     "Correction": "fourbits.quant.correction",

@@ -8,7 +8,7 @@ import math
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -54,16 +54,37 @@ class HeldOut:
         return cls(torch.from_numpy(samples), num_bytes)
 
 
-def evaluate(model: LanguageModel, sources: Mapping[str, HeldOut], batch_size: int) -> dict[str, Loss]:
-    """The loss on every source, in evaluation mode and without gradients; restores the model's mode."""
+class Share(Protocol):
+    """What an evaluation asks of the processes that share it. all: [k] of each -> [world, k]."""
+
+    rank: int
+    world: int
+
+    def all(self, values: Tensor) -> Tensor:
+        """Values of all processes."""
+        ...
+
+
+def evaluate(
+    model: LanguageModel, sources: Mapping[str, HeldOut], batch_size: int, share: Share | None = None
+) -> dict[str, Loss]:
+    """The loss on every source, in evaluation mode and without gradients; restores the model's mode.
+
+    share: processes that take turns with the batches; losses are added in the order of batches, as one
+    process adds them.
+    """
     device = next(model.parameters()).device
     sums: dict[str, Tensor] = {}
     with torch.no_grad(), evaluation_mode(model):
         for name, held_out in sources.items():
             total = torch.zeros((), device=device, dtype=torch.float32)
-            for batch in _batches(held_out.samples, batch_size):
-                inputs, targets = split_sample(batch.to(device, non_blocking=True))
-                total += model.loss(inputs, targets)[0]
+            batches = list(_batches(held_out.samples, batch_size))
+            own = batches if share is None else _own(batches, share)
+            losses = [model.loss(*split_sample(b.to(device, non_blocking=True)))[0] for b in own]
+            if share is not None:  # the ranks' batches alternate, so this is the order of one process
+                losses = share.all(torch.stack(losses)).t().flatten()[: len(batches)].unbind()
+            for loss in losses:
+                total += loss
             sums[name] = total
     counts = {name: held_out.samples[:, 1:].numel() for name, held_out in sources.items()}
     return {name: Loss(float(sums[name]), counts[name], sources[name].num_bytes) for name in sources}
@@ -119,6 +140,12 @@ def uncompiled(model: nn.Module) -> Generator[None]:
         yield
     finally:
         compile_regions(model, mode)
+
+
+def _own(batches: list[Tensor], share: Share) -> list[Tensor]:
+    """Every world-th batch. All processes get as many, because a model's shards are gathered for each."""
+    rounds = -(-len(batches) // share.world)
+    return [batches[min(i * share.world + share.rank, len(batches) - 1)] for i in range(rounds)]
 
 
 def _batches(samples: Tensor, size: int) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ from fourbits.linear.step import counters_of
 from fourbits.recipe.recipe import GemmSpec, KeepBF16
 from fourbits.train import cuda_graph
 from fourbits.train.cuda_graph import CapturedGradients
-from fourbits.train.run import with_vocabulary
+from fourbits.train.opening import with_vocabulary
 from fourbits.train.trainer import Trainer
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")

@@ -14,8 +14,9 @@ from fourbits.train.checkpoint import open_checkpoint, save_checkpoint
 from fourbits.train.config import OptimConfig
 from fourbits.train.load_run import load_trained
 from fourbits.train.masters import bf16_masters, stochastic_bf16, store_update, update_key
+from fourbits.train.opening import with_vocabulary
 from fourbits.train.optim import MasterOptimizer
-from fourbits.train.run import run, with_vocabulary
+from fourbits.train.run import run
 from fourbits.train.trainer import Trainer
 from oracle.bridge import patterns, raw_bits
 from oracle.update import update_bf16

@@ -8,7 +8,7 @@ from fourbits.quant.request import ROLES
 from fourbits.recipe.presets import get_recipe
 from fourbits.settings import override
 from fourbits.train.checkpoint import open_checkpoint, save_checkpoint
-from fourbits.train.run import with_vocabulary
+from fourbits.train.opening import with_vocabulary
 from fourbits.train.trainer import Trainer
 from support.assertions import assert_same_bytes
 

@@ -17,7 +17,8 @@ from fourbits.train.checkpoint import checkpoints
 from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.non_finite import NonFiniteError
-from fourbits.train.run import run, with_vocabulary
+from fourbits.train.opening import with_vocabulary
+from fourbits.train.run import run
 from fourbits.train.spikes import FEWEST, PATIENCE, WINDOW, SpikeDetector
 from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer

@@ -9,7 +9,7 @@ import torch
 from fourbits.recipe.presets import get_recipe
 from fourbits.train import trainer as trainer_module
 from fourbits.train.non_finite import NonFiniteError
-from fourbits.train.run import with_vocabulary
+from fourbits.train.opening import with_vocabulary
 from fourbits.train.trainer import MAX_SKIPPED_IN_A_ROW, Trainer
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_the_counter_of_random_bits_follows_step_and_token(make, monkeypatch):
     monkeypatch.setattr(
         trainer_module,
         "set_step",
-        lambda model, step, first_token, same_weights: seen.append((step, first_token, same_weights)),
+        lambda model, step, first_token, reduce, same_weights: seen.append((step, first_token, same_weights)),
     )
     trainer = make()
     for _ in range(2):

@@ -14,6 +14,8 @@ from fourbits.cli.errors import describe
 from fourbits.cli.parser import main_parser, parse
 from fourbits.cli.signals import ended_by_signals, stopped
 from fourbits.settings import nearest
+from fourbits.train.ranks.failure import RankFailedError
+from fourbits.train.ranks.launcher import place
 from fourbits.version import VERSION
 
 USAGE_ERRORS = (
@@ -47,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(name: str, argv: list[str]) -> int:
     debug = "--debug" in argv
     try:
+        _require_alone(name)
         command = load(name)
         code = command.run(parse(name, command, [word for word in argv if word != "--debug"]))
         sys.stdout.flush()
@@ -58,13 +61,31 @@ def _run(name: str, argv: list[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except RankFailedError as failure:
+        code = 2 if isinstance(failure.__cause__, USAGE_ERRORS) else 1
+        error = failure.__cause__
+        assert isinstance(error, Exception)
+        return _report(name, error, debug, code, failure.subject) if failure.speaks else code
     except USAGE_ERRORS as error:
         return _report(name, error, debug, 2)
     except Exception as error:  # noqa: BLE001 - no error may reach the user as a traceback
         return _report(name, error, debug, 1)
 
 
-def _report(name: str, error: Exception, debug: bool, code: int) -> int:
+def _require_alone(name: str) -> None:
+    """Raises ValueError for a command that torchrun started in several processes, but train."""
+    where = place()
+    if where is not None and where.world > 1 and name != "train":
+        raise ValueError(
+            f"runs in one process, and torchrun started {where.world}. Use torchrun for fourbits train only."
+        )
+
+
+def _report(name: str, error: Exception, debug: bool, code: int, rank: str = "") -> int:
+    """Print an error. rank: which of several ranks it is, if one of them reports it."""
+    where = place()
+    if where is not None and where.rank and not rank:  # found by all ranks alike, before they met
+        return code
     if debug:
         traceback.print_exception(error)
         return code
@@ -74,9 +95,11 @@ def _report(name: str, error: Exception, debug: bool, code: int) -> int:
         text = rest
     if code == 1 and not isinstance(error, OSError):
         text += " (rerun with --debug for the traceback)"
-    print(f"fourbits {name}: {text}", file=sys.stderr)
+    print(f"fourbits {name}: {rank}{text}", file=sys.stderr)
     return code
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"fourbits: warning: {message}", file=sys.stderr)
+    where = place()
+    if where is None or not where.rank:  # other ranks log theirs
+        print(f"fourbits: warning: {message}", file=sys.stderr)

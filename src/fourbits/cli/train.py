@@ -25,11 +25,13 @@ from fourbits.compare.report.run_report import write_run_report
 from fourbits.compare.terminal import print_table
 from fourbits.data.whole_file import write_json
 from fourbits.linear.summary import ConversionSummary
-from fourbits.train.config import load_config
+from fourbits.train.config import RunConfig, load_config
 from fourbits.train.listener import ProgressPrinter, RunStart
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.profile import StepProfile
+from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.join import joined
 from fourbits.train.run import run as train
 from fourbits.train.run_folder import read_json
 from fourbits.train.stop import exit_code
@@ -64,23 +66,32 @@ def run(args: Namespace) -> int:
     """Train. 0: finished; 124, 129, 130 or 143: saved at the time limit or a signal, and can be resumed."""
     source = args.config or _config_of(args.start)
     config = load_config(source, RUN_PRESETS, args.overrides)
-    out = _folder(source, args.out, is_new=args.start is not None)
+    device = None if config.train.device == "auto" else config.train.device
+    with joined(config.parallel, device) as ranks:
+        out = Path(ranks.agreed(lambda: str(_folder(source, args.out, is_new=args.start is not None))))
+        return _run(config, out, args, ranks)
+
+
+def _run(config: RunConfig, out: Path, args: Namespace, ranks: Ranks) -> int:
     try:
         summary = train(
             config,
             out,
             listener=TrainPrinter(config.train.log_interval, tables=not args.json),
             start_from=args.start,
-            on_profile=_profile_to(out, tables=not args.json) if args.profile else None,
+            on_profile=_profile_to(out, not args.json and ranks.is_first) if args.profile else None,
+            ranks=ranks,
         )
     except NonFiniteError:
-        _write_report(out)
+        if ranks.is_first:
+            _write_report(out)
         raise
-    has_report = _write_report(out)
-    if args.json:
-        print(json.dumps(summary, indent=2))
-    else:
-        _print_summary(summary, out, has_report)
+    has_report = not ranks.is_first or _write_report(out)
+    if ranks.is_first:
+        if args.json:
+            print(json.dumps(summary, indent=2))
+        else:
+            _print_summary(summary, out, has_report)
     if not has_report:
         return 1
     return 0 if summary["ended"] == "finished" else exit_code(summary["reason"])

@@ -3,14 +3,17 @@
 docs/nvfp4.md, section 12.
 """
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor
 
+from fourbits.gemm import sums as tensor_cores
 from fourbits.gemm.cpu import matmul as plain
 from fourbits.gemm.native import matmul as native
+from fourbits.gemm.sums import Epilogue, Sums, unsupported_sums
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -30,12 +33,23 @@ def matmul(
     b: QuantizedTensor,
     out_dtype: torch.dtype = torch.bfloat16,
     bias: Tensor | None = None,
+    *,
+    sums: Sums = "fp32",
+    epilogue: Epilogue = "separate",
+    alpha: Tensor | None = None,
 ) -> Tensor:
     """GEMM of stored rows: a [M, K], b [N, K] -> a @ b^T [M, N] in out_dtype.
 
-    Operands enter exactly; accumulation, both global scales and the bias are FP32. Raises ValueError if the
-    contraction sizes or transforms of a and b differ, for an out_dtype other than bfloat16, float16 and
-    float32, and for a bias without exactly one entry per row of b.
+    Operands enter exactly; accumulation, both global scales and the bias are FP32. sums: the order of the
+    additions is the device's own ("fp32"); or sums are "exact", rounded once to nearest; or those of the
+    tensor cores of a chip, to the bit: sm_100 and sm_103 (FP4, MX and FP8 with one scale per tensor), sm_90
+    (4-bit and MX operands as BF16), sm_90_fp8. epilogue: (sum * S_a) * S_b, or sum * (S_a * S_b) for
+    "product"; alpha: fp32 scalar to multiply the sums by instead, such as TransformerEngine's. Both need sums
+    other than fp32. docs/nvfp4.md, sections 12 and 22.
+
+    Raises ValueError if the contraction sizes or transforms of a and b differ, for an out_dtype other than
+    bfloat16, float16 and float32, for a bias without exactly one entry per row of b, and for operands that
+    the sums do not support.
     """
     _check_types(a, b, out_dtype)
     if a.contraction_size != b.contraction_size:
@@ -48,7 +62,12 @@ def matmul(
         raise ValueError(
             f"matmul: bias must have one entry per stored row of b, [{b.rows}], got {list(bias.shape)}."
         )
-    return multiply(exact(a), exact(b), out_dtype, bias)
+    if sums == "fp32" and epilogue == "separate" and alpha is None:
+        return multiply(exact(a), exact(b), out_dtype, bias)
+    _check_sums(a, b, sums, epilogue, alpha)
+    _check_transforms(a.spec, b.spec)
+    with torch.autocast(a.codes.device.type, enabled=False):
+        return tensor_cores.matmul(a, b, out_dtype, bias, sums, epilogue, alpha)
 
 
 def multiply(a: Operand, b: Operand, out_dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -59,10 +78,23 @@ def multiply(a: Operand, b: Operand, out_dtype: torch.dtype, bias: Tensor | None
     return gemm(a, b, out_dtype, None if bias is None else bias.dtype)(a, b, bias)
 
 
-def gemm(a: Operand, b: Operand, out_dtype: torch.dtype, bias: torch.dtype | None) -> Gemm:
-    """The plan of a GEMM for operands with the specs, shapes and strides of a and b: (a, b, bias) -> out."""
+def gemm(
+    a: Operand,
+    b: Operand,
+    out_dtype: torch.dtype,
+    bias: torch.dtype | None,
+    sums: Sums = "fp32",
+    epilogue: Epilogue = "separate",
+) -> Gemm:
+    """The plan of a GEMM for operands with the specs, shapes and strides of a and b: (a, b, bias) -> out.
+
+    sums other than fp32 take packed operands, except for GEMMs of unquantized ones, which have no other sums.
+    """
     _check_transforms(a.spec, b.spec)
     if isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor):
+        if sums != "fp32":
+            modelled = functools.partial(tensor_cores.matmul, sums=sums, epilogue=epilogue)
+            return _Plain(modelled, out_dtype)
         return _Plain(native.matmul, out_dtype)
     if not (isinstance(a, ExactOperand) and isinstance(b, ExactOperand)):
         raise ValueError(
@@ -92,6 +124,27 @@ def _check_transforms(a: OperandSpec, b: OperandSpec) -> None:
             f"matmul: a and b must have the same transform, which cancels only then, got {a.transform} and "
             f"{b.transform}. Give both operands the same rht and rht_signs."
         )
+
+
+def _check_sums(
+    a: QuantizedTensor, b: QuantizedTensor, sums: str, epilogue: str, alpha: Tensor | None
+) -> None:
+    if epilogue not in get_args(Epilogue):
+        raise ValueError(f"matmul: epilogue must be separate or product, got {epilogue!r}.")
+    if sums == "fp32":
+        asked = "epilogue" if alpha is None else "alpha"
+        raise ValueError(
+            f"matmul: {asked} needs sums other than fp32, whose kernels have one epilogue, got {sums!r}. Set "
+            f"sums, or leave {asked} out."
+        )
+    if reason := unsupported_sums(sums, a.spec, b.spec):
+        raise ValueError(f"matmul: sums: {reason}. Use sums='fp32'.")
+    if alpha is not None and (alpha.dtype != torch.float32 or alpha.numel() != 1):
+        raise ValueError(
+            f"matmul: alpha must be one float32 number, got {alpha.dtype} {list(alpha.shape)}. Convert it."
+        )
+    if alpha is not None and epilogue != "separate":
+        raise ValueError("matmul: alpha replaces both global scales, and takes no epilogue. Leave one out.")
 
 
 def _check_types(a: object, b: object, out_dtype: object) -> None:

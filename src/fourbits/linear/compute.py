@@ -20,7 +20,7 @@ from fourbits.linear.plan import (
     GradientPlan,
     LinearPlan,
     Side,
-    is_native,
+    multiplies_codes,
     side,
     weight_from_forward,
 )
@@ -94,7 +94,7 @@ def forward(
         y = row_gemm(lhs, w, weight, plan.out_dtype, bias)
     else:
         if plan.fprop is None:
-            plan.fprop = gemm(lhs, w, plan.out_dtype, plan.bias)
+            plan.fprop = gemm(lhs, w, plan.out_dtype, plan.bias, *plan.sums)
         y = plan.fprop(lhs, w, bias)
     keeps = plan.keeps_weight or (plan.needs_dx and call.quantized_weight is not None)
     kept = w if keeps and isinstance(w, ExactOperand) else None
@@ -120,7 +120,7 @@ def backward(
             dx = row_gemm(lhs, w, call.weight.t(), dy.dtype, None)
         else:
             if step.dgrad is None:
-                step.dgrad = gemm(lhs, w, dy.dtype, bias=None)
+                step.dgrad = gemm(lhs, w, dy.dtype, None, *plan.sums)
             dx = step.dgrad(lhs, w, None)
         if dx.shape[1] != call.weight.shape[1]:  # columns of padding only
             dx = dx[:, : call.weight.shape[1]].contiguous()
@@ -132,7 +132,7 @@ def backward(
             dw = wgrad_gemm(lhs, rhs, dy.shape[0])
         else:
             if step.wgrad is None:
-                step.wgrad = gemm(lhs, rhs, torch.float32, bias=None)
+                step.wgrad = gemm(lhs, rhs, torch.float32, None, *plan.sums)
             dw = step.wgrad(lhs, rhs, None)
     return Gradients(dx, dw, whole.sum(0, dtype=torch.float32) if needs[2] else None)
 
@@ -190,7 +190,7 @@ def _wgrad_input(
     if isinstance(kept, ExactOperand) and kept.axis == 1:
         return _requantized(kept, call.weight.shape[1], plan.table, WGRAD_INPUT, plan.observed, call)
     if kept is not None:
-        if isinstance(kept, ExactOperand | Corrected) or is_native(plan.table, "wgrad.rhs"):
+        if isinstance(kept, ExactOperand | Corrected) or multiplies_codes(plan.table, "wgrad.rhs"):
             return kept
         return exact(kept)
     assert call.x is not None

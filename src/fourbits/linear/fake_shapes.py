@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fourbits.linear.plan import is_native, keeps_column, keeps_row
+from fourbits.linear.plan import keeps_column, keeps_row, multiplies_codes
 from fourbits.quant.correction import correction_of, split_residual
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS
 from fourbits.quant.kernels.support import transposes
@@ -38,7 +38,7 @@ def kept_parts(
     """Which of the parts that `flat.flattened` returns a forward pass keeps. received: whether W arrives
     quantized.
     """
-    weight = needs[0] and (received or (table.keeps_weight and not is_native(table, "fprop.rhs")))
+    weight = needs[0] and (received or (table.keeps_weight and not multiplies_codes(table, "fprop.rhs")))
     packed = needs[1] and table.saved_inputs == "packed"
     kept = needs[1] and (packed or keeps_row(table) or keeps_column(table, signature_of(x), observed))
     corrected = [True] if kept and table.wgrad.rhs.correction else []

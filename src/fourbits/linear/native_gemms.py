@@ -13,6 +13,8 @@ def made_native(table: GemmTable) -> GemmTable:
 
     Decided once, from the recipe's own specs: an adaptive operand's effective layout looks like a fixed one.
     """
+    if table.sums != "fp32":
+        return table
     return replace(
         table, native=tuple(name for name in GEMMS if why_not_native(getattr(table, name)) is None)
     )
@@ -26,7 +28,8 @@ def why_not_native(gemm: GemmSpec) -> str | None:
 def emulated_gemms(table: GemmTable) -> str:
     """The quantized GEMMs that do not run on FP4 tensor cores, and why, as text; empty if none."""
     found = {name: getattr(table, name) for name in GEMMS}
-    reasons = {name: why_not_native(gemm) for name, gemm in found.items() if not gemm.high_precision}
+    asked = f"sums {table.sums}" if table.sums != "fp32" else None
+    reasons = {name: asked or why_not_native(gemm) for name, gemm in found.items() if not gemm.high_precision}
     return ", ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
 
 

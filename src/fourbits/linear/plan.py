@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fourbits.gemm.matmul import Gemm
+from fourbits.gemm.sums import Epilogue, Sums
 from fourbits.linear.observer import has_policy
 from fourbits.linear.sr_counter import KEY_FIELDS
 from fourbits.quant.correction import Correction, correction_of
@@ -73,13 +74,15 @@ class LinearPlan:
     needs_dx: bool
     #: whether the forward saves its operand W for the backward pass
     keeps_weight: bool
-    #: whether Dgrad reuses Fprop's operand W; FP4 tensor cores need a transposed copy instead
+    #: whether Dgrad reuses Fprop's operand W; a GEMM of codes needs a transposed copy instead
     shares_weight: bool
     #: whether the forward saves an operand of X, the last that it quantizes, in the place of X
     keeps_input: bool
     #: whether the operands of X and W depend on more than the tensors, so that other calls cannot reuse them
     input_is_private: bool
     weight_is_private: bool
+    #: the sums and the epilogue of its GEMMs
+    sums: tuple[Sums, Epilogue]
     fprop: Gemm | None = None
     _gradients: dict[tuple[Signature, bool, bool], GradientPlan] = field(default_factory=dict)
 
@@ -122,7 +125,6 @@ def linear_plan(
     if x.dtype != out_dtype:
         parsed = _read_through_bf16(parsed)
     roles = _input_roles(parsed, x, needs[1], observed)
-    native = is_native(parsed, "fprop.rhs")
     return LinearPlan(
         table=parsed,
         x=x,
@@ -133,13 +135,14 @@ def linear_plan(
         input=side(parsed, x, roles, observed),
         weight=side(parsed, weight, [("fprop.rhs", 1)], observed),
         needs_dx=needs[0],
-        keeps_weight=needs[0] and parsed.keeps_weight and not native,
-        shares_weight=parsed.shares_weight and not is_native(parsed, "dgrad.rhs"),
+        keeps_weight=needs[0] and parsed.keeps_weight and not multiplies_codes(parsed, "fprop.rhs"),
+        shares_weight=parsed.shares_weight and not multiplies_codes(parsed, "dgrad.rhs"),
         keeps_input=len(roles) > 1 or (needs[1] and keeps_row(parsed)),
         input_is_private=observed
         or bool(parsed.amax_reduction)
         or any(_request(parsed, role, 1, observed).draws for role, _ in roles),
         weight_is_private=observed or _request(parsed, "fprop.rhs", 1, observed).draws,
+        sums=(parsed.sums, parsed.epilogue),
     )
 
 
@@ -162,14 +165,16 @@ def side(table: GemmTable, signature: Signature, roles: Sequence[tuple[str, int]
     )
 
 
-def is_native(table: GemmTable, role: str) -> bool:
-    """Whether the GEMM of this role runs on FP4 tensor cores."""
-    return role.partition(".")[0] in table.native
+def multiplies_codes(table: GemmTable, role: str) -> bool:
+    """Whether the GEMM of this role takes codes and scales: on FP4 tensor cores, or to model their sums."""
+    gemm = role.partition(".")[0]
+    return gemm in table.native or (table.sums != "fp32" and not getattr(table, gemm).high_precision)
 
 
 def keeps_column(table: GemmTable, x: Signature, observed: bool) -> bool:
     """Whether a single pass over X quantizes it for both Fprop and Wgrad, so that the second is saved."""
-    if table.wgrad.rhs.source == "forward" or is_native(table, "fprop.lhs") or is_native(table, "wgrad.rhs"):
+    codes = multiplies_codes(table, "fprop.lhs") or multiplies_codes(table, "wgrad.rhs")
+    if codes or table.wgrad.rhs.source == "forward":
         return False
     if table.fprop.lhs.correction != table.wgrad.rhs.correction:
         return False
@@ -180,7 +185,7 @@ def keeps_column(table: GemmTable, x: Signature, observed: bool) -> bool:
 def keeps_row(table: GemmTable) -> bool:
     """Whether the forward saves Fprop's operand X, which Wgrad re-quantizes."""
     again = table.wgrad.rhs.source == "forward" and table.fprop.lhs.block_format.quantized
-    return again and not table.fprop.lhs.correction and not is_native(table, "fprop.lhs")
+    return again and not table.fprop.lhs.correction and not multiplies_codes(table, "fprop.lhs")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -196,7 +201,7 @@ def shares_input(table: GemmTable) -> bool:
     """
     private = bool(table.amax_reduction or table.corrects)
     private |= any(_request(table, role, axis, observed=False).draws for role, axis in _BOTH)
-    return table.fprop.lhs.block_format.quantized and not private and not is_native(table, "fprop.lhs")
+    return table.fprop.lhs.block_format.quantized and not private and not multiplies_codes(table, "fprop.lhs")
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -214,7 +219,7 @@ def reads_through_bf16(table: str, x: Signature, needs_dw: bool) -> bool:
 @functools.lru_cache(maxsize=1 << 13)
 def _all_in_one_pass(table: str, x: Signature, needs_dw: bool) -> bool:
     parsed = _read_through_bf16(table_from_text(table))
-    if parsed.native or parsed.corrects or any(has_policy(parsed, role) for role in OPERAND_ROLES):
+    if parsed.corrects or any(multiplies_codes(parsed, x) or has_policy(parsed, x) for x in OPERAND_ROLES):
         return False
     roles = _input_roles(parsed, x, needs_dw, observed=False)
     requests = tuple(_request(parsed, role, axis, observed=False) for role, axis in roles)
@@ -234,7 +239,7 @@ def _input_roles(
 
 def _request(table: GemmTable, role: str, axis: int, observed: bool) -> OperandRequest:
     spec = table.operand(role).of_residual
-    packed = is_native(table, role) or (role == "wgrad.rhs" and table.saved_inputs == "packed")
+    packed = multiplies_codes(table, role) or (role == "wgrad.rhs" and table.saved_inputs == "packed")
     amax = "given" if table.amax_reduction and spec.tensor_scaled else "own"
     if observed and has_policy(table, role):
         amax = "stored"

@@ -16,6 +16,7 @@ from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.numbering import keep_apart
 from fourbits.linear.sr_counter import SrCounter
 from fourbits.linear.stacked.layer import converted_layers
+from fourbits.recipe.recipe import GemmTable, table_from_text
 
 
 class _Found(NamedTuple):
@@ -110,6 +111,11 @@ def counters_of(model: nn.Module) -> list[Tensor]:
         tensor = state.own_counter if state.counter is None else state.counter.tensor
         tensors[id(tensor)] = tensor
     return list(tensors.values())
+
+
+def tables_of(model: nn.Module) -> set[GemmTable]:
+    """The tables of the quantized layers."""
+    return {table_from_text(text) for text in {layer.quantization.table for layer in _layers(model)}}
 
 
 def _rounded_up(tokens: int) -> int:

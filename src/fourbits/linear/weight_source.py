@@ -65,6 +65,8 @@ def check_table(table: GemmTable) -> None:
             "weight_source: an adaptive layout follows the unquantized weight's statistics. Set "
             "fprop.rhs.adaptive to none."
         )
+    if table.sums != "fp32":
+        raise ValueError(f"weight_source: needs sums in FP32, got {table.sums}. Set sums to fp32.")
     if table.native:
         raise ValueError(
             "weight_source: GEMMs on FP4 tensor cores quantize the weight themselves. Convert with "

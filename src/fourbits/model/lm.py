@@ -22,10 +22,12 @@ class LanguageModel(RegionModule):
 
     Parameters are FP32 masters. Activations have compute_dtype; the residual stream between blocks has the
     wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks, a training forward
-    saves only a block's input, and the backward pass recomputes the block, with the same bits.
+    saves only a block's input, and the backward pass recomputes the block, with the same bits; with
+    recompute_every N, in the first of N blocks.
     """
 
     recompute_blocks = False
+    recompute_every = 1
 
     def __init__(
         self, config: ModelConfig, *, compute_dtype: torch.dtype = torch.bfloat16, seed: int = 0
@@ -54,12 +56,13 @@ class LanguageModel(RegionModule):
         end = self.config.document_end
         documents = None if end is None else document_numbers(tokens, end)
         x = self.embed(tokens).to(self.residual_dtype)
-        for block in self.blocks:
-            x = self._through(block, x, documents)
+        for index, block in enumerate(self.blocks):
+            x = self._through(index, block, x, documents)
         return self.norm(x)
 
-    def _through(self, block: nn.Module, x: Tensor, documents: Tensor | None) -> Tensor:
-        if not (self.recompute_blocks and torch.is_grad_enabled()):
+    def _through(self, index: int, block: nn.Module, x: Tensor, documents: Tensor | None) -> Tensor:
+        recomputes = self.recompute_blocks and index % self.recompute_every == 0
+        if not (recomputes and torch.is_grad_enabled()):
             return block(x, documents)
         # Nothing here draws from PyTorch's generators, so their state need not be saved.
         return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
+from fourbits.gemm.sums import Epilogue, Sums, unsupported_sums
 from fourbits.quant.operand import OperandSpec
 from fourbits.settings import build, to_dict
 
@@ -67,6 +68,10 @@ class GemmTable:
     saved_inputs: Literal["exact", "packed"] = "exact"
     #: whether rows of dY (tokens) far above the typical one are scaled down before dY is quantized
     gradient_rows: Literal["any", "limited"] = "any"
+    #: how GEMMs of quantized operands add: FP32 in the device's order, exactly, or as a chip's tensor cores
+    sums: Sums = "fp32"
+    #: how both global scales multiply those sums; fp32 sums take them one after the other
+    epilogue: Epilogue = "separate"
     #: the GEMMs that run on FP4 tensor cores; set by `convert`, not by a recipe
     native: tuple[Literal["fprop", "dgrad", "wgrad"], ...] = ()
     #: the registered function that reduces the amaxes of a layer that is a shard by features; set by
@@ -80,7 +85,7 @@ class GemmTable:
             spec = self.operand(role)
             if spec.source == "forward" and (of_fprop is None or self.operand(of_fprop).rht):
                 raise ValueError(_no_forward(role, of_fprop))
-        if message := _wrong_correction(self):
+        if message := _wrong_correction(self) or _wrong_sums(self):
             raise ValueError(message)
         if self.native and self.amax_reduction:
             raise ValueError(
@@ -188,6 +193,9 @@ class Recipe:
     saved_inputs: Literal["exact", "packed"] = "exact"
     #: as in GemmTable, for linear layers that no rule matches
     gradient_rows: Literal["any", "limited"] = "any"
+    #: as in GemmTable, for linear layers that no rule matches
+    sums: Sums = "fp32"
+    epilogue: Epilogue = "separate"
     #: whether evaluation and no_grad forwards are quantized as in training
     quantize_eval: bool = True
     #: groups of layers, by the ends of their names, whose W in Fprop is quantized with the largest of their
@@ -208,6 +216,8 @@ class Recipe:
             wgrad=self.wgrad,
             saved_inputs=self.saved_inputs,
             gradient_rows=self.gradient_rows,
+            sums=self.sums,
+            epilogue=self.epilogue,
         )
 
     @property
@@ -228,7 +238,7 @@ def _of_bits(tree: dict[str, Any]) -> dict[str, Any]:
     """The settings that affect results bitwise; one added later counts only where it is not the default, so
     that the hashes of older runs stay.
     """
-    added = {"gradient_rows": "any"}
+    added = {"gradient_rows": "any", "sums": "fp32", "epilogue": "separate"}
     return {k: v for k, v in tree.items() if k not in _NO_BITS and (k not in added or v != added[k])}
 
 
@@ -273,6 +283,27 @@ def _wrong_correction(table: GemmTable) -> str | None:
             "wgrad.rhs.source: forward re-quantizes the forward operand, which lacks what a correction "
             "removes. Set wgrad.rhs.source to as_is, or correction to '' on X and dY."
         )
+    return None
+
+
+def _wrong_sums(table: GemmTable) -> str | None:
+    """Which rule of sums a table breaks, or None. docs/nvfp4.md, section 22."""
+    if table.sums == "fp32":
+        if table.epilogue == "separate":
+            return None
+        return f"epilogue: {table.epilogue} needs sums other than fp32. Set sums, or epilogue to separate."
+    for name in ("fprop", "dgrad", "wgrad"):
+        gemm: GemmSpec = getattr(table, name)
+        reason = None if gemm.high_precision else unsupported_sums(table.sums, gemm.lhs, gemm.rhs)
+        if reason is not None:
+            return f"sums: {reason} ({name}). Set sums to fp32, or choose other operands."
+    for asked, what in (
+        (table.corrects, "correction adds a product of unquantized tensors"),
+        (table.amax_reduction, "amax_reduction leaves each shard a part of a sum"),
+        (table.native, "native GEMMs have the sums of their chip"),
+    ):
+        if asked:
+            return f"sums: {what}, got sums {table.sums}. Set sums to fp32."
     return None
 
 

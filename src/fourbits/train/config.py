@@ -14,6 +14,7 @@ from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import credited, get_recipe, recipe_from_mapping
 from fourbits.recipe.recipe import Recipe
 from fourbits.settings import build, load_yaml, nearest, override, to_dict
+from fourbits.train.parallel import ParallelConfig
 
 # Random bits are keyed by the token's index in blocks of 16 (docs/nvfp4.md, section 11).
 TOKEN_UNIT = 16
@@ -66,7 +67,8 @@ class OptimConfig:
 class TrainConfig:
     """Length, batch sizes and device of a run, and what it saves.
 
-    A step reads gradient_accumulation micro-batches of micro_batch_size sequences of seq_len tokens. The run
+    A step reads gradient_accumulation micro-batches of micro_batch_size sequences of seq_len tokens, on all
+    ranks together. The run
     has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
     None validates or saves only at the end. save_every_minutes: also save after so much time.
     keep_checkpoints: the newest that stay; keep_every: those of multiples of this step stay, too. time_limit:
@@ -75,7 +77,8 @@ class TrainConfig:
     pass a self-check. compile: "regions" compiles everything but the linear layers once per process, "model"
     the whole model. cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does
     not depend on past steps, with the same bits. activation_checkpointing: "full" saves only the input of
-    every block and recomputes the block in the backward pass, with the same bits. non_finite: stop the run or
+    every block and recomputes the block in the backward pass, with the same bits; "selective" does so in
+    every second block. non_finite: stop the run or
     skip the step when the loss or a gradient is NaN or infinite; the update is skipped in either case. spike:
     what to do with a step whose loss is far above those before it (spikes.py): nothing, say so, or skip its
     update. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
@@ -102,7 +105,7 @@ class TrainConfig:
     threads: int | None = None
     compile: Literal["none", "regions", "model"] = "regions"
     cuda_graph: bool = True
-    activation_checkpointing: Literal["none", "full"] = "none"
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
     log_interval: int = 10
 
     def __post_init__(self) -> None:
@@ -153,6 +156,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         data = self.data

@@ -12,12 +12,15 @@ from fourbits.train.config import RunConfig, differences
 from fourbits.train.schedule import describe_schedule, learning_rate, warmup_steps
 
 # Settings that affect where and how a run executes and what it saves, not the training itself. Only the first
-# four can change results bitwise.
+# seven can change results bitwise.
 FREE_SETTINGS = (
     "train.device",
     "train.backend",
     "train.threads",
     "train.compile",
+    "parallel.replicate",
+    "parallel.shard",
+    "parallel.tensor",
     "train.log_interval",
     "train.checkpoint_interval",
     "train.keep_checkpoints",
@@ -29,6 +32,7 @@ FREE_SETTINGS = (
     "train.sinks",
     "train.cuda_graph",
     "train.activation_checkpointing",
+    "parallel.timeout",
     "recipe.saved_inputs",
 )
 # Where the text is; its content is checked by hash.

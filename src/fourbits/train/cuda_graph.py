@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.checkpoint_state import recipe_states_of
-from fourbits.linear.step import counters_of
+from fourbits.linear.step import counters_of, tables_of
 
 #: optimizer steps before the capture, during which regions and kernels are compiled
 _WARM_UP = 1
@@ -36,6 +36,8 @@ def unsupported(model: nn.Module, device: torch.device) -> str | None:
         return "CUDA graphs need an NVIDIA GPU"
     if recipe_states_of(model):
         return "the recipe's amax policies and adaptive layouts make new decisions at every step"
+    if any(table.sums != "fp32" for table in tables_of(model)):
+        return "the values decide which outputs of a tensor core's sums need every term"
     return None
 
 

@@ -31,6 +31,7 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
         },
         "device": asdict(device),
         "threads": torch.get_num_threads(),
+        "parallel": trainer.ranks.describe(),
         "backend": {"name": trainer.backend.value, "reason": trainer.backend_reason},
         "cuda_graph": {
             "used": trainer.eager_because is None,
@@ -66,6 +67,7 @@ def session_of(trainer: Trainer, device: Device) -> dict[str, Any]:
         "torch": version("torch"),
         "device": device.name,
         "threads": torch.get_num_threads(),
+        "ranks": trainer.ranks.world,
         "backend": trainer.backend.value,
         "compile": trainer.config.train.compile,
     }
@@ -92,13 +94,16 @@ def hashes(trainer: Trainer, data: PreparedData) -> dict[str, str]:
     validation: the fixed samples.
     """
     order = {"data": data_digest(data), "plan": trainer.stream.describe()}
-    weights, validation = hashlib.sha256(), hashlib.sha256()
-    for name, master in trainer.masters.items():
-        weights.update(name.encode() + master.detach().float().cpu().contiguous().numpy().tobytes())
+    weights, validation = trainer.ranks.initial_weights, hashlib.sha256()
+    if weights is None:
+        whole = hashlib.sha256()
+        for name, master in trainer.masters.items():
+            whole.update(name.encode() + master.detach().float().cpu().contiguous().numpy().tobytes())
+        weights = whole.hexdigest()
     for name, held_out in trainer.held_out.items():
         validation.update(name.encode() + held_out.samples.numpy().tobytes())
     return {
-        "initial_weights": weights.hexdigest(),
+        "initial_weights": weights,
         "text": data_digest(data),
         "data_order": hashlib.sha256(json.dumps(order, sort_keys=True).encode()).hexdigest(),
         "validation": validation.hexdigest(),

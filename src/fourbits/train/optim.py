@@ -6,7 +6,7 @@ scale, and skips the update if a flag says that a value is not finite. So no ste
 BF16 masters are widened for the step only: AdamW updates FP32 weights, which are rounded back afterwards.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,9 +28,18 @@ def decays(parameter: Tensor) -> bool:
 class MasterOptimizer:
     """AdamW over the named masters of a model."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimConfig, seed: int = 0) -> None:
-        """parameters: in the model's order, which keys the random bits of BF16 masters' updates."""
-        self.parameters = dict(parameters)
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimConfig,
+        seed: int = 0,
+        norms_of_whole: Callable[[Tensor], Tensor] = lambda norms: norms,
+    ) -> None:
+        """parameters: in the model's order, which keys the random bits of BF16 masters' updates.
+
+        norms_of_whole: the norms of whole gradients from those of the shards that `parameters` are, FP32 [n].
+        """
+        self.parameters, self._norms_of_whole = dict(parameters), norms_of_whole
         self.grad_clip = config.grad_clip
         self.seed, self.stochastic = seed, config.masters == "bf16-sr"
         #: what AdamW updates: an FP32 master itself; for a BF16 master, a parameter that is empty between
@@ -62,6 +71,7 @@ class MasterOptimizer:
         zero = torch.zeros((), device=loss.device, dtype=torch.float32)
         grads = [zero if p.grad is None else p.grad for p in self.parameters.values()]
         norms = torch.stack(torch._foreach_norm(grads))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        norms = self._norms_of_whole(norms)
         norm = torch.linalg.vector_norm(norms)
         skipped = torch.maximum(blocked, (~(norm.isfinite() & loss.isfinite())).float())
         for group in self.adamw.param_groups:
@@ -113,6 +123,11 @@ class MasterOptimizer:
 
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def master_of(key: str) -> str:
+    """The name of the master that an entry of `state()` belongs to."""
+    return key.rpartition(".")[0]
 
 
 def _fresh_state(parameter: nn.Parameter) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from fourbits.train.memory import PeakMemory
 from fourbits.train.metrics import MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.profile import StepProfile, profiled
+from fourbits.train.ranks.alone import Ranks, Wishes
+from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.starting import resume, start_from
 from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
@@ -32,9 +35,14 @@ from fourbits.train.trainer import PendingStep, Trainer
 #: warmup steps, in which everything compiles, and steps that are timed
 PROFILE_WARM_UP, PROFILE_STEPS = 2, 2
 
+Metrics = MetricsFile | FollowerMetrics
+
 
 class Session:
-    """A run in this process, from its first or resumed step to its end."""
+    """A run in this process, from its first or resumed step to its end.
+
+    Of several ranks, each has one. They take the same decisions, and rank 0 writes the files.
+    """
 
     def __init__(
         self,
@@ -45,6 +53,7 @@ class Session:
         on_profile: Callable[[StepProfile], None] | None = None,
         fork: Fork | None = None,
         started: float | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Build the trainer, continue from the newest checkpoint or start from `fork`, write the manifest.
 
@@ -55,14 +64,16 @@ class Session:
         self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
         torch_device = torch.device(self.device.torch_device)
         self.memory = PeakMemory(torch_device)
-        self.trainer = Trainer(config, data, torch_device)
+        self.trainer = Trainer(config, data, torch_device, ranks)
+        self.ranks = ranks = self.trainer.ranks
         self._sizes = data.sizes()
         for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
             if note:
                 listener.note(note)
-        require_space(folder.checkpoints, config.train.keep_checkpoints, self.trainer.checkpoint_bytes())
-        manifest = describe_run(self.trainer, data, self.device)
-        self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation")}
+        needed = self.trainer.checkpoint_bytes()
+        ranks.agreed(lambda: require_space(folder.checkpoints, config.train.keep_checkpoints, needed))
+        manifest = describe_run(self.trainer, data, self.device) if ranks.is_first else {}
+        self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation") if ranks.is_first}
         if fork:
             checkpoint = start_from(fork, self.trainer, self.device, manifest, listener)
         else:
@@ -70,22 +81,25 @@ class Session:
         self._metrics_sha256 = checkpoint.state.get("metrics") if checkpoint else None
         folder.begin(config, manifest, data.tokenizer)
         train, resumed = config.train, checkpoint.step if checkpoint else None
-        self.keeper = CheckpointKeeper(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed)
+        keeper = CheckpointKeeper if ranks.is_first else FollowerKeeper
+        self.keeper = keeper(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed)
         if fork:
-            copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
-            self._metrics_sha256 = file_sha256(folder.metrics)
-            self._save(self._metrics_sha256)
+            if ranks.is_first:
+                copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
+                self._metrics_sha256 = file_sha256(folder.metrics)
+            self._save(self._metrics_sha256 or "")
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
-        self.peak_tokens_per_second = peak / flops if peak else None
+        self.peak_tokens_per_second = ranks.world * peak / flops if peak else None
         self.waiting: PendingStep | None = None
+        self._agreed = Wishes()
         self._last = Timestamp(torch_device)
 
     def run(self, request: StopRequest) -> Summary:
         """Train, and write summary.json however the run ends. Raises ValueError for damaged metrics."""
-        with MetricsFile(self.folder.metrics, self.trainer.step, self._metrics_sha256) as metrics:
+        with self._metrics() as metrics:
             self.listener.begin(self._start())
-            self.trainer.skipped_in_a_row = metrics.skipped_in_a_row
+            self.trainer.skipped_in_a_row = self.ranks.agreed(lambda: metrics.skipped_in_a_row)
             try:
                 ended = self._loop(metrics, request)
             except NonFiniteError as error:
@@ -99,11 +113,17 @@ class Session:
             except Exception as error:
                 self._end_with_error("failed", f"{type(error).__name__}: {error}")
                 raise
-            why = request.signal.name if request.signal else TIME_LIMIT
+            stop = request.signal if self.ranks.alone else self._agreed.signal
+            why = signal.Signals(stop).name if stop else TIME_LIMIT
             metrics.require_in_place()
             return self._end(ended, why if ended == "interrupted" else None)
 
     def _end(self, ended: str, reason: str | None, good: Path | None = None) -> Summary:
+        if not self.ranks.is_first:
+            steps = self.trainer.step
+            summary: Summary = {"ended": ended, "reason": reason, "steps": steps}
+            self.listener.end(summary)
+            return summary
         summary = summarize(self.folder.metrics, ended, reason, good)
         self.folder.write_summary(summary)
         self.listener.end(summary)
@@ -118,15 +138,24 @@ class Session:
         """The first step that was not finite, or if all were, the next one, whose weights are not."""
         return self.trainer.checked - self.trainer.skipped_in_a_row + 1
 
-    def _loop(self, metrics: MetricsFile, request: StopRequest) -> str:
+    def _metrics(self) -> Metrics:
+        if self.ranks.is_first:
+            return MetricsFile(self.folder.metrics, self.trainer.step, self._metrics_sha256)
+        return FollowerMetrics()
+
+    def _loop(self, metrics: Metrics, request: StopRequest) -> str:
         train, trainer = self.config.train, self.trainer
         self._last = Timestamp(self.trainer.device)
         if self.on_profile:
             self._profile(self.on_profile, metrics)
         while trainer.step < train.num_steps:
+            if not self.ranks.alone:
+                trainer.wishes = self._wishes(request)
             self._record(trainer.run_step(), metrics)
-            last = trainer.step == train.num_steps or request.requested or self.clock.is_up()
-            save = last or request.take_save() or self.clock.save_due()
+            if self.ranks.alone:
+                self._agreed = self._wishes(request)
+            last = trainer.step == train.num_steps or self._agreed.stop
+            save = last or self._agreed.save
             if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
                 self._log_waiting(metrics)
                 self._validate(metrics)
@@ -146,6 +175,11 @@ class Session:
         self.keeper.rotate()
         return "finished"
 
+    def _wishes(self, request: StopRequest) -> Wishes:
+        """What this process was asked since the last time."""
+        save = request.take_save() or self.clock.save_due()
+        return Wishes(request.signal or 0, self.clock.is_up(), save)
+
     def _require_good(self) -> None:
         """Raises NonFiniteError if the run ends within a streak of skipped steps."""
         trainer = self.trainer
@@ -155,7 +189,7 @@ class Session:
                 f"{trainer.skipped_in_a_row} skipped steps, so it is not finished."
             )
 
-    def _profile(self, on_profile: Callable[[StepProfile], None], metrics: MetricsFile) -> None:
+    def _profile(self, on_profile: Callable[[StepProfile], None], metrics: Metrics) -> None:
         """Start with steps whose kernels are timed one by one; the speed of these steps means nothing."""
         needed, left = PROFILE_WARM_UP + PROFILE_STEPS, self.config.train.num_steps - self.trainer.step
         if left < needed:
@@ -174,18 +208,22 @@ class Session:
         self._log_waiting(metrics)
         self._last = Timestamp(self.trainer.device)
 
-    def _record(self, pending: PendingStep, metrics: MetricsFile) -> None:
-        """Log the step before this one, and this one too if its numbers have already arrived."""
+    def _record(self, pending: PendingStep, metrics: Metrics) -> None:
+        """Log the step before this one, and this one too if its numbers have already arrived.
+
+        Several ranks on GPUs never look whether they have: what they decide then must be the same on all.
+        """
         self._log_waiting(metrics)
         self.waiting = pending
-        if not pending.in_flight:
+        if not pending.in_flight and (self.ranks.alone or self.device.torch_device == "cpu"):
             self._log_waiting(metrics)
 
-    def _log_waiting(self, metrics: MetricsFile) -> None:
+    def _log_waiting(self, metrics: Metrics) -> None:
         if self.waiting is None:
             return
         pending, self.waiting = self.waiting, None
         result = self.trainer.check(pending)
+        self._agreed = result.wishes
         seconds, self._last = result.finished.seconds_since(self._last), result.finished
         rate = self.config.train.tokens_per_step / seconds
         record: dict[str, Any] = {
@@ -210,11 +248,11 @@ class Session:
         if not result.skipped:
             self.keeper.proved(result.step)
 
-    def _append(self, metrics: MetricsFile, record: dict[str, Any]) -> None:
+    def _append(self, metrics: Metrics, record: dict[str, Any]) -> None:
         metrics.append(record)
         self.folder.require_lock()
 
-    def _validate(self, metrics: MetricsFile) -> None:
+    def _validate(self, metrics: Metrics) -> None:
         losses = self.trainer.validate()
         total = losses.pop("loss")
         step = self.trainer.step
@@ -253,7 +291,7 @@ class Session:
         }
         if self.trainer.spikes is not None:
             state["spikes"] = self.trainer.spikes.state()._asdict()
-        self.keeper.save(step, self.trainer.tensors(), state)
+        self.keeper.save(step, self.ranks.gathered(self.trainer.tensors()), state)
 
     def _start(self) -> RunStart:
         return RunStart(
@@ -261,7 +299,7 @@ class Session:
             step=self.trainer.step,
             num_steps=self.config.train.num_steps,
             tokens_per_step=self.config.train.tokens_per_step,
-            device=self.device.name,
+            device=self.device.name + (f", {self.ranks.world} ranks" if self.ranks.world > 1 else ""),
             backend=self.trainer.backend_reason,
             data=self._sizes,
             conversion=self.trainer.conversion,

@@ -6,10 +6,11 @@ Each function reads the trainer's state and completes manifest.json's "ancestry"
 from typing import Any
 
 from fourbits.device import Device
-from fourbits.train.checkpoint import Checkpoint
+from fourbits.train.checkpoint import Checkpoint, checkpoints, open_checkpoint, step_of
 from fourbits.train.fork import Fork
 from fourbits.train.listener import RunListener
 from fourbits.train.manifest import session_changes, session_of
+from fourbits.train.ranks.alone import Ranks
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.schedule import describe_schedule
 from fourbits.train.trainer import Trainer
@@ -18,13 +19,19 @@ from fourbits.train.trainer import Trainer
 def resume(
     trainer: Trainer, folder: RunFolder, device: Device, manifest: dict[str, Any], listener: RunListener
 ) -> Checkpoint | None:
-    """Read the newest checkpoint of the folder; None if it has none. Raises ValueError for other text."""
-    sessions, checkpoint = folder.sessions(), folder.newest_checkpoint()
-    manifest["ancestry"] = folder.ancestry()
+    """Read the newest checkpoint of the folder; None if it has none. Raises ValueError for other text.
+
+    Of several ranks, each reads it; rank 0 says which one, and checks and completes the manifest.
+    """
+    first = trainer.ranks.is_first
+    sessions = folder.sessions() if first else []
+    checkpoint = newest_of_all(folder, trainer.ranks)
+    manifest["ancestry"] = folder.ancestry() if first else []
     if checkpoint is None:
         manifest["sessions"] = [session_of(trainer, device)]
         return None
-    folder.check_data(manifest, checkpoint)
+    if first:
+        folder.check_data(manifest, checkpoint)
     trainer.resume(checkpoint)
     listener.note(f"continuing from {checkpoint.path}")
     this = session_of(trainer, device)
@@ -32,6 +39,17 @@ def resume(
         listener.note(changes)
     manifest["sessions"] = [*sessions, this]
     return checkpoint
+
+
+def newest_of_all(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
+    """The newest checkpoint that rank 0 sees, on every rank. Raises ValueError where it is damaged."""
+
+    def newest() -> int | None:
+        found = checkpoints(folder.checkpoints)
+        return step_of(found[-1]) if found else None
+
+    step = ranks.agreed(newest)
+    return None if step is None else open_checkpoint(folder.checkpoints / f"step_{step}")
 
 
 def start_from(
@@ -42,6 +60,6 @@ def start_from(
     trainer.resume(checkpoint, other_recipe=checkpoint.state.get("recipe") != config.recipe.digest)
     schedule = describe_schedule(config.train.num_steps, config.optim)
     listener.note(f"starting from {checkpoint.path}, step {checkpoint.step}: {schedule}")
-    manifest["ancestry"] = fork.ancestry(config)
+    manifest["ancestry"] = fork.ancestry(config) if trainer.ranks.is_first else []
     manifest["sessions"] = [session_of(trainer, device)]
     return checkpoint

@@ -25,7 +25,9 @@ from fourbits.train.config import RunConfig
 from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
-from fourbits.train.optim import MasterOptimizer
+from fourbits.train.optim import MasterOptimizer, master_of
+from fourbits.train.parallel import micro_batches
+from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
 from fourbits.train.spikes import SpikeDetector, SpikeState
@@ -52,6 +54,8 @@ class StepResult:
     saturated: float | None
     #: the threshold that the loss exceeds, if it is a spike
     spike_threshold: float | None
+    #: what any of several ranks was asked when the step began; nothing, of a process that trains alone
+    wishes: Wishes
     finished: Timestamp
 
 
@@ -64,14 +68,19 @@ def compile_model(model: LanguageModel, how: Literal["none", "regions", "model"]
             block.compile()
 
 
+def recompute(model: LanguageModel, which: Literal["none", "selective", "full"]) -> None:
+    """Recompute the blocks that TrainConfig.activation_checkpointing selects."""
+    model.recompute_blocks, model.recompute_every = which != "none", 2 if which == "selective" else 1
+
+
 class PendingStep:
     """A step whose numbers may not have arrived from the device yet."""
 
     def __init__(self, step: int, lr: float, data_seconds: float, numbers: Tensor) -> None:
         """Begin to copy a step's numbers to the host.
 
-        numbers: loss, spike threshold (NaN: no spike), share of saturated blocks, whether skipped, gradient
-        norm, norm per parameter.
+        numbers: wishes, loss, spike threshold (NaN: no spike), share of saturated blocks, whether skipped,
+        gradient norm, norm per parameter.
         """
         self.step, self.lr, self.data_seconds = step, lr, data_seconds
         self._numbers = numbers
@@ -88,7 +97,7 @@ class PendingStep:
     def wait(self) -> tuple[StepResult, list[float]]:
         """Block until the numbers have arrived; return them and the gradient norm of each parameter."""
         self._finished.wait()
-        loss, spike, share, skipped, grad_norm, *norms = self._numbers.tolist()
+        signal, time_up, save, loss, spike, share, skipped, grad_norm, *norms = self._numbers.tolist()
         result = StepResult(
             self.step,
             loss,
@@ -98,6 +107,7 @@ class PendingStep:
             self.data_seconds,
             None if math.isnan(share) else share,
             None if math.isnan(spike) else spike,
+            Wishes(int(signal), bool(time_up), bool(save)),
             self._finished,
         )
         return result, norms
@@ -106,19 +116,27 @@ class PendingStep:
 class Trainer:
     """The state of a run: masters, optimizer, and `step`, the number of steps done."""
 
-    def __init__(self, config: RunConfig, data: PreparedData, device: torch.device) -> None:
-        """Build everything for `config`, whose model.vocab_size must be the data's. Raises ValueError."""
+    def __init__(
+        self, config: RunConfig, data: PreparedData, device: torch.device, ranks: Ranks | None = None
+    ) -> None:
+        """Build everything for `config`, whose model.vocab_size must be the data's. Raises ValueError.
+
+        ranks: the processes that train together, on `device` each; all of them must build it.
+        """
         train = config.train
         self.config, self.device = config, device
+        self.ranks = Ranks(device) if ranks is None else ranks
+        self._own = micro_batches(train.gradient_accumulation, self.ranks.rank, self.ranks.world)
         self.step = 0
         self.stream = run_stream(config, data)
         self.held_out = {
             name: HeldOut.of(self.stream.validation(name, train.validation_samples), data.tokenizer)
             for name in data.validation
         }
-        self.model = LanguageModel(config.model, seed=train.seed).to(device)
-        self.model.recompute_blocks = train.activation_checkpointing == "full"
+        self.model = self.ranks.model(config.model, train.seed)
+        recompute(self.model, train.activation_checkpointing)
         if config.optim.masters != "fp32":
+            self.ranks.require_alone(f"optim.masters {config.optim.masters}", "fp32")
             bf16_masters(self.model)
         self.backend, self.backend_reason = resolve_backend(train.backend, probe(device))
         self.conversion = convert(
@@ -128,8 +146,8 @@ class Trainer:
             backend="native" if self.backend is Backend.NATIVE else "emulated",
         )
         compile_model(self.model, config.train.compile)
-        self.masters = dict(self.model.named_parameters())
-        self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed)
+        self.masters = self.ranks.share(self.model, train.seed)
+        self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed, self.ranks.norms)
         self.eager_because = self._why_eager()
         self._captured: CapturedGradients | None = None
         if self.eager_because is None:
@@ -142,6 +160,7 @@ class Trainer:
         self.skipped_in_a_row = 0
         self.skip_reason: str | None = None
         self._data_seconds = 0.0
+        self.wishes = Wishes()  # of this process, which the next step passes on to other ranks
         self.spikes = SpikeDetector(device) if train.spike != "off" else None
         self._uncounted = torch.full((), math.nan, device=device, dtype=torch.float32)
 
@@ -165,7 +184,8 @@ class Trainer:
             self._blocked = torch.maximum(self._blocked, (~finite).float())
         threshold = torch.where(finite, threshold, math.nan)  # a step that is not finite is no spike
         self.step += 1
-        numbers = torch.cat((torch.stack((loss, threshold, self._saturated())), numbers))
+        share = self._saturated(self._sums.saturated)
+        numbers = torch.cat((self._sums.asked, torch.stack((loss, threshold, share)), numbers))
         return PendingStep(self.step, lr, self._data_seconds, numbers)
 
     def check(self, pending: PendingStep) -> StepResult:
@@ -188,23 +208,32 @@ class Trainer:
 
     def validate(self) -> dict[str, Loss]:
         """The loss on the fixed samples of every source, and over all of them under "loss"."""
-        losses = evaluate(self.model, self.held_out, self.config.train.micro_batch_size)
+        train, share = self.config.train, None if self.ranks.alone else self.ranks
+        if share is not None:  # random bits as one process has them, after its last micro-batch
+            self._set_step(self.step - 1, train.gradient_accumulation - 1, same_weights=False)
+        losses = evaluate(self.model, self.held_out, train.micro_batch_size, share)
         return {"loss": total_loss(losses.values()), **losses}
 
     def validation_origin(self) -> str:
         """Where a validation loss that is not finite came from, in words."""
-        name = first_in_forward(self.model, self.validate)
+        name = self._first_in_forward(self.validate)
         return f"values are not finite {f'first in the output of {name}' if name else 'in the loss itself'}"
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The tensors of a checkpoint by file, with the recipe's state if it has any."""
-        state = recipe_state(self.model)
-        own: dict[str, dict[str, Tensor]] = {"model": {**self.masters}, "optimizer": self.optimizer.state()}
+        """The tensors of a checkpoint by file, with the recipe's state if it has any.
+
+        Of several ranks, each gets DTensors of which it has a shard. All of them must call it.
+        """
+        state, stored = recipe_state(self.model, self.ranks.reduce), self.ranks.stored
+        own = {
+            "model": {name: stored(name, master) for name, master in self.masters.items()},
+            "optimizer": {key: stored(master_of(key), x) for key, x in self.optimizer.state().items()},
+        }
         return {**own, "recipe": state} if state else own
 
     def checkpoint_bytes(self) -> int:
         """Size of a checkpoint without the recipe's state, which is small: masters and two FP32 moments."""
-        return sum(master.nbytes + 2 * 4 * master.numel() for master in self.masters.values())
+        return sum(master.nbytes + 2 * 4 * master.numel() for master in self.model.parameters())
 
     def resume(self, checkpoint: Checkpoint, *, other_recipe: bool = False) -> None:
         """Continue after the step of a checkpoint. Raises ValueError if it belongs to another model.
@@ -217,8 +246,9 @@ class Trainer:
         saved = {name: load_tensors(checkpoint, name, tensors) for name, tensors in own.items()}
         with torch.no_grad():
             for name, master in self.masters.items():
-                master.copy_(saved["model"][name])
-        self.optimizer.load_state(saved["optimizer"])
+                master.copy_(self.ranks.cut(name, saved["model"][name]))
+        cut = {key: self.ranks.cut(master_of(key), x) for key, x in saved["optimizer"].items()}
+        self.optimizer.load_state(cut)
         if not other_recipe:
             load_recipe_state(self.model, saved.get("recipe", {}))
         self.step = self.checked = checkpoint.step
@@ -227,11 +257,16 @@ class Trainer:
 
     def _accumulate_gradients(self) -> Tensor:
         """Gradients of the mean loss over the step's tokens. Returns that loss, FP32, on the device."""
-        total = torch.zeros((), device=self.device, dtype=torch.float32)
-        for micro_batch in range(self.config.train.gradient_accumulation):
+        self.ranks.begin_step()
+        for micro_batch in self._own:
             samples = self._begin(self.step, micro_batch)
-            total += self._captured(samples, micro_batch == 0) if self._captured else self._gradients(samples)
-        return total
+            self.ranks.before_backward(self.model, micro_batch == self._own[-1])
+            captured = self._captured
+            loss = captured(samples, micro_batch == 0) if captured else self._gradients(samples)
+            self.ranks.add(loss)
+        self.ranks.collect_gradients(self.masters)
+        self._sums = self.ranks.sums(saturated_and_all(self.model), self.wishes)
+        return self._sums.loss
 
     def _spike(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Whether the loss is a spike, bool, and the threshold that it exceeds, FP32, NaN if it is none."""
@@ -240,9 +275,8 @@ class Trainer:
         spiked, threshold = self.spikes.look(loss)
         return spiked, torch.where(spiked, threshold, math.nan)
 
-    def _saturated(self) -> Tensor:
+    def _saturated(self, counted: Tensor | None) -> Tensor:
         """Share of the step's blocks whose scale saturated, FP32, on the device; NaN if not counted."""
-        counted = saturated_and_all(self.model)
         if counted is None:
             return self._uncounted
         saturated, blocks = counted.to(torch.float64).unbind()
@@ -261,7 +295,7 @@ class Trainer:
         """Samples [B, T + 1] of a micro-batch, on the device; also sets the counter of the random bits."""
         train = self.config.train
         first = micro_batch * train.micro_batch_size
-        set_step(self.model, step, first_token=first * train.seq_len, same_weights=micro_batch > 0)
+        self._set_step(step, micro_batch, same_weights=micro_batch > self._own[0])
         start = time.perf_counter()
         samples = self.stream.batch(step * train.samples_per_step + first, train.micro_batch_size)
         self._data_seconds += time.perf_counter() - start
@@ -270,23 +304,36 @@ class Trainer:
             batch = batch.pin_memory()
         return batch.to(self.device, non_blocking=True)
 
+    def _set_step(self, step: int, micro_batch: int, same_weights: bool) -> None:
+        tokens = self.config.train.micro_batch_size * self.config.train.seq_len
+        set_step(self.model, step, micro_batch * tokens, self.ranks.reduce, same_weights)
+
     def _why_eager(self) -> str | None:
         """Why micro-batches are not replayed from CUDA graphs, or None."""
         if not self.config.train.cuda_graph:
             return "train.cuda_graph is false"
+        if not self.ranks.alone:
+            return "several ranks gather weights and sum gradients between kernels"
         return cuda_graph.unsupported(self.model, self.device)
 
     def _origin(self, result: StepResult, norms: list[float]) -> str:
         if math.isfinite(result.loss):
             name = first_in_backward(list(self.masters), norms)
             return f"the gradient of {name} is not finite" if name else "the gradient norm overflows"
-        name = first_in_forward(self.model, self._all_forwards(result.step - 1))
+        name = self._first_in_forward(self._all_forwards(result.step - 1))
         where = f"first in the output of {name}" if name else "in the first run only, not when repeated"
         return f"the loss is {result.loss}; values are not finite {where}"
 
+    def _first_in_forward(self, forward: Callable[[], object]) -> str | None:
+        """The first module whose output is not finite, on the first rank that has one."""
+        names = [name for name, _ in self.model.named_modules()]
+        own = first_in_forward(self.model, forward)
+        found = self.ranks.first_of(None if own is None else names.index(own))
+        return None if found is None else names[found]
+
     def _all_forwards(self, step: int) -> Callable[[], Any]:
         def forward() -> None:
-            for micro_batch in range(self.config.train.gradient_accumulation):
+            for micro_batch in self._own:
                 self._summed_loss(self._begin(step, micro_batch))
 
         return forward

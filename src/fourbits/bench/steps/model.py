@@ -33,7 +33,7 @@ from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.presets import RUN_PRESETS
-from fourbits.train.trainer import compile_model
+from fourbits.train.trainer import compile_model, recompute
 
 RECIPES = (BASE, "nvfp4", "nvfp4" + PACKED)
 
@@ -132,7 +132,7 @@ def _measure_recipes(
     if not recipes:
         return
     model = LanguageModel(config.model, seed=0).to(device)
-    model.recompute_blocks = config.train.activation_checkpointing == "full"
+    recompute(model, config.train.activation_checkpointing)
     compile_model(model, config.train.compile)
     for name, recipe in zip(request.recipes, recipes, strict=True):
         runs.append(_run(model, name, recipe, config, request))

@@ -21,15 +21,18 @@ _BIAS, _MOST_MOVED = 127, 126
 
 def matmul(a: QuantizedTensor, b: QuantizedTensor, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
     """GEMM of the stored rows of a and b: exact sums, rounded once to fp32, then scaled."""
+    total, (scale_a, scale_b) = exact_sums(a, b)
+    return finish(total, scale_a, scale_b, out_dtype, bias)
+
+
+def exact_sums(a: QuantizedTensor, b: QuantizedTensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The exact sums rounded once to fp32 [M, N], before the scales of both tensors; and those scales."""
     if _has_integer_products(a) and _has_integer_products(b):
-        total = _integer_sum(a, b).to(torch.float32)
-        scales = a.global_scale, b.global_scale
-    elif a.spec.block_format.quantized and b.spec.block_format.quantized:
-        total, scales = _segment_sum(a, b).to(torch.float32), _outer_scales(a, b)
-    else:
-        left, right = (values * scale for values, scale in (_elements_and_scales(a), _elements_and_scales(b)))
-        total, scales = (left @ right.t()).to(torch.float32), _outer_scales(a, b)
-    return finish(total, scales[0], scales[1], out_dtype, bias)
+        return _integer_sum(a, b).to(torch.float32), (a.global_scale, b.global_scale)
+    if a.spec.block_format.quantized and b.spec.block_format.quantized:
+        return _segment_sum(a, b).to(torch.float32), tensor_scales(a, b)
+    left, right = (values * scale for values, scale in (_elements_and_scales(a), _elements_and_scales(b)))
+    return (left @ right.t()).to(torch.float32), tensor_scales(a, b)
 
 
 def finish(
@@ -77,15 +80,26 @@ def _integer_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
         bits += fraction
     poisoned = torch.isnan(factors[0]).any(1)[:, None] | torch.isnan(factors[1]).any(1)[None, :]
     whole_a, whole_b = (factor.nan_to_num().to(torch.int64) for factor in factors)
-    total = (whole_a @ whole_b.t()).to(torch.float64) * 2.0**-bits
+    total = _whole_product(whole_a, whole_b.t()).to(torch.float64) * 2.0**-bits
     return torch.where(poisoned, torch.nan, total)
+
+
+def _whole_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of int64 matrices of up to 24 bits. GPUs multiply only floats: there in halves of 12 bits, whose
+    sums FP64 holds up to 2**17 products.
+    """
+    if a.device.type == "cpu":
+        return a @ b
+    low = a & 0xFFF
+    above, below = (part.to(torch.float64) @ b.to(torch.float64) for part in ((a - low) >> 12, low))
+    return (above.to(torch.int64) << 12) + below.to(torch.int64)
 
 
 def _segment_sum(a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
     """fp64 sum over segments of the contraction in which both scales are constant, each segment exact."""
     (codes_a, scale_a), (codes_b, scale_b) = _elements_and_scales(a), _elements_and_scales(b)
     length = codes_a.shape[1]
-    total = torch.zeros((codes_a.shape[0], codes_b.shape[0]), dtype=torch.float64, device="cpu")
+    total = torch.zeros((codes_a.shape[0], codes_b.shape[0]), dtype=torch.float64, device=codes_a.device)
     for first, last in segments(length, (_block_length(a), _block_length(b))):
         dot = _dot(codes_a[:, first:last], codes_b[:, first:last].t())
         total = total + (dot * scale_a[:, first, None]) * scale_b[None, :, first]
@@ -127,8 +141,9 @@ def _elements_and_scales(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
     return elements, scale
 
 
-def _outer_scales(a: QuantizedTensor, b: QuantizedTensor) -> tuple[Tensor, Tensor]:
-    one = torch.ones((), dtype=torch.float32, device="cpu")
+def tensor_scales(a: QuantizedTensor, b: QuantizedTensor) -> tuple[Tensor, Tensor]:
+    """The scale of each whole tensor; 1 where it has none, or several."""
+    one = torch.ones((), dtype=torch.float32, device=a.codes.device)
     return tuple(q.global_scale if q.global_scale.dim() == 0 else one for q in (a, b))  # type: ignore[return-value]
 
 

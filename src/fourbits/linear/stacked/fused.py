@@ -101,6 +101,7 @@ def unsupported_table(table: str, device: torch.device) -> str | None:
     parsed = table_from_text(table)
     for asked, what in (
         (parsed.native, "GEMMs on FP4 tensor cores"),
+        (parsed.sums != "fp32", "sums of tensor cores"),
         (parsed.amax_reduction, "shards by features"),
         (parsed.corrects, "corrections"),
         (parsed.gradient_rows != "any", "limited rows"),

@@ -1,0 +1,141 @@
+"""What a run finds when it starts: its text, its settings, and the checkpoint of another run."""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fourbits.data.config import open_data
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.settings import dump_yaml, parse_yaml, to_dict
+from fourbits.train.config import RunConfig, config_from_mapping
+from fourbits.train.fork import Fork
+from fourbits.train.listener import RunListener
+from fourbits.train.ranks.alone import Ranks
+from fourbits.train.run_folder import RunFolder
+from fourbits.train.summary import Summary
+
+# Keys of a validation record that a source of the same name would overwrite.
+RESERVED_NAMES = ("loss", "tokens", "bits_per_byte")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What there is before a run: its text, its settings, and where it starts from."""
+
+    data: PreparedData
+    config: RunConfig
+    fork: Fork | None
+    message: str | None
+    finished: Summary | None
+
+    def shared(self) -> dict[str, Any]:
+        """What other ranks take from this one, in plain values."""
+        settings = dump_yaml(to_dict(self.config))
+        return {"settings": settings, "forks": self.fork is not None, "finished": self.finished}
+
+    @classmethod
+    def of(
+        cls,
+        shared: dict[str, Any],
+        config: RunConfig,
+        cache: Path,
+        listener: RunListener,
+        start_from: Path | str | None,
+    ) -> "Opened":
+        """The same on another rank, by what the first one found: the text is prepared by then."""
+        fork = Fork.of(Path(start_from)) if start_from is not None and shared["forks"] else None
+        data = open_data(config.data, cache, listener.preparing)
+        settings = config_from_mapping(
+            parse_yaml(shared["settings"], "rank 0"), where="the settings of rank 0"
+        )
+        return cls(data, settings, fork, None, shared["finished"])
+
+
+def open_run(
+    config: RunConfig,
+    folder: RunFolder,
+    cache: Path,
+    listener: RunListener,
+    start_from: Path | str | None,
+    is_new: bool,
+    ranks: Ranks,
+) -> Opened:
+    """Rank 0 prepares the text and looks at the folder; others open the text when it is there.
+
+    cache: folder of the prepared text; is_new: whether the run's folder was made for it. Raises ValueError if
+    text, settings and folder do not fit.
+    """
+    own: list[Opened] = []
+
+    def look() -> dict[str, Any]:
+        own.append(_opened(config, folder, cache, listener, start_from, is_new))
+        return {} if ranks.alone else own[0].shared()
+
+    shared = ranks.agreed(look)
+    folder.log.parent.mkdir(exist_ok=True)
+    return own[0] if own else Opened.of(shared, config, cache, listener, start_from)
+
+
+def _opened(
+    config: RunConfig,
+    folder: RunFolder,
+    cache: Path,
+    listener: RunListener,
+    start_from: Path | str | None,
+    is_new: bool,
+) -> Opened:
+    """Prepare the text, and look at what the folder holds. Raises ValueError if they do not fit."""
+    try:
+        fork = None if start_from is None else _fork(Path(start_from), folder)
+        data = open_data(config.data, cache, listener.preparing)
+        config = with_vocabulary(config, data)
+        if fork:
+            fork.check(config, data)
+    except ValueError as error:
+        if is_new:  # no run can use this text
+            shutil.rmtree(folder.path)
+        elif start_from is None and folder.has_steps():
+            raise ValueError(f"{error} If the run's text has moved, pass --data.paths.") from error
+        raise
+    message = None
+    if fork is None:
+        config, message = folder.continued(config)
+    finished = None if fork else folder.finished_summary(config.train.num_steps)
+    return Opened(data, config, fork, message, finished)
+
+
+def _fork(path: Path, folder: RunFolder) -> Fork | None:
+    """The checkpoint to start from; None if the run in `folder` started from it before.
+
+    Raises ValueError if there is none, or if the folder holds another run.
+    """
+    ancestry = folder.ancestry()
+    if ancestry and folder.newest_checkpoint() is not None and _is_ancestor(path, ancestry[-1]):
+        return None
+    fork = Fork.of(path)
+    if folder.has_steps() and (not ancestry or ancestry[-1]["checkpoint"] != fork.sha256):
+        raise ValueError(f"{folder.path}: holds another run. Choose another --out.")
+    return fork
+
+
+def _is_ancestor(path: Path, entry: dict[str, Any]) -> bool:
+    """Whether `path` names the run or the checkpoint of an entry of "ancestry", which may be gone by now."""
+    run = Path(entry["run"])
+    return path.absolute() in (run, run / "checkpoints" / f"step_{entry['step']}")
+
+
+def with_vocabulary(config: RunConfig, data: PreparedData) -> RunConfig:
+    """The settings with the data's vocabulary size and, if documents are masked, its end token.
+
+    Raises ValueError for sources with reserved names.
+    """
+    for name in RESERVED_NAMES:
+        if name in data.validation:
+            raise ValueError(
+                f"data: a source must not have the reserved name {name!r}. Rename it, as in my{name}=PATH."
+            )
+    end = data.tokenizer.end_id if config.data.mask_documents else config.model.document_end
+    vocabulary = max(data.tokenizer.vocab_size, config.data.model_vocab_size)
+    model = replace(config.model, vocab_size=vocabulary, document_end=end)
+    return replace(config, model=model)

@@ -1,0 +1,127 @@
+"""Ranks: what a run asks of the processes that train together. Here: a single one, which asks nobody."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.linear.amax_policy import Reduce
+from fourbits.model.config import ModelConfig
+from fourbits.model.lm import LanguageModel
+
+T = TypeVar("T")
+
+
+class Wishes(NamedTuple):
+    """What a rank has been asked between steps: by a signal (its number or 0), its time limit, or to save."""
+
+    signal: int = 0
+    time_up: bool = False
+    save: bool = False
+
+    @property
+    def stop(self) -> bool:
+        """Whether the run should end after this step."""
+        return self.time_up or self.signal != 0
+
+
+class StepSums(NamedTuple):
+    """What a step sums over its micro-batches, on the device.
+
+    loss: FP32 scalar, the mean over the step's tokens; saturated: int64 [2], saturated and all blocks, or
+    None; asked: FP32 [3], the wishes of any rank.
+    """
+
+    loss: Tensor
+    saturated: Tensor | None
+    asked: Tensor
+
+
+class Ranks:
+    """A process that trains alone. A subclass lets several agree; rank 0 is the one that writes."""
+
+    #: for set_step and recipe_state; None: every value is this process's own
+    reduce: Reduce | None = None
+
+    #: SHA-256 of the initial weights, where `share` has drawn them
+    initial_weights: str | None = None
+
+    def __init__(self, device: torch.device, rank: int = 0, world: int = 1) -> None:
+        self.device, self.rank, self.world = device, rank, world
+        self._loss = torch.zeros((), device=device, dtype=torch.float32)
+        self._nobody = torch.zeros(len(Wishes()), device=device, dtype=torch.float32)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the run's files."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether no launcher started this process, so that nothing is sharded."""
+        return True
+
+    def agreed(self, decide: Callable[[], T]) -> T:
+        """What rank 0 decides, on every rank; plain JSON values. All ranks must call it in the same order."""
+        return decide()
+
+    def model(self, config: ModelConfig, seed: int) -> LanguageModel:
+        """A model with its initial weights, or one on the meta device that `share` will fill."""
+        return LanguageModel(config, seed=seed).to(self.device)
+
+    def share(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
+        """The masters that this process updates, by name, of a converted model."""
+        return dict(model.named_parameters())
+
+    def before_backward(self, model: LanguageModel, last: bool) -> None:
+        """A micro-batch begins. last: of this rank's in the step, after which gradients are complete."""
+
+    def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
+        """Give the masters their complete gradients."""
+
+    def begin_step(self) -> None:
+        """No micro-batch of the step has been added yet."""
+        self._loss = torch.zeros((), device=self.device, dtype=torch.float32)
+
+    def add(self, loss: Tensor) -> None:
+        """A micro-batch's share of the mean loss; written over by the next one, if a CUDA graph made it."""
+        self._loss += loss
+
+    def sums(self, saturated: Tensor | None, wishes: Wishes) -> StepSums:
+        """The sums of the step over all ranks, its losses in the order of micro-batches."""
+        return StepSums(self._loss, saturated, self._nobody)
+
+    def norms(self, norms: Tensor) -> Tensor:
+        """Norms of whole gradients, FP32 [n], from those of this process's shards."""
+        return norms
+
+    def all(self, values: Tensor) -> Tensor:
+        """values: [k] of each rank -> [world, k]."""
+        return values[None]
+
+    def stored(self, name: str, shard: Tensor) -> Tensor:
+        """What a checkpoint holds of a master, or of a tensor of its shape: the whole, or a DTensor."""
+        return shard
+
+    def cut(self, name: str, whole: Tensor) -> Tensor:
+        """This process's shard of a whole tensor; a scalar has none."""
+        return whole
+
+    def gathered(self, files: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """The tensors of a checkpoint, whole; on other ranks than the first, nothing."""
+        return files
+
+    def require_alone(self, what: str, instead: str) -> None:
+        """Raises ValueError under a launcher, for what several ranks cannot do."""
+
+    def first_of(self, found: int | None) -> int | None:
+        """The value of the first rank that has one."""
+        return found
+
+    def leave(self) -> None:
+        """Wait for the others at the end of a run."""
+
+    def describe(self) -> dict[str, Any]:
+        """For manifest.json."""
+        return {"ranks": self.world}

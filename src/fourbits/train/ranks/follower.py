@@ -1,0 +1,69 @@
+"""What a rank that does not write has in place of a run's files: the same calls, which do nothing."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from fourbits.data.tokenizer import Tokenizer
+from fourbits.train.checkpoint import Tensors
+from fourbits.train.config import RunConfig
+from fourbits.train.keeper import CheckpointKeeper
+from fourbits.train.run_folder import RunFolder
+
+
+class FollowerFolder(RunFolder):
+    """A run folder that another rank writes. It has a log of its own."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        super().__init__(path)
+        self.log = path / "logs" / f"rank_{rank}.txt"
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Rank 0 holds the lock."""
+        yield
+
+    def require_lock(self) -> None:
+        """Rank 0 looks after the lock."""
+
+    def begin(self, config: RunConfig, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
+        """Rank 0 writes these."""
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Rank 0 writes it."""
+
+
+class FollowerMetrics:
+    """The metrics that another rank writes."""
+
+    sha256 = ""
+    skipped_in_a_row = 0
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Rank 0 writes it."""
+
+    def sync(self) -> None:
+        """Rank 0 does it."""
+
+    def require_in_place(self) -> None:
+        """Rank 0 does it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+
+class FollowerKeeper(CheckpointKeeper):
+    """Checkpoints that another rank writes and removes."""
+
+    def save(self, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
+        """Rank 0 writes it."""
+
+    def proved(self, step: int) -> None:
+        """Rank 0 removes old ones."""
+
+    def rotate(self) -> None:
+        """Rank 0 does it."""

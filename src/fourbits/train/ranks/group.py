@@ -1,0 +1,186 @@
+"""RankGroup: several processes that train one model, on torch.distributed and FSDP2."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.tensor import DTensor
+
+from fourbits.model.config import ModelConfig
+from fourbits.model.lm import LanguageModel
+from fourbits.train.parallel import ParallelConfig, mesh_shape
+from fourbits.train.ranks.alone import Ranks, StepSums, Wishes
+from fourbits.train.ranks.failure import FAILED, OtherRankError
+from fourbits.train.ranks.launcher import Place
+from fourbits.train.ranks.shards import collect_gradients, completes_gradients, fill, own_part, shard
+
+T = TypeVar("T")
+
+#: seconds between two looks for a decision of rank 0
+_PAUSE = 0.02
+
+
+class RankGroup(Ranks):
+    """One of the processes that a launcher started."""
+
+    def __init__(self, place: Place, config: ParallelConfig, store: Any, device: torch.device) -> None:
+        """Join the process group. Raises ValueError for a mesh that does not fit, before anything waits."""
+        super().__init__(device, place.rank, place.world)
+        self.place, self.config, self.store = place, config, store
+        shape = mesh_shape(config, place.world)
+        self.reduce = self._reduced
+        backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.world,
+            timeout=timedelta(seconds=config.timeout),
+        )
+        self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+        self._shards = self.mesh.get_group("shard")
+        self._parameters: dict[str, DTensor] = {}
+        self._agreements = 0
+        self._losses: list[Tensor] = []
+
+    @property
+    def alone(self) -> bool:
+        """Whether no launcher started this process."""
+        return False
+
+    def agreed(self, decide: Callable[[], T]) -> T:
+        """What rank 0 decides. Others wait, however long it takes, and raise OtherRankError if it failed."""
+        key = f"agreed/{self._agreements}"
+        self._agreements += 1
+        if self.is_first:
+            value = decide()
+            self.store.set(key, json.dumps([value]))
+            return value
+        while not self.store.check([key]):
+            if self.store.check([FAILED]):
+                raise OtherRankError("another rank failed")
+            time.sleep(_PAUSE)
+        return json.loads(self.store.get(key))[0]
+
+    def model(self, config: ModelConfig, seed: int) -> LanguageModel:
+        """A model on the meta device."""
+        with torch.device("meta"):
+            return LanguageModel(config, seed=seed)
+
+    def share(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
+        """Shard the model, fill it with its initial weights, and return the masters' shards."""
+        shard(model, self.mesh, self.config.gradients)
+        self.initial_weights = fill(model, self.device, seed, hashed=self.is_first)
+        self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
+        return {name: nn.Parameter(p.to_local().detach()) for name, p in self._parameters.items()}
+
+    def before_backward(self, model: LanguageModel, last: bool) -> None:
+        """Sum gradients over ranks after the last micro-batch only."""
+        completes_gradients(model, last)
+
+    def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
+        """Hand the shards of the gradients from FSDP2's parameters to the masters."""
+        collect_gradients(self._parameters, masters)
+
+    def begin_step(self) -> None:
+        """No micro-batch of the step has been added yet."""
+        self._losses = []
+
+    def add(self, loss: Tensor) -> None:
+        """A micro-batch's share of the mean loss."""
+        self._losses.append(loss)
+
+    def sums(self, saturated: Tensor | None, wishes: Wishes) -> StepSums:
+        """The sums of the step; losses add up as one process would add them."""
+        blocks = torch.zeros(2, device=self.device, dtype=torch.float64)
+        blocks = blocks if saturated is None else saturated.double()
+        asked = torch.tensor([float(wish) for wish in wishes], device=self.device, dtype=torch.float64)
+        found = self.all(torch.cat((blocks, asked, torch.stack(self._losses).double())))
+        total = torch.zeros((), device=self.device, dtype=torch.float32)
+        for loss in found[:, 2 + len(asked) :].flatten().float().unbind():
+            total += loss
+        counts = None if saturated is None else found[:, :2].sum(0).to(torch.int64)
+        return StepSums(total, counts, found[:, 2 : 2 + len(asked)].amax(0).float())
+
+    def norms(self, norms: Tensor) -> Tensor:
+        """Norms of whole gradients; squares are summed in FP64, so that the order of ranks hardly matters."""
+        squares = norms.double().square()
+        dist.all_reduce(squares, group=self._shards)
+        return squares.sqrt().float()
+
+    def all(self, values: Tensor) -> Tensor:
+        """values: [k] of each rank -> [world, k]."""
+        found = torch.empty(self.world, len(values), dtype=values.dtype, device=values.device)
+        dist.all_gather(list(found.unbind()), values.contiguous())
+        return found
+
+    def stored(self, name: str, shard: Tensor) -> Tensor:
+        """A DTensor of which `shard` is this process's part; scalars are the same everywhere."""
+        return self.as_dtensor(name, shard) if shard.dim() else shard
+
+    def cut(self, name: str, whole: Tensor) -> Tensor:
+        """This process's shard of a whole tensor; a scalar has none."""
+        return whole if not whole.dim() else own_part(self._parameters[name], whole)
+
+    def as_dtensor(self, name: str, shard: Tensor) -> DTensor:
+        """A tensor that is cut like the master of this name."""
+        like = self._parameters[name]
+        return DTensor.from_local(
+            shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+    def gathered(self, files: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """The tensors of a checkpoint, whole; on other ranks than the first, nothing."""
+        found: dict[str, dict[str, Tensor]] = {name: {} for name in files}
+        for name, tensors in files.items():
+            for key, tensor in tensors.items():
+                whole = tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor.cpu()
+                if self.is_first:
+                    found[name][key] = whole
+        return found
+
+    def require_alone(self, what: str, instead: str) -> None:
+        """Raises ValueError."""
+        raise ValueError(
+            f"{what} is for one process, and torchrun started this one, rank {self.rank} of {self.world}. "
+            f"Set it to {instead}, or start fourbits without torchrun."
+        )
+
+    def first_of(self, found: int | None) -> int | None:
+        """The value of the first rank that has one."""
+        number = math.nan if found is None else float(found)
+        own = torch.tensor([number], dtype=torch.float64, device=self.device)
+        every = [value for value in self.all(own).flatten().tolist() if not math.isnan(value)]
+        return int(every[0]) if every else None
+
+    def leave(self) -> None:
+        """Wait for the others at the end of a run."""
+        dist.barrier()
+        dist.destroy_process_group()
+
+    def describe(self) -> dict[str, Any]:
+        """For manifest.json."""
+        replicate, shard = mesh_shape(self.config, self.world)
+        return {
+            "ranks": self.world,
+            "mesh": {"replicate": replicate, "shard": shard},
+            "gradients": self.config.gradients,
+        }
+
+    def _reduced(self, values: Tensor, how: Literal["max", "sum"]) -> Tensor:
+        reduced = values.to(self.device, copy=True)
+        dist.all_reduce(reduced, op=dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM)
+        return reduced.to(values.device)
+
+
+def _dtensor(parameter: Tensor) -> DTensor:
+    assert isinstance(parameter, DTensor)
+    return parameter

@@ -1,0 +1,75 @@
+"""A model over ranks: FSDP2 gathers a block's FP32 masters before it runs, and sums gradients after it.
+
+A layer quantizes the gathered weight, so its codes are those of one process. Gradients are sums, not means:
+the loss is divided by the tokens of all ranks.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from fourbits.model.init import initial_value
+from fourbits.model.lm import LanguageModel
+
+
+def shard(model: LanguageModel, mesh: DeviceMesh, gradients: Literal["fp32", "bf16"]) -> None:
+    """Cut the parameters of a converted model on the meta device, in place; block by block, then the rest.
+
+    mesh: replicate x shard. gradients: the dtype in which gradients are summed.
+    """
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
+    policy = MixedPrecisionPolicy(reduce_dtype=dtype, cast_forward_inputs=False)
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    for module in _sharded(model):
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+
+
+@torch.no_grad()
+def fill(model: LanguageModel, device: torch.device, seed: int, *, hashed: bool) -> str | None:
+    """Give a sharded model storage and its initial weights, each drawn whole and then cut.
+
+    So they do not depend on the number of ranks. Returns, if `hashed`, the SHA-256 of names and weights.
+    """
+    model.to_empty(device=device)
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        whole = initial_value(name, parameter.shape, model.config, seed)
+        if hashed:
+            digest.update(name.encode() + whole.contiguous().numpy().tobytes())
+        assert isinstance(parameter, DTensor)
+        parameter.to_local().copy_(own_part(parameter, whole))
+    return digest.hexdigest() if hashed else None
+
+
+def own_part(parameter: DTensor, whole: Tensor) -> Tensor:
+    """The part of a whole tensor that is this rank's shard of a parameter: FSDP2 cuts rows, in equal runs."""
+    mesh = parameter.device_mesh
+    ranks, own = mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1)
+    parts = whole.chunk(ranks) if ranks > 1 else (whole,)
+    return parts[own] if own < len(parts) else whole[:0]
+
+
+def completes_gradients(model: nn.Module, last: bool) -> None:
+    """Whether the next backward pass sums gradients over ranks, or only adds to this rank's."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(last)
+
+
+def collect_gradients(parameters: Mapping[str, DTensor], masters: Mapping[str, nn.Parameter]) -> None:
+    """Move the gradients of FSDP2's parameters to masters, which share their storage."""
+    for name, parameter in parameters.items():
+        grad, parameter.grad = parameter.grad, None
+        assert grad is None or isinstance(grad, DTensor)
+        masters[name].grad = None if grad is None else grad.to_local()
+
+
+def _sharded(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
