@@ -81,13 +81,12 @@ class Roles:
             inside = name.startswith(f"{outer}.") if outer else True
             if inside and not f"{name}.".startswith(f"{base}."):
                 return f"head: outside {base!r}"
+        plain = plain_name(name)
+        if (_HEAD.search(plain) if self._blocks else _UNMISTAKABLE.match(plain)) is not None:
+            return "head by its name"
         if rows in self._vocabularies and self._order[name] == self._last_linear:
             return f"head: as many columns as the embedding has rows, {rows}"
-        if not self._blocks:
-            return "head by its name" if _UNMISTAKABLE.match(plain_name(name)) else ""
-        if _HEAD.search(plain_name(name)):
-            return "head by its name"
-        return "follows the last block" if self._order[name] > self._last_block else ""
+        return "follows the last block" if self._blocks and self._order[name] > self._last_block else ""
 
     def _in_block(self, name: str) -> bool:
         return any(f"{name}.".startswith(f"{block}.") for block in self._blocks)
