@@ -25,6 +25,15 @@ LOOP_PACKAGES := lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.
   docstring-parser==0.18.0 typeguard==4.6.1 tensorboard==2.21.0 tensorboard-data-server==0.7.2 protobuf==7.36.2 \
   absl-py==2.5.1 grpcio==1.85.3 werkzeug==3.1.9 markdown==3.11.3
 
+# lm-evaluation-harness, with what it imports.
+EVAL_PACKAGES := lm-eval==0.4.13 evaluate==0.4.6 rouge_score==0.1.2 sacrebleu==2.6.0 scikit-learn==1.9.1 \
+  pytablewriter==0.38.0 sqlitedict==2.1.0 word2number==1.1 DataProperty==0.37.0 dominate==2.9.1 joblib==1.6.0 \
+  msgfy==0.2.1 narwhals==2.29.0 pathvalidate==3.3.1 mbstrdecoder==1.1.5 tabledata==0.0.26 tabulate==0.10.0 \
+  threadpoolctl==3.8.0 colorama==0.4.6 Logbook==1.10.1 lxml==6.1.3 nltk==3.10.4 portalocker==4.4.2 \
+  aiohttp==3.14.5 chardet==6.0.0.post1 cloudpickle==3.1.3 pytz==2026.6 defusedxml==0.7.1 typepy==0.3.1 \
+  aiohappyeyeballs==2.7.1 aiosignal==1.4.0 attrs==26.1.0 frozenlist==1.8.0 multidict==7.2.1 propcache==0.5.4 \
+  yarl==1.25.1 six==1.17.0
+
 .PHONY: docs help demo test check test-gpu sanitize test-peers bench clean install
 .DEFAULT_GOAL := help
 
@@ -35,7 +44,8 @@ help:
 	@echo "make check     lint, types and layers, in seconds"
 	@echo "make test-gpu  run the tests that need a CUDA device, and compute-sanitizer if installed (make sanitize)"
 	@echo "make test-peers compare with torchao, compressed-tensors, modelopt and fouroversix, and train in the loops of"
-	@echo "                Lightning, PEFT, TRL and torchtitan, in an environment of their own; then the slow tests: kernels built"
+	@echo "                Lightning, PEFT, TRL and torchtitan, and evaluate with lm-evaluation-harness, in an environment of"
+	@echo "                their own; then the slow tests: kernels built"
 	@echo "                for more GPUs, memory accesses checked in more cases"
 	@echo "make docs      build the documentation into site/, in an environment of its own"
 	@echo "make bench     print the speed of quantizer, linear, training step and data"
@@ -122,7 +132,7 @@ $(PEERS)/.installed: Makefile $(VENV)/.installed
 	  > $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
 	@$(PEERS)/bin/python -m pip install --quiet 'setuptools>=77' wheel
 	@SKIP_CUDA_BUILD=1 $(PEERS)/bin/python -m pip install --quiet --no-deps --no-build-isolation \
-	  $(PEER_PACKAGES) $(LOOP_PACKAGES)
+	  $(PEER_PACKAGES) $(LOOP_PACKAGES) $(EVAL_PACKAGES)
 	@touch $@
 
 test-peers: $(PEERS)/.installed

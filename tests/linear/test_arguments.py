@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,8 @@ def test_parts_of_a_model_go_through_every_function():
 def test_bf16_restores_every_layer_whatever_choice_it_is_given(option):
     converted = model()
     fb.convert(converted, "nvfp4")
-    fb.convert(converted, "bf16", **{option: 1 if option == "keep_first" else "nothing.*"})
+    choice: Any = {option: 1 if option == "keep_first" else "nothing.*"}
+    fb.convert(converted, "bf16", **choice)
     assert [type(module) for module in converted] == [nn.Linear, nn.ReLU, nn.Linear]
 
 

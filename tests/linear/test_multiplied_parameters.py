@@ -26,6 +26,16 @@ FURTHER = "further parameter of LoRA"
 class Raw(nn.Module):
     """A model whose forward multiplies by parameters with misleading names."""
 
+    query: Tensor
+    w_pos: Tensor
+    transposed_w: Tensor
+    token_mix: Tensor
+    table: Tensor
+    latent_proj: Tensor
+    masked_w: Tensor
+    codebook_w: Tensor
+    bias_w: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         for name in NAMES:

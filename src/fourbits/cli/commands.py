@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": "train with several recipes and seeds, and report how they differ",
     "recipes": "list the recipes, or show the precision of every GEMM operand in one",
     "data": "turn text into token files, inspect them, or build a corpus",
+    "eval": "measure a model on text and on tasks, and what a recipe costs it",
     "generate": "continue texts with the model of a run",
     "export": "write the model of a run for Hugging Face transformers",
     "bench": "measure the speed of quantizers, linear layers, or training steps",

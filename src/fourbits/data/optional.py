@@ -30,3 +30,15 @@ def load_transformers(what: Any) -> ModuleType:
     except ImportError as error:
         raise ValueError(f"{what}: needs transformers: pip install 'fourbits[hf]'.") from error
     return transformers
+
+
+def load_lm_eval(what: Any) -> Any:
+    """lm-evaluation-harness. Raises ValueError, about `what`, if it is not installed."""
+    try:
+        import lm_eval.api.group  # pyright: ignore[reportMissingImports]
+        import lm_eval.api.task  # pyright: ignore[reportMissingImports]
+        import lm_eval.evaluator  # pyright: ignore[reportMissingImports, reportUnusedImport]
+        import lm_eval.tasks  # pyright: ignore[reportMissingImports, reportUnusedImport]
+    except ImportError as error:
+        raise ValueError(f"{what}: needs lm-evaluation-harness: pip install 'fourbits[eval]'.") from error
+    return lm_eval

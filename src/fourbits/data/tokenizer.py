@@ -5,6 +5,7 @@ encodes to it, not even text that spells it. A tokenizer is data: reading one ex
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -117,6 +118,21 @@ class Tokenizer:
         if ids and not 0 <= min(ids) <= max(ids) < self.size:
             raise ValueError(f"tokenizer: tokens must be in [0, {self.size}), got {min(ids)} to {max(ids)}.")
         return self._inner.decode(ids, skip_special_tokens=True)
+
+    def opening(self) -> list[int]:
+        """The tokens that its own file puts before every text, such as a beginning-of-sequence token."""
+        bare = self._inner.encode("a", add_special_tokens=False).ids
+        whole = self._inner.encode("a", add_special_tokens=True).ids
+        start = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+        return whole[:start]
+
+    def encodes_like(self, other: "Tokenizer") -> bool:
+        """Whether both give every text the same tokens, and end documents with the same one.
+
+        What their files put around a text does not count, because `encode` adds nothing.
+        """
+        own, theirs = (json.loads(each.serialized()) | {"post_processor": None} for each in (self, other))
+        return own == theirs and self.end_id == other.end_id
 
     def padding(self) -> tuple[str, int]:
         """The token that pads a batch, and its id: a padding token in the vocabulary, or the end token."""

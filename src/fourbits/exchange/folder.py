@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fourbits.exchange.files import (
     read_config,
 )
 from fourbits.exchange.model_card import CARD, may_write_card
-from fourbits.exchange.nvfp4_layouts import MODELOPT, hf_quant_config, quantization_config
+from fourbits.exchange.nvfp4_layouts import MODELOPT, PackedWeight, hf_quant_config, quantization_config
 from fourbits.exchange.outgoing import Outgoing, Quantization
 from fourbits.exchange.quantized_files import DecodedFiles, scheme_of
 from fourbits.exchange.replace import STAGING, replaced_together
@@ -128,6 +128,32 @@ def load_hf(
     with FP32 scales (DeepSeek-V3's). clamp_time_steps: see from_hf_config. Raises ValueError for an
     unsupported model, and for tensors that are missing, unknown, of the wrong shape or type, or not finite.
     """
+    opened = open_hf(folder, clamp_time_steps=clamp_time_steps)
+    with _naming(opened.folder):
+        model = unfilled(opened.config, compute_dtype, torch.device("cpu"))
+        fill_matched(model, opened.files, opened.names)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A transformers model on disk. files: its tensors, decoded on access; names: ours -> theirs."""
+
+    folder: Path
+    config: ModelConfig
+    files: WeightFiles | DecodedFiles
+    names: dict[str, str]
+
+    def packed(self) -> dict[str, tuple[PackedWeight, Tensor | None]]:
+        """The weights stored as NVFP4 by our names, with the scales of their inputs if the files have any."""
+        if not isinstance(self.files, DecodedFiles):
+            return {}
+        found = {ours: self.files.packed(theirs) for ours, theirs in self.names.items()}
+        return {ours: packed for ours, packed in found.items() if packed is not None}
+
+
+def open_hf(folder: Path | str, *, clamp_time_steps: bool = True) -> OpenedModel:
+    """As `load_hf`, without reading the weights yet; their names, shapes and types are checked."""
     folder = Path(folder)
     described = read_config(folder)
     with _naming(folder / CONFIG):
@@ -137,10 +163,8 @@ def load_hf(
     with _naming(folder):
         if scheme is not None:
             files = DecodedFiles(files, scheme)
-        names = matched(config, files.described)  # before anything of the configuration's sizes is allocated
-        model = unfilled(config, compute_dtype, torch.device("cpu"))
-        fill_matched(model, files, names)
-    return model
+        # before anything of the configuration's sizes is allocated
+        return OpenedModel(folder, config, files, matched(config, files.described))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fourbits.exchange.files import WeightFiles
-from fourbits.exchange.nvfp4_layouts import BLOCK, COMPRESSED_TENSORS, MODELOPT, Layout
+from fourbits.exchange.nvfp4_layouts import BLOCK, COMPRESSED_TENSORS, MODELOPT, Layout, PackedWeight
 from fourbits.exchange.shown import shown
 
 FP8_SCALE = "weight_scale_inv"
@@ -59,6 +59,18 @@ class DecodedFiles(Mapping[str, Tensor]):
             return self._scheme.weight(module, self._files).dequantize()
         codes, scales = (self._files[f"{module}.{end}"] for end in (self._codes, FP8_SCALE))
         return codes.float() * _spread(scales.float(), self._scheme, codes.shape)
+
+    def packed(self, name: str) -> "tuple[PackedWeight, Tensor | None] | None":
+        """The codes and scales of a weight, and the scale of its input, fp32 scalar, if the files have one.
+
+        None for a weight that is not stored as NVFP4. name: without quantization.
+        """
+        module = name.removesuffix(".weight")
+        if not isinstance(self._scheme, Layout) or module == name or module not in self._modules:
+            return None
+        scale = f"{module}.{self._scheme.input_scale}"
+        of_input = self._scheme.factor(scale, self._files) if scale in self._files else None
+        return self._scheme.weight(module, self._files), of_input
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.described)

@@ -7,9 +7,11 @@ for a `pad_token_id` in config.json, transformers makes an embedding row zero an
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 from fourbits.data.tokenizer import Tokenizer
+from fourbits.data.whole_file import read_json
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
@@ -31,3 +33,15 @@ def tokenizer_files(tokenizer: Tokenizer, max_seq_len: int) -> dict[str, bytes]:
         TOKENIZER: (json.dumps(described, ensure_ascii=False) + "\n").encode(),
         TOKENIZER_CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
     }
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a transformers model, with the end token that its own configuration names.
+
+    Raises ValueError if the folder has none.
+    """
+    path = folder / TOKENIZER_CONFIG
+    described = read_json(path, "Download the model again.") if path.is_file() else {}
+    named = described.get("eos_token")
+    content = named.get("content") if isinstance(named, dict) else named
+    return Tokenizer.load(folder, content if isinstance(content, str) else None)

@@ -9,7 +9,7 @@ from fourbits.generate.sampling import Sampling
 from fourbits.model.lm import LanguageModel
 
 #: steps between two looks at whether all sequences of a batch have ended, which wait for the device
-_LOOK_EVERY = 16
+LOOK_EVERY = 16
 
 
 def generate(
@@ -22,14 +22,18 @@ def generate(
     num_ids: int | None = None,
     batch_size: int = 64,
     on_token: Callable[[int, int], None] | None = None,
+    is_done: Callable[[int, list[int]], bool] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """Continue each prompt by num_tokens tokens, or up to and without `end`; in the order of the prompts.
 
     num_ids: only tokens below it are generated, because a model's vocabulary may be padded beyond its
     tokenizer's. Prompts of similar length share a batch, and a sequence's draws do not depend on its batch.
     on_token: called with (index of the prompt, token) for each token as soon as it is known, for streaming.
-    Raises ValueError for an empty prompt, a token outside of the vocabulary, and a sequence longer than the
-    model's max_seq_len.
+    is_done: called with (index, its tokens so far) every 16 steps; where it returns True, the sequence ends
+    with those tokens, and a batch ends with its last sequence. on_progress: called after each batch with
+    (finished prompts, all prompts). Raises ValueError for an empty prompt, a token outside of the vocabulary,
+    and a sequence longer than the model's max_seq_len.
     """
     _check(model, prompts, num_tokens, batch_size)
     sampling = sampling or Sampling()
@@ -38,7 +42,9 @@ def generate(
     with ready(model):
         for first in range(0, len(order), batch_size):
             batch = order[first : first + batch_size]
-            found |= _continued(model, prompts, batch, num_tokens, sampling, end, num_ids, on_token)
+            found |= _continued(model, prompts, batch, num_tokens, sampling, end, num_ids, on_token, is_done)
+            if on_progress is not None:
+                on_progress(len(found), len(prompts))
     return [found[index] for index in range(len(prompts))]
 
 
@@ -51,6 +57,7 @@ def _continued(
     end: int | None,
     num_ids: int | None,
     on_token: Callable[[int, int], None] | None,
+    is_done: Callable[[int, list[int]], bool] | None,
 ) -> dict[int, list[int]]:
     """The continuations of one batch, by the index of the prompt."""
     found: dict[int, list[int]] = {index: [] for index in batch}
@@ -69,7 +76,7 @@ def _continued(
         num_ids,
     )
     draws = torch.stack([sampling.draws(index, num_tokens) for index in batch], dim=1).to(device)
-    look_every = 1 if on_token else _LOOK_EVERY
+    look_every = 1 if on_token else LOOK_EVERY
     running, pending = set(batch), []
     for step in range(num_tokens):
         pending.append(decoder.next(draws[step]))
@@ -84,6 +91,8 @@ def _continued(
                     if on_token is not None:
                         on_token(index, token)
         pending = []
+        if is_done is not None:
+            running = {index for index in running if not is_done(index, found[index])}
         if not running:
             break
     return found

@@ -5,85 +5,131 @@ is one token of every sequence of a batch, so a token's result would depend on i
 held, it does not.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fourbits.exchange.nvfp4_layouts import BLOCK, PackedWeight
 from fourbits.gemm.matmul import multiply
+from fourbits.linear.layer_state import weight_in_use
 from fourbits.linear.module import QuantizedLinear
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import exact_operand, own_amaxes
+from fourbits.quant.quantize import exact, exact_operand, own_amaxes
 from fourbits.quant.request import OperandInputs, OperandRequest, draws
+from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 from fourbits.recipe.recipe import table_from_text
 
 
-class _Held:
-    """The forward pass of one layer."""
+class HeldLayer:
+    """The forward pass of one layer. amax: of its inputs, fp32 scalar; None takes that of each input."""
 
-    def __init__(self, layer: QuantizedLinear, name: str) -> None:
-        table = table_from_text(layer.quantization.table)
-        self.spec, self.layer = table.fprop.lhs, layer
-        _check(name, self.spec, table.fprop.rhs)
-        #: the largest magnitude that calibration has seen, fp32; None where the format has no tensor scale
-        self.amax: Tensor | None = None
-        self.weight = exact_operand(layer.weight.detach(), table.fprop.rhs, axis=1)
+    def __init__(
+        self, layer: nn.Linear, inputs: OperandSpec, weight: ExactOperand, amax: Tensor | None = None
+    ) -> None:
+        self.layer, self.inputs, self.weight, self.amax = layer, inputs, weight, amax
 
-    def measure(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        """A forward hook during calibration."""
-        if not self.spec.tensor_scaled:
-            return
-        x = args[0].flatten(0, -2)
-        request = OperandRequest(self.spec, axis=1)
-        (own,) = own_amaxes(x, (request,), (OperandInputs(),)).unbind()
-        self.amax = own if self.amax is None else torch.maximum(self.amax, own)
+    def measuring(self, input: Tensor) -> Tensor:
+        """The forward pass with each input's amax, of which the largest is kept."""
+        known, self.amax = self.amax, None
+        y = self(input)
+        if self.inputs.tensor_scaled:
+            x, request = input.flatten(0, -2), OperandRequest(self.inputs, axis=1)
+            (own,) = own_amaxes(x, (request,), (OperandInputs(),)).unbind()
+            self.amax = own if known is None else torch.maximum(known, own)
+        return y
 
     def __call__(self, input: Tensor) -> Tensor:
         """input: [..., K] -> [..., N] in its dtype."""
-        x = exact_operand(input.flatten(0, -2), self.spec, axis=1, amax=self.amax)
+        x = exact_operand(input.flatten(0, -2), self.inputs, axis=1, amax=self.amax)
         y = multiply(x, self.weight, input.dtype, self.layer.bias)
         return y.view(*input.shape[:-1], -1)
+
+
+def recipe_layers(model: nn.Module) -> list[HeldLayer]:
+    """The quantized layers of a converted model; valid after the model is converted to another recipe, too.
+
+    Raises ValueError for a recipe whose Fprop rounds stochastically, has corrections or an adaptive layout.
+    """
+    found: list[HeldLayer] = []
+    for name, layer in model.named_modules():
+        if not isinstance(layer, QuantizedLinear) or layer.quantization.runs_original(training=False):
+            continue
+        text, amax = weight_in_use(layer.quantization)
+        table = table_from_text(text)
+        _check(name, table.fprop.lhs, table.fprop.rhs)
+        master = layer.weight.detach()
+        amax = None if amax is None else amax.to(master.device)
+        weight = exact_operand(master, table.fprop.rhs, axis=1, amax=amax)
+        found.append(HeldLayer(layer, table.fprop.lhs, weight))
+    return found
+
+
+def stored_layer(layer: nn.Linear, packed: PackedWeight, input_scale: Tensor | None) -> HeldLayer:
+    """A layer with the codes and scales of a checkpoint. input_scale: fp32 scalar, a factor, if it has one.
+
+    Inputs are NVFP4 in 1x16 blocks, as servers quantize them.
+    """
+    rows, columns = packed.codes.shape
+    spec, device = OperandSpec(block=(1, BLOCK)), layer.weight.device
+    stored = QuantizedTensor(
+        packed.codes.to(device),
+        packed.block_scale.to(device),
+        packed.global_scale.to(device),
+        axis=1,
+        shape=(rows, 2 * columns),
+        spec=spec,
+    )
+    # the scale of an amax is amax / (6 * 448): docs/nvfp4.md, section 5
+    amax = None if input_scale is None else (input_scale * (6 * 448)).to(device)
+    return HeldLayer(layer, spec, exact(stored), amax)
+
+
+@torch.no_grad()
+def calibrate(model: nn.Module, layers: Sequence[HeldLayer], calibration: Sequence[Tensor]) -> None:
+    """Measure the amaxes of the inputs of layers that have none.
+
+    calibration: batches of tokens, int64 [B, T] each; an amax is the largest over all of them. Raises
+    ValueError without batches.
+    """
+    if not calibration:
+        raise ValueError("held_operands: calibration must have at least one batch of tokens, got none.")
+    unknown = [layer for layer in layers if layer.amax is None]
+    training = model.training
+    model.eval()
+    with _replaced({held.layer: held for held in layers} | {h.layer: h.measuring for h in unknown}):
+        for batch in calibration:
+            model(batch)
+    model.train(training)
+
+
+@contextmanager
+def in_use(layers: Sequence[HeldLayer]) -> Generator[None]:
+    """Inside, the model's layers compute with their held operands."""
+    with _replaced({held.layer: held for held in layers}):
+        yield
 
 
 @contextmanager
 def held_operands(model: nn.Module, calibration: Sequence[Tensor]) -> Generator[int]:
     """Inside, the model's quantized layers use held amaxes and weights; yields the number of those layers.
 
-    calibration: batches of tokens, int64 [B, T] each; the amax of an input is the largest over all of them.
-    Raises ValueError without batches, and for a recipe whose Fprop rounds stochastically or has corrections.
+    Arguments and errors as of `recipe_layers` and `calibrate`.
     """
-    if not calibration:
-        raise ValueError("held_operands: calibration must have at least one batch of tokens, got none.")
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, QuantizedLinear) and module.quantization.quantize_eval
-    }
-    held = {layer: _Held(layer, name) for name, layer in layers.items()}
-    with torch.no_grad():
-        hooks = [layer.register_forward_pre_hook(ours.measure) for layer, ours in held.items()]
-        training = model.training
-        model.eval()
-        for batch in calibration:
-            model(batch)
-        model.train(training)
-    for hook in hooks:
-        hook.remove()
-    with ExitStack() as stack:
-        for layer, ours in held.items():
-            stack.enter_context(_replaced_forward(layer, ours))
-        yield len(held)
+    layers = recipe_layers(model)
+    calibrate(model, layers, calibration)
+    with in_use(layers):
+        yield len(layers)
 
 
 @contextmanager
-def _replaced_forward(layer: nn.Module, forward: _Held) -> Generator[None]:
-    layer.forward = forward
-    try:
+def _replaced(forwards: Mapping[nn.Linear, Callable[..., Tensor]]) -> Generator[None]:
+    with ExitStack() as stack:
+        for layer, forward in forwards.items():
+            stack.callback(layer.__dict__.pop, "forward", None)
+            layer.forward = forward
         yield
-    finally:
-        del layer.forward
 
 
 def _check(name: str, lhs: OperandSpec, rhs: OperandSpec) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fourbits.exchange.nvfp4_layouts import BLOCK, PackedWeight
 from fourbits.exchange.outgoing import slabs
-from fourbits.linear.amax_policy import IN_USE, OPERANDS
+from fourbits.linear.layer_state import weight_in_use
 from fourbits.linear.stacked.layer import converted_layers
 from fourbits.model.lm import LanguageModel
 from fourbits.quant.operand import OperandSpec
@@ -48,15 +48,8 @@ class ForwardWeight:
 def forward_weights(model: LanguageModel) -> dict[str, ForwardWeight]:
     """The quantized weights of a converted model, by parameter name; the model may be on the meta device."""
     found: dict[str, ForwardWeight] = {}
-    place = OPERANDS.index("fprop.rhs")
     for name, layer in converted_layers(model.named_modules()):
-        state = layer.quantization
-        amax = None
-        text = state.table
-        if state.recipe_state is not None:
-            text = state.recipe_state.effective[state.slot]
-            stored = state.recipe_state.amaxes[state.slot, place, IN_USE].cpu()
-            amax = None if stored < 0 else stored.clone()
+        text, amax = weight_in_use(layer.quantization)
         found[f"{name}.weight"] = ForwardWeight(table_from_text(text), amax)
     return {name: weight for name, weight in found.items() if weight.spec.block_format.quantized}
 

@@ -8,10 +8,11 @@ import numpy as np
 from fourbits.compare.number_format import count, duration, loss, short_count
 from fourbits.compare.report.colours import SHADES, palette, variables
 from fourbits.compare.report.curves import Line, smooth
+from fourbits.compare.report.evaluations import evaluation_sections
 from fourbits.compare.report.figures import metric_chart, run_loss_chart
 from fourbits.compare.report.page import render_page
 from fourbits.compare.report.precision_map import legend, precision_map
-from fourbits.compare.report.run_details import phase_starts, repetition, run_details
+from fourbits.compare.report.run_details import phase_starts, repetition, run_details, switches
 from fourbits.compare.report.runs import Run
 from fourbits.compare.report.svg import Chart
 from fourbits.compare.report.table import judge_run
@@ -55,6 +56,7 @@ def render_run(run: Run, commands: Sequence[str] = ()) -> str:
             if _has_curve(run, key)
         ],
         last_values=_last_values(run),
+        evaluations=evaluation_sections(run.path),
         legend=legend([precision], colours),
         map=precision_map(run.recipe, precision, run.config["model"]["pattern"], colours),
         details={**run_details(run), "status": _ended(run)},
@@ -105,4 +107,5 @@ def _loss_chart(run: Run) -> Chart:
         Line("training", 0, run.tokens, smooth(run.train["loss"])),
         Line("validation", 0, run.tokens_at(steps), run.validation_loss(steps)),
         phase_starts(run),
+        switches(run),
     )

@@ -1,0 +1,1 @@
+"""Evaluation tasks: log-likelihoods and answers of a model, for lm-evaluation-harness."""

@@ -1,0 +1,154 @@
+"""Our models as lm-evaluation-harness calls them. Imported late: the package is the extra `eval`."""
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from fourbits.generate.sampling import Sampling
+from fourbits.harness.scoring import Passage, Report
+from fourbits.harness.text_model import TextModel
+
+#: what the harness asks for, in words
+SCORING, ROLLING, ANSWERING = "choices scored", "texts scored", "answers written"
+_SAMPLING = ("temperature", "top_k", "top_p", "do_sample")
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
+
+
+class Ranks(Protocol):
+    """The processes that share an evaluation: each gets its part of the documents, rank 0 all results."""
+
+    rank: int
+    world_size: int
+
+    def all_gather(self, tensor: Any) -> Any:
+        """The tensors of all ranks, concatenated."""
+        ...
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """The objects of all ranks, on rank dst."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        ...
+
+
+class HarnessModel(TemplateLM):
+    """A TextModel for the harness: log-likelihoods, rolling log-likelihoods and answers.
+
+    ranks: the processes that share the work; None: this one alone. report: receives progress. notes: how many
+    prompts were cut, for the results.
+    """
+
+    def __init__(self, text: TextModel, report: Report | None = None, ranks: Ranks | None = None) -> None:
+        super().__init__()
+        self.text, self.report, self.ranks = text, report, ranks
+        self.cut_prompts = 0
+        self._device = text.model.embed.weight.device
+        if ranks is not None:
+            self._rank, self._world_size = ranks.rank, ranks.world_size
+
+    def all_gather(self, tensor: Any) -> Any:
+        """See Ranks."""
+        return self.ranks.all_gather(tensor) if self.ranks else super().all_gather(tensor)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """See Ranks."""
+        return self.ranks.gather_object(obj, dst) if self.ranks else super().gather_object(obj, dst)
+
+    def barrier(self) -> None:
+        """See Ranks."""
+        if self.ranks:
+            self.ranks.barrier()
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return self.text.tokenizer.end_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token that precedes a text."""
+        return self.text.prefix[-1] if self.text.prefix else self.eot_token_id
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """The log-likelihood of each continuation, and whether it is the most likely one."""
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """The tokens of a text, behind the tokens that precede every text unless add_special_tokens is False.
+
+        Both sides of a context and its continuation are encoded here, so the prefix cancels.
+        """
+        own = self.text.tokenizer.encode(string)
+        return own if add_special_tokens is False else [*self.text.prefix, *own]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        passages = [Passage((*context, *rest), len(rest)) for _, context, rest in requests]
+        scores = self.text.scores(passages, self._progress(SCORING))
+        return [(score.log_likelihood, score.greedy) for score in scores]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of each whole text, in windows that predict every token once."""
+        passages: list[Passage] = []
+        counts: list[int] = []
+        for request in requests:
+            windows = get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0], add_special_tokens=False),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.text.max_seq_len,
+                context_len=1,
+            )
+            pairs = [make_disjoint_window(window) for window in windows]
+            passages += [Passage((*context, *rest), len(rest)) for context, rest in pairs]
+            counts.append(len(pairs))
+        scores = iter(self.text.scores(passages, self._progress(ROLLING)))
+        return [sum(next(scores).log_likelihood for _ in range(count)) for count in counts]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The answer to each prompt."""
+        groups: dict[tuple[int, Sampling], list[int]] = {}
+        for index, request in enumerate(requests):
+            groups.setdefault(_how(request.args[1]), []).append(index)
+        found: dict[int, str] = {}
+        for (num_tokens, sampling), indexes in groups.items():
+            texts = [requests[index].args[0] for index in indexes]
+            stops = [_stops(requests[index].args[1]) for index in indexes]
+            answers, cut = self.text.continued(
+                texts, num_tokens, stops, sampling, self._progress(ANSWERING, len(found), len(requests))
+            )
+            self.cut_prompts += cut
+            found |= dict(zip(indexes, answers, strict=True))
+        return [found[index] for index in range(len(requests))]
+
+    def _progress(self, what: str, before: int = 0, total: int | None = None) -> Callable[[int, int], None]:
+        def show(done: int, count: int) -> None:
+            if self.report is not None:
+                self.report(what, before + done, total or count)
+
+        return show
+
+
+def _how(settings: dict[str, Any]) -> tuple[int, Sampling]:
+    """The number of new tokens, and how they are chosen. Raises ValueError for settings unknown here."""
+    known = ("until", *_SAMPLING, *_LENGTHS)
+    if unknown := [name for name in settings if name not in known]:
+        raise ValueError(
+            f"generation_kwargs: must be among {', '.join(known)}, got {unknown[0]}. Change the task's file."
+        )
+    num_tokens = next((settings[name] for name in _LENGTHS if name in settings), 256)
+    if not settings.get("do_sample"):
+        return num_tokens, Sampling()
+    temperature = settings.get("temperature", 1.0)
+    top_k, top_p = settings.get("top_k"), settings.get("top_p")
+    return num_tokens, Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+
+
+def _stops(settings: dict[str, Any]) -> list[str]:
+    given = settings.get("until") or []
+    return [given] if isinstance(given, str) else list(given)
