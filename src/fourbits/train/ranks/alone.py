@@ -106,6 +106,10 @@ class Ranks:
         """What a checkpoint holds of a master, or of a tensor of its shape: the whole, or a DTensor."""
         return shard
 
+    def own_part(self, name: str, whole: Tensor) -> Tensor:
+        """This process's part of a whole tensor that has the shape of a master."""
+        return whole
+
     def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
         """Write the checkpoint folder/step_N. Raises what `save_checkpoint` raises."""
         save_checkpoint(folder, step, files, state)

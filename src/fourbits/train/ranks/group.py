@@ -136,6 +136,10 @@ class RankGroup(Ranks):
             shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
 
+    def own_part(self, name: str, whole: Tensor) -> Tensor:
+        """This process's part of a whole tensor that has the shape of a master."""
+        return own_part(self._parameters[name], whole)
+
     def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
         """Write the checkpoint folder/step_N, each rank its shards. All ranks must call it."""
         save_shards(self, folder, step, files, state)
