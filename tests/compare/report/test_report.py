@@ -280,6 +280,7 @@ def sample(step: int, *alarms: str) -> dict:
         "dead": 0.0,
         "rows": {"x": [0.0, 1.0], "dy": [None, None]},
         "oscillating": None,
+        "returning": None,
         "stale": [],
     }
     raised = [{"kind": kind, "layers": [layer["name"]], "text": f"{kind} in <it>"} for kind in alarms]

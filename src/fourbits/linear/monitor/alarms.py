@@ -7,8 +7,10 @@ from typing import NamedTuple
 from fourbits.linear.monitor.layer_health import LayerHealth
 
 #: shares from which on something is reported
-CLIPPED, AT_MAX, AT_ZERO, ZERO_CODES = 0.001, 0.5, 0.1, 0.4
-DEAD, OSCILLATING = 0.07, 0.05
+CLIPPED, AT_MAX, AT_ZERO, ZERO_CODES = 0.001, 0.5, 0.1, 0.6
+DEAD = 0.07
+#: oscillation: this share of a layer's codes came back, which is at least that share of those that changed
+OSCILLATING, RETURNING = 0.02, 0.4
 #: a GEMM whose noise has this share of its signal's energy or more
 LOW_SNR_DB = 5.0
 #: arXiv:2505.19115: gradients smaller than this multiple of their quantization noise stop to train
@@ -82,6 +84,12 @@ def _drowned(layer: LayerHealth) -> tuple[float, float, str]:
     return (GRADIENT_TO_NOISE - ratio, ratio, "") if below and ratio is not None else (0.0, 0.0, "")
 
 
+def _oscillates(layer: LayerHealth) -> tuple[float, float, str]:
+    if layer.returning is None or layer.returning < RETURNING:
+        return 0.0, 0.0, ""
+    return _of(layer.oscillating, OSCILLATING)
+
+
 def _carried(layer: LayerHealth) -> tuple[float, float, str]:
     worst = (0.0, 0.0, "")
     for tensor, (lost, large) in layer.rows.items():
@@ -136,7 +144,7 @@ _RULES = (
     ),
     _Rule(
         "oscillation",
-        lambda layer: _of(layer.oscillating, OSCILLATING),
+        _oscillates,
         "weights swing between two codes: in {layer!r}, {percent:.2g} % of them left a code and came back "
         "between samples ({count} of {all} layers). Lower the learning rate, decay earlier, or switch the "
         "forward pass to BF16 late in the run (docs/precision.md)",

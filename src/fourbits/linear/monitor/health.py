@@ -143,11 +143,15 @@ def health(model: nn.Module, previous: HealthReport | None = None) -> Generator[
     taken.fill(report, previous)
 
 
-def _swinging(codes: Tensor, last: Tensor | None, before: Tensor | None) -> float | None:
-    """The share of codes that differ from the last sample's and equal those before it."""
+def _swinging(codes: Tensor, last: Tensor | None, before: Tensor | None) -> tuple[float, float] | None:
+    """The shares of codes that differ from the last sample's and equal those before it: among all codes, and
+    among those that differ.
+    """
     if last is None or before is None or not codes.shape == last.shape == before.shape:
         return None
-    return float(((codes != last) & (codes == before)).float().mean())
+    changed = codes != last
+    back = float((changed & (codes == before)).sum())
+    return back / codes.numel(), back / max(1.0, float(changed.sum()))
 
 
 def _stale(state: LayerState) -> tuple[str, ...]:

@@ -30,6 +30,9 @@ class LayerHealth:
     rows: dict[str, tuple[float | None, float | None]]
     #: share of W's codes that differ from the last sample's and equal those of the one before
     oscillating: float | None = None
+    #: the same as a share of the codes that differ from the last sample: about 0.1 to 0.2 where weights move
+    #: on, 0.5 and more where they swing
+    returning: float | None = None
     #: operands whose amax comes from an earlier step
     stale: tuple[str, ...] = ()
 
@@ -43,14 +46,17 @@ class LayerHealth:
             "dead": self.dead,
             "rows": {name: list(shares) for name, shares in self.rows.items()},
             "oscillating": self.oscillating,
+            "returning": self.returning,
             "stale": list(self.stale),
         }
 
 
 def layer_health(
-    name: str, values: Sequence[float], oscillating: float | None, stale: tuple[str, ...]
+    name: str, values: Sequence[float], swinging: tuple[float, float] | None, stale: tuple[str, ...]
 ) -> LayerHealth:
-    """The health of a layer. values: in the order of FIELDS, NaN where nothing is known."""
+    """The health of a layer. values: in the order of FIELDS, NaN where nothing is known; swinging: the shares
+    of W's codes that came back, among all and among those that changed.
+    """
     known: Mapping[str, float | None] = {
         field: None if math.isnan(value) else value for field, value in zip(FIELDS, values, strict=True)
     }
@@ -68,7 +74,7 @@ def layer_health(
         math.sqrt(signal / error) if signal is not None and error else None,
         None if zeros is None or exact is None else max(0.0, zeros - exact),
         {tensor: (known[f"{tensor}.lost"], known[f"{tensor}.large"]) for tensor in ("x", "dy")},
-        oscillating,
+        *(swinging or (None, None)),
         tuple(role for role in stale if role in operands),
     )
 

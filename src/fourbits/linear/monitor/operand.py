@@ -10,15 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fourbits.formats.descriptors import ELEMENT_FORMATS
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.quant.tensor import QuantizedTensor, decode_scales, spread
 
 #: rows of an operand in a sample, in groups that lie apart; a group has whole blocks of all formats
 ROWS, GROUPS, _GROUP = 128, 4, 32
-#: a block scale of E4M3 may be rounded down by a sixteenth, so larger elements of a block exceed its range by
-#: as much; what is further out was clipped by a stale or a rounded-down scale
-_ROUNDING = 1.07
+#: room for FP32 and BF16 rounding above the range of a block
+_ROUNDING = 1.01
 #: rows or columns whose amax is taken at a time, which bounds memory
 _CHUNK = 1024
 #: names of what `sampled` measures of an operand
@@ -116,11 +116,25 @@ def _clipped(q: QuantizedTensor, exact: Tensor, present: Tensor) -> Tensor:
     if q.spec.rounding == "ms-eden":  # clips by design, and corrects for it
         return exact.new_full((), torch.nan)
     shape = exact.shape
-    limit = exact.new_full((), fmt.element.max_value)
+    limit = exact.new_full((), fmt.element.max_value * _ROUNDING)
     if size is not None:
-        limit = limit * spread(decode_scales(q.block_scale, fmt), size, shape)
+        scales = decode_scales(q.block_scale, fmt)
+        scales = torch.where(scales > 0, scales + _rounded_off(scales, fmt.scale), 0.0)
+        limit = limit * spread(scales, size, shape)
     limit = limit * spread(q.global_scale, q.spec.outer_size, shape)
-    return _share((exact.abs() > limit * _ROUNDING) & (limit > 0), present)
+    return _share((exact.abs() > limit) & (limit > 0), present)
+
+
+def _rounded_off(scales: Tensor, scale: str | None) -> Tensor:
+    """How much rounding to nearest can have taken from scales: half of the last place; nothing for powers of
+    two, which are rounded down by rule, and for FP32.
+    """
+    fmt = ELEMENT_FORMATS.get(scale or "")
+    if fmt is None:
+        return torch.zeros_like(scales)
+    exponent = torch.frexp(scales).exponent - 1
+    step = torch.exp2(exponent.clamp(min=fmt.min_exponent).float() - fmt.mantissa_bits)
+    return step / 2
 
 
 def _transformed(exact: Tensor, spec: OperandSpec, key: Tensor) -> Tensor:
