@@ -37,6 +37,7 @@ from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.profile import StepProfile
 from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.join import joined
+from fourbits.train.ranks.launcher import place
 from fourbits.train.run import run as train
 from fourbits.train.run_folder import read_json
 from fourbits.train.stop import exit_code
@@ -189,6 +190,10 @@ def _folder(config: str, out: str | None, is_new: bool) -> Path:
         return Path("runs") / f"{path.parent.absolute().name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if path.name == "config.yaml" and (path.parent / "manifest.json").is_file():
         return path.parent
+    if (where := place()) is not None and where.may_restart:
+        raise ValueError(
+            "--out must be given with torchrun --max-restarts, so that a restart continues the run."
+        )
     return Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

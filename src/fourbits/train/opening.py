@@ -13,7 +13,7 @@ from fourbits.train.fork import Fork
 from fourbits.train.imported import Imported, is_imported
 from fourbits.train.listener import RunListener
 from fourbits.train.ranks.alone import Ranks
-from fourbits.train.run_folder import RunFolder
+from fourbits.train.run_folder import RunFolder, read_json
 from fourbits.train.summary import Summary
 
 # Keys of a validation record that a source of the same name would overwrite.
@@ -69,7 +69,7 @@ def open_run(
     own: list[Opened] = []
 
     def look() -> dict[str, Any]:
-        own.append(_opened(config, folder, cache, listener, start_from, is_new))
+        own.append(_opened(config, folder, cache, listener, start_from, is_new, ranks.restarts))
         return {} if ranks.alone else own[0].shared()
 
     shared = ranks.agreed(look)
@@ -84,6 +84,7 @@ def _opened(
     listener: RunListener,
     start_from: Path | str | None,
     is_new: bool,
+    restarts: int,
 ) -> Opened:
     """Prepare the text, and look at what the folder holds. Raises ValueError if they do not fit."""
     try:
@@ -107,6 +108,9 @@ def _opened(
     if fork is None:
         config, message = folder.continued(config)
     finished = None if fork else folder.finished_summary(config.train.num_steps)
+    if restarts and folder.summary.is_file():
+        summary = read_json(folder.summary)  # a restart is for failures: a request to end stays one
+        finished = finished or (summary if summary.get("ended") == "interrupted" else None)
     return Opened(data, config, fork, message, finished)
 
 

@@ -68,7 +68,8 @@ def run(
             if found.message:
                 listener.note(found.message)
             if found.finished:
-                shown.note(f"{folder.path} is finished ({found.finished['steps']} steps); nothing to do")
+                ended, steps = found.finished["ended"], found.finished["steps"]
+                shown.note(f"{folder.path} is {ended} ({steps} steps); nothing to do")
                 shown.end(found.finished)
                 return found.finished
             if ranks.is_first:

@@ -46,6 +46,8 @@ class Ranks:
     #: for set_step and recipe_state; None: every value is this process's own
     reduce: Reduce | None = None
 
+    #: how often a launcher has started the ranks again, after one failed
+    restarts = 0
     #: SHA-256 of the initial weights, where `share` has drawn them
     initial_weights: str | None = None
 
@@ -124,6 +126,9 @@ class Ranks:
     def first_of(self, found: int | None) -> int | None:
         """The value of the first rank that has one."""
         return found
+
+    def progress(self) -> None:
+        """This process has done something that others were waiting for."""
 
     def leave(self) -> None:
         """Wait for the others at the end of a run."""
