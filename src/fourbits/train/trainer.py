@@ -157,8 +157,7 @@ class Trainer:
         compile_model(self.model, config.train.compile)
         self.masters = self.ranks.share(self.model, train.seed)
         self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed, self.ranks.norms)
-        self._stage = stage_of(self.model)
-        self._by_kernel = False
+        self._stage, self._by_kernel = stage_of(self.model), False
         self._prepare_capture()
         # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
         # run.
