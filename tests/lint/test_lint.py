@@ -106,7 +106,7 @@ def prepared(tmp_path_factory):
 
 
 def test_a_source_that_is_read_many_times_is_named(prepared):
-    given: Any = {"data__paths": str(prepared), "train__seq_len": 16}
+    given: Any = {"data__paths": str(prepared), "train__seq_len": 16, "train__micro_batch_size": 64}
     assert rules("tiny", **given) == ["blend"]
     assert rules("tiny", **given, train__steps=1) == []
 
