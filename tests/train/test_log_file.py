@@ -107,11 +107,11 @@ def test_messages_of_loggers_are_logged_and_printed_as_without_a_log(tmp_path, c
     assert texts[1:] == ["fourbits warns", "torch._dynamo.convert_frame warns"]
 
 
-def test_a_log_that_cannot_be_written_is_said_once_and_the_run_goes_on(train, tmp_path):
+def test_a_log_that_cannot_be_written_is_reported_once_and_the_run_continues(train, tmp_path):
     (tmp_path / "log.txt").mkdir()
     said = [note for note in train(tmp_path).notes if "log.txt" in note]
     assert len(said) == 1
-    assert said[0].endswith("The run goes on without its log.")
+    assert said[0].endswith("The run continues without its log.")
     assert (tmp_path / "summary.json").is_file()
 
 

@@ -41,7 +41,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--native",
         action="store_true",
-        help="check the GPU's arithmetic against the reference: FP4 tensor cores, or the emulation",
+        help="check the GPU's arithmetic against the reference: its FP4 tensor cores if it has them, else "
+        "the emulated GEMMs",
     )
     parser.add_argument(
         "--device", metavar="KIND", help="cpu, cuda, rocm, xpu or mps (default: the best one present)"

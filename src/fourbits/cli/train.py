@@ -5,7 +5,7 @@ Every setting is an option: --recipe mxfp4, --optim.lr 3e-3, --train.steps 50, -
 folder; '[A, B]' for several), --recipe.keep_bf16.last_blocks 2, --recipe.wgrad.lhs.rht 32 (sets the transform
 on both operands). To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the
 result is bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the
-learning rates of the steps done do not. To go on with other settings, --from RUN starts a new run.
+learning rates of the steps done do not. To continue with other settings, --from RUN starts a new run.
 """
 
 import json

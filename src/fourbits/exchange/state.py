@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fourbits.exchange.shown import shown
+from fourbits.exchange.shown import not_parameters
 from fourbits.exchange.weights import require_finite, require_fit, require_unwrapped, shapes
 from fourbits.model.config import ModelConfig
 
@@ -29,9 +29,7 @@ def require_state(state: object, config: ModelConfig) -> None:
             )
         require_fit(name, tensor, shape)
     if unknown := [name for name in state if name not in expected]:
-        raise ValueError(
-            f"save_hf: {shown(unknown[0])} and {len(unknown) - 1} more are not parameters of this model."
-        )
+        raise ValueError(f"save_hf: {not_parameters(unknown)}")
 
 
 def rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

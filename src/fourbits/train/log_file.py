@@ -1,6 +1,6 @@
 """log.txt: what a run tells its user, with times, so that it is still known when the terminal is gone.
 
-A resumed run appends. The log never ends a run: where it cannot be written, the run says so once and goes on.
+A resumed run appends. The log never ends a run: where it cannot be written, the run reports it and continues.
 """
 
 import logging
@@ -50,7 +50,7 @@ class LogFile(ProgressPrinter):
             if not self._failed:
                 self._failed = True
                 reason = f"{error.strerror}{full_disk_remedy(error.errno)}"
-                self._notify(f"{self._path}: {reason}. The run goes on without its log.")
+                self._notify(f"{self._path}: {reason}. The run continues without its log.")
 
     def begin(self, start: RunStart) -> None:
         """Log the precision, the device and the length of the run."""
