@@ -21,6 +21,7 @@ from fourbits.data.whole_file import full_disk_remedy
 from fourbits.train.listener import ProgressPrinter, Record, RunStart
 from fourbits.train.metrics import FolderChangedError
 from fourbits.train.non_finite import NonFiniteError
+from fourbits.version import VERSION
 
 # Errors whose text says what happened and what to do; others are logged with their traceback.
 _EXPLAINED = (ValueError, OSError, KeyboardInterrupt, NonFiniteError, FolderChangedError)
@@ -69,8 +70,7 @@ class LogFile(ProgressPrinter):
     def session(self) -> Generator[None]:
         """Log the process with its first line, its warnings and log messages, and the error that ends it."""
         self._pending = (
-            f"=== fourbits {version('fourbits')}, torch {version('torch')}, process {os.getpid()} on "
-            f"{platform.node()}\n"
+            f"=== fourbits {VERSION}, torch {version('torch')}, process {os.getpid()} on {platform.node()}\n"
         )
         show = warnings.showwarning
         warnings.showwarning = self._showing(show)
