@@ -121,3 +121,16 @@ def test_every_model_here_is_of_another_family_or_computes_something_else():
     """Else the tests over all of them would try one thing twice."""
     configs = [small_config(**changes) for changes in OURS.values()]
     assert len(set(configs)) == len(configs)
+
+
+@pytest.mark.parametrize("folder", [None, 5, ["a"]])
+def test_what_is_no_path_is_refused_in_one_line(folder):
+    with pytest.raises(ValueError, match=r"^load_hf: folder must be a path \(str or Path\), got .*\.$"):
+        load_hf(folder)
+    with pytest.raises(ValueError, match=r"^save_hf: folder must be a path \(str or Path\), got .*\.$"):
+        save_hf({}, None, folder)
+
+
+def test_a_configuration_that_is_none_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match=r"^save_hf: config must be a ModelConfig, got NoneType"):
+        save_hf({}, None, tmp_path)

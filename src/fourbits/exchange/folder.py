@@ -22,6 +22,7 @@ from fourbits.exchange.files import (
     SHARD,
     WEIGHTS,
     WeightFiles,
+    model_folder,
     read_config,
 )
 from fourbits.exchange.model_card import CARD, may_write_card
@@ -72,7 +73,7 @@ def save_hf(
     outside the vocabulary and for a folder with files of these names that are no model's; and OSError, e.g.
     for a full disk. After an error, the folder is as it was.
     """
-    folder = Path(folder)
+    folder = model_folder("save_hf", folder)
     _require_options(dtype, shard_bytes)
     _require_models_folder(folder)
     outgoing = outgoing_of(state, config, dtype, tokenizer, quantization)
@@ -154,7 +155,7 @@ class OpenedModel:
 
 def open_hf(folder: Path | str, *, clamp_time_steps: bool = True) -> OpenedModel:
     """As `load_hf`, without reading the weights yet; their names, shapes and types are checked."""
-    folder = Path(folder)
+    folder = model_folder("load_hf", folder)
     described = read_config(folder)
     with _naming(folder / CONFIG):
         scheme = scheme_of(described.pop("quantization_config", None) or _hf_quant_config(folder))

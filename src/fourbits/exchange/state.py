@@ -16,6 +16,10 @@ def require_state(state: object, config: ModelConfig) -> None:
         raise ValueError(
             f"save_hf: state must be a state_dict, got {type(state).__name__}. Pass model.state_dict()."
         )
+    if not isinstance(config, ModelConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"save_hf: config must be a ModelConfig, got {type(config).__name__}. Pass model.config."
+        )
     require_unwrapped(state)
     expected = shapes(config)
     for name, shape in expected.items():
