@@ -75,7 +75,10 @@ ENTRIES = {
     "model/ops/ssd/op.py",
 }
 # What others may know of a room: the self-check of a native backend, the random generator, the compiler.
-SHARED = {"gemm.native.self_check", "quant.reference.philox", "quant.cpu.compiled"}
+SHARED = {"gemm.native.self_check", "gemm.native.sums_check", "gemm.native.probes"} | {
+    "quant.reference.philox",
+    "quant.cpu.compiled",
+}
 # Training loops of others, each known to the file of its own.
 LOOPS = {"accelerate", "lightning", "pytorch_lightning", "torchtitan"}
 # Heavy packages that only some users need: imported late, with an error that names the extra.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.recipe.recipe import KeepBF16 as KeepBF16
     from fourbits.recipe.recipe import LayerRule as LayerRule
     from fourbits.recipe.recipe import Recipe as Recipe
+    from fourbits.recipe.schedule import PrecisionPhase as PrecisionPhase
     from fourbits.train.export import export_trained as export_trained
     from fourbits.train.load_run import load_trained as load_trained
     from fourbits.train.sinks import register_sink as register_sink
@@ -60,6 +61,7 @@ _HOME = {
     "Recipe": "fourbits.recipe.recipe",
     "KeepBF16": "fourbits.recipe.recipe",
     "LayerRule": "fourbits.recipe.recipe",
+    "PrecisionPhase": "fourbits.recipe.schedule",
     "get_recipe": "fourbits.recipe.presets",
     "list_recipes": "fourbits.recipe.presets",
     "convert": "fourbits.linear.convert",

@@ -289,7 +289,7 @@ def _cut(run: Path) -> None:
 
 def _newer(run: Path) -> None:
     path = next(run.glob("checkpoints/*/state.json"))
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
 
 
 def _other_tokenizer(run: Path) -> None:
@@ -304,7 +304,7 @@ def _other_tokenizer(run: Path) -> None:
     ("damage", "message"),
     [
         (_cut, r"model.safetensors: truncated or replaced"),
-        (_newer, r"state.json: version must be 1, got 2"),
+        (_newer, r"state.json: version must be 1 or 2, got 3"),
         (_other_tokenizer, r"tokenizer.json: is not the tokenizer that the run was trained with"),
     ],
 )

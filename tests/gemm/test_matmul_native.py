@@ -52,8 +52,11 @@ def test_other_formats_are_refused_by_name():
 
 def test_the_self_check_passes_where_the_arithmetic_is_right():
     findings = matmul_check.check_native(torch.device("cpu"))
-    assert len(findings) == 7
+    assert len(findings) == 8
     assert all(finding.passed for finding in findings), findings
+    assert findings[-1].detail.endswith(
+        "16384 of 16384 random sums with the bits of exact"
+    )  # as the model sums
 
 
 def failed(findings):
@@ -95,10 +98,11 @@ def test_an_error_of_a_gpu_or_a_library_is_a_finding(monkeypatch):
         raise ValueError
 
     monkeypatch.setattr(matmul_check, "_SHAPE", (16, 16, 16))
-    fprop, *_, rounding = matmul_check.check_native(torch.device("cpu"), unsupported)
+    fprop, *_, rounding, sums = matmul_check.check_native(torch.device("cpu"), unsupported)
     error = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`"
     assert fprop == ("fprop", False, error)
     assert rounding.passed
+    assert not sums.passed
     monkeypatch.setattr(matmul_check, "quantized_on", no_image)
     wrong = matmul_check.why_not_trusted.__wrapped__(torch.device("cpu"))
     assert wrong == "; ".join(f"{what} (ValueError: no message)" for what in (*GEMMS, "stochastic rounding"))

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import fourbits as fb
-from fourbits.formats.codes import decode, encode
+from fourbits.formats.codes import decode
 from fourbits.formats.descriptors import E2M1
+from fourbits.gemm.native.probes import PROBES, WIDTH_PROBE, Probe, operands
 from fourbits.gemm.reference.tensor_core import TENSOR_CORES, TensorCore, tensor_core_dot
 from fourbits.gemm.reference.tensor_core_sums import Rows, chained_sum
 from support.recorded import VECTORS
@@ -32,74 +33,21 @@ def _padded(x: Tensor, length: int) -> Tensor:
     return torch.cat((x, x.new_zeros((x.shape[0], length - x.shape[1]))), 1)
 
 
-class Probe:
-    """A row and a column for an FP4 chain: products by position, and scales by block of 16."""
-
-    def __init__(
-        self, products: dict[int, tuple[float, float]], scales: dict[int, tuple[float, float]] | None = None
-    ):
-        self.values = [torch.zeros(1, 384) for _ in range(2)]
-        self.scales = [torch.ones(1, 24) for _ in range(2)]
-        for place, pair in products.items():
-            for x, value in zip(self.values, pair, strict=True):
-                x[0, place] = value
-        for block, pair in (scales or {}).items():
-            for x, value in zip(self.scales, pair, strict=True):
-                x[0, block] = value
-
-    def sum(self, core: str) -> float:
-        rows = [
-            Rows(encode(x, E2M1), s.to(torch.float8_e4m3fn))
-            for x, s in zip(self.values, self.scales, strict=True)
-        ]
-        return float(chained_sum(rows[0], rows[1], TENSOR_CORES[core]))
+def sum_of(probe: Probe, core: str) -> float:
+    """The probe as a chain of instructions."""
+    rows = [Rows(q.element_codes(), q.block_scale) for q in operands(probe, torch.device("cpu"))]
+    return float(chained_sum(rows[0], rows[1], TENSOR_CORES[core])[0, 0])
 
 
-def big(rest: dict[int, tuple[float, float]], sign: float = 1.0) -> Probe:
-    """2^24 from the first block, then further products."""
-    products = dict.fromkeys(range(16), (4.0 * sign, 4.0))
-    return Probe(products | {k: (a * sign, b) for k, (a, b) in rest.items()}, {0: (256, 256)})
-
-
-def three(scales: tuple[tuple[float, float], ...], places: tuple[int, int, int] = (0, 16, 32)) -> Probe:
-    """A large product, a small one, and the large one's negative."""
-    products = dict(zip(places, ((6.0, 6.0), (0.5, 0.5), (-6.0, 6.0)), strict=True))
-    return Probe(products, {place // 16: scale for place, scale in zip(places, scales, strict=True)})
-
-
-SMALL, LARGE = (2.0**-9, 2.0**-9), (448.0, 448.0)
-PROBES = {
-    "toward zero, not to nearest": (big({64: (1.5, 1)}), 16777216),
-    "toward zero, not down": (big({64: (1.5, 1)}, -1.0), -16777216),
-    "a difference is exact": (big({64: (-0.5, 0.5)}), 16777215),
-    "64 products are one sum": (big({64: (1, 1), 80: (1, 1)}), 16777218),
-    "128 products are two sums": (big({128: (1, 1), 192: (1, 1)}), 16777216),
-    "products of one sum cancel exactly": (three((LARGE, (2.0**-6, 2.0**-6), LARGE)), 2.0**-14),
-    "those of different sums do not": (three((LARGE, (2.0**-6, 2.0**-6), LARGE), (0, 64, 128)), 0),
-    "36 bits below the largest are truncated": (three(((256, 256), SMALL, (256, 256))), 0),
-    "35 bits are kept": (three(((128, 256), SMALL, (128, 256))), 2.0**-20),
-    "a block that cancels keeps its exponent": (
-        Probe({0: (0.5, 0.5), 64: (6, 6), 65: (-6, 6)}, {0: SMALL, 4: LARGE}),
-        0,
-    ),
-    "which truncates what is 12 bits finer": (
-        Probe({0: (1, 0.5), 64: (6, 6), 65: (-6, 6)}, {0: SMALL, 4: LARGE}),
-        2.0**-19,
-    ),
-    "a block of zero products has none": (Probe({0: (0.5, 0.5), 64: (6, 0)}, {0: SMALL, 4: LARGE}), 2.0**-20),
-}
-
-
-@pytest.mark.parametrize("name", PROBES)
-def test_an_fp4_sum(name):
-    probe, expected = PROBES[name]
-    assert probe.sum("sm_100-fp4") == expected
+@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+def test_an_fp4_sum(probe):
+    assert sum_of(probe, "sm_100-fp4") == probe.expected
 
 
 def test_the_width_of_a_step_shows():
     """Products 100 and 140 are in one step of 96 (96..191), and in different ones of 64."""
-    probe = big({100: (1, 1), 140: (1, 1)})
-    assert (probe.sum("sm_100-fp4"), probe.sum("sm_103-fp4")) == (16777216, 16777218)
+    (probe,) = [probe for probe in PROBES if probe.name == WIDTH_PROBE]
+    assert (sum_of(probe, "sm_100-fp4"), sum_of(probe, "sm_103-fp4")) == (16777216, 16777218)
 
 
 def test_a_nan_scale_poisons_even_codes_of_zero():

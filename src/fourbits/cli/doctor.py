@@ -5,12 +5,14 @@ import platform
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 from rich.text import Text
 
+from fourbits.cli import native_report
 from fourbits.compare.terminal import print_table
 from fourbits.device import (
     Device,
@@ -45,12 +47,30 @@ def add_arguments(parser: ArgumentParser) -> None:
         "the emulated GEMMs",
     )
     parser.add_argument(
+        "--report",
+        metavar="FILE.json",
+        type=Path,
+        help="with --native: write bytes, sums, statistics and speed to a file, and a page beside it, in "
+        "about a minute; nothing is sent anywhere",
+    )
+    parser.add_argument(
+        "--verify", metavar="FILE.json", type=Path, help="recompute such a file here, without its GPU"
+    )
+    parser.add_argument(
         "--device", metavar="KIND", help="cpu, cuda, rocm, xpu or mps (default: the best one present)"
     )
 
 
 def run(args: Namespace) -> int:
-    """Print the findings. 1 if --native was given and the FP4 tensor cores did not pass."""
+    """Print the findings. 1 if --native was given and the FP4 tensor cores did not pass, or a report has
+    other bytes than were recomputed.
+    """
+    if args.verify is not None:
+        return native_report.check(args.verify)
+    if args.report is not None:
+        if not args.native:
+            raise ValueError("doctor --report: is about the check of --native. Add --native.")
+        return native_report.write(args.report, probe(args.device))
     findings = examine(args.device)
     if args.native:
         findings["native_check"] = check_gpu(probe(args.device))

@@ -19,6 +19,7 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import credited, get_recipe, list_recipes
 from fourbits.recipe.recipe import GemmTable, KeepBF16, Recipe
+from fourbits.recipe.schedules import SCHEDULES
 from fourbits.settings import dump_yaml, override, to_dict
 
 EXAMPLE = "fourbits recipes show nvfp4"
@@ -119,6 +120,7 @@ def _list(as_json: bool) -> None:
     for recipe in recipes:
         table.add_row(recipe.name, Text(": ".join(filter(None, (recipe.source, recipe.taken)))))
     print_table(table)
+    print(f"schedules, as in nvfp4+late-forward: {', '.join(SCHEDULES)} (docs/precision.md)")
 
 
 def _show(recipe: Recipe) -> None:
@@ -137,6 +139,9 @@ def _show(recipe: Recipe) -> None:
     console.print(Text(f"kept in BF16: {kept_text(recipe.keep_bf16)}"), soft_wrap=True)
     if groups := recipe.shared_weight_amax:
         text = f"one amax for W of: {'; '.join(', '.join(group) for group in groups)}"
+        console.print(Text(text), soft_wrap=True)
+    for phase in recipe.schedule:
+        text = f"phase {phase.name}, from {phase.start} to {phase.end}: {phase.describe()}"
         console.print(Text(text), soft_wrap=True)
     for label, text in (("source", recipe.source), ("follows", recipe.taken), ("differs", recipe.deviates)):
         if text:

@@ -3,9 +3,12 @@
 CONFIG is a shipped preset (tiny, 30m, hybrid-12b ...), a YAML file, or RUN/config.yaml of an earlier run.
 Every setting is an option: --recipe mxfp4, --optim.lr 3e-3, --train.steps 50, --data.paths TEXT (a file or
 folder; '[A, B]' for several), --recipe.keep_bf16.last_blocks 2, --recipe.wgrad.lhs.rht 32 (sets the transform
-on both operands). To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the
-result is bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the
-learning rates of the steps done do not. To continue with other settings, --from RUN starts a new run.
+on both operands). --recipe nvfp4+late-forward switches the forward pass to BF16 when the learning rate begins
+to decay; docs/precision.md has more precision schedules, and how to write your own (recipe.schedule).
+
+To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the result is
+bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the learning
+rates of the steps done do not. To continue with other settings, --from RUN starts a new run.
 """
 
 import json

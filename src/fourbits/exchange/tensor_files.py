@@ -38,13 +38,15 @@ class TensorFile(Mapping[str, Tensor]):
     """The tensors of a file by name, each read on access and freed with the last reference to it.
 
     described: the same names with tensors on the meta device, from the header alone; a type that torch lacks
-    is described as uint8. Raises ValueError naming the file if it is damaged.
+    is described as uint8. metadata: the header's, text by name. Raises ValueError naming the file if it is
+    damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         opened = self._opened()
         self.described = {name: _described(opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118
+        self.metadata: dict[str, str] = opened.metadata() or {}
 
     def _opened(self) -> Any:
         try:

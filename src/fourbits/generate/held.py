@@ -54,7 +54,7 @@ def recipe_layers(model: nn.Module) -> list[HeldLayer]:
     """
     found: list[HeldLayer] = []
     for name, layer in model.named_modules():
-        if not isinstance(layer, QuantizedLinear) or not layer.quantization.quantize_eval:
+        if not isinstance(layer, QuantizedLinear) or layer.quantization.runs_original(training=False):
             continue
         text, amax = weight_in_use(layer.quantization)
         table = table_from_text(text)

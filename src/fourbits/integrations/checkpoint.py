@@ -15,13 +15,15 @@ from torch import nn
 from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
 from fourbits.linear.conversion import conversions_of, layers_digest
+from fourbits.linear.step import enter_phase, last_step
 
 
 def run_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Any]:
     """The state to save beside weights, optimizer and step; in JSON's types.
 
     recipe: names, hashes and seeds of the recipes, for people. layers: hash of what is quantized, and how.
-    tracked: the recipe state in base64, if there is one. reduce: as for `recipe_state`; then all ranks must
+    tracked: the recipe state in base64, if there is one. step: the last step, which names the phase of a
+    schedule. reduce: as for `recipe_state`; then all ranks must
     call this.
     """
     used = [f"{each.recipe.name} ({each.recipe.digest}), seed {each.seed}" for each in conversions_of(model)]
@@ -30,6 +32,7 @@ def run_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Any]:
         "recipe": "; ".join(used) or "none",
         "layers": layers_digest(model),
         "tracked": base64.b64encode(save(tracked)).decode() if tracked else "",
+        "step": last_step(model),
     }
 
 
@@ -56,8 +59,10 @@ def restore_run_state(
             "checkpoint, or pass strict=False to change them here.",
             strict,
         )
-    elif saved["tracked"]:
-        load_recipe_state(model, load(base64.b64decode(saved["tracked"])))
+    else:
+        enter_phase(model, saved.get("step", 0))
+        if saved["tracked"]:
+            load_recipe_state(model, load(base64.b64decode(saved["tracked"])))
 
 
 def _report(problem: str, is_error: bool) -> None:

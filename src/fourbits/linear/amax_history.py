@@ -65,7 +65,14 @@ class RecipeState:
         self.tables, self.effective = tuple(tables), tuple(effective)
 
     def take(
-        self, other: "RecipeState", other_slot: int, slot: int, role: int, amax: bool, layout: bool
+        self,
+        other: "RecipeState",
+        other_slot: int,
+        slot: int,
+        role: int,
+        other_role: int,
+        amax: bool,
+        layout: bool,
     ) -> None:
         """Copy what another state has tracked of an operand: its newest amaxes, its layout.
 
@@ -73,15 +80,15 @@ class RecipeState:
         """
         if amax:
             kept = min(int(self.policy[slot, role, LENGTH]), other.amaxes.shape[-1] - HISTORY)
-            self.amaxes[slot, role, PENDING] = other.amaxes[other_slot, role, PENDING]
+            self.amaxes[slot, role, PENDING] = other.amaxes[other_slot, other_role, PENDING]
             history = slice(HISTORY, HISTORY + kept)
-            self.amaxes[slot, role, history] = other.amaxes[other_slot, role, history]
+            self.amaxes[slot, role, history] = other.amaxes[other_slot, other_role, history]
             for field in (ALL_SATURATED, ALL_BLOCKS, SATURATED, BLOCKS):
-                self.counters[slot, role, field] = other.counters[other_slot, role, field]
-            self.counters[slot, role, COUNT] = other.counters[other_slot, role, COUNT].clamp_max(kept)
+                self.counters[slot, role, field] = other.counters[other_slot, other_role, field]
+            self.counters[slot, role, COUNT] = other.counters[other_slot, other_role, COUNT].clamp_max(kept)
         if layout:
             for field in (LAYOUT, LAYOUT_ALL, LAYOUT_OTHER):
-                self.counters[slot, role, field] = other.counters[other_slot, role, field]
+                self.counters[slot, role, field] = other.counters[other_slot, other_role, field]
 
     def to(self, device: torch.device) -> "RecipeState":
         """Itself, with its tensors moved to the layers' device."""

@@ -53,7 +53,7 @@ class AuditReport:
 class _Watched:
     """A conversion whose first training step is still to come."""
 
-    def __init__(self, layers: list[tuple[str, Any]]) -> None:
+    def __init__(self, layers: Sequence[tuple[str, Any]]) -> None:
         self.layers = [(name, weakref.ref(module)) for name, module in layers]
         self.steps = 0
 
@@ -78,7 +78,11 @@ def audit(model: nn.Module) -> AuditReport:
 
 def watch(modules: Sequence[tuple[str, nn.Module]]) -> None:
     """Have the first training step after a conversion audited."""
-    layers = list(converted_layers(modules))
+    watch_layers(list(converted_layers(modules)), modules)
+
+
+def watch_layers(layers: Sequence[tuple[str, Any]], modules: Sequence[tuple[str, nn.Module]] = ()) -> None:
+    """Have the next training step audited for these layers. modules: whose earlier audits are dropped."""
     converted = {id(module) for _, module in modules} | {id(layer) for _, layer in layers}
     for watched in _watched:
         watched.layers = [(name, ref) for name, ref in watched.layers if id(ref()) not in converted]
@@ -137,6 +141,8 @@ def _was_called(module: Any) -> bool:
     """Whether a layer ran, eagerly or in a traced graph; one expert's call counts for its group."""
     state = converted_state(module)
     assert state is not None
+    if state.plain:  # in this phase nothing of it is claimed
+        return True
     return bool(state.plans) or state.called or not calls_seen.isdisjoint(_operator_keys(module))
 
 

@@ -101,7 +101,12 @@ def _collected(model: nn.Module, parts: Callable[[RecipeState], tuple[Tensor, Te
 
 def new_recipe_states(model: nn.Module) -> None:
     """Give the layers whose tables depend on past steps a new, empty recipe state."""
-    found = [(name, state, table_from_text(state.table)) for name, state in _states(model)]
+    new_recipe_states_of(list(_states(model)))
+
+
+def new_recipe_states_of(states: Sequence[tuple[str, LayerState]]) -> None:
+    """As `new_recipe_states`, for the states of a model's layers by name."""
+    found = [(name, state, table_from_text(state.table)) for name, state in states]
     found = [(name, state, table) for name, state, table in found if depends_on_the_past(table)]
     if found:
         tracked = RecipeState([table for *_, table in found], _sharing(found))

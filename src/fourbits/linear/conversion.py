@@ -9,6 +9,7 @@ from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.linear.roles import plain_name
 from fourbits.linear.selection import Selection
 from fourbits.recipe.recipe import Recipe, table_digest
+from fourbits.settings import to_dict
 
 
 class Conversion(NamedTuple):
@@ -40,10 +41,19 @@ def conversion_of(model: nn.Module, caller: str) -> Conversion:
 def layers_digest(model: nn.Module) -> str:
     """Hash of the names, seeds and tables of a model's quantized layers, by which a resumed run knows them.
 
-    It ignores what wrappers add to a name, and settings that do not affect results bitwise.
+    It ignores what wrappers add to a name, and settings that do not affect results bitwise. It does not
+    depend on which phase of a schedule is in force.
     """
-    rows = [f"{plain_name(name)} {state.seed} {table_digest(state.table)}" for name, state in _states(model)]
+    rows = [f"{plain_name(name)} {state.seed} {_digest(state)}" for name, state in _states(model)]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
+
+
+def _digest(state: LayerState) -> str:
+    table = table_digest(state.base_table.to_text())
+    if state.phases is None:
+        return table
+    phases = [{**to_dict(phase), "name": "", "layers": ""} for phase, _ in state.phases.phases.values()]
+    return f"{table} {phases}"
 
 
 def _states(model: nn.Module) -> list[tuple[str, LayerState]]:

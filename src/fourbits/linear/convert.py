@@ -5,7 +5,7 @@ changes. The same holds for groups of linear layers in one parameter, such as ex
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -18,17 +18,21 @@ from fourbits.linear.arguments import model_parts, patterns_of, require_choice, 
 from fourbits.linear.audit import watch
 from fourbits.linear.checkpoint_state import new_recipe_states
 from fourbits.linear.findings import notes_of, require_recipe_matches, require_stacks, warn_of_gaps
+from fourbits.linear.layer_phases import LayerPhases, phase_notes, phases_of, require_phases_act
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.native_gemms import emulated_gemms, made_native
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.placement import Decider
+from fourbits.linear.precision import enter_stage
 from fourbits.linear.selection import Filter, Selection, require_matches
 from fourbits.linear.stacked.fused import why_loop
+from fourbits.linear.stacked.layer import converted_layers
 from fourbits.linear.stacks import Stack, find_stacks, named_stacks
 from fourbits.linear.summary import ConversionSummary, LinearReport, StackReport, precision_of
 from fourbits.linear.weights import Weight, multiplied_weights, named_modules
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import GemmTable, Recipe
+from fourbits.recipe.schedule import check_steps
 
 Backend = Literal["emulated", "native"]
 Patterns = str | Iterable[str]
@@ -57,7 +61,8 @@ def convert(
     include names exactly is quantized even if it is a head or in a block that stays in BF16. filter_fn:
     (module, name) -> whether it may be quantized. min_size: fewest weights of a quantized layer. stacks:
     names of the containers of blocks, in place of those found. keep_first, keep_last: how many blocks of each
-    stack stay in BF16, or their share such as "8/62", in place of the recipe's.
+    stack stay in BF16, or their share such as "8/62", in place of the recipe's. A recipe with a schedule in
+    shares or learning-rate phases needs `recipe.for_run(steps, ...)`; set_step then moves through the phases.
 
     seed: the seed of all random bits, in [0, 2**32). backend: the GEMM backend; "native" uses Blackwell FP4
     tensor cores for the GEMMs they support, after a self-check. Returns the precision of each layer, with the
@@ -82,9 +87,17 @@ def convert(
 
 
 def converted(
-    parts: Sequence[nn.Module], recipe: Recipe, selection: Selection, seed: int, backend: Backend
+    parts: Sequence[nn.Module],
+    recipe: Recipe,
+    selection: Selection,
+    seed: int,
+    backend: Backend,
+    step: int = 0,
 ) -> ConversionSummary:
-    """Convert the parts of a model by a caller's choice; as `convert`, which checks its arguments."""
+    """Convert the parts of a model by a caller's choice; as `convert`, which checks its arguments.
+
+    step: the step whose phase of the recipe's schedule the layers begin in.
+    """
     chosen = with_kept_blocks(recipe, selection.keep_first, selection.keep_last)
     if backend == "native":
         require_native()
@@ -93,11 +106,16 @@ def converted(
     layers = [weight for weight in weights if weight.kind != "other"]
     names = [layer.name for layer in layers]
     require_recipe_matches(chosen, names)
+    check_steps(chosen.schedule)
     found = find_stacks(parts) if selection.stacks is None else named_stacks(modules, selection.stacks)
     require_stacks(selection, found)
     for layer in layers:
         restore(layer.name, layer.module)
-    rows = _rows(weights, Decider(modules, found, chosen, selection), seed, backend)
+    decider = Decider(modules, found, chosen, selection)
+    decisions = _decided(weights, decider, backend)
+    rows = _rows(decisions, decider, seed)
+    if chosen.schedule:
+        enter_stage(list(converted_layers(modules)), step)
     for part in parts:
         new_recipe_states(part)
     parameters = {id(p): p.numel() for _, module in modules for p in module.parameters(recurse=False)}
@@ -107,7 +125,7 @@ def converted(
         tuple(rows),
         sum(parameters.values()),
         tuple(_report_of(stack, chosen) for stack in found),
-        notes_of(chosen, names, found),
+        (*notes_of(chosen, names, found), *phase_notes(chosen, [each.phases for each in decisions])),
     )
     warn_of_gaps(summary, chosen, modules, found, selection.include)
     watch(modules)
@@ -124,23 +142,47 @@ def require_native(device: Device | None = None) -> None:
         raise ValueError(f"backend native: {reason}. Use emulated, which quantizes to the same bits.")
 
 
-def _rows(weights: Sequence[Weight], decider: Decider, seed: int, backend: Backend) -> list[LinearReport]:
-    """Give every layer its table, or leave it as it is: a row for each weight."""
-    rows: list[LinearReport] = []
-    lasting = decider.selection.lasting(weight for weight in weights if weight.kind != "other")
-    read = sum(weight.shape[0] * weight.shape[1] for weight in weights)
-    layers = sum(weight.layers for weight in weights)
-    numbering = Numbering(seed, layers, read, decider.recipe, lasting)
-    number = 0
+class _Decision(NamedTuple):
+    """What a weight of the model becomes. table: None to leave it as it is."""
+
+    weight: Weight
+    table: GemmTable | None
+    reason: str
+    phases: LayerPhases | None
+
+
+def _decided(weights: Sequence[Weight], decider: Decider, backend: Backend) -> list[_Decision]:
+    """A decision for each weight. Raises ValueError for a schedule that does not fit the layers."""
+    recipe, decisions = decider.recipe, list[_Decision]()
     for weight in weights:
         table, reason = (None, weight.why) if weight.kind == "other" else decider.decide(weight)
+        phases = None
         if table is not None:
             if backend == "native":
                 table, reason = _on_tensor_cores(table, reason)
             if weight.holds_several and (why := why_loop(table.to_text(), weight.weight)):
                 reason = f"{reason}; loop of {weight.layers} linear layers, because {why}"
+            phases = phases_of(recipe, weight.name, table, backend == "native", weight.holds_several)
+        decisions.append(_Decision(weight, table, reason, phases))
+    quantized = {each.weight.name: each.phases for each in decisions if each.table is not None}
+    require_phases_act(recipe, quantized)
+    return decisions
+
+
+def _rows(decisions: Sequence[_Decision], decider: Decider, seed: int) -> list[LinearReport]:
+    """Give every layer its table, or leave it as it is: a row for each weight."""
+    rows: list[LinearReport] = []
+    weights = [each.weight for each in decisions]
+    lasting = decider.selection.lasting(weight for weight in weights if weight.kind != "other")
+    read = sum(weight.shape[0] * weight.shape[1] for weight in weights)
+    layers = sum(weight.layers for weight in weights)
+    numbering = Numbering(seed, layers, read, decider.recipe, lasting)
+    number = 0
+    for weight, table, reason, phases in decisions:
+        if table is not None:
             quantize_eval, original = decider.recipe.quantize_eval, type(weight.module)
             state = LayerState(original, table, number, seed, quantize_eval, numbering)
+            state.phases = phases
             if weight.kind == "stacked":
                 adopt_stacked(weight.module, weight.parameter, weight.transposed, state)
             else:

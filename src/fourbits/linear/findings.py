@@ -27,6 +27,7 @@ def require_recipe_matches(recipe: Recipe, names: Sequence[str]) -> None:
     """Raises ValueError for a pattern of a user's recipe that no layer matches."""
     options = [("keep_bf16.names", recipe.keep_bf16.names)]
     options += [("layers.names", rule.names) for rule in recipe.layers]
+    options += [("schedule.layers", phase.layers) for phase in recipe.schedule if phase.layers != ("*",)]
     for option, patterns in options if quantizes(recipe) else ():
         for pattern in patterns:
             if pattern not in _SHIPPED and not any(matches(name, (pattern,)) for name in names):

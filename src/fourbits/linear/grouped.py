@@ -30,7 +30,7 @@ class QuantizedGroup(nn.Module):
     def forward(self, input: Tensor, counts: Sequence[int]) -> Tensor:
         """input: [M, in_features], the rows of expert 0 first; counts: rows of each -> [M, out_features]."""
         state = self.quantization
-        if not (self.training or state.quantize_eval):
+        if state.runs_original(self.training):
             original: Any = state.original
             return original.forward(self, input, counts)
         if len(counts) != len(self.weight) or sum(counts) != len(input):

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import IN_USE, OPERANDS
+from fourbits.linear.blend import Blend
+from fourbits.linear.layer_phases import LayerPhases
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.operand_cache import KeptWeight
 from fourbits.linear.plan import LinearPlan
@@ -15,7 +17,7 @@ from fourbits.linear.sr_counter import SrCounter, moved_on, new_counter, of_shar
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OPERAND_ROLES, draws
 from fourbits.quant.tensor import QuantizedTensor
-from fourbits.recipe.recipe import GemmTable
+from fourbits.recipe.recipe import GemmTable, table_from_text
 
 PlanKey = tuple[Any, ...]
 #: the layer's weight, or what is left of it -> its quantized operand
@@ -142,6 +144,12 @@ class LayerState:
         #: where the weight arrives quantized, what returns it: see weight_source.py
         self.weight_source: WeightSource | None = None
         self.weight_spec: OperandSpec | None = None
+        #: the phases of the recipe's schedule that concern this layer; None without any
+        self.phases: LayerPhases | None = None
+        #: whether the current phase quantizes nothing, so that the original layer runs
+        self.plain = False
+        #: the precision that a blending phase mixes in
+        self.blend: Blend | None = None
         self.shard: FeatureShard | None = None
         self._generation = -1
         #: by layer number; a group of linear layers has several
@@ -151,6 +159,15 @@ class LayerState:
     def counts_itself(self) -> bool:
         """Whether the layer advances its own counter."""
         return self.counter is None
+
+    def runs_original(self, training: bool) -> bool:
+        """Whether a call runs the original layer: in a phase in BF16, or in an unquantized evaluation."""
+        return self.plain or not (training or self.quantize_eval)
+
+    @property
+    def base_table(self) -> GemmTable:
+        """The layer's table outside of all phases."""
+        return table_from_text(self.table) if self.phases is None else self.phases.base
 
     def config(self, training: bool, observes: bool) -> CallConfig:
         """The configuration of a call. Raises ValueError for adaptive layouts without set_step."""
@@ -209,6 +226,16 @@ class LayerState:
             return counter
         first = self._calls.setdefault(config.layer, Calls()).offset(ends, config.observes)
         return counter if isinstance(first, int) else moved_on(counter, first.value())
+
+    def enter(self, table: GemmTable, plain: bool) -> None:
+        """Begin a phase with this table: what depends on the old one is dropped, tracked amaxes included."""
+        self.called = self.called or bool(self.plans)
+        self.table, self.plain = table.to_text(), plain
+        self.draws = any(draws(table.operand(role)) for role in OPERAND_ROLES)
+        self.plans.clear()
+        self.weight = KeptWeight()
+        self.recipe_state, self.slot = None, 0
+        self.forget_calls()
 
     def shard_as(self, shard: FeatureShard, table: GemmTable) -> None:
         """Make the layer a shard, whose table names the reduction of its amaxes."""

@@ -160,7 +160,7 @@ class QuantizedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """input: [..., in_features] float -> [..., out_features] in nn.Linear's output dtype."""
         state = self.quantization
-        if not (self.training or state.quantize_eval):
+        if state.runs_original(self.training):
             return state.original.forward(self, input)
         if not runs_eagerly(input):
             return traced_call(self, input, self.weight)
@@ -171,7 +171,8 @@ class QuantizedLinear(nn.Linear):
             )
         config = state.config(self.training, self.training and torch.is_grad_enabled())
         y = eager_matmul(state, config, input, self.weight, self.bias)
-        return y.view(*input.shape[:-1], self.out_features)
+        y = y.view(*input.shape[:-1], self.out_features)
+        return y if state.blend is None else blended(self, y, input, self.weight, config)
 
     def extra_repr(self) -> str:
         """As nn.Linear, plus the layer's number."""
@@ -187,7 +188,25 @@ def traced_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     """
     state = layer.quantization
     config = state.config(layer.training, layer.training)
-    return traced_matmul(state, config, input, weight, layer.bias)
+    y = traced_matmul(state, config, input, weight, layer.bias)
+    return y if state.blend is None else blended(layer, y, input, weight, config)
+
+
+def blended(layer: Any, y: Tensor, input: Tensor, weight: Tensor, config: CallConfig) -> Tensor:
+    """The weighted mean of a layer's output and its output in the other precision of a blending phase.
+
+    Both draw the same random bits: the second call neither counts as one nor records anything.
+    """
+    state: LayerState = layer.quantization
+    blend = state.blend
+    assert blend is not None
+    if blend.table is None:
+        return blend.mixed(y, state.original.forward(layer, input))
+    config = config._replace(table=blend.table, training=False, observes=False)
+    if not runs_eagerly(input):
+        return blend.mixed(y, traced_matmul(state, config, input, weight, layer.bias))
+    other = eager_matmul(state, config, input, weight, layer.bias)
+    return blend.mixed(y, other.view(y.shape))
 
 
 def traced_matmul(

@@ -7,14 +7,18 @@ first `set_step` moves the numbers of the later ones past those of the earlier o
 from collections.abc import Iterable
 from typing import Protocol
 
+import torch
+
+from fourbits.linear.blend import BlendWeight
 from fourbits.linear.selection import Selection
 from fourbits.recipe.recipe import Recipe
+from fourbits.recipe.schedule import Stage
 
 
 class Numbering:
     """The numbers that one call of `convert` gave: [first, first + layers), for one seed."""
 
-    __slots__ = ("first", "layers", "recipe", "seed", "selection", "weights")
+    __slots__ = ("blends", "first", "layers", "recipe", "seed", "selection", "stage", "weights")
 
     def __init__(self, seed: int, layers: int, weights: int, recipe: Recipe, selection: Selection) -> None:
         self.seed, self.layers, self.first = seed, layers, 0
@@ -24,6 +28,9 @@ class Numbering:
         self.selection = selection
         #: how many weights GEMMs read in what was converted, quantized or not
         self.weights = weights
+        #: which phases of the recipe's schedule are in force, and the weights of those that blend, by device
+        self.stage = Stage()
+        self.blends: dict[torch.device, BlendWeight] = {}
 
     @property
     def end(self) -> int:

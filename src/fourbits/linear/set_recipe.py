@@ -4,22 +4,22 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fourbits.linear.amax_history import RecipeState
-from fourbits.linear.amax_policy import OPERANDS
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.convert import converted
 from fourbits.linear.feature_shard import sharded
+from fourbits.linear.kept_state import keep_tracked
+from fourbits.linear.layer_phases import phases_of
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.native_gemms import made_native
 from fourbits.linear.placement import table_for
 from fourbits.linear.selection import Selection
 from fourbits.linear.stacked.layer import converted_layers
-from fourbits.linear.step import share_counters
+from fourbits.linear.step import last_step, share_counters
 from fourbits.linear.summary import ConversionSummary
 from fourbits.linear.weight_source import check_table, set_weight_source
-from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import GemmTable, Recipe, table_from_text
+from fourbits.recipe.schedule import check_steps
 
 
 def set_recipe(
@@ -39,10 +39,13 @@ def set_recipe(
     chosen = get_recipe(recipe)
     seed, step = _one_seed(before), _one_step(model)
     selection = _one_selection(before)
-    for name, state in before.items():
+    check_steps(chosen.schedule)
+    for name, layer in _layers(model):
         table, _ = table_for(chosen, name)
-        _check(state, made_native(table) if backend == "native" else table)
-    summary = converted([model], chosen, selection, seed, backend)
+        table = made_native(table) if backend == "native" else table
+        _check(before[name], table, bool(chosen.schedule))
+        phases_of(chosen, name, table, backend == "native", layer.weight.dim() > 2)
+    summary = converted([model], chosen, selection, seed, backend, last_step(model))
     for name, module in _layers(model):
         if (old := before.get(name)) is not None:
             _keep(old, module)
@@ -87,12 +90,17 @@ def _one_step(model: nn.Module) -> int | None:
     return steps.pop() if steps else None
 
 
-def _check(state: LayerState, table: GemmTable) -> None:
+def _check(state: LayerState, table: GemmTable, schedule: bool) -> None:
     """Raises ValueError for a table that does not support a layer's shard or weight source."""
     if state.shard is not None:
         sharded(table, table_from_text(state.table).amax_reduction, state.shard)
     if state.weight_source is not None:
         check_table(table)
+        if schedule:
+            raise ValueError(
+                "set_recipe: a layer whose weight arrives quantized cannot follow a schedule. Remove the "
+                "recipe's schedule, or the layer's weight source."
+            )
 
 
 def _keep(old: LayerState, layer: Any) -> None:
@@ -106,21 +114,4 @@ def _keep(old: LayerState, layer: Any) -> None:
         set_weight_source(layer, old.weight_source)
     if old.recipe_state is not None and new.recipe_state is not None:
         new.recipe_state.to(old.recipe_state.amaxes.device)
-        _keep_tracked(old.recipe_state, old.slot, new.recipe_state, new.slot)
-
-
-def _keep_tracked(old: RecipeState, old_slot: int, new: RecipeState, slot: int) -> None:
-    before, after = old.tables[old_slot], new.tables[slot]
-    for role, name in enumerate(OPERANDS):
-        specs = before.operand(name), after.operand(name)
-        new.take(old, old_slot, slot, role, amax=_same_amax(*specs), layout=_same_layout(*specs))
-
-
-def _same_amax(old: OperandSpec, new: OperandSpec) -> bool:
-    """Whether both track the amax of the same values, by the same policy."""
-    values = [(spec.source, spec.transform, spec.correction) for spec in (old, new)]
-    return old.amax_policy == new.amax_policy != "current" and values[0] == values[1]
-
-
-def _same_layout(old: OperandSpec, new: OperandSpec) -> bool:
-    return old.adaptive == new.adaptive != "none"
+        keep_tracked(old.recipe_state, old.slot, new.recipe_state, new.slot)

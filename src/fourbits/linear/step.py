@@ -11,10 +11,12 @@ from fourbits.linear.adopt import conversions
 from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.checkpoint_state import recipe_states_of
-from fourbits.linear.numbering import keep_apart
+from fourbits.linear.numbering import Numbering, keep_apart
+from fourbits.linear.precision import blend_weights, changes_at, enter_stage, numberings_with_schedule
 from fourbits.linear.sr_counter import SrCounter
 from fourbits.linear.stacked.layer import converted_layers
 from fourbits.recipe.recipe import GemmTable, table_from_text
+from fourbits.recipe.schedule import Stage
 
 
 class _Found(NamedTuple):
@@ -25,6 +27,8 @@ class _Found(NamedTuple):
     counters: tuple[SrCounter, ...]
     recipe_states: tuple[RecipeState, ...]
     position: "_Position"
+    #: those of the conversions whose recipes have a schedule
+    scheduled: tuple[Numbering, ...] = ()
 
 
 class _Position:
@@ -67,9 +71,11 @@ def set_step(
     multiple of 16 (one block) is rounded up, past all blocks of the micro-batches before it in this process,
     so that no noise repeats; several ranks, and a resume within a step, need multiples of 16. reduce: for
     amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
-    that no weight was written since the last set_step, so that layers may reuse their quantized weights. If
-    you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured tensors before
-    each replay. Does nothing to a model without converted layers, such as one restored with recipe "bf16".
+    that no weight was written since the last set_step, so that layers may reuse their quantized weights. A
+    recipe with a schedule enters the phase of the step. If you capture your own CUDA graph, copy the new
+    `counters_of(model)` values into the captured tensors before each replay, and capture it again whenever
+    `stage_of(model)` changes. Does nothing to a model without converted layers, such as one restored with
+    recipe "bf16".
     Raises ValueError for values out of range.
     """
     for name, number in (("step", step), ("first_token", first_token)):
@@ -82,14 +88,34 @@ def set_step(
             f"set_step: first_token must be in [0, 2**62), got {first_token}. "
             "Count the tokens of a step from 0."
         )
-    found = _found.get(model)
-    if found is None or found.changes != _changes():
-        found = _found[model] = _walk(model, _Position() if found is None else found.position)
+    found = _in_phase(model, _found_in(model), step)
     first_token = found.position.aligned(step, first_token)
     for tracked in found.recipe_states:
         tracked.advance(step, reduce)
     for counter in found.counters:
         counter.advance(step, first_token, same_weights)
+
+
+def enter_phase(model: nn.Module, step: int) -> None:
+    """Give the layers the precision of a step, before state saved after that step is loaded."""
+    _in_phase(model, _found_in(model), step)
+
+
+def _found_in(model: nn.Module) -> _Found:
+    """What the last walk over a model found, or a new one has."""
+    found = _found.get(model)
+    if found is None or found.changes != _changes():
+        found = _found[model] = _walk(model, _Position() if found is None else found.position)
+    return found
+
+
+def _in_phase(model: nn.Module, found: _Found, step: int) -> _Found:
+    if not (found.scheduled and changes_at(found.scheduled, step)):
+        return found
+    enter_stage(list(converted_layers(model.named_modules())), step)
+    changes_at(found.scheduled, step)  # the weights of blends that begin here
+    found = _found[model] = _walk(model, found.position)
+    return found
 
 
 def share_counters(model: nn.Module) -> None:
@@ -99,14 +125,30 @@ def share_counters(model: nn.Module) -> None:
         _found[model] = _walk(model, _Position() if found is None else found.position)
 
 
+def stage_of(model: nn.Module) -> tuple[Stage, ...]:
+    """The phases in force, as indices of the recipe's schedule, for each conversion with one."""
+    found = _found.get(model)
+    return () if found is None else tuple(numbering.stage for numbering in found.scheduled)
+
+
+def last_step(model: nn.Module) -> int:
+    """The step of the last `set_step` of this model; 0 before the first."""
+    found = _found.get(model)
+    return 0 if found is None else max(found.position.step, 0)
+
+
 def counters_of(model: nn.Module) -> list[Tensor]:
-    """The counters that determine the layers' random bits, int64 [9] each; one tensor after `set_step`."""
+    """The counters that determine the layers' random bits, int64 [9] each; one tensor after `set_step`.
+
+    While a phase of the recipe's schedule blends, its weight follows, fp32 scalar.
+    """
     tensors: dict[int, Tensor] = {}
     for layer in _layers(model):
         state = layer.quantization
         tensor = state.own_counter if state.counter is None else state.counter.tensor
         tensors[id(tensor)] = tensor
-    return list(tensors.values())
+    found = _found.get(model)
+    return [*tensors.values(), *([] if found is None else blend_weights(found.scheduled))]
 
 
 def tables_of(model: nn.Module) -> set[GemmTable]:
@@ -132,7 +174,8 @@ def _walk(model: nn.Module, position: _Position) -> _Found:
             state.counter = counters.setdefault(key, SrCounter(*key))
         state.weight.plain = type(layer.weight) is nn.Parameter
     unique = {id(layer.quantization.counter): layer.quantization.counter for layer in layers}
-    return _Found(_changes(), tuple(unique.values()), tuple(recipe_states_of(model)), position)
+    scheduled = numberings_with_schedule([("", layer) for layer in layers])
+    return _Found(_changes(), tuple(unique.values()), tuple(recipe_states_of(model)), position, scheduled)
 
 
 def _changes() -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.layer_state import LayerState
-from fourbits.linear.module import eager_matmul, runs_eagerly, traced_call
+from fourbits.linear.module import blended, eager_matmul, runs_eagerly, traced_call
 
 
 class QuantizedConv1D(nn.Module):
@@ -22,7 +22,7 @@ class QuantizedConv1D(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features] float -> [..., out_features] in the original's output dtype."""
         state = self.quantization
-        if not (self.training or state.quantize_eval):
+        if state.runs_original(self.training):
             original: Any = state.original
             return original.forward(self, x)
         weight = self.weight.t()  # autograd transposes the gradient back
@@ -36,4 +36,5 @@ class QuantizedConv1D(nn.Module):
             )
         config = state.config(self.training, self.training and torch.is_grad_enabled())
         y = eager_matmul(state, config, x, weight, self.bias)
-        return y.view(*x.shape[:-1], weight.shape[0])
+        y = y.view(*x.shape[:-1], weight.shape[0])
+        return y if state.blend is None else blended(self, y, x, weight, config)

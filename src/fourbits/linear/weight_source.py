@@ -24,6 +24,11 @@ def set_weight_source(layer: nn.Module, source: WeightSource | None) -> None:
     table = table_from_text(state.table)
     if source is not None:
         check_table(table)
+        if state.phases is not None:
+            raise ValueError(
+                "weight_source: a phase of the recipe's schedule may need the unquantized weight. Remove the "
+                "schedule, or exclude the layer from its phases."
+            )
     state.weight_source, state.weight_spec = source, table.fprop.rhs
 
 

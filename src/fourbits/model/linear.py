@@ -79,7 +79,8 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """input: [..., K] -> [..., N] in its dtype."""
-        rounded = None if self._rounded is None or self._rounded.dtype != input.dtype else self._rounded
+        rounded: Tensor | None = getattr(self, "_rounded", None)  # converted layers lack the class's default
+        rounded = None if rounded is None or rounded.dtype != input.dtype else rounded
         rows = LinearFunction.apply(input.reshape(-1, self.in_features), self.weight, rounded)
         return rows.view(*input.shape[:-1], self.out_features)
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.overrides import gemms_with_both_sides
 from fourbits.recipe.recipe import GemmSpec, GemmTable, KeepBF16, LayerRule, Recipe
+from fourbits.recipe.schedules import get_schedule
 from fourbits.settings import build, load_yaml, nearest, to_dict
 
 _PAPER_BLOCKS = KeepBF16(first_blocks="2/62", last_blocks="8/62")
@@ -189,8 +190,9 @@ def list_recipes() -> tuple[str, ...]:
 def get_recipe(recipe: str | Path | Recipe) -> Recipe:
     """A shipped recipe by name, or one read from a YAML file. Errors suggest the nearest recipe or key.
 
-    A file may start from a shipped recipe with `base: NAME` and set only what differs; a transform set on one
-    operand applies to both operands of its GEMM.
+    "nvfp4+late-forward" is a shipped recipe with a shipped schedule. A file may start from a shipped recipe
+    with `base: NAME` and set only what differs; a transform set on one operand applies to both operands of
+    its GEMM.
     """
     if isinstance(recipe, Recipe):
         return recipe
@@ -198,12 +200,25 @@ def get_recipe(recipe: str | Path | Recipe) -> Recipe:
         raise ValueError(f"recipe: must be a name, a .yaml file or a Recipe, got {type(recipe).__name__}.")
     if str(recipe) in RECIPES:
         return RECIPES[str(recipe)]
+    base, plus, schedule = str(recipe).partition("+")
+    if plus and base in RECIPES:
+        return _with_schedule(RECIPES[base], schedule)
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml"):
         return recipe_from_mapping(load_yaml(path), str(path), path.stem)
     raise ValueError(
         f"recipe: no recipe is called {str(recipe)!r}.{nearest(str(recipe), list_recipes())} "
         f"Shipped: {', '.join(RECIPES)}. Pass one of them, or a .yaml file."
+    )
+
+
+def _with_schedule(recipe: Recipe, schedule: str) -> Recipe:
+    """A shipped recipe with a shipped schedule, under both names."""
+    return replace(
+        recipe,
+        name=f"{recipe.name}+{schedule}",
+        taken=f"{recipe.taken}; schedule {schedule}",
+        schedule=get_schedule(schedule),
     )
 
 
@@ -235,6 +250,8 @@ def recipe_from_mapping(mapping: dict[str, object], where: str, name: str = "cus
             )
         tree = _merged(to_dict(RECIPES[str(base)]), {"name": name} | _credits_of_changed(str(base)))
         changes = gemms_with_both_sides(changes)
+    if isinstance(named := changes.get("schedule"), str):
+        changes["schedule"] = to_dict(get_schedule(named))
     return build(Recipe, _merged(tree, changes), where)
 
 

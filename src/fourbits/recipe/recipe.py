@@ -8,12 +8,13 @@ import functools
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
 from fourbits.gemm.sums import Epilogue, Sums, unsupported_sums
 from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.schedule import PrecisionPhase, RunShape, resolved
 from fourbits.settings import build, to_dict
 
 BF16 = OperandSpec(format="bf16")
@@ -32,7 +33,7 @@ _MAY_BE_FORWARD = {
 #: settings of a recipe or table that do not affect results bitwise
 _NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native", "amax_reduction")
 #: settings newer than the first digests, which leave a recipe's digest as it was where they are empty
-_NEWER = ("correction", "shared_weight_amax")
+_NEWER = ("correction", "shared_weight_amax", "schedule")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,11 +202,22 @@ class Recipe:
     #: groups of layers, by the ends of their names, whose W in Fprop is quantized with the largest of their
     #: amaxes if they are in one module: servers compute them as one matrix, with one global scale
     shared_weight_amax: tuple[tuple[str, ...], ...] = ()
+    #: phases of the run in which some GEMMs have another precision; a shipped schedule by name in files
+    schedule: tuple[PrecisionPhase, ...] = ()
 
     def __post_init__(self) -> None:
-        for table in (self.table, *(rule.table for rule in self.layers)):  # building the first checks it
+        tables = [self.table, *(rule.table for rule in self.layers)]  # building the first checks it
+        for table in tables:
             if message := _wrong_sharing(self.shared_weight_amax, table.fprop.rhs):
                 raise ValueError(f"shared_weight_amax: {message}")
+        if self.schedule and not any(_has_fp4(table) for table in tables):
+            raise ValueError(
+                f"schedule: needs a recipe with 4-bit operands, which its phases replace for a time, got "
+                f"{self.name!r}. Remove the schedule, or start from another recipe."
+            )
+        names = [phase.name for phase in self.schedule]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"schedule: each phase needs a name of its own, got {twice[0]!r} twice.")
 
     @property
     def table(self) -> GemmTable:
@@ -220,14 +232,31 @@ class Recipe:
             epilogue=self.epilogue,
         )
 
+    def for_run(
+        self, steps: int, warmup: int = 0, decay: int = 0, data_starts: tuple[int, ...] = ()
+    ) -> "Recipe":
+        """The recipe with a schedule in steps, for a run of `steps` steps.
+
+        warmup, decay: steps of the learning rate's warmup and decay; data_starts: the first steps of the
+        second and later phases of the data. Raises ValueError for phases that do not fit the run.
+        """
+        run = RunShape(steps, warmup, decay, data_starts)
+        return replace(self, schedule=resolved(self.schedule, run)) if self.schedule else self
+
     @property
     def digest(self) -> str:
         """Hash of everything that affects results bitwise; excludes name, source and reasons."""
         content = _of_bits(to_dict(self))
+        content["schedule"] = [{**phase, "name": ""} for phase in content["schedule"]]
         content["layers"] = [
             {**rule, "why": "", "table": _of_bits(rule["table"])} for rule in content["layers"]
         ]
         return _hash(_without_empty(content, _NEWER))
+
+
+def _has_fp4(table: GemmTable) -> bool:
+    elements = [table.operand(role).block_format.element for role in _MAY_BE_FORWARD]
+    return any(element is not None and element.bits == 4 for element in elements)
 
 
 def _hash(content: Any) -> str:

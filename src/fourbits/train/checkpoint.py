@@ -10,7 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from torch import Tensor
 
 from fourbits.data.whole_file import full_disk_remedy, library_error, sync_path, write_json
 from fourbits.exchange.tensor_files import TensorFile
+from fourbits.exchange.tensor_pieces import TensorPieces
 from fourbits.train.non_finite import NonFiniteError
 
 FORMAT = "fourbits-checkpoint"
-VERSION = 1
+#: of a file per part, and of a folder of shards per part
+VERSION, SHARDED = 1, 2
 STATE = "state.json"
 _UNFINISHED = ".unfinished-"
 _NAME = re.compile(r"step_(\d+)")
@@ -49,35 +52,64 @@ def save_checkpoint(folder: Path, step: int, files: Mapping[str, Tensors], state
     state: plain JSON values. Raises NonFiniteError for a tensor with a non-finite value, and OSError e.g. for
     a full disk. In both cases no partial checkpoint remains, and existing ones are unchanged.
     """
-    for name, tensors in files.items():
-        _refuse_non_finite(name, tensors, step)
+    if (found := first_non_finite(files)) is not None:
+        raise refused(step, *found)
     target = folder / f"step_{step}"
-    if (target / STATE).is_file():
+    if is_complete(target):
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{_UNFINISHED}{target.name}"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        unfinished.mkdir()
+    with appearing(target) as unfinished:
         records = {
             f"{name}.safetensors": _write_tensors(unfinished / f"{name}.safetensors", tensors)
             for name, tensors in files.items()
         }
-        head = {"format": FORMAT, "version": VERSION, "step": step, "state": dict(state), "files": records}
-        write_json(unfinished / STATE, head)
+        write_head(unfinished, step, state, records)
+    return target
+
+
+def refused(step: int, name: str, key: str) -> NonFiniteError:
+    """The error of a checkpoint with a tensor that is not finite."""
+    return NonFiniteError(f"step {step}: {key!r} of {name} is not finite. No checkpoint of it was written.")
+
+
+def is_complete(target: Path) -> bool:
+    """Whether a checkpoint is there already."""
+    return (target / STATE).is_file()
+
+
+@contextmanager
+def appearing(target: Path) -> Generator[Path]:
+    """A folder to write a checkpoint in, which gets its name at the end; after an error nothing remains.
+
+    Raises OSError naming the checkpoint, e.g. for a full disk.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.parent / f"{_UNFINISHED}{target.name}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir()
+        yield unfinished
         sync_path(unfinished)
         unfinished.rename(target)
-    except OSError as error:
+    except Exception as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise OSError(
-            error.errno,
-            f"{reason}; step {step} was not saved, earlier checkpoints are intact"
-            f"{full_disk_remedy(error.errno)}",
-            str(target),
-        ) from error
-    sync_path(folder)
-    return target
+        if isinstance(error, OSError):
+            raise not_saved(error, target) from error
+        raise
+    sync_path(target.parent)
+
+
+def not_saved(error: OSError, target: Path) -> OSError:
+    """What to tell about a checkpoint that could not be written."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    text = f"{reason}; step {step_of(target)} was not saved, earlier checkpoints are intact"
+    return OSError(error.errno, f"{text}{full_disk_remedy(error.errno)}", str(target))
+
+
+def write_head(unfinished: Path, step: int, state: Mapping[str, Any], records: Mapping[str, Any]) -> None:
+    """Write state.json. records: by file, what `record_of` says."""
+    version = SHARDED if any("/" in name for name in records) else VERSION
+    head = {"format": FORMAT, "version": version, "step": step, "state": dict(state), "files": dict(records)}
+    write_json(unfinished / STATE, head)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -110,8 +142,11 @@ def remove_old(folder: Path, keep: int, keep_every: int | None = None) -> None:
         shutil.rmtree(path)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Read state.json and verify all files. Raises ValueError for a foreign or damaged checkpoint."""
+def open_checkpoint(path: Path, rank: int = 0, world: int = 1) -> Checkpoint:
+    """Read state.json and verify all files. Raises ValueError for a foreign or damaged checkpoint.
+
+    rank, world: of processes that share the work, each of which reads every world-th file to its end.
+    """
     state_file = path / STATE
     if not state_file.is_file():
         raise ValueError(f"{path}: not a fourbits checkpoint (no {STATE}). {_remedy(path)}")
@@ -123,9 +158,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise ValueError(
             f"{state_file}: not a fourbits checkpoint (its format must be {FORMAT!r}). {_remedy(path)}"
         )
-    if head.get("version") != VERSION:
+    if head.get("version") not in (VERSION, SHARDED):
         raise ValueError(
-            f"{state_file}: version must be {VERSION}, got {head.get('version')}. "
+            f"{state_file}: version must be {VERSION} or {SHARDED}, got {head.get('version')}. "
             "Use the version of fourbits that wrote it."
         )
     if head.get("step") != step_of(path):
@@ -135,7 +170,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         )
     if (problem := _malformed(head)) is not None:
         raise ValueError(f"{state_file}: damaged: {problem}. {_remedy(path)}")
-    for name, record in head["files"].items():
+    for number, (name, record) in enumerate(head["files"].items()):
         file = path / name
         if not file.is_file():
             raise ValueError(f"{file}: missing. {_remedy(path)}")
@@ -145,7 +180,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 f"{file}: truncated or replaced: {size} bytes, {STATE} records {record['bytes']}. "
                 f"{_remedy(path)}"
             )
-        if _sha256(file) != record["sha256"]:
+        if number % world == rank and _sha256(file) != record["sha256"]:
             raise ValueError(f"{file}: content does not match the hash in {STATE}. {_remedy(path)}")
     return Checkpoint(path, head["step"], head["state"], head["files"])
 
@@ -163,20 +198,21 @@ def _malformed(head: dict[str, Any]) -> str | None:
 
 
 def load_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor]:
-    """The tensors of one file, on the CPU, with the names, shapes and dtypes of `expected`.
+    """The tensors of one part, on the CPU, with the names, shapes and dtypes of `expected`.
 
     Raises ValueError naming the file and the first tensor that differs.
     """
     return dict(open_tensors(checkpoint, name, expected))
 
 
-def open_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> TensorFile:
+def open_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> TensorFile | TensorPieces:
     """As `load_tensors`, with each tensor read on access."""
     file = checkpoint.path / f"{name}.safetensors"
-    if file.name not in checkpoint.files:
+    shards = [checkpoint.path / each for each in checkpoint.files if each.startswith(f"{name}/")]
+    if file.name not in checkpoint.files and not shards:
         raise ValueError(f"{file}: not part of this checkpoint. Continue the run with its own recipe.")
     try:
-        stored = TensorFile(file)
+        stored = TensorPieces(shards) if shards else TensorFile(file)
     except ValueError as error:
         reason = str(error).removesuffix(".")
         raise ValueError(f"{reason}. {_remedy(checkpoint.path)}") from error
@@ -196,12 +232,13 @@ def open_tensors(checkpoint: Checkpoint, name: str, expected: Tensors) -> Tensor
     return stored
 
 
-def _refuse_non_finite(name: str, tensors: Tensors, step: int) -> None:
-    for key, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise NonFiniteError(
-                f"step {step}: {key!r} of {name} is not finite. No checkpoint of it was written."
-            )
+def first_non_finite(files: Mapping[str, Tensors]) -> tuple[str, str] | None:
+    """(part, name) of the first tensor that is not finite, or None."""
+    for name, tensors in files.items():
+        for key, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                return name, key
+    return None
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
@@ -212,6 +249,11 @@ def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes it private, ignoring the umask
     with path.open("rb") as file:
         os.fsync(file.fileno())
+    return record_of(path)
+
+
+def record_of(path: Path) -> dict[str, Any]:
+    """Size and hash of a file, for state.json."""
     return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 

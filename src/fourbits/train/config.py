@@ -13,6 +13,7 @@ from fourbits.model.presets import MODEL_PRESETS
 from fourbits.recipe.overrides import with_both_sides
 from fourbits.recipe.presets import credited, get_recipe, recipe_from_mapping
 from fourbits.recipe.recipe import Recipe
+from fourbits.recipe.schedules import get_schedule
 from fourbits.settings import build, load_yaml, nearest, override, to_dict
 from fourbits.train.parallel import ParallelConfig
 
@@ -187,6 +188,8 @@ def config_from_mapping(
         tree["recipe"] = to_dict(get_recipe(tree["recipe"]))
     elif isinstance(tree.get("recipe"), Mapping):
         tree["recipe"] = to_dict(recipe_from_mapping(tree["recipe"], f"{where}: recipe"))
+    if isinstance(named := changes.get("recipe.schedule"), str) and not named.lstrip().startswith("["):
+        changes["recipe.schedule"] = to_dict(get_schedule(named))
     for given, other in (("train.steps", "train.tokens"), ("train.tokens", "train.steps")):
         if given in changes:
             changes.setdefault(other, None)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fourbits.train.config import RunConfig, differences
+from fourbits.train.precision import same_until
 from fourbits.train.schedule import describe_schedule, learning_rate, warmup_steps
 
 # Settings that affect where and how a run executes and what it saves, not the training itself. Only the first
@@ -61,7 +62,8 @@ def with_stored_warmup(stored: RunConfig, config: RunConfig) -> RunConfig:
 def extended(stored: RunConfig, config: RunConfig, done: int, where: str) -> tuple[RunConfig, str | None]:
     """`config` for a run that did `done` steps as `stored`, and a message if its length changes.
 
-    where: the run folder. Raises ValueError if the learning rate of a step that is done would differ.
+    where: the run folder. Raises ValueError if the learning rate or the precision of a step that
+    is done would differ.
     """
     old, new = stored.train.num_steps, config.train.num_steps
     config = with_stored_warmup(stored, config)
@@ -70,9 +72,11 @@ def extended(stored: RunConfig, config: RunConfig, done: int, where: str) -> tup
     same = 0
     while same < min(done, new) and _rate(stored, same) == _rate(config, same):
         same += 1
+    rates, same = same, min(same, same_until(stored, config, min(done, new)))
     if same < done:
+        differs = "the learning rate" if same == rates else "the precision by recipe.schedule"
         raise ValueError(
-            f"{where}: train.steps cannot change from {old} to {new} at step {done}: the learning rate "
+            f"{where}: train.steps cannot change from {old} to {new} at step {done}: {differs} "
             f"differs from step {same + 1} on. Go on in a new folder: fourbits train --from {where} "
             f"--out NEW --train.steps {max(new, done + 1)}, or "
             f"--from one of its checkpoints up to step {same}."

@@ -7,28 +7,39 @@ steps nothing is saved: its state is that of the step before the streak, which n
 
 import errno
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fourbits.data.whole_file import FREE_SPACE
 from fourbits.train.checkpoint import Tensors, checkpoints, remove_old, save_checkpoint, step_of
 
+#: writes folder/step_N with the tensors of each part, and its state
+Write = Callable[[Path, int, Mapping[str, Tensors], Mapping[str, Any]], object]
+
 
 class CheckpointKeeper:
     """Saves the checkpoints of one run and removes those that are no longer needed."""
 
-    def __init__(self, folder: Path, keep: int, keep_every: int | None, resumed: int | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        keep_every: int | None,
+        resumed: int | None,
+        write: Write = save_checkpoint,
+    ) -> None:
         """keep: newest checkpoints that stay; keep_every: those of multiples of this step stay, too.
 
         resumed: step of the checkpoint that the run continues from, which has yet to prove good.
         """
+        self._write = write
         self.folder, self.keep, self.keep_every = folder, keep, keep_every
         self._unproved = resumed
 
     def save(self, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
         """Write the checkpoint of `step`. Raises what `save_checkpoint` raises."""
-        save_checkpoint(self.folder, step, files, state)
+        self._write(self.folder, step, files, state)
         self._unproved = step
 
     def proved(self, step: int) -> None:

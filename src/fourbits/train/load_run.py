@@ -11,11 +11,13 @@ from torch import Tensor
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
 from fourbits.linear.convert import convert
-from fourbits.linear.step import set_step
+from fourbits.linear.step import enter_phase, set_step
 from fourbits.model.lm import LanguageModel
+from fourbits.recipe.recipe import Recipe
 from fourbits.train.checkpoint import Checkpoint, load_tensors, open_checkpoint, open_tensors
 from fourbits.train.config import RunConfig
 from fourbits.train.masters import bf16_masters
+from fourbits.train.precision import recipe_in_steps
 from fourbits.train.run_folder import RunFolder, read_json
 
 
@@ -50,6 +52,13 @@ class StoredModel:
         """The model's state_dict, each tensor read on access: masters, and a tied head by its name, too."""
         return _TiedHead(self.masters) if self.config.model.tie_embeddings else self.masters
 
+    @property
+    def recipe(self) -> Recipe:
+        """The run's recipe, with its schedule in steps."""
+        plan, per_step = self.manifest["data"]["plan"], self.config.train.samples_per_step
+        firsts = [phase["first_sample"] for phase in plan["phases"][1:]]
+        return recipe_in_steps(self.config, tuple(-(-first // per_step) for first in firsts))
+
     def converted(self, device: torch.device | str) -> LanguageModel:
         """The model, converted to its recipe; on the meta device without its masters."""
         device = torch.device(device)
@@ -66,7 +75,8 @@ class StoredModel:
 
     def restore_recipe(self, model: LanguageModel) -> None:
         """Convert a model to the run's recipe, with the state that the recipe had at the checkpoint."""
-        convert(model, self.config.recipe, seed=self.config.train.seed)
+        convert(model, self.recipe, seed=self.config.train.seed)
+        enter_phase(model, max(self.step - 1, 0))
         if state := recipe_state(model):
             load_recipe_state(model, load_tensors(self.checkpoint, "recipe", state))
         set_step(model, self.step)

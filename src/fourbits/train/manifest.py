@@ -14,6 +14,7 @@ from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import Device
 from fourbits.evaluate import unigram_counts, unigram_entropy
 from fourbits.model.counts import count_parameters, training_flops
+from fourbits.train.precision import described
 from fourbits.train.trainer import Trainer
 from fourbits.version import VERSION
 
@@ -45,6 +46,7 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
             "deviates": config.recipe.deviates,
         },
         "precision": trainer.conversion.to_dict(),
+        "schedule": described(trainer.recipe),
         "seeds": dict.fromkeys(("weights", "data_order", "random_bits"), config.train.seed),
         "hashes": hashes(trainer, data),
         "model": {

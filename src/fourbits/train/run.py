@@ -13,6 +13,7 @@ from fourbits.train.config import RunConfig
 from fourbits.train.listener import RunListener
 from fourbits.train.log_file import LogFile
 from fourbits.train.opening import open_run
+from fourbits.train.precision import check_schedule
 from fourbits.train.profile import StepProfile, require_kernels
 from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.follower import FollowerFolder
@@ -56,6 +57,7 @@ def run(
         listener = Listeners((shown, log, sinks) if ranks.is_first else (shown, log))
         device = probe(requested)
         choose_backend(config.train.backend, device)  # refuses what this device cannot run
+        check_schedule(config)
         if on_profile is not None:
             require_kernels(device)  # before any text is prepared
         is_new = not folder.path.exists()

@@ -22,6 +22,7 @@ from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
 from fourbits.train.metrics import MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.precision import phase_name
 from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
@@ -82,7 +83,9 @@ class Session:
         folder.begin(config, manifest, data.tokenizer)
         train, resumed = config.train, checkpoint.step if checkpoint else None
         keeper = CheckpointKeeper if ranks.is_first else FollowerKeeper
-        self.keeper = keeper(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed)
+        self.keeper = keeper(
+            folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save
+        )
         if fork:
             if ranks.is_first:
                 copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
@@ -241,12 +244,22 @@ class Session:
             "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
             "memory_bytes": self.memory.read(),
         }
+        if self.trainer.recipe.schedule:
+            record["phase"] = self._phase(result.step)
         if result.spike_threshold is not None:
             record["spike_threshold"] = result.spike_threshold
         self._append(metrics, record)
         self.listener.step(record)
         if not result.skipped:
             self.keeper.proved(result.step)
+
+    def _phase(self, step: int) -> str:
+        """The phases of the precision schedule in a step, 1 for the first; a change is logged."""
+        name = phase_name(self.trainer.recipe, step - 1)
+        if step > 1 and name != phase_name(self.trainer.recipe, step - 2):
+            now = name or f"recipe {self.trainer.recipe.name} alone"
+            self.listener.note(f"step {step}: precision: {now}")
+        return name
 
     def _append(self, metrics: Metrics, record: dict[str, Any]) -> None:
         metrics.append(record)
@@ -291,7 +304,7 @@ class Session:
         }
         if self.trainer.spikes is not None:
             state["spikes"] = self.trainer.spikes.state()._asdict()
-        self.keeper.save(step, self.ranks.gathered(self.trainer.tensors()), state)
+        self.keeper.save(step, self.trainer.tensors(), state)
 
     def _start(self) -> RunStart:
         return RunStart(

@@ -49,7 +49,11 @@ def newest_of_all(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
         return step_of(found[-1]) if found else None
 
     step = ranks.agreed(newest)
-    return None if step is None else open_checkpoint(folder.checkpoints / f"step_{step}")
+    return (
+        None
+        if step is None
+        else open_checkpoint(folder.checkpoints / f"step_{step}", ranks.rank, ranks.world)
+    )
 
 
 def start_from(

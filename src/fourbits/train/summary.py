@@ -34,11 +34,21 @@ def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | N
         "skipped_steps": sum(record["skipped"] for record in steps),
         "skipped_in_a_row": len(list(takewhile(_not_finite, reversed(steps)))),
         "spikes": sum("spike_threshold" in record for record in steps),
+        "phases": _phases(steps),
         "last_good_checkpoint": last_good and last_good.name,
         "tokens_per_second": statistics.median(r["tokens_per_second"] for r in steps) if steps else None,
         "seconds": sum(record["step_seconds"] for record in steps),
         "peak_memory_bytes": max((record["memory_bytes"] for record in steps), default=None),
     }
+
+
+def _phases(steps: list[dict[str, Any]]) -> dict[str, int]:
+    """The phases of the precision schedule that the run entered, with their first steps."""
+    found: dict[str, int] = {}
+    for record in steps:
+        for name in filter(None, record.get("phase", "").split(", ")):
+            found.setdefault(name, record["step"])
+    return found
 
 
 def _not_finite(record: dict[str, Any]) -> bool:

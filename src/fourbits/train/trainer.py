@@ -15,18 +15,19 @@ from fourbits.device import Backend, probe
 from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state, saturated_and_all
 from fourbits.linear.convert import convert
-from fourbits.linear.step import set_step
+from fourbits.linear.step import enter_phase, set_step, stage_of
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
 from fourbits.train import cuda_graph
 from fourbits.train.backend import resolve_backend
-from fourbits.train.checkpoint import Checkpoint, load_tensors
+from fourbits.train.checkpoint import Checkpoint
 from fourbits.train.config import RunConfig
 from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer, master_of
 from fourbits.train.parallel import micro_batches
+from fourbits.train.precision import recipe_of_run
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
@@ -139,19 +140,19 @@ class Trainer:
             self.ranks.require_alone(f"optim.masters {config.optim.masters}", "fp32")
             bf16_masters(self.model)
         self.backend, self.backend_reason = resolve_backend(train.backend, probe(device))
+        #: with the schedule in steps
+        self.recipe = recipe_of_run(config, self.stream)
         self.conversion = convert(
             self.model,
-            config.recipe,
+            self.recipe,
             seed=train.seed,
             backend="native" if self.backend is Backend.NATIVE else "emulated",
         )
         compile_model(self.model, config.train.compile)
         self.masters = self.ranks.share(self.model, train.seed)
         self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed, self.ranks.norms)
-        self.eager_because = self._why_eager()
-        self._captured: CapturedGradients | None = None
-        if self.eager_because is None:
-            self._captured = CapturedGradients(self._gradients, self.model, list(self.masters.values()))
+        self._stage = stage_of(self.model)
+        self._prepare_capture()
         # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
         # run.
         self._blocked = torch.zeros((), device=device, dtype=torch.float32)
@@ -240,26 +241,36 @@ class Trainer:
 
         other_recipe: its recipe differs, so the state of this one (amax histories, layouts) starts empty.
         """
+        enter_phase(self.model, max(checkpoint.step - 1, 0))
         own = self.tensors()
         if other_recipe:
             own.pop("recipe", None)
-        saved = {name: load_tensors(checkpoint, name, tensors) for name, tensors in own.items()}
+        saved = {name: self.ranks.load(checkpoint, name, tensors) for name, tensors in own.items()}
         with torch.no_grad():
             for name, master in self.masters.items():
-                master.copy_(self.ranks.cut(name, saved["model"][name]))
-        cut = {key: self.ranks.cut(master_of(key), x) for key, x in saved["optimizer"].items()}
-        self.optimizer.load_state(cut)
+                master.copy_(saved["model"][name])
+        self.optimizer.load_state(saved["optimizer"])
         if not other_recipe:
             load_recipe_state(self.model, saved.get("recipe", {}))
         self.step = self.checked = checkpoint.step
         if self.spikes is not None and (spikes := checkpoint.state.get("spikes")):
             self.spikes.load(SpikeState(spikes["losses"], spikes["in_a_row"]))
 
+    def _prepare_capture(self) -> None:
+        """Decide whether micro-batches are replayed from CUDA graphs; they are captured again if so."""
+        self.eager_because = self._why_eager()
+        self._captured: CapturedGradients | None = None
+        if self.eager_because is None:
+            self._captured = CapturedGradients(self._gradients, self.model, list(self.masters.values()))
+
     def _accumulate_gradients(self) -> Tensor:
         """Gradients of the mean loss over the step's tokens. Returns that loss, FP32, on the device."""
         self.ranks.begin_step()
         for micro_batch in self._own:
             samples = self._begin(self.step, micro_batch)
+            if self._stage != (stage := stage_of(self.model)):
+                self._stage = stage  # a graph belongs to one precision
+                self._prepare_capture()
             self.ranks.before_backward(self.model, micro_batch == self._own[-1])
             captured = self._captured
             loss = captured(samples, micro_batch == 0) if captured else self._gradients(samples)

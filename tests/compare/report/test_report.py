@@ -253,3 +253,17 @@ def test_attributes_and_text_are_escaped_and_charts_are_not(tmp_path: Path):
 def test_a_value_that_a_template_lacks_is_an_error():
     with pytest.raises(UndefinedError, match="nothing"):
         environment().from_string("{{ nothing }}").render()
+
+
+def test_a_switch_of_precision_is_marked_with_its_name_on_the_charts(tmp_path):
+    fabricate_run(tmp_path / "run", "nvfp4")
+    plain = write_run_report(tmp_path / "run").read_text()
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    phases = (("start", 1, 40), ("late switch", 201, None), ("never reached", 257, None))
+    manifest["schedule"] = [{"name": n, "first_step": a, "last_step": b} for n, a, b in phases]
+    (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
+    marked = write_run_report(tmp_path / "run").read_text()
+    for name in ("start ends", "late switch", "the precision changes"):
+        assert name in marked, name
+        assert name not in plain, name
+    assert "never reached" not in marked

@@ -1,40 +1,62 @@
-"""Two ranks train what one process trains."""
+"""Two ranks go on from one process, and one process from them, as if nothing had changed."""
 
 import json
+import shutil
+import signal
 
 import pytest
 
-from fourbits.exchange.tensor_files import TensorFile
 from fourbits.settings import override
+from fourbits.train.checkpoint import open_checkpoint
+from fourbits.train.listener import RunListener
+from fourbits.train.load_run import load_trained, open_trained
 from fourbits.train.run import run
+from fourbits.train.run_folder import RunFolder
 from fourbits.train.stop import StopRequest
 from support.torchrun import timeless, torchrun, written
+
+
+class StopsAt2(RunListener):
+    """Asks a run to stop after its second step."""
+
+    def __init__(self, stop):
+        self.stop = stop
+
+    def step(self, record):
+        if record["step"] == 2:
+            self.stop.signal = signal.SIGINT
 
 
 @pytest.fixture(scope="module")
 def unclipped(config):
     """Without clipping, whose factor is a norm over shards, and with fewer steps."""
-    return override(config, {"optim.grad_clip": None, "train.steps": 6})
+    changes = {"optim.grad_clip": None, "train.steps": 6, "train.checkpoint_interval": 2}
+    return override(config, {**changes, "train.keep_checkpoints": 9})
 
 
 @pytest.fixture(scope="module")
 def runs(unclipped, data_cache, tmp_path_factory):
-    """The folders of one process and of two ranks, and what torchrun printed."""
+    """(a run of one process, the same of which two ranks made steps 3 to 6, what torchrun printed)."""
     folder = tmp_path_factory.mktemp("runs")
     run(unclipped, folder / "one", stop=StopRequest(), data_cache=data_cache)
+    stop = StopRequest()
+    run(unclipped, folder / "two", listener=StopsAt2(stop), stop=stop, data_cache=data_cache)
     ended = torchrun(2, ["train", written(unclipped, folder), "--out", str(folder / "two")])
     assert ended.returncode == 0, ended.stderr
     return folder / "one", folder / "two", ended
 
 
-def test_two_ranks_end_with_the_masters_and_moments_of_one_process(runs):
+def assert_same_masters(one, two):
+    """Their newest checkpoints, in whatever files, hold the same bits."""
+    stored = [open_trained(out) for out in (one, two)]
+    assert [each.step for each in stored] == [6, 6]
+    for name, master in stored[0].masters.items():
+        assert master.equal(stored[1].masters[name]), name
+
+
+def test_two_ranks_end_with_the_masters_of_one_process(runs):
     """One micro-batch each: a sum of two gradients has no order, and so all codes of all steps are equal."""
-    one, two, _ = runs
-    for name in ("model", "optimizer"):
-        files = [TensorFile(run / "checkpoints/step_6" / f"{name}.safetensors") for run in (one, two)]
-        assert list(files[0]) == list(files[1])
-        for key in files[0]:
-            assert files[0][key].equal(files[1][key]), key
+    assert_same_masters(*runs[:2])
 
 
 def test_two_ranks_record_the_losses_of_one_process(runs):
@@ -49,6 +71,7 @@ def test_manifests_of_one_process_and_two_ranks_have_equal_hashes(runs):
     one, two = (json.loads((out / "manifest.json").read_text()) for out in runs[:2])
     assert one["hashes"] == two["hashes"]
     assert two["parallel"] == {"ranks": 2, "mesh": {"replicate": 1, "shard": 2}, "gradients": "fp32"}
+    assert [session["ranks"] for session in two["sessions"]] == [1, 2]
 
 
 def test_rank_0_prints_and_writes_and_the_other_has_a_log(runs):
@@ -58,3 +81,37 @@ def test_rank_0_prints_and_writes_and_the_other_has_a_log(runs):
     log = (two / "logs" / "rank_1.txt").read_text()
     assert "step 6/6" in log
     assert "ended: finished after 6 steps" in log
+
+
+def test_each_rank_writes_its_shards(runs):
+    checkpoint = open_checkpoint(runs[1] / "checkpoints" / "step_4")
+    assert {name.split("-")[0] + name.split("-")[1] for name in checkpoint.files} == {
+        f"{part}/shard{rank:05d}" for part in ("model", "optimizer") for rank in (1, 2)
+    }
+
+
+def test_one_process_continues_from_shards(runs, unclipped, data_cache, tmp_path):
+    one, two, _ = runs
+    again = tmp_path / "again"
+    shutil.copytree(two, again)
+    shutil.rmtree(again / "checkpoints" / "step_6")
+    (again / "summary.json").unlink()
+    run(unclipped, again, stop=StopRequest(), data_cache=data_cache)
+    assert_same_masters(one, again)
+    assert timeless(again, "grad_norm") == timeless(one, "grad_norm")
+
+
+def test_a_model_is_loaded_from_shards(runs):
+    models = [load_trained(out).model.state_dict() for out in runs[:2]]
+    assert all(tensor.equal(models[1][name]) for name, tensor in models[0].items())
+
+
+def test_a_flipped_byte_of_a_shard_is_found(runs, tmp_path):
+    folder = tmp_path / "checkpoints" / "step_6"
+    shutil.copytree(runs[1] / "checkpoints" / "step_6", folder)
+    shard = sorted(folder.glob("model/*"))[1]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{shard.name}: content does not match the hash"):
+        RunFolder(tmp_path).newest_checkpoint()

@@ -9,10 +9,10 @@ from fourbits.compare.report.caveats import caveats
 from fourbits.compare.report.colours import palette, variables
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.context import Context
-from fourbits.compare.report.figures import GapCurves, LossCurves, gap_chart, loss_chart
+from fourbits.compare.report.figures import GapCurves, LossCurves, Switch, gap_chart, loss_chart
 from fourbits.compare.report.page import render_page
 from fourbits.compare.report.precision_map import legend, precision_map
-from fourbits.compare.report.run_details import comparison_details, phase_starts, ran_native
+from fourbits.compare.report.run_details import comparison_details, phase_starts, ran_native, switches
 from fourbits.compare.report.svg import Chart
 from fourbits.compare.report.table import Row, final_table
 from fourbits.compare.report.technique_section import measured_names, technique_section
@@ -87,6 +87,7 @@ def _loss_chart(comparison: Comparison, context: Context) -> Chart:
             train=[comparison.train_line(recipe) for recipe in comparison.recipes],
             unigram_entropy=context.corpus.unigram_entropy if context.corpus else None,
             phase_starts=phase_starts(comparison.any_run),
+            switches=_switches(comparison),
         )
     )
 
@@ -101,8 +102,20 @@ def _gap_chart(comparison: Comparison) -> Chart | None:
             validation=[comparison.gap_line(recipe) for recipe in others],
             train=[comparison.train_gap_line(recipe) for recipe in others],
             phase_starts=phase_starts(comparison.any_run),
+            switches=_switches(comparison),
         )
     )
+
+
+def _switches(comparison: Comparison) -> list[Switch]:
+    """The switches of all recipes: by name where one has a schedule, else behind the recipe's name."""
+    found = {name: switches(next(iter(runs.values()))) for name, runs in comparison.runs.items()}
+    several = sum(bool(each) for each in found.values()) > 1
+    return [
+        (tokens, f"{recipe}: {name}" if several else name)
+        for recipe, each in found.items()
+        for tokens, name in each
+    ]
 
 
 def _costs(comparison: Comparison, rows: Sequence[Row]) -> dict[str, Any]:

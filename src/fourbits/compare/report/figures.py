@@ -28,6 +28,7 @@ ENLARGED_FROM = 0.6
 SETTLED_FROM = 0.15
 LARGEST_GAP = 25.0
 LIGHT_ALPHA = 0.35
+_CAPTION_OF_SWITCHES = " Vertical lines: the precision changes by the recipe's schedule."
 
 # Margins of the axes, as shares of the figure; the right margin holds the names of the lines.
 WIDE_PAIR = {"left": 0.036, "right": 0.87, "top": 0.89, "bottom": 0.12, "wspace": 0.13}
@@ -36,6 +37,10 @@ WIDE_ONE = {"left": 0.052, "right": 0.87, "top": 0.95, "bottom": 0.12}
 NARROW_ONE = {"left": 0.12, "right": 0.74, "top": 0.95, "bottom": 0.12}
 WIDE_METRIC = {"left": 0.052, "right": 0.87, "top": 0.82, "bottom": 0.18}
 NARROW_METRIC = {"left": 0.17, "right": 0.97, "top": 0.83, "bottom": 0.16}
+
+
+#: training tokens at which the precision changes by a schedule, and the name of what begins or ends
+Switch = tuple[float, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class LossCurves:
     train: Sequence[Line]
     unigram_entropy: float | None
     phase_starts: Sequence[float]
+    switches: Sequence[Switch] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class GapCurves:
     validation: Sequence[Line]
     train: Sequence[Line]
     phase_starts: Sequence[float]
+    switches: Sequence[Switch] = ()
 
 
 def loss_chart(curves: LossCurves) -> Chart:
@@ -81,12 +88,15 @@ def loss_chart(curves: LossCurves) -> Chart:
         part.set_title(f"Last {1 - ENLARGED_FROM:.0%}, validation")
         _mark_phases(whole, curves.phase_starts, short=True)
         _mark_phases(part, curves.phase_starts, short=narrow)
+        for axes in (whole, part):
+            _mark_switches(axes, curves.switches)
         _label_ends(part, curves.validation)
 
     caption = (
         "Cross-entropy (nats per token) over training tokens. Solid: validation. Light: training, running "
         "mean. Dotted: a new data phase begins, which shifts the training loss."
     )
+    caption += _CAPTION_OF_SWITCHES if curves.switches else ""
     return chart(draw, "Loss over training", heights=(330, 560), caption=caption)
 
 
@@ -105,16 +115,24 @@ def gap_chart(curves: GapCurves) -> Chart:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %".replace("-", MINUS))
         _token_axis(axes, 3 if narrow else 6)
         _mark_phases(axes, curves.phase_starts, short=narrow)
+        _mark_switches(axes, curves.switches)
         _label_ends(axes, curves.validation, (0.0, curves.baseline, MUTED))
 
     caption = (
         f"Loss gap to {curves.baseline} (%) over training tokens. Solid: validation. Light: training on the "
         "same batches, running mean."
     )
+    caption += _CAPTION_OF_SWITCHES if curves.switches else ""
     return chart(draw, "Relative gap over training", heights=(330, 330), caption=caption)
 
 
-def run_loss_chart(steps: Line, train: Line, validation: Line, phase_starts: Sequence[float]) -> Chart:
+def run_loss_chart(
+    steps: Line,
+    train: Line,
+    validation: Line,
+    phase_starts: Sequence[float],
+    switches: Sequence[Switch] = (),
+) -> Chart:
     """The loss of one run: every training step, their running mean, and the validation loss if any."""
 
     def draw(figure: "Figure", narrow: bool) -> None:
@@ -128,9 +146,11 @@ def run_loss_chart(steps: Line, train: Line, validation: Line, phase_starts: Seq
             ends.append((float(validation.value[-1]), validation.name, INK))
         _token_axis(axes, 3 if narrow else 6)
         _mark_phases(axes, phase_starts, short=narrow)
+        _mark_switches(axes, switches)
         _label_ends(axes, [train], *ends)
 
     caption = "Cross-entropy (nats per token) over training tokens. Training: each step, and running mean."
+    caption += _CAPTION_OF_SWITCHES if switches else ""
     return chart(draw, "Loss", heights=(330, 300), caption=caption)
 
 
@@ -191,6 +211,25 @@ def _mark_phases(axes: "Axes", phase_starts: Sequence[float], *, short: bool) ->
                 xytext=(4, -2),
                 textcoords="offset pixels",
                 va="top",
+                color=MUTED,
+                fontsize=10.5,
+            )
+
+
+def _mark_switches(axes: "Axes", switches: Sequence[Switch]) -> None:
+    """A line with the name of each phase of the precision schedule, written along the line."""
+    for tokens, name in switches:
+        if axes.get_xlim()[0] < tokens < axes.get_xlim()[1]:
+            axes.axvline(tokens, color=MUTED, lw=1.2, zorder=0)
+            axes.annotate(
+                name,
+                xy=(tokens, 0),
+                xycoords=("data", "axes fraction"),
+                xytext=(-3, 5),
+                textcoords="offset pixels",
+                rotation=90,
+                ha="right",
+                va="bottom",
                 color=MUTED,
                 fontsize=10.5,
             )

@@ -2,6 +2,7 @@
 
 from fourbits.compare.number_format import count, listed, plural, short_count
 from fourbits.compare.report.comparison import Comparison
+from fourbits.compare.report.figures import Switch
 from fourbits.compare.report.runs import Run
 
 
@@ -53,6 +54,18 @@ def phase_starts(run: Run) -> list[float]:
     plan = run.manifest["data"]["plan"]
     firsts = [phase["first_sample"] for phase in plan["phases"]]
     return [first * plan["seq_len"] for first in firsts if first > 0]
+
+
+def switches(run: Run) -> list[Switch]:
+    """Training tokens at which the precision changes by the recipe's schedule, with the phase's name."""
+    found: list[Switch] = []
+    last = float(run.train["step"][-1])
+    for phase in run.manifest.get("schedule", []):
+        end = phase["last_step"]
+        points = [(phase["first_step"] - 1, phase["name"])]
+        points += [] if end is None else [(end, f"{phase['name']} ends")]
+        found += [(float(run.tokens_at(step)), name) for step, name in points if 0 < step < last]
+    return sorted(found)
 
 
 def repetition(run: Run) -> str:

@@ -12,7 +12,7 @@ from fourbits.compare.report.evaluations import evaluation_sections
 from fourbits.compare.report.figures import metric_chart, run_loss_chart
 from fourbits.compare.report.page import render_page
 from fourbits.compare.report.precision_map import legend, precision_map
-from fourbits.compare.report.run_details import phase_starts, repetition, run_details
+from fourbits.compare.report.run_details import phase_starts, repetition, run_details, switches
 from fourbits.compare.report.runs import Run
 from fourbits.compare.report.svg import Chart
 from fourbits.compare.report.table import judge_run
@@ -107,4 +107,5 @@ def _loss_chart(run: Run) -> Chart:
         Line("training", 0, run.tokens, smooth(run.train["loss"])),
         Line("validation", 0, run.tokens_at(steps), run.validation_loss(steps)),
         phase_starts(run),
+        switches(run),
     )

@@ -2,7 +2,7 @@
 
 Other stacks have silently trained on all-zero gradients on new GPUs. So the self-check tests the user's GPU:
 quantizer bytes equal the reference's, GEMMs stay within the error bound of docs/nvfp4.md, section 12.4, and
-stochastic rounding rounds up with the specified probability.
+stochastic rounding rounds up with the specified probability. Whose sums the GEMM's are is reported beside.
 """
 
 import functools
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.native import matmul as matmul_native
+from fourbits.gemm.native.sums_check import examine_sums
 from fourbits.gemm.reference import matmul as matmul_reference
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
@@ -21,6 +22,8 @@ from fourbits.quant.tensor import QuantizedTensor
 
 Product = Callable[[QuantizedTensor, QuantizedTensor, torch.dtype, Tensor | None], Tensor]
 
+#: the GEMM of FP4 tensor cores
+NATIVE: Product = matmul_native.matmul
 _ROW = OperandSpec()
 _GRADIENT = OperandSpec(rounding="sr")
 _BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
@@ -44,12 +47,13 @@ class Finding(NamedTuple):
     detail: str
 
 
-def check_native(device: torch.device, multiply: Product = matmul_native.matmul) -> tuple[Finding, ...]:
+def check_native(device: torch.device, multiply: Product = NATIVE) -> tuple[Finding, ...]:
     """All findings of the self-check on a device. A check that raises an error has not passed."""
     findings: list[Finding] = []
     for name in _GEMMS:
         findings += _or_what_stopped(name, functools.partial(_gemm_findings, name, device, multiply))
     findings += _or_what_stopped("stochastic rounding", functools.partial(_rounding_findings, device))
+    findings += _or_what_stopped("sums", functools.partial(_sums_findings, device, multiply))
     return tuple(findings)
 
 
@@ -147,6 +151,11 @@ def quantized_on(
 ) -> QuantizedTensor:
     """x, quantized on the device under test."""
     return quantize(x.to(device), spec, axis, amax, sr_key)
+
+
+def _sums_findings(device: torch.device, multiply: Product) -> list[Finding]:
+    """Which chip's sums these are: reported, since any within the bound may train."""
+    return [Finding("sums", True, str(examine_sums(device, multiply)))]
 
 
 def _rounding_findings(device: torch.device) -> list[Finding]:

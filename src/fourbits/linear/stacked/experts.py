@@ -30,7 +30,7 @@ class QuantizedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, *routing: Tensor, **named: Tensor) -> Tensor:
         """hidden_states: [T, K]; routing: each token's experts and their weights, [T, top_k] -> [T, K]."""
         state = self.quantization
-        if not (self.training or state.quantize_eval):
+        if state.runs_original(self.training):
             return state.original.forward(self, hidden_states, *routing, **named)
         chosen, weights = _routing(routing, named)
         top_k = chosen.shape[-1]
@@ -78,7 +78,7 @@ def _routing(routing: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[Ten
 def _projected(module: QuantizedExperts, name: str, rows: Tensor, offsets: Tensor) -> Tensor:
     """A projection of every expert: by its table, or as it is where it was excluded."""
     bias: Tensor | None = getattr(module, f"{name}_bias") if module.has_bias else None
-    layer = module.quantization.layers.get(name)
+    layer = module.quantization.quantized_now(name)
     if layer is not None:
         return multiply(layer, rows, offsets, bias)
     weight = local_experts(getattr(module, name), name)[0]

@@ -25,7 +25,7 @@ class QuantizedStack(nn.Module):
         """As the module's own class."""
         state = self.quantization
         forward: Callable[..., Any] = state.original.forward
-        if state.active or not (self.training or state.quantize_eval):
+        if state.active or state.runs_original(self.training):
             return forward(self, *args, **named)
         state.active = True
         try:
@@ -42,8 +42,7 @@ def viewed(parameter: str) -> property:
     def read(self: QuantizedStack) -> Tensor | StackedView:
         found = self._parameters[parameter]  # pyright: ignore[reportPrivateUsage]
         state = self.quantization
-        if not state.active or parameter not in state.layers:
-            return found  # pyright: ignore[reportReturnType]
-        return StackedView(state.layers[parameter])
+        layer = state.quantized_now(parameter) if state.active else None
+        return found if layer is None else StackedView(layer)  # pyright: ignore[reportReturnType]
 
     return property(read)

@@ -46,10 +46,14 @@ class StackedLayers:
         #: whether the module's forward runs, in which its parameters multiply by their tables
         self.active = False
 
-    @property
-    def quantize_eval(self) -> bool:
-        """Whether evaluation is quantized, too; one recipe holds for all of a module's layers."""
-        return any(layer.quantization.quantize_eval for layer in self.layers.values())
+    def runs_original(self, training: bool) -> bool:
+        """Whether the module's own forward runs as it is: none of its layers is quantized in this call."""
+        return all(layer.quantization.runs_original(training) for layer in self.layers.values())
+
+    def quantized_now(self, parameter: str) -> StackedLayer | None:
+        """The layer of a parameter that the current phase quantizes; None for any other parameter."""
+        layer = self.layers.get(parameter)
+        return None if layer is None or layer.quantization.plain else layer
 
 
 def local_experts(weight: Any, name: str) -> tuple[Tensor, int]:

@@ -1,6 +1,7 @@
 """Ranks: what a run asks of the processes that train together. Here: a single one, which asks nobody."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from fourbits.linear.amax_policy import Reduce
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
+from fourbits.train.checkpoint import Checkpoint, Tensors, load_tensors, save_checkpoint
 
 T = TypeVar("T")
 
@@ -104,13 +106,13 @@ class Ranks:
         """What a checkpoint holds of a master, or of a tensor of its shape: the whole, or a DTensor."""
         return shard
 
-    def cut(self, name: str, whole: Tensor) -> Tensor:
-        """This process's shard of a whole tensor; a scalar has none."""
-        return whole
+    def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
+        """Write the checkpoint folder/step_N. Raises what `save_checkpoint` raises."""
+        save_checkpoint(folder, step, files, state)
 
-    def gathered(self, files: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """The tensors of a checkpoint, whole; on other ranks than the first, nothing."""
-        return files
+    def load(self, checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor]:
+        """This process's shards of the tensors of one part. Raises what `load_tensors` raises."""
+        return load_tensors(checkpoint, name, expected)
 
     def require_alone(self, what: str, instead: str) -> None:
         """Raises ValueError under a launcher, for what several ranks cannot do."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from fourbits.data.tokenizer import Tokenizer
-from fourbits.train.checkpoint import Tensors
 from fourbits.train.config import RunConfig
 from fourbits.train.keeper import CheckpointKeeper
 from fourbits.train.run_folder import RunFolder
@@ -57,10 +56,7 @@ class FollowerMetrics:
 
 
 class FollowerKeeper(CheckpointKeeper):
-    """Checkpoints that another rank writes and removes."""
-
-    def save(self, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
-        """Rank 0 writes it."""
+    """Checkpoints that another rank removes. Each rank writes its shards."""
 
     def proved(self, step: int) -> None:
         """Rank 0 removes old ones."""

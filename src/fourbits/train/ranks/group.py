@@ -3,8 +3,9 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,10 +17,12 @@ from torch.distributed.tensor import DTensor
 
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
+from fourbits.train.checkpoint import Checkpoint, Tensors, open_tensors
 from fourbits.train.parallel import ParallelConfig, mesh_shape
 from fourbits.train.ranks.alone import Ranks, StepSums, Wishes
 from fourbits.train.ranks.failure import FAILED, OtherRankError
 from fourbits.train.ranks.launcher import Place
+from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
 from fourbits.train.ranks.shards import collect_gradients, completes_gradients, fill, own_part, shard
 
 T = TypeVar("T")
@@ -126,10 +129,6 @@ class RankGroup(Ranks):
         """A DTensor of which `shard` is this process's part; scalars are the same everywhere."""
         return self.as_dtensor(name, shard) if shard.dim() else shard
 
-    def cut(self, name: str, whole: Tensor) -> Tensor:
-        """This process's shard of a whole tensor; a scalar has none."""
-        return whole if not whole.dim() else own_part(self._parameters[name], whole)
-
     def as_dtensor(self, name: str, shard: Tensor) -> DTensor:
         """A tensor that is cut like the master of this name."""
         like = self._parameters[name]
@@ -137,15 +136,20 @@ class RankGroup(Ranks):
             shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
 
-    def gathered(self, files: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """The tensors of a checkpoint, whole; on other ranks than the first, nothing."""
-        found: dict[str, dict[str, Tensor]] = {name: {} for name in files}
-        for name, tensors in files.items():
-            for key, tensor in tensors.items():
-                whole = tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor.cpu()
-                if self.is_first:
-                    found[name][key] = whole
-        return found
+    def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
+        """Write the checkpoint folder/step_N, each rank its shards. All ranks must call it."""
+        save_shards(self, folder, step, files, state)
+
+    def load(self, checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor]:
+        """This rank's shards of the tensors of one part, whatever the number of ranks that wrote it."""
+        found = load_shards(checkpoint, name, expected)
+        if found is not None:
+            return found
+        stored = open_tensors(checkpoint, name, expected)  # of one process: each rank reads all of it
+        return {
+            key: own_part(x, stored[key]) if isinstance(x, DTensor) else stored[key]
+            for key, x in expected.items()
+        }
 
     def require_alone(self, what: str, instead: str) -> None:
         """Raises ValueError."""

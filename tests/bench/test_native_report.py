@@ -1,0 +1,119 @@
+"""A report of FP4 arithmetic: what a device computed, and what another machine recomputes of it."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from fourbits.bench.native_report import cases, measure
+from fourbits.bench.native_report.verify import verify
+from fourbits.cli.main import main
+from fourbits.device import probe
+from fourbits.gemm.native import self_check, sums_check
+from fourbits.gemm.sums import matmul
+
+CPU = torch.device("cpu")
+
+
+def by(sums: str, epilogue: str = "separate"):
+    """A device whose GEMMs follow a rule."""
+    return lambda a, b, dtype, bias: matmul(a, b, dtype, bias, sums, epilogue)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small():
+    """One small shape, so that nothing is compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self_check, "_SHAPE", (64, 48, 64))
+        patch.setattr(sums_check, "_SHAPE", (32, 32, 384))
+        shape = (64, 256, 48)
+        patch.setattr(
+            cases, "CASES", found := tuple(cases.Case(g, shape) for g in ("fprop", "dgrad", "wgrad"))
+        )
+        patch.setattr(measure, "CASES", found)
+        patch.setattr("fourbits.bench.native_report.verify.CASES", found)
+        patch.setattr(measure, "_TIMED", {"cpu": (16, 32, 32)})
+        patch.setattr(measure, "copy_bandwidth", lambda device: 1.0)
+        patch.setattr(measure, "product_rate", lambda device: 1.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def report(small):
+    """The report of a device with the sums of sm_100 and one multiplication by both scales."""
+    return measure.report(probe("cpu"), by("sm_100", "product"))
+
+
+def statuses(report):
+    return {row.what: row.status for row in verify(report)}
+
+
+def test_the_rule_and_the_epilogue_of_a_device_are_found(report):
+    rows = {row.what: row for row in verify(report)}
+    assert set(statuses(report).values()) == {"equal"}
+    assert rows["fprop 64x256x48"].detail == "all outputs have the bits of sm_100, epilogue product"
+    assert rows["random sums"].detail == "1024 of 1024 have the bits of sm_100"
+    assert rows["quantizers"].detail == "6 of 6 operands have the reference's bytes"
+
+
+def test_a_report_survives_json(report):
+    assert statuses(json.loads(json.dumps(report))) == statuses(report)
+
+
+def test_a_changed_byte_of_an_operand_is_different(report):
+    changed = copy.deepcopy(report)
+    changed["gemms"]["wgrad 64x256x48"]["lhs"] = "0" * 64
+    (row,) = [row for row in verify(changed) if row.status == "different"]
+    assert row.detail == "5 of 6 operands have the reference's bytes; wgrad 64x256x48 lhs"
+
+
+def test_sums_by_no_known_rule_are_unknown_not_wrong(report):
+    other = measure.report(probe("cpu"), by("sm_90"))
+    found = statuses(other)
+    assert found["quantizers"] == "equal"
+    assert found["probes of sums"] == found["random sums"] == "unknown"
+    assert {found[case.name] for case in cases.CASES if case.gemm != "dgrad"} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"form": 99}, "the report must have form 1, got 99"),
+        ({"gemms": {}}, r"the report is not complete \(KeyError: 'fprop 64x256x48'\)"),
+        ({"sums": None}, r"the report is not complete \(TypeError"),
+    ],
+)
+def test_what_is_no_whole_report_is_named(report, change, message):
+    with pytest.raises(ValueError, match=message):
+        verify({**report, **change})
+
+
+def test_the_command_writes_a_file_and_a_page_and_recomputes_them(tmp_path, monkeypatch, capsys, report):
+    monkeypatch.setattr("fourbits.cli.native_report.report", lambda device: report)
+    file = tmp_path / "b200.json"
+    assert main(["doctor", "--native", "--report", str(file)]) == 0
+    assert "nothing was sent anywhere" in capsys.readouterr().out
+    assert "Recomputed on a CPU" not in (tmp_path / "b200.html").read_text()
+    assert main(["doctor", "--verify", str(file)]) == 0
+    assert "epilogue product" in capsys.readouterr().out
+    assert "Recomputed on a CPU" in (tmp_path / "b200.html").read_text()
+    changed = json.loads(file.read_text())
+    changed["gemms"]["fprop 64x256x48"]["rhs"] = "0" * 64
+    file.write_text(json.dumps(changed))
+    assert main(["doctor", "--verify", str(file)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--report", "x.json"], "Add --native"),
+        (["--native", "--report", "x.txt"], "must end in .json"),
+        (["--native", "--report", "missing/x.json"], "must be a folder, and is none"),
+        (["--verify", "missing.json"], "must be a report, which it is not"),
+    ],
+)
+def test_wrong_files_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *arguments]) == 2
+    assert message in capsys.readouterr().err
