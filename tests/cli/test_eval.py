@@ -141,10 +141,10 @@ def test_a_truncated_file_is_named_and_nothing_changes(folders, tmp_path, capsys
 def test_a_checkpoint_of_another_version_is_named_and_kept(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
     state = tmp_path / "run" / "checkpoints" / "step_2" / "state.json"
-    content = json.loads(state.read_text()) | {"version": 2}
+    content = json.loads(state.read_text()) | {"version": 3}
     state.write_text(json.dumps(content))
     error = refused(capsys, tmp_path / "run")
-    assert "version must be 1, got 2" in error
+    assert "version must be 1 or 2, got 3" in error
     assert json.loads(state.read_text()) == content
     assert not (tmp_path / "run" / "evaluations").exists()
 

@@ -49,7 +49,7 @@ def test_the_first_optimizer_step_warns_of_bypassed_layers_once_and_of_unused_on
     convert(model, RECIPE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.warns(
-        UserWarning, match=r"1 layers that convert quantized are never called.*0\.past.*100% .* 33% ran"
+        UserWarning, match=r"1 layer that convert quantized is never called.*0\.past.*100% .* 33% ran"
     ):
         step(model, optimizer)
     step(model, optimizer)  # a second warning would be an error
@@ -81,7 +81,7 @@ def test_a_step_that_a_checkpoint_makes_up_is_not_audited():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     get_optimizer_state_dict(model, optimizer)
     assert optimizer.state
-    with pytest.warns(UserWarning, match=r"1 layers that convert quantized are never called; .*1\.past"):
+    with pytest.warns(UserWarning, match=r"1 layer that convert quantized is never called; .*1\.past"):
         step(model, optimizer)
 
 

@@ -286,3 +286,15 @@ def test_a_weight_that_arrives_quantized_has_no_schedule():
     set_weight_source(other[0], lambda weight: pytest.fail("never called"))
     with pytest.raises(ValueError, match="cannot follow a schedule"):
         set_recipe(other, recipe_of(LATE))
+
+
+def test_parts_of_a_model_enter_a_phase_together():
+    """They share one numbering, whose stage the first part must not take from the others."""
+    parts: list[Any] = [nn.Sequential(nn.Linear(32, 32)), nn.Sequential(nn.Linear(32, 32))]
+    convert(parts, recipe_of(LATE))
+    before = [part[0].quantization.table for part in parts]
+    set_step(parts, SWITCH - 1)
+    assert [part[0].quantization.table for part in parts] == before
+    set_step(parts, SWITCH)
+    after = [part[0].quantization.table for part in parts]
+    assert after[0] == after[1] != before[0]

@@ -217,7 +217,8 @@ def test_a_use_that_is_no_product_of_experts_runs_in_high_precision_and_the_audi
             self.mixed = nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER))
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.bmm(x, self.up) + torch.einsum("ecd,fdh->ech", x, self.mixed)
+            equation = "ecd,fdh->ech"  # a source that spells it out in the call is not claimed
+            return torch.bmm(x, self.up) + torch.einsum(equation, x, self.mixed)
 
     model, x = Experts(), torch.randn(EXPERTS, 3, WIDTH)
     converted(model)

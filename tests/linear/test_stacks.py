@@ -155,3 +155,17 @@ def test_parts_of_a_model_have_one_numbering_and_one_stack():
     assert {name.rpartition(".")[0] for name in kept(summary)} == {"0.layers.0", "1.layers.5"}
     states = [converted_state(module) for part in parts for module in part.modules()]
     assert [state.layer for state in states if state is not None] == list(range(2, 10))
+
+
+def test_a_block_is_no_container_of_blocks():
+    """Its attention and MLP would count as blocks, and everything behind them as a head."""
+    block = nn.ModuleDict({"attention": nn.Sequential(nn.Linear(32, 32))})
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.mlp = nn.Sequential(nn.Linear(32, 32)), nn.Sequential(nn.Linear(32, 32))
+
+    model = nn.ModuleDict({"layers": nn.ModuleList([Block(), Block(), Block()]), "other": block})
+    with pytest.raises(ValueError, match=r"Got .layers\.0., a Block of attention, mlp\. Name what holds"):
+        convert(model, "nvfp4", stacks="layers.0")

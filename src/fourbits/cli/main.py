@@ -56,7 +56,8 @@ def _run(name: str, argv: list[str]) -> int:
         return code
     except KeyboardInterrupt as error:
         text, code = stopped(error)
-        print(f"fourbits {name}: {text}", file=sys.stderr)
+        if not _is_follower():
+            print(f"fourbits {name}: {text}", file=sys.stderr)
         return code
     except BrokenPipeError:  # the reader of a pipe, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,6 +73,12 @@ def _run(name: str, argv: list[str]) -> int:
         return _report(name, error, debug, 1)
 
 
+def _is_follower() -> bool:
+    """Whether this is a rank other than 0, of those that torchrun started."""
+    where = place()
+    return where is not None and where.rank > 0
+
+
 def _require_alone(name: str) -> None:
     """Raises ValueError for a command that torchrun started in several processes, but train."""
     where = place()
@@ -83,8 +90,7 @@ def _require_alone(name: str) -> None:
 
 def _report(name: str, error: Exception, debug: bool, code: int, rank: str = "") -> int:
     """Print an error. rank: which of several ranks it is, if one of them reports it."""
-    where = place()
-    if where is not None and where.rank and not rank:  # found by all ranks alike, before they met
+    if _is_follower() and not rank:  # found by all ranks alike, before they met
         return code
     if debug:
         traceback.print_exception(error)
@@ -100,6 +106,5 @@ def _report(name: str, error: Exception, debug: bool, code: int, rank: str = "")
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    where = place()
-    if where is None or not where.rank:  # other ranks log theirs
+    if not _is_follower():  # which log theirs
         print(f"fourbits: warning: {message}", file=sys.stderr)

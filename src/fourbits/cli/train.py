@@ -8,14 +8,15 @@ to decay; docs/precision.md has more precision schedules, and how to write your 
 
 To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the result is
 bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the learning
-rates of the steps done do not. To continue with other settings, --from RUN starts a new run.
+rates of the steps done do not. To continue with other settings, --from RUN starts a new run. CONFIG and
+--from FOLDER start from a transformers model, in BF16 or NVFP4, and its tokenizer, in place of CONFIG's.
 """
 
 import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -29,12 +30,14 @@ from fourbits.compare.terminal import print_table
 from fourbits.data.whole_file import write_json
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import RunConfig, load_config
+from fourbits.train.imported import is_imported
 from fourbits.train.listener import ProgressPrinter, RunStart
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.profile import StepProfile
 from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.join import joined
+from fourbits.train.ranks.launcher import place
 from fourbits.train.run import run as train
 from fourbits.train.run_folder import read_json
 from fourbits.train.stop import exit_code
@@ -54,7 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         dest="start",
         type=Path,
         metavar="RUN",
-        help="start a new run from RUN, or RUN/checkpoints/step_N, with other settings; CONFIG: RUN's",
+        help="start a new run from RUN (CONFIG: RUN's), RUN/checkpoints/step_N, or a transformers folder",
     )
     parser.add_argument(
         "--out", metavar="DIR", help="run folder (default: RUN when resuming, else a new folder in runs/)"
@@ -68,6 +71,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Train. 0: finished; 124, 129, 130 or 143: saved at the time limit or a signal, and can be resumed."""
     source = args.config or _config_of(args.start)
+    if args.start is not None and is_imported(args.start):
+        _refuse_model_settings(args.start, args.overrides)
     config = load_config(source, RUN_PRESETS, args.overrides)
     device = None if config.train.device == "auto" else config.train.device
     with joined(config.parallel, device) as ranks:
@@ -158,10 +163,21 @@ def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
     return show
 
 
+def _refuse_model_settings(start: Path, overrides: Mapping[str, str]) -> None:
+    """Raises ValueError for options that a model from elsewhere decides."""
+    if given := [name for name in overrides if name.partition(".")[0] == "model"]:
+        raise ValueError(f"--{given[0]}: the model is that of --from {start}. Remove the option.")
+
+
 def _config_of(start: Path | None) -> str:
     """The config.yaml of the run to start from. Raises ValueError without one."""
     if start is None:
         raise ValueError("CONFIG must be given: a preset, a YAML file, or RUN/config.yaml.")
+    if is_imported(start):
+        raise ValueError(
+            f"--from {start}: a transformers model has no settings for training. Pass a CONFIG, too, such as "
+            "the preset 30m, of which everything but the model counts."
+        )
     return str((start.parents[1] if start.parent.name == "checkpoints" else start) / "config.yaml")
 
 
@@ -174,6 +190,10 @@ def _folder(config: str, out: str | None, is_new: bool) -> Path:
         return Path("runs") / f"{path.parent.absolute().name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if path.name == "config.yaml" and (path.parent / "manifest.json").is_file():
         return path.parent
+    if (where := place()) is not None and where.may_restart:
+        raise ValueError(
+            "--out must be given with torchrun --max-restarts, so that a restart continues the run."
+        )
     return Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -199,8 +219,8 @@ def repetition(out: Path) -> tuple[str, ...]:
     manifest = read_json(out / "manifest.json")
     words = ["train", str(out / "config.yaml"), "--out", str(again(out))]
     if ancestry := manifest.get("ancestry"):
-        start = Path(ancestry[-1]["run"]) / "checkpoints" / f"step_{ancestry[-1]['step']}"
-        words += ["--from", str(start)]
+        entry = ancestry[-1]
+        words += ["--from", entry.get("model") or f"{entry['run']}/checkpoints/step_{entry['step']}"]
     return change_folder(), command_line([*words, "--train.threads", str(manifest["threads"])])
 
 

@@ -33,7 +33,14 @@ from fourbits.exchange.replace import STAGING, replaced_together
 from fourbits.exchange.state import require_state
 from fourbits.exchange.tensor_files import write_tensors
 from fourbits.exchange.tokenizer_files import tokenizer_files
-from fourbits.exchange.weights import fill_matched, hf_names, matched, unfilled
+from fourbits.exchange.weights import (
+    fill_matched,
+    hf_names,
+    matched,
+    require_finite,
+    require_tied,
+    unfilled,
+)
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 
@@ -136,6 +143,20 @@ class OpenedModel:
     config: ModelConfig
     files: WeightFiles | DecodedFiles
     names: dict[str, str]
+
+    @property
+    def stored_as(self) -> str:
+        """How the weights are stored: compressed-tensors, modelopt, fp8, or floating-point."""
+        return self.files.kind if isinstance(self.files, DecodedFiles) else "floating-point"
+
+    def weight(self, name: str) -> Tensor:
+        """A parameter by our name. Raises ValueError for values that are not finite, and an untied head."""
+        theirs, head = self.names[name], self.names["head.weight"]
+        if self.config.tie_embeddings and name == "embed.weight" and head in self.files:
+            require_tied(self.files, head, theirs)
+        found = self.files[theirs]
+        require_finite(theirs, found)
+        return found
 
     def packed(self) -> dict[str, tuple[PackedWeight, Tensor | None]]:
         """The weights stored as NVFP4 by our names, with the scales of their inputs if the files have any."""

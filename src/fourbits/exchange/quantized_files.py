@@ -60,6 +60,11 @@ class DecodedFiles(Mapping[str, Tensor]):
         codes, scales = (self._files[f"{module}.{end}"] for end in (self._codes, FP8_SCALE))
         return codes.float() * _spread(scales.float(), self._scheme, codes.shape)
 
+    @property
+    def kind(self) -> str:
+        """The name of the layout, or fp8."""
+        return self._scheme.name if isinstance(self._scheme, Layout) else "fp8"
+
     def packed(self, name: str) -> "tuple[PackedWeight, Tensor | None] | None":
         """The codes and scales of a weight, and the scale of its input, fp32 scalar, if the files have one.
 

@@ -84,7 +84,7 @@ def fill_matched(model: LanguageModel, tensors: Mapping[str, Tensor], names: Map
     for ours, theirs in names.items():
         if ours == "head.weight" and model.config.tie_embeddings:
             if theirs in tensors:
-                _require_tied(tensors, theirs, names["embed.weight"])
+                require_tied(tensors, theirs, names["embed.weight"])
             continue
         found = tensors[theirs]
         require_finite(theirs, found)
@@ -124,7 +124,8 @@ def require_finite(name: str, found: Tensor, remedy: str = "Use an earlier check
         raise ValueError(f"exchange: {name!r} has {wrong} {values} not finite. {remedy}")
 
 
-def _require_tied(tensors: Mapping[str, Tensor], head: str, embedding: str) -> None:
+def require_tied(tensors: Mapping[str, Tensor], head: str, embedding: str) -> None:
+    """Raise ValueError for a head that differs from the embedding."""
     one, other = tensors[head], tensors[embedding]
     if not (one.is_meta or torch.equal(one, other.to(one))):
         raise ValueError(

@@ -26,6 +26,8 @@ def keep_recipe(model: Any) -> None:
         )
     recipe, selection, seed = conversion_of(model, "keep_recipe")
     choice = {key: value for key in _CHOICE if (value := getattr(selection, key)) is not None}
+    if selection.excluded:
+        choice["exclude"] = (*(selection.exclude or ()), *sorted(selection.excluded))
     setattr(model.config, ENTRY, {**provenance(recipe), "seed": seed, "choice": choice})
 
 
@@ -48,7 +50,9 @@ def convert_as_saved(model: Any, *, backend: Backend = "emulated") -> Conversion
             "write. Call fourbits.convert(model, recipe) with the recipe that the model was trained with."
         )
     entry: dict[str, Any] = config[ENTRY]
-    return convert(model, recipe, seed=entry.get("seed", 0), backend=backend, **entry.get("choice", {}))
+    summary = convert(model, recipe, seed=entry.get("seed", 0), backend=backend, **entry.get("choice", {}))
+    update_recipe(model)
+    return summary
 
 
 def _has_config(model: Any) -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 from fourbits.recipe.recipe import Recipe
 
 
-def model_parts(model: Any) -> list[nn.Module]:
+def model_parts(model: Any, caller: str = "convert") -> list[nn.Module]:
     """The parts of a model, or the model as its only one. Raises ValueError for anything else."""
     parts: list[Any] = (
         [model] if isinstance(model, nn.Module) or not isinstance(model, Sequence) else [*model]
@@ -18,12 +18,13 @@ def model_parts(model: Any) -> list[nn.Module]:
     if wrong or not parts:
         got = wrong[0] if wrong else "an empty list"
         raise ValueError(
-            f"convert: model must be an nn.Module or a list of them, got {got}. Pass the model itself."
+            f"{caller}: model must be an nn.Module or a list of them, got {got}. Pass the model itself."
         )
     modules = [module for part in parts for module in part.modules()]
     if len({id(module) for module in modules}) < len(modules):
         raise ValueError(
-            "convert: parts of a model must not contain each other or share modules. Pass the outermost one."
+            f"{caller}: parts of a model must not contain each other or share modules. Pass the outermost "
+            "one."
         )
     return parts
 
@@ -36,9 +37,10 @@ def patterns_of(option: str, given: Any) -> tuple[str, ...] | None:
     patterns: tuple[Any, ...] = tuple(given) if several else (given,)
     for pattern in patterns:
         if not isinstance(pattern, str) or not pattern:
+            remedy = "Name containers." if option == "stacks" else "Pass a function as filter_fn."
             raise ValueError(
                 f"convert: {option} must be a pattern of module names or a list of such, got {pattern!r}. "
-                "Pass a function as filter_fn."
+                f"{remedy}"
             )
     return patterns
 
@@ -51,8 +53,13 @@ def with_kept_blocks(recipe: Recipe, first: int | str | None, last: int | str | 
     return recipe if keep == recipe.keep_bf16 else replace(recipe, keep_bf16=keep)
 
 
-def require_choice(seed: Any, backend: Any, min_size: Any) -> None:
-    """Raises ValueError for a seed, backend or smallest size that is none."""
+def require_choice(seed: Any, backend: Any, min_size: Any, filter_fn: Any) -> None:
+    """Raises ValueError for a seed, backend, smallest size or function that is none."""
+    if filter_fn is not None and not callable(filter_fn):
+        raise ValueError(
+            f"convert: filter_fn must be a function (module, name) -> bool, got {filter_fn!r}. Pass names as "
+            "include or exclude."
+        )
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
         raise ValueError(f"convert: seed must be an int in [0, 2**32), got {seed!r}. Pass such an int.")
     if backend not in ("emulated", "native"):

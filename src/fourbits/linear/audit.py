@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from fourbits.linear.arguments import model_parts
 from fourbits.linear.health import described, gradients_seen
 from fourbits.linear.layer_state import converted_state
 from fourbits.linear.ops import calls_seen
 from fourbits.linear.stacked.layer import converted_layers
+from fourbits.linear.weights import named_modules
 
 #: optimizer steps after which a model that was never called is no longer looked at
 _PATIENCE = 64
@@ -67,13 +69,15 @@ _watched: list[_Watched] = []
 _hooks: list[Any] = []
 
 
-def audit(model: nn.Module) -> AuditReport:
+def audit(model: nn.Module | Sequence[nn.Module]) -> AuditReport:
     """Compare the layers that are quantized with those that were called since the conversion.
+
+    model: what `convert` was given. Raises ValueError for what is no module.
 
     Call it after a training step, best between backward and the optimizer's step, while the gradients that
     show a bypassed layer are there. On a GPU it reads a few numbers from the device.
     """
-    return _compared(list(converted_layers(model.named_modules())))
+    return _compared(list(converted_layers(named_modules(model_parts(model, "audit")))))
 
 
 def watch(modules: Sequence[tuple[str, nn.Module]]) -> None:
@@ -175,12 +179,17 @@ def _warn_of(report: AuditReport) -> None:
     if report.bypassed:
         names = ", ".join(report.bypassed[:3]) + (", ..." if len(report.bypassed) > 3 else "")
         _warn(
-            f"{len(report.bypassed)} layers that convert quantized are never called; other code multiplies "
-            f"by their weights in high precision ({names}). {report.claimed_share:.0%} of the weights were "
-            f"claimed, {report.called_share:.0%} ran. Name them in exclude; fourbits.audit(model) lists them."
+            f"{_never_called(len(report.bypassed))}; other code multiplies by the weight in high precision "
+            f"({names}). {report.claimed_share:.0%} of the weights were claimed, {report.called_share:.0%} "
+            "ran. Name them in exclude; fourbits.audit(model) lists them."
         )
     for finding in report.gradients:
         _warn(finding)
+
+
+def _never_called(count: int) -> str:
+    layers, are = ("layer", "is") if count == 1 else ("layers", "are")
+    return f"{count} {layers} that convert quantized {are} never called"
 
 
 def _warn(text: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fourbits.linear.products import FACTS
 from fourbits.linear.source import computing_nodes, own_attribute
 from fourbits.linear.weights import is_linear
 
@@ -64,6 +65,11 @@ def _read_in_source(cls: type[nn.Module]) -> frozenset[str]:
             about = parent.attr if isinstance(parent, ast.Attribute) else ""
             if about not in ("weight", "bias"):
                 used.add(child)
-            elif about == "weight" and not isinstance(parents.get(parent), ast.Attribute):  # as .weight.dtype
+            elif about == "weight" and not _is_fact(parents.get(parent)):
                 read.add(child)
     return frozenset(read - used)
+
+
+def _is_fact(node: ast.AST | None) -> bool:
+    """Whether a node reads something of a tensor that is no matrix, as .dtype."""
+    return isinstance(node, ast.Attribute) and node.attr in FACTS

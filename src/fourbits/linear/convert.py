@@ -17,7 +17,13 @@ from fourbits.linear.adopt import adopt, adopt_stacked, restore
 from fourbits.linear.arguments import model_parts, patterns_of, require_choice, with_kept_blocks
 from fourbits.linear.audit import watch
 from fourbits.linear.checkpoint_state import new_recipe_states
-from fourbits.linear.findings import notes_of, require_recipe_matches, require_stacks, warn_of_gaps
+from fourbits.linear.findings import (
+    notes_of,
+    quantizes,
+    require_recipe_matches,
+    require_stacks,
+    warn_of_gaps,
+)
 from fourbits.linear.layer_phases import LayerPhases, phase_notes, phases_of, require_phases_act
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.native_gemms import emulated_gemms, made_native
@@ -31,6 +37,7 @@ from fourbits.linear.stacks import Stack, find_stacks, named_stacks
 from fourbits.linear.summary import ConversionSummary, LinearReport, StackReport, precision_of
 from fourbits.linear.weights import Weight, multiplied_weights, named_modules
 from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.provenance import forget
 from fourbits.recipe.recipe import GemmTable, Recipe
 from fourbits.recipe.schedule import check_steps
 
@@ -70,20 +77,26 @@ def convert(
     matches nothing, and for native on a GPU without FP4 tensor cores or one that fails the self-check.
     """
     parts = model_parts(model)
-    require_choice(seed, backend, min_size)
+    require_choice(seed, backend, min_size, filter_fn)
+    chosen = get_recipe(recipe)
     given = {"include": include, "exclude": exclude, "stacks": stacks}
     patterns = {option: patterns_of(option, value) for option, value in given.items()}
     selection = Selection(
-        filter_fn=filter_fn, min_size=min_size, keep_first=keep_first, keep_last=keep_last, **patterns
+        **patterns,  # pyright: ignore[reportArgumentType]
+        filter_fn=filter_fn,
+        min_size=min_size,
+        keep_first=keep_first,
+        keep_last=keep_last,
     )
     modules = named_modules(parts)
     names = [layer.name for layer in multiplied_weights(modules) if layer.kind != "other"]
     containers = [name for name, module in modules if any(True for _ in module.children())]
     layer = "the name of a linear layer or of a module around one"
-    require_matches("include", selection.include or (), names, layer)
-    require_matches("exclude", selection.exclude or (), names, layer)
-    require_matches("stacks", selection.stacks or (), containers, "the name of a container of blocks")
-    return converted(parts, get_recipe(recipe), selection, seed, backend)
+    if quantizes(chosen):
+        require_matches("include", selection.include or (), names, layer)
+        require_matches("exclude", selection.exclude or (), names, layer)
+        require_matches("stacks", selection.stacks or (), containers, "the name of a container of blocks")
+    return converted(parts, chosen, selection, seed, backend)
 
 
 def converted(
@@ -108,7 +121,9 @@ def converted(
     require_recipe_matches(chosen, names)
     check_steps(chosen.schedule)
     found = find_stacks(parts) if selection.stacks is None else named_stacks(modules, selection.stacks)
-    require_stacks(selection, found)
+    if quantizes(chosen):
+        require_stacks(selection, found)
+    selection = selection.without_function(layers)  # which may raise, while nothing has changed yet
     for layer in layers:
         restore(layer.name, layer.module)
     decider = Decider(modules, found, chosen, selection)
@@ -118,6 +133,7 @@ def converted(
         enter_stage(list(converted_layers(modules)), step)
     for part in parts:
         new_recipe_states(part)
+        forget(getattr(part, "config", None))  # what a saved model says of another conversion
     parameters = {id(p): p.numel() for _, module in modules for p in module.parameters(recurse=False)}
     summary = ConversionSummary(
         chosen.name,
@@ -173,10 +189,9 @@ def _rows(decisions: Sequence[_Decision], decider: Decider, seed: int) -> list[L
     """Give every layer its table, or leave it as it is: a row for each weight."""
     rows: list[LinearReport] = []
     weights = [each.weight for each in decisions]
-    lasting = decider.selection.lasting(weight for weight in weights if weight.kind != "other")
     read = sum(weight.shape[0] * weight.shape[1] for weight in weights)
     layers = sum(weight.layers for weight in weights)
-    numbering = Numbering(seed, layers, read, decider.recipe, lasting)
+    numbering = Numbering(seed, layers, read, decider.recipe, decider.selection)
     number = 0
     for weight, table, reason, phases in decisions:
         if table is not None:

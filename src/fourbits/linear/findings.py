@@ -19,6 +19,8 @@ _HEADS = (
     "head by its name",
     "head: outside",
     "follows the last block",
+    "head: as many",
+    "embedding that",
     "weight is tied",
 )
 
@@ -77,8 +79,13 @@ def warn_of_gaps(
         return
     if not any(row.quantized for row in summary.rows):
         _warn(f"convert quantized nothing by recipe {recipe.name}. print(summary) tells why for each weight.")
-    if not stacks:
-        return
+    if stacks:
+        _warn_of_rules(recipe, names)
+    _warn_of_head(summary, modules, stacks, include)
+
+
+def _warn_of_rules(recipe: Recipe, names: Sequence[str]) -> None:
+    """Warn of layers that a recipe keeps in BF16 and a model with blocks does not have."""
     for rule in recipe.layers:
         table = rule.table
         kept = table.fprop.high_precision and table.dgrad.high_precision and table.wgrad.high_precision
@@ -88,16 +95,29 @@ def warn_of_gaps(
                 f"not have by these names: {', '.join(rule.names)}. If it has them by others, name those in "
                 "exclude."
             )
+
+
+def _warn_of_head(
+    summary: ConversionSummary,
+    modules: Sequence[tuple[str, nn.Module]],
+    stacks: Sequence[Stack],
+    include: Sequence[str] | None,
+) -> None:
+    """Warn if a language model's head was not found, and a layer that may be it is quantized."""
     blocks = tuple(f"{block}." for stack in stacks for block in stack.blocks)
     outside = [row.name for row in summary.rows if row.quantized and not row.name.startswith(blocks)]
     chosen = {
         row.name for row in summary.rows if row.quantized and include is not None and row.name in include
     }
+    if not stacks:  # nothing tells a head from other layers, unless it comes last
+        last = summary.rows[-1].name if summary.rows else ""
+        outside = [name for name in outside if name == last]
+    place = "outside of the blocks" if stacks else "the last layer"
     headless = not chosen and not any(row.reason.startswith(_HEADS) for row in summary.rows)
     if headless and outside and any(isinstance(module, nn.Embedding) for _, module in modules):
         _warn(
-            f"no output head was found, and {outside[-1]!r} is quantized although it is outside of the "
-            "blocks. If it is the head, name it in exclude."
+            f"no output head was found, and {outside[-1]!r} is quantized although it is {place}. If it is "
+            "the head, name it in exclude."
         )
 
 

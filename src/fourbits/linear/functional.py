@@ -30,9 +30,9 @@ class UnsupportedTransformError(RuntimeError):
 def refuse_transform(*_: Any) -> NoReturn:
     """Raises UnsupportedTransformError."""
     raise UnsupportedTransformError(
-        "QuantizedLinear: torch.func.vmap and jvp are not supported, because all rows of a call share one "
-        "scale and rounding has no derivative; grad and vjp are. For per-sample gradients, restore "
-        'the model\'s own layers with fourbits.convert(model, "bf16").'
+        "QuantizedLinear: torch.func.vmap and jvp are not supported, nor is forward-mode AD: all rows of a "
+        "call share one scale, and rounding has no derivative; grad and vjp are. For per-sample gradients, "
+        'restore the model\'s own layers with fourbits.convert(model, "bf16").'
     )
 
 

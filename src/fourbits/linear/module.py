@@ -11,7 +11,7 @@ from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.corrected import Operands
 from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
-from fourbits.linear.functional import functional_matmul, under_torch_func
+from fourbits.linear.functional import functional_matmul, refuse_transform, under_torch_func
 from fourbits.linear.health import look_at
 from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
@@ -96,6 +96,8 @@ class _QuantizedMatmul(torch.autograd.Function):
             if torch.is_grad_enabled():
                 grads = once_differentiable(grads, [dy, weight] if x is None else [dy, x, weight])
         return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 6)
+
+    jvp = staticmethod(refuse_transform)  # pyright: ignore[reportAssignmentType]
 
 
 def _eager_forward(

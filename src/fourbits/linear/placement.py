@@ -79,7 +79,9 @@ class Decider:
         for pattern in self.recipe.keep_bf16.names:
             if matches(layer.name, (pattern,)):
                 return "output head or embedding" if pattern in _HEADS else f"keep_bf16.names has {pattern!r}"
-        role = self.roles.router(layer.name, layer.shape[0]) or self.roles.head(layer.name, layer.module)
+        role = self.roles.router(layer.name, layer.shape[0]) or self.roles.head(
+            layer.name, layer.module, layer.shape[0]
+        )
         return role or self._kept_block(layer.name)
 
     def _kept_block(self, name: str) -> str:

@@ -34,6 +34,11 @@ class Roles:
         self._blocks = tuple(block for stack in stacks for block in stack.blocks)
         self._last_block = max((self._order[block] for block in self._blocks), default=-1)
         self._heads = {id(head) for _, module in modules if (head := _output_embeddings(module)) is not None}
+        self._vocabularies = {
+            module.num_embeddings for _, module in modules if isinstance(module, nn.Embedding)
+        }
+        linears = (place for place, (_, module) in enumerate(modules) if is_linear(module))
+        self._last_linear = max(linears, default=-1)
         bases = [(name, getattr(module, "base_model_prefix", None)) for name, module in modules]
         #: (task model, the model in it), for transformers' wrappers of a model and its task head
         self._tasks = [
@@ -66,8 +71,8 @@ class Roles:
             return f"router: a column for each of {rows} experts"
         return ""
 
-    def head(self, name: str, module: nn.Module) -> str:
-        """Why a layer belongs to a head, or an empty string."""
+    def head(self, name: str, module: nn.Module, rows: int) -> str:
+        """Why a layer belongs to a head, or an empty string. rows: its out_features."""
         if id(module) in self._heads:
             return "output head or embedding"
         if self._in_block(name):
@@ -76,11 +81,12 @@ class Roles:
             inside = name.startswith(f"{outer}.") if outer else True
             if inside and not f"{name}.".startswith(f"{base}."):
                 return f"head: outside {base!r}"
-        if not self._blocks:
-            return "head by its name" if _UNMISTAKABLE.match(plain_name(name)) else ""
-        if _HEAD.search(plain_name(name)):
+        plain = plain_name(name)
+        if (_HEAD.search(plain) if self._blocks else _UNMISTAKABLE.match(plain)) is not None:
             return "head by its name"
-        return "follows the last block" if self._order[name] > self._last_block else ""
+        if rows in self._vocabularies and self._order[name] == self._last_linear:
+            return f"head: as many columns as the embedding has rows, {rows}"
+        return "follows the last block" if self._blocks and self._order[name] > self._last_block else ""
 
     def _in_block(self, name: str) -> bool:
         return any(f"{name}.".startswith(f"{block}.") for block in self._blocks)

@@ -24,6 +24,8 @@ class Selection:
     stacks: tuple[str, ...] | None = None
     keep_first: int | str | None = None
     keep_last: int | str | None = None
+    #: names that a function excluded
+    excluded: frozenset[str] = frozenset()
 
     def why_not(self, layer: Weight) -> str:
         """Why a layer is excluded, or an empty string."""
@@ -32,20 +34,20 @@ class Selection:
                 return f"excluded by {pattern!r}"
         if self.include is not None and not any(covers(pattern, layer.name) for pattern in self.include):
             return "not in include"
-        if self.filter_fn is not None and not self.filter_fn(layer.module, layer.name):
+        if layer.name in self.excluded:
             return "excluded by filter_fn"
         rows, columns = layer.shape
         if self.min_size is not None and not self.names(layer.name) and rows * columns < self.min_size:
             return f"fewer than {self.min_size} weights"
         return ""
 
-    def lasting(self, layers: Iterable[Weight]) -> "Selection":
-        """The same choice without a function, for a later change of the recipe: by the names it excluded."""
+    def without_function(self, layers: Iterable[Weight]) -> "Selection":
+        """The same choice with the names that the function excludes, which is called once for each layer."""
         chosen = self.filter_fn
         if chosen is None:
             return self
-        names = tuple(layer.name for layer in layers if not chosen(layer.module, layer.name))
-        return replace(self, filter_fn=None, exclude=(*(self.exclude or ()), *names))
+        names = {layer.name for layer in layers if not chosen(layer.module, layer.name)}
+        return replace(self, filter_fn=None, excluded=self.excluded | names)
 
     def names(self, name: str) -> bool:
         """Whether `include` has exactly this name, which then is quantized whatever its role and place."""
@@ -84,9 +86,9 @@ def nearest_module(pattern: str, names: Sequence[str]) -> str:
     ends: dict[str, str] = {}
     for name in names:
         for outer in _outwards(name):
-            ends.setdefault(".".join(outer.split(".")[-depth:]), outer)
-            ends.setdefault(outer, outer)
-    found = get_close_matches(bare, list(ends), n=1, cutoff=0.4)
+            ends.setdefault(".".join(outer.split(".")[-depth:]).lower(), outer)
+            ends.setdefault(outer.lower(), outer)
+    found = get_close_matches(bare.lower(), list(ends), n=1, cutoff=0.4)
     return f" The nearest is {ends[found[0]]!r}." if found else ""
 
 

@@ -1,9 +1,11 @@
 """set_recipe: change the recipe of a converted model between two steps, and keep what it has tracked."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import nn
 
+from fourbits.linear.arguments import model_parts
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.convert import converted
 from fourbits.linear.feature_shard import sharded
@@ -17,46 +19,52 @@ from fourbits.linear.stacked.layer import converted_layers
 from fourbits.linear.step import last_step, share_counters
 from fourbits.linear.summary import ConversionSummary
 from fourbits.linear.weight_source import check_table, set_weight_source
+from fourbits.linear.weights import named_modules
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import GemmTable, Recipe, table_from_text
 from fourbits.recipe.schedule import check_steps
 
 
 def set_recipe(
-    model: nn.Module, recipe: str | Recipe, backend: Literal["emulated", "native"] = "emulated"
+    model: nn.Module | Sequence[nn.Module],
+    recipe: str | Recipe,
+    backend: Literal["emulated", "native"] = "emulated",
 ) -> ConversionSummary:
     """Change a converted model's recipe, in place; call it between two steps, before `set_step`.
 
-    Unlike `convert`, it keeps the seed, the counters, the caller's choice of layers, the sources of weights
-    and the shards, and what layers
-    that stay quantized have tracked: an operand's amax history where amax_policy, source, transform and
-    correction are unchanged (its newest entries, if it gets shorter), its layout where adaptive is unchanged.
-    The rest is dropped. A checkpoint written afterwards is loaded after `convert` to the new recipe. Returns
-    the precision of each layer. Raises ValueError, and changes nothing, for a model without converted layers,
-    an unknown recipe, and one that does not support the model's shards or sources of weights.
+    model: what `convert` was given. Unlike `convert`, it keeps the seed, the counters, the caller's choice of
+    layers, the sources of weights and the shards, and what layers that stay quantized have tracked: an
+    operand's amax history where amax_policy, source, transform and correction are unchanged (its newest
+    entries, if it gets shorter), its layout where adaptive is unchanged. The rest is dropped. A checkpoint
+    written afterwards is loaded after `convert` to the new recipe. Returns the precision of each layer.
+
+    Raises ValueError, and changes nothing, for a model without converted layers, an unknown recipe, and one
+    that does not support the model's shards or sources of weights.
     """
-    before = {name: module.quantization for name, module in _layers(model)}
+    parts = model_parts(model, "set_recipe")
+    before = {name: module.quantization for name, module in _layers(parts)}
     chosen = get_recipe(recipe)
-    seed, step = _one_seed(before), _one_step(model)
+    seed, step = _one_seed(before), _one_step(parts)
     selection = _one_selection(before)
     check_steps(chosen.schedule)
-    for name, layer in _layers(model):
+    for name, layer in _layers(parts):
         table, _ = table_for(chosen, name)
         table = made_native(table) if backend == "native" else table
         _check(before[name], table, bool(chosen.schedule))
         phases_of(chosen, name, table, backend == "native", layer.weight.dim() > 2)
-    summary = converted([model], chosen, selection, seed, backend, last_step(model))
-    for name, module in _layers(model):
+    summary = converted(parts, chosen, selection, seed, backend, last_step(parts[0]))
+    for name, module in _layers(parts):
         if (old := before.get(name)) is not None:
             _keep(old, module)
-    for tracked in recipe_states_of(model):
-        tracked.begin(step)
-    share_counters(model)
+    for part in parts:
+        for tracked in recipe_states_of(part):
+            tracked.begin(step)
+        share_counters(part)
     return summary
 
 
-def _layers(model: nn.Module) -> list[tuple[str, Any]]:
-    return list(converted_layers(model.named_modules()))
+def _layers(parts: Sequence[nn.Module]) -> list[tuple[str, Any]]:
+    return list(converted_layers(named_modules(parts)))
 
 
 def _one_seed(states: dict[str, LayerState]) -> int:
@@ -79,9 +87,9 @@ def _one_selection(states: dict[str, LayerState]) -> Selection:
     return chosen.pop() if chosen else Selection()
 
 
-def _one_step(model: nn.Module) -> int | None:
+def _one_step(parts: Sequence[nn.Module]) -> int | None:
     """The step of the model's recipe state. Raises ValueError where parts of it are at different steps."""
-    steps = {tracked.step for tracked in recipe_states_of(model)}
+    steps = {tracked.step for part in parts for tracked in recipe_states_of(part)}
     if len(steps) > 1:
         raise ValueError(
             f"set_recipe: parts of the model are at different steps, {steps}. Call set_step on the whole "

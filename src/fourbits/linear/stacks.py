@@ -43,8 +43,16 @@ def find_stacks(parts: Sequence[nn.Module]) -> tuple[Stack, ...]:
 
 
 def named_stacks(modules: Sequence[Named], patterns: Iterable[str]) -> tuple[Stack, ...]:
-    """The containers whose names match, as stacks."""
+    """The containers whose names match, as stacks. Raises ValueError for a module that is no container."""
     found = [(n, m) for n, m in modules if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+    for name, module in found:
+        listed = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+        if not listed and not _run(name, module)[1] and any(is_block(child) for child in module.children()):
+            raise ValueError(
+                f"convert: stacks must name containers of blocks: a ModuleList, ModuleDict, Sequential, or a "
+                f"module with numbered ones. Got {name!r}, a {type(module).__name__} of "
+                f"{', '.join(key for key, _ in module.named_children())}. Name what holds the blocks."
+            )
     stacks = ((name, _flattened([*_children(name, module)])) for name, module in found)
     return tuple(Stack(name, tuple(n for n, _ in blocks)) for name, blocks in stacks if blocks)
 

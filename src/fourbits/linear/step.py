@@ -1,6 +1,7 @@
 """set_step: the position of a micro-batch in a run, which determines all random bits and amax policies."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,11 +11,13 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from fourbits.linear.adopt import conversions
 from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import Reduce
+from fourbits.linear.arguments import model_parts
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.numbering import Numbering, keep_apart
 from fourbits.linear.precision import blend_weights, changes_at, enter_stage, numberings_with_schedule
 from fourbits.linear.sr_counter import SrCounter
 from fourbits.linear.stacked.layer import converted_layers
+from fourbits.linear.weights import named_modules
 from fourbits.recipe.recipe import GemmTable, table_from_text
 from fourbits.recipe.schedule import Stage
 
@@ -57,7 +60,7 @@ _found: "weakref.WeakKeyDictionary[nn.Module, _Found]" = weakref.WeakKeyDictiona
 
 
 def set_step(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     step: int,
     first_token: int = 0,
     reduce: Reduce | None = None,
@@ -65,18 +68,18 @@ def set_step(
 ) -> None:
     """Advance the stochastic-rounding RNG and the amax policies; call before each micro-batch.
 
-    step: the optimizer step; first_token: index of the micro-batch's first token among all tokens of this
-    step (over ranks and micro-batches). Random bits are then a function of (seed, step, token), whatever the
-    number of ranks and micro-batches, and a run resumed between steps repeats them. A first_token that is no
-    multiple of 16 (one block) is rounded up, past all blocks of the micro-batches before it in this process,
-    so that no noise repeats; several ranks, and a resume within a step, need multiples of 16. reduce: for
-    amax policies on several ranks; (tensor, "max" or "sum") -> its all-reduced value. same_weights: promises
-    that no weight was written since the last set_step, so that layers may reuse their quantized weights. A
-    recipe with a schedule enters the phase of the step. If you capture your own CUDA graph, copy the new
-    `counters_of(model)` values into the captured tensors before each replay, and capture it again whenever
-    `stage_of(model)` changes. Does nothing to a model without converted layers, such as one restored with
-    recipe "bf16".
-    Raises ValueError for values out of range.
+    model: what `convert` was given, a model or its parts. step: the optimizer step; first_token: index of the
+    micro-batch's first token among all tokens of this step (over ranks and micro-batches). Random bits are
+    then a function of (seed, step, token), whatever the number of ranks and micro-batches, and a run resumed
+    between steps repeats them. A first_token that is no multiple of 16 (one block) is rounded up, past all
+    blocks of the micro-batches before it in this process, so that no noise repeats; several ranks, and a
+    resume within a step, need multiples of 16. reduce: for amax policies on several ranks; (tensor, "max" or
+    "sum") -> its all-reduced value. same_weights: promises that no weight was written since the last
+    set_step, so that layers may reuse their quantized weights. A recipe with a schedule enters the phase of
+    the step. If you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured
+    tensors before each replay, and capture it again whenever `stage_of(model)` changes. Does nothing to a
+    model without converted layers, such as one restored with recipe "bf16". Raises ValueError for values out
+    of range, and for a model that is none.
     """
     for name, number in (("step", step), ("first_token", first_token)):
         if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -88,17 +91,18 @@ def set_step(
             f"set_step: first_token must be in [0, 2**62), got {first_token}. "
             "Count the tokens of a step from 0."
         )
-    found = _in_phase(model, _found_in(model), step)
-    first_token = found.position.aligned(step, first_token)
-    for tracked in found.recipe_states:
-        tracked.advance(step, reduce)
-    for counter in found.counters:
-        counter.advance(step, first_token, same_weights)
+    parts = [model] if isinstance(model, nn.Module) else model_parts(model, "set_step")
+    for found in _in_phase(parts, step):
+        first = found.position.aligned(step, first_token)
+        for tracked in found.recipe_states:
+            tracked.advance(step, reduce)
+        for counter in found.counters:
+            counter.advance(step, first, same_weights)
 
 
 def enter_phase(model: nn.Module, step: int) -> None:
     """Give the layers the precision of a step, before state saved after that step is loaded."""
-    _in_phase(model, _found_in(model), step)
+    _in_phase([model], step)
 
 
 def _found_in(model: nn.Module) -> _Found:
@@ -109,12 +113,14 @@ def _found_in(model: nn.Module) -> _Found:
     return found
 
 
-def _in_phase(model: nn.Module, found: _Found, step: int) -> _Found:
-    if not (found.scheduled and changes_at(found.scheduled, step)):
-        return found
-    enter_stage(list(converted_layers(model.named_modules())), step)
-    changes_at(found.scheduled, step)  # the weights of blends that begin here
-    found = _found[model] = _walk(model, found.position)
+def _in_phase(parts: Sequence[nn.Module], step: int) -> list[_Found]:
+    """What the parts of a model hold, in the precision of a step."""
+    found = [_found_in(part) for part in parts]
+    if any(bool(each.scheduled) and changes_at(each.scheduled, step) for each in found):
+        enter_stage(list(converted_layers(named_modules(parts))), step)
+        for place, (part, each) in enumerate(zip(parts, found, strict=True)):
+            changes_at(each.scheduled, step)  # the weights of blends that begin here
+            found[place] = _found[part] = _walk(part, each.position)
     return found
 
 

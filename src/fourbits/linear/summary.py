@@ -64,7 +64,7 @@ class ConversionSummary:
 
     @property
     def share_of_linears(self) -> float:
-        """Quantized share of the linear layers, by count; a weight of none counts as one."""
+        """Quantized share of the layers, by count: linear layers, and other weights as one each."""
         counts = [(max(row.layers, 1), row.quantized) for row in self.rows]
         return _share(sum(n for n, quantized in counts if quantized), sum(n for n, _ in counts))
 
@@ -110,7 +110,7 @@ class ConversionSummary:
         ]
         lines += [f"  {line}" for line in (*map(str, self.stacks), *self.notes)]
         lines.append(
-            f"  quantized: {self.share_of_linears:.1%} of linear layers, {self.share_of_parameters:.1%} of "
+            f"  quantized: {self.share_of_linears:.1%} of layers, {self.share_of_parameters:.1%} of "
             f"parameters, {self.share_of_flops:.1%} of all GEMM weights"
         )
         return "\n".join(lines)
@@ -118,7 +118,9 @@ class ConversionSummary:
 
 def _counted(rows: int, layers: int) -> str:
     """What a number of rows is that hold so many layers each."""
-    if layers <= 1:
+    if not layers:
+        return "other weight" if rows == 1 else "other weights"
+    if layers == 1:
         return "linear layer" if rows == 1 else "linear layers"
     return f"{'group' if rows == 1 else 'groups'} of {layers} linear layers"
 

@@ -1,8 +1,8 @@
 """Every parameter of a model that a matrix multiplication reads, whether or not it can be quantized.
 
-Linear layers are known by their class. Of other parameters only the shape and the name are known: embedding
-tables, norms, depthwise convolutions and what is added rather than multiplied are excluded, and the rest is
-listed with the reason for which it stays in high precision.
+Linear layers are known by their class. Other parameters are listed, with the reason for which they stay in
+high precision, if the source of their module multiplies by them, or if their shape and name are those of a
+matrix: embedding tables, norms, depthwise convolutions and what is added or looked up are none.
 """
 
 import re
@@ -14,14 +14,16 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 
+from fourbits.linear.products import multiplied_paths
 from fourbits.linear.stacked.find import stacked_parameters
 
 Kind = Literal["linear", "transposed", "group", "stacked", "other"]
 #: smallest last side of a raw parameter of three dimensions that is listed; taps of convolutions are smaller
 _SMALLEST = 8
-#: names of parameters that are looked up, added or multiplied elementwise
+#: names of parameters that are looked up, added or multiplied elementwise, unless the source says otherwise
 _NOT_MULTIPLIED = re.compile(
-    r"(?<!seg_)embed|token|pos|bias|table|quer(y|ies)$|latent|codebook|mask|scale|decay|A_log"
+    r"(?:^|_|(?<=[a-z])(?=[A-Z]))(?:(?<!seg_)embed|token|pos(?:_|$|ition|embed)|bias|table$|quer(?:y|ies)$|latent"
+    r"|codebook|mask|scale|decay|A_log)"
 )
 _LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
@@ -104,12 +106,14 @@ def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[Wei
             yield Weight(name, layer, "group", (rows, layer.in_features))
         elif isinstance(module, nn.Linear):
             yield Weight(name, layer, "linear", (layer.out_features, layer.in_features))
+            yield from _others(name, module, ("weight", "bias"))
         elif is_transposed(module):
             yield Weight(name, layer, "transposed", (layer.weight.shape[1], layer.weight.shape[0]))
         else:
             stacked = stacked_parameters(name, module)
             yield from _stacked(name, module, stacked)
             yield from _others(name, module, stacked)
+            yield from _tables(name, module)
 
 
 def _stacked(name: str, module: nn.Module, found: Mapping[str, bool]) -> Iterator[Weight]:
@@ -122,29 +126,53 @@ def _stacked(name: str, module: nn.Module, found: Mapping[str, bool]) -> Iterato
 
 
 def _others(name: str, module: nn.Module, known: Collection[str] = ()) -> Iterator[Weight]:
-    """Parameters of a module that is no linear layer, without the known ones."""
-    if isinstance(module, _LOOKED_UP + _NORMS) or "parametrizations" in name.split("."):
+    """Parameters of a module without the known ones."""
+    if "parametrizations" in name.split("."):
         return
+    if isinstance(module, _LOOKED_UP + _NORMS):
+        known = (*known, "weight", "bias")
     if isinstance(module, _CONVOLUTIONS + _TRANSPOSED):
         weight: Any = module.weight
         depthwise = module.groups > 1 and module.groups == module.in_channels
         if not depthwise and not is_lazy(weight):
             shape = (weight.shape[0], weight[0].numel())
             yield Weight(f"{name}.weight".lstrip("."), module, "other", shape, "convolution")
-        return
+        known = (*known, "weight", "bias")
+    multiplied = multiplied_paths(type(module))
     for own, parameter in module.named_parameters(recurse=False):
         if own in known or isinstance(parameter, UninitializedParameter):
             continue
         shape = [size for size in parameter.shape if size != 1]
         taps = parameter.dim() > 2 and parameter.shape[-1] < _SMALLEST
-        if len(shape) > 1 and not taps and not _NOT_MULTIPLIED.search(own):
+        looks_like_one = not taps and not _NOT_MULTIPLIED.search(own)
+        if len(shape) > 1 and (own in multiplied or looks_like_one):
             rows = torch.Size(shape[:-1]).numel()
             where, why = f"{name}.{own}".lstrip("."), _why(module, len(shape))
             yield Weight(where, module, "other", (rows, shape[-1]), why)
 
 
+def _tables(name: str, module: nn.Module) -> Iterator[Weight]:
+    """Tables of embeddings that the module's source also multiplies by, as output heads do."""
+    for path in sorted(multiplied_paths(type(module))):
+        owner, _, own = path.rpartition(".")
+        table: Any = _submodule(module, owner) if own == "weight" and owner else None
+        if isinstance(table, nn.Embedding):
+            why = f"embedding that {type(module).__name__} also multiplies by"
+            shape = (table.num_embeddings, table.embedding_dim)
+            yield Weight(f"{name}.{path}".lstrip("."), table, "other", shape, why)
+
+
+def _submodule(module: nn.Module, path: str) -> nn.Module | None:
+    found: Any = module
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, nn.Module) else None
+
+
 def _why(module: nn.Module, dims: int) -> str:
     kind = type(module).__name__
+    if isinstance(module, nn.Linear):
+        return f"further parameter of {kind}"
     if isinstance(module, nn.MultiheadAttention):
         return f"a fused kernel of {kind} reads this weight directly"
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):

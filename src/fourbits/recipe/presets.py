@@ -205,6 +205,11 @@ def get_recipe(recipe: str | Path | Recipe) -> Recipe:
         return _with_schedule(RECIPES[base], schedule)
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise ValueError(
+                f"recipe: {str(path)!r} must be a file, and there is none. Pass its path, or a shipped name: "
+                f"{', '.join(RECIPES)}."
+            )
         return recipe_from_mapping(load_yaml(path), str(path), path.stem)
     raise ValueError(
         f"recipe: no recipe is called {str(recipe)!r}.{nearest(str(recipe), list_recipes())} "

@@ -22,6 +22,12 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
     return {"recipe": to_dict(credited(recipe)), "recipe_hash": recipe.digest}
 
 
+def forget(config: Any) -> None:
+    """Remove the record from a config object, such as transformers', that has one."""
+    if getattr(config, ENTRY, None) is not None:
+        delattr(config, ENTRY)
+
+
 def recorded_recipe(config: Mapping[str, Any], where: str = "config.json") -> Recipe | None:
     """The recipe recorded in the content of a config.json; None if it has no `ENTRY`.
 

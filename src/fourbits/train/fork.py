@@ -92,7 +92,7 @@ def _run_folder(path: Path) -> RunFolder:
     run = RunFolder(path)
     if not run.config.is_file() or not run.tokenizer.is_file():
         raise ValueError(
-            f"--from {path}: not a run folder. Pass a folder written by fourbits train, or its "
-            "checkpoints/step_N."
+            f"--from {path}: not a run folder. Pass a folder written by fourbits train, its "
+            "checkpoints/step_N, or a transformers model."
         )
     return run

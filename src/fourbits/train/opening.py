@@ -10,9 +10,10 @@ from fourbits.data.stream.dataset import PreparedData
 from fourbits.settings import dump_yaml, parse_yaml, to_dict
 from fourbits.train.config import RunConfig, config_from_mapping
 from fourbits.train.fork import Fork
+from fourbits.train.imported import Imported, is_imported
 from fourbits.train.listener import RunListener
 from fourbits.train.ranks.alone import Ranks
-from fourbits.train.run_folder import RunFolder
+from fourbits.train.run_folder import RunFolder, read_json
 from fourbits.train.summary import Summary
 
 # Keys of a validation record that a source of the same name would overwrite.
@@ -25,7 +26,7 @@ class Opened:
 
     data: PreparedData
     config: RunConfig
-    fork: Fork | None
+    fork: Fork | Imported | None
     message: str | None
     finished: Summary | None
 
@@ -38,17 +39,16 @@ class Opened:
     def of(
         cls,
         shared: dict[str, Any],
-        config: RunConfig,
         cache: Path,
         listener: RunListener,
         start_from: Path | str | None,
     ) -> "Opened":
         """The same on another rank, by what the first one found: the text is prepared by then."""
-        fork = Fork.of(Path(start_from)) if start_from is not None and shared["forks"] else None
-        data = open_data(config.data, cache, listener.preparing)
+        fork = _origin(Path(start_from)) if start_from is not None and shared["forks"] else None
         settings = config_from_mapping(
             parse_yaml(shared["settings"], "rank 0"), where="the settings of rank 0"
         )
+        data = open_data(settings.data, cache, listener.preparing)
         return cls(data, settings, fork, None, shared["finished"])
 
 
@@ -69,12 +69,12 @@ def open_run(
     own: list[Opened] = []
 
     def look() -> dict[str, Any]:
-        own.append(_opened(config, folder, cache, listener, start_from, is_new))
+        own.append(_opened(config, folder, cache, listener, start_from, is_new, ranks.restarts))
         return {} if ranks.alone else own[0].shared()
 
     shared = ranks.agreed(look)
     folder.log.parent.mkdir(exist_ok=True)
-    return own[0] if own else Opened.of(shared, config, cache, listener, start_from)
+    return own[0] if own else Opened.of(shared, cache, listener, start_from)
 
 
 def _opened(
@@ -84,10 +84,16 @@ def _opened(
     listener: RunListener,
     start_from: Path | str | None,
     is_new: bool,
+    restarts: int,
 ) -> Opened:
     """Prepare the text, and look at what the folder holds. Raises ValueError if they do not fit."""
     try:
         fork = None if start_from is None else _fork(Path(start_from), folder)
+        if isinstance(fork, Imported):
+            config = fork.adopted(config)
+        elif start_from is not None and fork is None:
+            config = _as_started(config, folder)
+        config = _with_kept_tokenizer(config, folder, listener)
         data = open_data(config.data, cache, listener.preparing)
         config = with_vocabulary(config, data)
         if fork:
@@ -102,18 +108,45 @@ def _opened(
     if fork is None:
         config, message = folder.continued(config)
     finished = None if fork else folder.finished_summary(config.train.num_steps)
+    if restarts and folder.summary.is_file():
+        summary = read_json(folder.summary)  # a restart is for failures: a request to end stays one
+        finished = finished or (summary if summary.get("ended") == "interrupted" else None)
     return Opened(data, config, fork, message, finished)
 
 
-def _fork(path: Path, folder: RunFolder) -> Fork | None:
-    """The checkpoint to start from; None if the run in `folder` started from it before.
+def _origin(path: Path) -> Fork | Imported:
+    """What a path of --from names. Raises ValueError."""
+    return Imported.of(path) if is_imported(path) else Fork.of(path)
+
+
+def _as_started(config: RunConfig, folder: RunFolder) -> RunConfig:
+    """The settings with what the run in `folder` took from a transformers model, if it did."""
+    if "model" not in folder.ancestry()[-1]:
+        return config
+    stored = folder.stored_config()
+    taken = {name: getattr(stored.data, name) for name in ("tokenizer", "end_token", "model_vocab_size")}
+    return replace(config, model=stored.model, data=replace(config.data, **taken))
+
+
+def _with_kept_tokenizer(config: RunConfig, folder: RunFolder, listener: RunListener) -> RunConfig:
+    """The settings with the tokenizer that the run in `folder` kept, where the one they name is gone."""
+    named = config.data.tokenizer
+    is_gone = named is not None and Path(named).is_absolute() and not Path(named).exists()
+    if not is_gone or not folder.tokenizer.is_file():
+        return config
+    listener.note(f"{named} is gone: reading {folder.tokenizer}")
+    return replace(config, data=replace(config.data, tokenizer=str(folder.tokenizer.absolute())))
+
+
+def _fork(path: Path, folder: RunFolder) -> Fork | Imported | None:
+    """The checkpoint or model to start from; None if the run in `folder` started from it before.
 
     Raises ValueError if there is none, or if the folder holds another run.
     """
     ancestry = folder.ancestry()
     if ancestry and folder.newest_checkpoint() is not None and _is_ancestor(path, ancestry[-1]):
         return None
-    fork = Fork.of(path)
+    fork = _origin(path)
     if folder.has_steps() and (not ancestry or ancestry[-1]["checkpoint"] != fork.sha256):
         raise ValueError(f"{folder.path}: holds another run. Choose another --out.")
     return fork
@@ -121,6 +154,8 @@ def _fork(path: Path, folder: RunFolder) -> Fork | None:
 
 def _is_ancestor(path: Path, entry: dict[str, Any]) -> bool:
     """Whether `path` names the run or the checkpoint of an entry of "ancestry", which may be gone by now."""
+    if "model" in entry:
+        return path.absolute() == Path(entry["model"])
     run = Path(entry["run"])
     return path.absolute() in (run, run / "checkpoints" / f"step_{entry['step']}")
 

@@ -40,12 +40,13 @@ def run(
 
     listener: receives the events of the run. stop: checked after every step; without it, SIGINT, SIGTERM
     and SIGHUP stop the run, and SIGUSR1 saves. data_cache: folder of the prepared data, by default out/data.
-    on_profile: receives a profile of two early steps. start_from: RUN or RUN/checkpoints/step_N, from which a
-    new run in `out` starts; one that is there continues. ranks: from `joined`, by default what torchrun
-    started, or this process alone; rank 0 writes, and only its listener is called. A finished run is not
-    changed. Returns if it "finished" or was "interrupted". Raises NonFiniteError if a non-finite loss or
-    gradient stopped it, ValueError for settings, data or a checkpoint that do not fit, OSError for a full
-    disk, and FolderChangedError if the folder was moved or removed; summary.json then records the reason.
+    on_profile: receives a profile of two early steps. start_from: RUN, RUN/checkpoints/step_N or a
+    transformers folder, from which a new run in `out` starts; one that is there continues. ranks: from
+    `joined`, by default what torchrun started, or this process alone; rank 0 writes, and only its listener is
+    called. A finished run is not changed. Returns if it "finished" or was "interrupted". Raises
+    NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings, data or a checkpoint
+    that do not fit, OSError for a full disk, and FolderChangedError if the folder was moved or removed;
+    summary.json then records the reason.
     Under torchrun, RankFailedError of any of these.
     """
     started, requested = time.monotonic(), None if config.train.device == "auto" else config.train.device
@@ -67,7 +68,8 @@ def run(
             if found.message:
                 listener.note(found.message)
             if found.finished:
-                shown.note(f"{folder.path} is finished ({found.finished['steps']} steps); nothing to do")
+                ended, steps = found.finished["ended"], found.finished["steps"]
+                shown.note(f"{folder.path} is {ended} ({steps} steps); nothing to do")
                 shown.end(found.finished)
                 return found.finished
             if ranks.is_first:

@@ -5,6 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
+from fourbits.train.imported import Imported
 from fourbits.train.keeper import CheckpointKeeper, last_good, require_space
 from fourbits.train.listener import RunListener, RunStart
 from fourbits.train.manifest import describe_run
@@ -27,7 +29,7 @@ from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
 from fourbits.train.run_folder import RunFolder
-from fourbits.train.starting import resume, start_from
+from fourbits.train.starting import start
 from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
 from fourbits.train.summary import Summary, summarize
 from fourbits.train.timing import Timestamp
@@ -52,7 +54,7 @@ class Session:
         data: PreparedData,
         listener: RunListener,
         on_profile: Callable[[StepProfile], None] | None = None,
-        fork: Fork | None = None,
+        fork: Fork | Imported | None = None,
         started: float | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -73,12 +75,11 @@ class Session:
                 listener.note(note)
         needed = self.trainer.checkpoint_bytes()
         ranks.agreed(lambda: require_space(folder.checkpoints, config.train.keep_checkpoints, needed))
+        if isinstance(fork, Imported):
+            fork.load(self.trainer)  # before the weights are hashed
         manifest = describe_run(self.trainer, data, self.device) if ranks.is_first else {}
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation") if ranks.is_first}
-        if fork:
-            checkpoint = start_from(fork, self.trainer, self.device, manifest, listener)
-        else:
-            checkpoint = resume(self.trainer, folder, self.device, manifest, listener)
+        checkpoint = start(fork, self.trainer, folder, self.device, manifest, listener)
         self._metrics_sha256 = checkpoint.state.get("metrics") if checkpoint else None
         folder.begin(config, manifest, data.tokenizer)
         train, resumed = config.train, checkpoint.step if checkpoint else None
@@ -87,10 +88,10 @@ class Session:
             folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save
         )
         if fork:
-            if ranks.is_first:
+            if ranks.is_first and isinstance(fork, Fork):
                 copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
                 self._metrics_sha256 = file_sha256(folder.metrics)
-            self._save(self._metrics_sha256 or "")
+            self._save(self._metrics_sha256 or sha256().hexdigest())
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = ranks.world * peak / flops if peak else None

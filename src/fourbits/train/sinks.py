@@ -152,7 +152,10 @@ def make_sinks(names: Sequence[str]) -> dict[str, MetricSink]:
 
 def _origin(ancestry: Sequence[Mapping[str, Any]]) -> str | None:
     """Where a run comes from, by the entries of manifest.json."""
-    return f"from-{Path(ancestry[-1]['run']).name}-step-{ancestry[-1]['step']}" if ancestry else None
+    if not ancestry:
+        return None
+    entry = ancestry[-1]
+    return f"from-{Path(entry.get('model') or entry['run']).name}-step-{entry['step']}"
 
 
 def _made(name: str) -> MetricSink:

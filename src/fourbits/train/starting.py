@@ -8,12 +8,30 @@ from typing import Any
 from fourbits.device import Device
 from fourbits.train.checkpoint import Checkpoint, checkpoints, open_checkpoint, step_of
 from fourbits.train.fork import Fork
+from fourbits.train.imported import Imported
 from fourbits.train.listener import RunListener
 from fourbits.train.manifest import session_changes, session_of
 from fourbits.train.ranks.alone import Ranks
-from fourbits.train.run_folder import RunFolder
+from fourbits.train.run_folder import RunFolder, read_json
 from fourbits.train.schedule import describe_schedule
 from fourbits.train.trainer import Trainer
+
+
+def start(
+    origin: Fork | Imported | None,
+    trainer: Trainer,
+    folder: RunFolder,
+    device: Device,
+    manifest: dict[str, Any],
+    listener: RunListener,
+) -> Checkpoint | None:
+    """Start from another run or a model, or resume the run in the folder; the checkpoint that was read."""
+    if isinstance(origin, Imported):
+        start_from_model(origin, trainer, device, manifest, listener)
+        return None
+    if origin is not None:
+        return start_from(origin, trainer, device, manifest, listener)
+    return resume(trainer, folder, device, manifest, listener)
 
 
 def resume(
@@ -32,6 +50,7 @@ def resume(
         return None
     if first:
         folder.check_data(manifest, checkpoint)
+        keep_initial_weights(folder, manifest)
     trainer.resume(checkpoint)
     listener.note(f"continuing from {checkpoint.path}")
     this = session_of(trainer, device)
@@ -39,6 +58,13 @@ def resume(
         listener.note(changes)
     manifest["sessions"] = [*sessions, this]
     return checkpoint
+
+
+def keep_initial_weights(folder: RunFolder, manifest: dict[str, Any]) -> None:
+    """Keep the recorded hash of weights that came from a transformers model: the seed gives other ones."""
+    if manifest["ancestry"] and "model" in manifest["ancestry"][-1] and folder.manifest.is_file():
+        before = read_json(folder.manifest)["hashes"]
+        manifest["hashes"]["initial_weights"] = before["initial_weights"]
 
 
 def newest_of_all(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
@@ -54,6 +80,18 @@ def newest_of_all(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
         if step is None
         else open_checkpoint(folder.checkpoints / f"step_{step}", ranks.rank, ranks.world)
     )
+
+
+def start_from_model(
+    imported: Imported, trainer: Trainer, device: Device, manifest: dict[str, Any], listener: RunListener
+) -> None:
+    """Record that a run has the weights of a transformers model, which the trainer has read by now."""
+    listener.note(
+        f"starting from {imported.folder} ({imported.opened.stored_as} weights): "
+        f"{describe_schedule(trainer.config.train.num_steps, trainer.config.optim)}"
+    )
+    manifest["ancestry"] = imported.ancestry() if trainer.ranks.is_first else []
+    manifest["sessions"] = [session_of(trainer, device)]
 
 
 def start_from(

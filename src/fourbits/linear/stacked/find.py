@@ -34,12 +34,12 @@ def stacked_parameters(name: str, module: nn.Module) -> dict[str, bool]:
     found = [key for key, parameter in module.named_parameters(recurse=False) if _is_stack(parameter)]
     if not found or type(module).__module__.partition(".")[0] == "torch":
         return {}
-    read, products, factors = _reads_and_products(type(module))
+    read, products, factors, elsewhere = _reads_and_products(type(module))
     about_experts = bool(_EXPERTS.search(type(module).__name__) or _EXPERTS.search(name))
 
     def is_factor(key: str) -> bool:
         named = about_experts or bool(products & set(_GROUPED)) or bool(_EXPERTS.search(key))
-        return key in factors or (key in read and bool(products) and named)
+        return key in factors or (key in read - elsewhere and bool(products) and named)
 
     return {key: False for key in found if is_factor(key)}
 
@@ -66,11 +66,11 @@ def _is_stack(parameter: torch.Tensor | None) -> bool:
 
 
 @functools.cache
-def _reads_and_products(cls: type[nn.Module]) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+def _reads_and_products(cls: type[nn.Module]) -> tuple[frozenset[str], ...]:
     """Attributes that a class's methods read; products that they or functions beside them call; attributes
-    that are the second factor of a product of stacks.
+    that are the second factor of a product of stacks; attributes in einsums that are no such product.
     """
-    read, called, factors = set[str](), set[str](), set[str]()
+    read, called, factors, elsewhere = set[str](), set[str](), set[str](), set[str]()
     for base in cls.__mro__:
         if base.__module__.startswith(("torch.", "builtins", "fourbits.linear.")):
             continue
@@ -82,7 +82,10 @@ def _reads_and_products(cls: type[nn.Module]) -> tuple[frozenset[str], frozenset
                 called.add("matmul")
             elif isinstance(node, ast.Call) and _multiplies_stacks(node):
                 factors |= {own_attribute(inner) or "" for inner in ast.walk(node.args[-1])}
-    return frozenset(read), frozenset(called & set(_PRODUCTS)), frozenset(factors)
+            elif isinstance(node, ast.Call) and _last_name(node.func) == "einsum" and _is_spelt_out(node):
+                elsewhere |= {own_attribute(inner) or "" for inner in ast.walk(node)}
+    products = frozenset(called & set(_PRODUCTS))
+    return frozenset(read), products, frozenset(factors), frozenset(elsewhere)
 
 
 def _multiplies_stacks(call: ast.Call) -> bool:
@@ -91,6 +94,10 @@ def _multiplies_stacks(call: ast.Call) -> bool:
     if name == "einsum" and len(call.args) == 3 and isinstance(call.args[0], ast.Constant):
         return order_of_einsum(call.args[0].value) is not None
     return name in (*_GROUPED, "bmm") and len(call.args) == 2
+
+
+def _is_spelt_out(call: ast.Call) -> bool:
+    return bool(call.args) and isinstance(call.args[0], ast.Constant)
 
 
 def order_of_einsum(equation: object) -> bool | None:

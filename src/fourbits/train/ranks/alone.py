@@ -46,6 +46,8 @@ class Ranks:
     #: for set_step and recipe_state; None: every value is this process's own
     reduce: Reduce | None = None
 
+    #: how often a launcher has started the ranks again, after one failed
+    restarts = 0
     #: SHA-256 of the initial weights, where `share` has drawn them
     initial_weights: str | None = None
 
@@ -106,6 +108,10 @@ class Ranks:
         """What a checkpoint holds of a master, or of a tensor of its shape: the whole, or a DTensor."""
         return shard
 
+    def own_part(self, name: str, whole: Tensor) -> Tensor:
+        """This process's part of a whole tensor that has the shape of a master."""
+        return whole
+
     def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
         """Write the checkpoint folder/step_N. Raises what `save_checkpoint` raises."""
         save_checkpoint(folder, step, files, state)
@@ -120,6 +126,9 @@ class Ranks:
     def first_of(self, found: int | None) -> int | None:
         """The value of the first rank that has one."""
         return found
+
+    def progress(self) -> None:
+        """This process has done something that others were waiting for."""
 
     def leave(self) -> None:
         """Wait for the others at the end of a run."""

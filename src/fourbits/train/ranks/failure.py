@@ -10,6 +10,10 @@ class OtherRankError(RuntimeError):
     """Another rank failed, which says why; this one only ends."""
 
 
+class LostRankError(RuntimeError):
+    """Ranks ended without a word, as after SIGKILL."""
+
+
 class RankFailedError(RuntimeError):
     """A rank of several failed; __cause__ is its error. speaks: whether this rank is the one to report it."""
 

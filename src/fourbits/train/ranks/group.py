@@ -24,6 +24,7 @@ from fourbits.train.ranks.failure import FAILED, OtherRankError
 from fourbits.train.ranks.launcher import Place
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
 from fourbits.train.ranks.shards import collect_gradients, completes_gradients, fill, own_part, shard
+from fourbits.train.ranks.watch import Watch
 
 T = TypeVar("T")
 
@@ -34,10 +35,13 @@ _PAUSE = 0.02
 class RankGroup(Ranks):
     """One of the processes that a launcher started."""
 
-    def __init__(self, place: Place, config: ParallelConfig, store: Any, device: torch.device) -> None:
+    def __init__(
+        self, place: Place, config: ParallelConfig, store: Any, device: torch.device, watch: Watch
+    ) -> None:
         """Join the process group. Raises ValueError for a mesh that does not fit, before anything waits."""
         super().__init__(device, place.rank, place.world)
-        self.place, self.config, self.store = place, config, store
+        self.config, self.store, self.watch = config, store, watch
+        self.restarts = place.restarts
         shape = mesh_shape(config, place.world)
         self.reduce = self._reduced
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
@@ -46,7 +50,8 @@ class RankGroup(Ranks):
             store=PrefixStore("group", store),
             rank=place.rank,
             world_size=place.world,
-            timeout=timedelta(seconds=config.timeout),
+            # a last resort: the watch says more
+            timeout=timedelta(seconds=2 * config.timeout + 60),
         )
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
         self._shards = self.mesh.get_group("shard")
@@ -120,9 +125,10 @@ class RankGroup(Ranks):
         return squares.sqrt().float()
 
     def all(self, values: Tensor) -> Tensor:
-        """values: [k] of each rank -> [world, k]."""
+        """values: [k] of each rank -> [world, k]. Progress, as all others have come as far."""
         found = torch.empty(self.world, len(values), dtype=values.dtype, device=values.device)
         dist.all_gather(list(found.unbind()), values.contiguous())
+        self.progress()
         return found
 
     def stored(self, name: str, shard: Tensor) -> Tensor:
@@ -135,6 +141,10 @@ class RankGroup(Ranks):
         return DTensor.from_local(
             shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
+
+    def own_part(self, name: str, whole: Tensor) -> Tensor:
+        """This process's part of a whole tensor that has the shape of a master."""
+        return own_part(self._parameters[name], whole)
 
     def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
         """Write the checkpoint folder/step_N, each rank its shards. All ranks must call it."""
@@ -164,6 +174,10 @@ class RankGroup(Ranks):
         own = torch.tensor([number], dtype=torch.float64, device=self.device)
         every = [value for value in self.all(own).flatten().tolist() if not math.isnan(value)]
         return int(every[0]) if every else None
+
+    def progress(self) -> None:
+        """This rank has done something that others were waiting for."""
+        self.watch.progress()
 
     def leave(self) -> None:
         """Wait for the others at the end of a run."""

@@ -1,8 +1,9 @@
 """Joining the other ranks, and leaving them: of several that fail, one says why."""
 
 import importlib
-import os
 import platform
+import signal
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,11 +16,13 @@ from fourbits.device import probe
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.parallel import ParallelConfig
 from fourbits.train.ranks.alone import Ranks
-from fourbits.train.ranks.failure import FAILED, OtherRankError, RankFailedError
+from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError, RankFailedError
 from fourbits.train.ranks.launcher import Place, place
+from fourbits.train.ranks.meeting import meet
+from fourbits.train.ranks.watch import Watch
 
-#: seconds that other ranks leave to rank 0 to report what all of them find
-_RANK_0_FIRST = 1.0
+#: seconds that other ranks leave to rank 0 to report what all of them find, and between two looks
+_RANK_0_FIRST, _PAUSE = 30.0, 0.05
 
 
 @contextmanager
@@ -35,46 +38,67 @@ def joined(config: ParallelConfig, device: str | None) -> Generator[Ranks]:
         return
     own = _own_device(device, where)
     store = _store(where, config.timeout)
+    watch = Watch(store.clone(), where.rank, where.world, config.timeout)
+    watch.start()
     try:
         ranks = importlib.import_module("fourbits.train.ranks.group")
-        group: Ranks = ranks.RankGroup(where, config, store, own)
+        group: Ranks = ranks.RankGroup(where, config, store, own, watch)
         yield group
         group.leave()
-    except Exception as error:
-        raise RankFailedError(where.rank, _may_speak(store, where.rank, error), error) from error
+    except Exception as error:  # noqa: BLE001 - whatever it is, others must not wait for this rank
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends what it thinks hangs
+        speaks = _may_speak(store, where.rank, error)
+        cause = _lost(watch, error) if speaks else None
+        raise RankFailedError(where.rank, speaks, cause or error) from (cause or error)
     except KeyboardInterrupt:
         _may_speak(store, where.rank, None)
         raise
+    finally:
+        watch.end()
 
 
 def _may_speak(store: Any, rank: int, error: BaseException | None) -> bool:
     """Whether this rank is the first to fail."""
     if isinstance(error, OtherRankError):
         return False
-    if rank and isinstance(error, ValueError | NonFiniteError):  # found by every rank alike
-        time.sleep(_RANK_0_FIRST)
     try:
+        if rank and isinstance(error, ValueError | NonFiniteError):  # found by every rank alike
+            _wait_for_first(store)
         return store.add(FAILED, 1) == 1
     except RuntimeError:  # the process that holds the store is gone
         return True
 
 
+def _wait_for_first(store: Any) -> None:
+    """Leave it to rank 0 to report an error, after it has written how the run ended."""
+    deadline = time.monotonic() + _RANK_0_FIRST
+    while time.monotonic() < deadline and not store.check([FAILED]):
+        time.sleep(_PAUSE)
+
+
+def _lost(watch: Watch, error: Exception) -> LostRankError | None:
+    """The error that names the ranks that are gone, if this one is a broken connection; it is its cause."""
+    if not isinstance(error, RuntimeError) or type(error).__module__.startswith("fourbits."):
+        return None
+    gone = watch.gone()
+    if not gone:
+        return None
+    found = LostRankError(
+        f"lost rank {', '.join(f'{rank} on {watch.node_of(rank)}' for rank in gone)}: no sign of life. It "
+        "was killed, perhaps for lack of memory, or its node is down. Started again, the run continues from "
+        "its last checkpoint; torchrun --max-restarts N does so by itself."
+    )
+    found.__cause__ = error
+    return found
+
+
 def _store(where: Place, timeout: float) -> Any:
-    """The launcher's store, when all ranks have reached it. Raises OSError naming those that did not."""
-    os.environ.setdefault("TORCHELASTIC_USE_AGENT_STORE", "False")
-    dist = importlib.import_module("torch.distributed")
-    store, *_ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
+    """The launcher's store, with keys of this start alone, when all ranks have reached it."""
+    distributed = importlib.import_module("torch.distributed")
+    store, *_ = next(iter(distributed.rendezvous("env://", timeout=timedelta(seconds=timeout))))
+    store = distributed.PrefixStore(meet(store, where.rank, where.world, timeout), store)
     store.set(f"here/{where.rank}", platform.node())
-    deadline = time.monotonic() + timeout
-    missing = list(range(where.world))
-    while missing:
-        missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
-        if missing and time.monotonic() > deadline:
-            raise TimeoutError(
-                f"rank {', '.join(map(str, missing))} of {where.world} did not start within {timeout:g} s "
-                "(parallel.timeout). Look for its error on its node."
-            )
-        time.sleep(0.01 if missing else 0)
     return store
 
 

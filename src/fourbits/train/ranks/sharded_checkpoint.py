@@ -84,6 +84,7 @@ def _write(ranks: Ranks, unfinished: Path, files: Mapping[str, Tensors]) -> dict
         for path in sorted(folder.glob(f"shard-{ranks.rank + 1:05d}-*.safetensors")):
             own[f"{name}/{path.name}"] = record_of(path)
         sync_path(folder)
+        ranks.progress()
     found: list[Any] = [None] * ranks.world
     dist.all_gather_object(found, own)
     return {name: record for records in found for name, record in sorted(records.items())}

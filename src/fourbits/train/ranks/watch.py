@@ -1,0 +1,127 @@
+"""A watch over the ranks: which one is gone, and which one keeps the others waiting.
+
+A thread of each rank gives signs of life in the launcher's store. Where its own rank makes no progress for
+`timeout` seconds, it writes there what the rank is doing: waiting for others, or something else. The first
+one to do so reads all of this, names the rank that is at fault, and every rank ends.
+"""
+
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fourbits.train.ranks.failure import FAILED
+
+#: seconds between signs of life, and without one until a rank counts as gone
+BEAT, GONE = 0.5, 4.0
+#: seconds that a rank has to end by itself after another one failed
+_GRACE = 10.0
+#: functions that wait for other ranks: of torch.distributed, and of a GPU whose kernels do
+_WAITS = ("torch/distributed/", "torch/cuda/streams.py", "train/timing.py")
+WAITING = "waiting for other ranks"
+
+
+class Watch:
+    """Signs of life of this rank and its progress, compared with those of others."""
+
+    def __init__(self, store: Any, rank: int, world: int, timeout: float) -> None:
+        """store: a connection of this thread's own, because another one may block."""
+        self._store, self.rank, self.world, self.timeout = store, rank, world, timeout
+        self._progress: float | None = None
+        self._ended = threading.Event()
+        self._failed_since: float | None = None
+        self._main = threading.main_thread().ident
+
+    def start(self) -> None:
+        """Begin to give signs of life. Progress is watched from the first `progress` on."""
+        threading.Thread(target=self._run, name="fourbits-watch", daemon=True).start()
+
+    def progress(self) -> None:
+        """This rank has done something that others were waiting for."""
+        self._progress = time.monotonic()
+
+    def end(self) -> None:
+        """This rank waits for nobody any more."""
+        self._ended.set()
+
+    def gone(self) -> list[int]:
+        """Ranks that give no sign of life for GONE seconds from now."""
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        before = [self._store.add(f"beat/{rank}", 0) for rank in others]
+        time.sleep(GONE)
+        return [
+            rank
+            for rank, beats in zip(others, before, strict=True)
+            if self._store.add(f"beat/{rank}", 0) == beats
+        ]
+
+    def node_of(self, rank: int) -> str:
+        """The node on which a rank started."""
+        return self._store.get(f"here/{rank}").decode()
+
+    def _run(self) -> None:
+        while not self._ended.wait(BEAT):
+            try:
+                self._store.add(f"beat/{self.rank}", 1)
+                self._look(os._exit)
+            except RuntimeError:  # the process that holds the store is gone, and so is the run
+                self._ended.wait(_GRACE)
+                if not self._ended.is_set():
+                    os._exit(1)
+
+    def _look(self, leave: Callable[[int], object]) -> None:
+        """End this process where its rank is stuck, or where another one failed some time ago."""
+        now = time.monotonic()
+        if self._progress is not None and now - self._progress > self.timeout:
+            self._progress = None
+            self._store.set(f"stuck/{self.rank}", self._doing())
+            if self._store.add(FAILED, 1) == 1:
+                logging.getLogger("fourbits").error(
+                    "fourbits train: rank %d on %s: %s", self.rank, platform.node(), self.verdict()
+                )
+                leave(1)
+        if self._store.check([FAILED]):
+            self._failed_since = self._failed_since or now
+            if now - self._failed_since > _GRACE:
+                leave(1)
+
+    def verdict(self) -> str:
+        """Which rank keeps the others waiting, in words. Takes GONE seconds; others are stuck by then."""
+        gone = self.gone()
+        said = {rank: self._said(rank) for rank in range(self.world) if rank not in gone}
+        busy = {rank: text for rank, text in said.items() if text not in (None, WAITING)}
+        found = [
+            f"rank {rank} on {self.node_of(rank)} does not answer (stopped, or its node is)" for rank in gone
+        ]
+        found += [f"rank {rank} on {self.node_of(rank)} hangs {text}" for rank, text in busy.items()]
+        who = "; ".join(found) if found else "all ranks wait for each other"
+        return (
+            f"no progress for {self.timeout:g} s (parallel.timeout): {who}. The run ends, to be resumed from "
+            "its last checkpoint. If a step takes that long, raise parallel.timeout."
+        )
+
+    def _said(self, rank: int) -> str | None:
+        key = f"stuck/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _doing(self) -> str:
+        """What this rank's threads are doing: WAITING if any waits for others, else where the main one is."""
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - the only way to see them
+        files = [file for frame in frames.values() for file in _files(frame)]
+        if any(part in file for file in files for part in _WAITS):
+            return WAITING
+        frame = frames.get(self._main or 0)
+        return "at an unknown place" if frame is None else f"in {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _files(frame: Any) -> list[str]:
+    """The files of a stack of frames."""
+    found: list[str] = []
+    while frame is not None:
+        found.append(frame.f_code.co_filename.replace(os.sep, "/"))
+        frame = frame.f_back
+    return found

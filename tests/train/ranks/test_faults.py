@@ -1,0 +1,161 @@
+"""Ranks are killed, stopped and asked to end, and a run ends with the bits of an undisturbed one.
+
+FOURBITS_KILLS sets how often the test of kills kills (default 3).
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fourbits.settings import override
+from fourbits.train.load_run import open_trained
+from support.torchrun import PATIENCE, command_of, environment, timeless, torchrun, written
+
+pytestmark = pytest.mark.slow
+KILLS = int(os.environ.get("FOURBITS_KILLS", "3"))
+
+
+@pytest.fixture(scope="module")
+def steady(config):
+    """Ranks with a clipped norm and a recipe with state; saves often, so that kills meet saves."""
+    changes = {
+        "train.steps": max(40, 12 * KILLS),
+        "train.checkpoint_interval": 2,
+        "train.validation_interval": 10,
+    }
+    return override(config, {**changes, "recipe.fprop.lhs.amax_policy": "history"})
+
+
+@pytest.fixture(scope="module")
+def file(steady, tmp_path_factory):
+    return written(steady, tmp_path_factory.mktemp("config"))
+
+
+class Launched:
+    """torchrun in the background, with its output in files."""
+
+    def __init__(self, folder, *words, options=()):
+        self.out, self.errors = folder / "run", folder / "errors.txt"
+        self.words = ["train", *words, "--out", str(self.out)]
+        with self.errors.open("a") as errors:
+            self.process = subprocess.Popen(
+                command_of(2, self.words, *options),
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=environment(),
+            )
+
+    def running(self, number):
+        """The process of a rank that runs."""
+        found = self.rank(number)
+        assert found is not None
+        return found
+
+    def rank(self, number):
+        """The process of a rank, or None while it is not there."""
+        pid = self.process.pid
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except FileNotFoundError:
+            return None
+        return int(children[number]) if len(children) == 2 else None
+
+    def wait_for(self, holds):
+        deadline = time.monotonic() + PATIENCE
+        while not holds():
+            assert time.monotonic() < deadline, self.errors.read_text()
+            time.sleep(0.005)
+
+    def reached(self, step):
+        metrics = self.out / "metrics.jsonl"
+        return metrics.exists() and f'"step": {step},' in metrics.read_text()
+
+    def end(self):
+        """(torchrun's exit code, what it and the ranks printed on stderr)"""
+        return self.process.wait(PATIENCE), self.errors.read_text()
+
+
+def killed(launched, kills, rng):
+    """Kill random ranks at random moments: while they start, train, or save."""
+    for _ in range(kills):
+        launched.wait_for(lambda: launched.rank(1) is not None or launched.process.poll() is not None)
+        victim = launched.rank(rng.randrange(2))
+        time.sleep(rng.uniform(0, 12))
+        if victim is None or launched.process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):  # it has just finished
+            os.kill(victim, signal.SIGKILL)
+        launched.wait_for(lambda victim=victim: victim not in (launched.rank(0), launched.rank(1)))
+
+
+def test_a_run_whose_ranks_are_killed_has_the_bits_of_an_undisturbed_one(file, tmp_path):
+    undisturbed = torchrun(2, ["train", file, "--out", str(tmp_path / "whole")])
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    launched = Launched(tmp_path, file, options=["--max-restarts", str(KILLS)])
+    killed(launched, KILLS, random.Random(3))
+    code, errors = launched.end()
+    assert code == 0, errors
+    assert errors.count("exitcode: -9") >= 1
+    one, two = (open_trained(out) for out in (tmp_path / "whole", launched.out))
+    assert all(master.equal(two.masters[name]) for name, master in one.masters.items())
+    assert timeless(launched.out) == timeless(tmp_path / "whole")
+
+
+def test_sigterm_saves_on_all_ranks_and_is_not_restarted(file, tmp_path):
+    launched = Launched(tmp_path, file, options=["--max-restarts", "3"])
+    launched.wait_for(lambda: launched.reached(7))
+    launched.process.send_signal(signal.SIGTERM)
+    code, _ = launched.end()
+    summary = json.loads((launched.out / "summary.json").read_text())
+    assert code != 0
+    assert (summary["ended"], summary["reason"]) == ("interrupted", "SIGTERM")
+    assert (launched.out / "checkpoints" / f"step_{summary['steps']}").is_dir()
+
+
+def test_a_time_limit_is_not_restarted(file, tmp_path):
+    launched = Launched(tmp_path, file, "--train.time_limit", "0.0001", options=["--max-restarts", "1"])
+    code, errors = launched.end()
+    assert code != 0
+    assert "exitcode: 124" in errors
+    assert json.loads((launched.out / "summary.json").read_text())["steps"] == 1
+
+
+def test_a_lost_rank_is_named_once(file, tmp_path):
+    launched = Launched(tmp_path, file)
+    launched.wait_for(lambda: launched.reached(3))
+    os.kill(launched.running(1), signal.SIGKILL)
+    code, errors = launched.end()
+    assert code != 0
+    assert errors.count("fourbits train: rank") == 1
+    assert "fourbits train: rank 0 on " in errors
+    assert ": lost rank 1 on " in errors
+    assert json.loads((launched.out / "summary.json").read_text())["ended"] == "failed"
+
+
+def test_a_stopped_rank_is_named_within_the_timeout(file, tmp_path):
+    launched = Launched(tmp_path, file, "--parallel.timeout", "3", "--train.steps", "4000")
+    launched.wait_for(lambda: launched.reached(3))
+    stopped, begin = launched.running(1), time.monotonic()
+    os.kill(stopped, signal.SIGSTOP)
+    launched.wait_for(lambda: "rank 1 on" in launched.errors.read_text())
+    assert time.monotonic() - begin < 15  # the timeout, and the seconds in which signs of life are looked for
+    os.kill(stopped, signal.SIGCONT)
+    code, errors = launched.end()
+    assert code != 0
+    assert "no progress for 3 s (parallel.timeout): rank 1 on" in errors
+    assert "does not answer" in errors
+
+
+def test_a_loss_that_is_not_finite_is_reported_once(file, tmp_path):
+    ended = torchrun(2, ["train", file, "--out", str(tmp_path / "run"), "--optim.lr", "1e30"])
+    assert ended.returncode != 0
+    assert ended.stderr.count("fourbits train: rank") == 1
+    assert "rank 0 on" in ended.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["ended"] == "non-finite"

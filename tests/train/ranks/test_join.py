@@ -1,0 +1,71 @@
+"""Of several ranks that fail, one reports it."""
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.parallel import ParallelConfig
+from fourbits.train.ranks import join
+from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError
+from fourbits.train.ranks.join import joined
+from fourbits.train.ranks.launcher import place
+from fourbits.train.ranks.watch import Watch
+
+
+class Lost(Watch):
+    """A watch that finds these ranks gone."""
+
+    def __init__(self, *ranks):
+        super().__init__(HashStore(), 0, 4, 1.0)
+        self.ranks = list(ranks)
+
+    def gone(self):
+        return self.ranks
+
+    def node_of(self, rank):
+        return f"node{rank}"
+
+
+def test_the_first_rank_to_fail_speaks_and_no_other():
+    store = HashStore()
+    assert join._may_speak(store, 1, OSError("disk full"))
+    assert not join._may_speak(store, 0, RuntimeError("connection closed"))
+
+
+def test_a_rank_that_fails_because_of_another_never_speaks():
+    store = HashStore()
+    assert not join._may_speak(store, 0, OtherRankError("another rank failed"))
+    assert not store.check([FAILED])
+
+
+@pytest.mark.parametrize("error", [ValueError("a setting"), NonFiniteError("step 3")])
+def test_what_all_ranks_find_is_left_to_rank_0(error, monkeypatch):
+    store = HashStore()
+    monkeypatch.setattr(join.time, "sleep", lambda _: store.add(FAILED, 1))
+    assert not join._may_speak(store, 1, error)
+
+
+def test_a_broken_connection_is_explained_by_the_ranks_that_are_gone():
+    broken = RuntimeError("Connection closed by peer")
+    found = join._lost(Lost(1, 3), broken)
+    assert isinstance(found, LostRankError)
+    assert str(found).startswith("lost rank 1 on node1, 3 on node3: no sign of life")
+    assert found.__cause__ is broken
+    assert join._lost(Lost(), broken) is None
+    assert join._lost(Lost(1), OSError("disk full")) is None
+    assert join._lost(Lost(1), NonFiniteError("step 3")) is None
+
+
+def test_a_process_without_a_launcher_is_alone(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert place() is None
+    with joined(ParallelConfig(), "cpu") as ranks:
+        assert (ranks.alone, ranks.rank, ranks.world, ranks.agreed(lambda: 3)) == (True, 0, 1, 3)
+
+
+def test_a_place_is_read_from_the_environment_of_torchrun():
+    given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert place(given) == (5, 8, 1, 0, False)
+    restarted = {**given, "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    assert place(restarted) == (5, 8, 1, 2, True)

@@ -1,0 +1,52 @@
+"""Ranks meet those of their own start, and name the ones that do not come."""
+
+import threading
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from fourbits.train.ranks.meeting import meet
+
+
+def meeting(store, world):
+    """What each of `world` ranks, as threads, gets."""
+    found = {}
+    threads = [
+        threading.Thread(target=lambda r=rank: found.update({r: meet(store, r, world, 30.0)}))
+        for rank in range(world)
+    ]
+    for thread in reversed(threads):  # rank 0 is the last to come
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(world)]
+
+
+def test_all_ranks_of_a_start_get_one_name_and_each_start_another():
+    """The store still has the keys of the first start when the ranks are started again."""
+    store = HashStore()
+    first, second = meeting(store, 3), meeting(store, 3)
+    assert len(set(first)) == len(set(second)) == 1
+    assert first[0] != second[0]
+
+
+def late(store, rank):
+    """What a rank of four says when others do not come."""
+    with pytest.raises(TimeoutError) as error:
+        meet(store, rank, 4, 0.3)
+    return str(error.value)
+
+
+def test_ranks_that_do_not_come_are_named():
+    store, said = HashStore(), []
+    other = threading.Thread(target=lambda: said.append(late(store, 2)))
+    other.start()
+    said.append(late(store, 0))
+    other.join()
+    for text in said:
+        assert text.startswith("rank 1, 3 of 4 did not start within 0.3 s (parallel.timeout)")
+
+
+def test_without_rank_0_it_is_named():
+    with pytest.raises(TimeoutError, match="rank 0 of 2 did not start"):
+        meet(HashStore(), 1, 2, 0.1)
