@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from fourbits.cli.main import main
+from fourbits.compare.report.run_report import write_run_report
 from fourbits.evaluation.subject import open_subject
 from fourbits.exchange.folder import open_hf
 from fourbits.generate.held import recipe_layers
+from fourbits.harness.results import add_results, read_results
 from fourbits.train.forward_weights import forward_weights
 from fourbits.train.load_run import open_trained
 from support.small_runs import trained
@@ -66,6 +68,36 @@ def test_results_are_kept_by_precision_and_in_the_report(run, capsys):
     page = (copy / "report.html").read_text()
     assert "Evaluation after step 2" in page
     assert f"{stored['precisions']['trained']['text']['all']['bits_per_byte']:.4f}" in page
+
+
+def test_scores_are_in_the_report_and_in_the_card_of_an_export_beside_the_papers(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("evaluations"))
+    score = {
+        "metrics": {"acc,none": 0.25, "acc_stderr,none": 0.01},
+        "shots": [5],
+        "questions": 40,
+        "asked": True,
+    }
+    parts = {"winogrande": score, "of_a_group": {**score, "asked": False}}
+    add_results(copy, 2, {"bf16": {"tasks": parts}})
+    add_results(copy, 2, {"bf16": {"tasks": {"piqa": {**score, "shots": [0]}}}})
+    assert main(["export", str(copy), "--out", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| winogrande | acc | 5 | 0.2500 +- 0.0100 | 80.58 | 78.77 |" in card
+    assert "| piqa | acc | 0 | 0.2500 +- 0.0100 |" in card
+    assert "of_a_group" not in card
+    write_run_report(copy)
+    assert "78.77" in (copy / "report.html").read_text()
+
+
+def test_damaged_results_are_named(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("evaluations"))
+    file = add_results(copy, 2, {})
+    file.write_text('{"step": 2}')
+    with pytest.raises(ValueError, match=f"{file}: damaged: 'precisions' is missing; remove it and evaluate"):
+        read_results(copy)
 
 
 def test_a_bf16_export_has_the_loss_of_its_run(run, folders, capsys):

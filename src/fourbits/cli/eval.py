@@ -25,8 +25,8 @@ from fourbits.compare.terminal import print_table
 from fourbits.data.whole_file import write_json
 from fourbits.device import probe
 from fourbits.evaluation.evaluate_model import EvalOptions, Evaluated, evaluate_model
-from fourbits.evaluation.results import add_results
 from fourbits.evaluation.subject import Subject, open_subject
+from fourbits.harness.results import add_results
 from fourbits.harness.tasks import TaskOptions, load_tasks
 
 EXAMPLE = "fourbits eval runs/30m --tasks mmlu_pro --datasets datasets"

@@ -4,8 +4,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fourbits.evaluation.evaluate_model import Evaluated
-from fourbits.evaluation.score_rows import Precisions, score_rows
 from fourbits.evaluation.subject import BF16
+from fourbits.harness.score_rows import Precisions, score_rows
 
 
 def text_table(precisions: Precisions) -> Table | None:

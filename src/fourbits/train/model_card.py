@@ -1,10 +1,13 @@
 """The model card of an export: what the model is, how to load it, and the manifest of its run."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from fourbits.exchange.config import to_hf_config
 from fourbits.exchange.model_card import MARK
+from fourbits.harness.results import read_results
+from fourbits.harness.score_rows import score_rows
 from fourbits.train.export_plan import ExportOptions, ExportPlan
 from fourbits.train.load_run import StoredModel
 
@@ -35,7 +38,7 @@ tags: [fourbits, nvfp4]
 | weights | {_weights(options, plan)} |
 | tokenizer | {stored.tokenizer.size} tokens, SHA-256 {stored.tokenizer.sha256} |
 
-{"".join(f"Note: {note}.{chr(10) * 2}" for note in plan.notes)}Readers: {_LOADERS[options.format]}
+{_results(stored)}{_notes(plan)}Readers: {_LOADERS[options.format]}
 
 `config.json` has the whole recipe under `fourbits`. The manifest of the run:
 
@@ -43,6 +46,10 @@ tags: [fourbits, nvfp4]
 {json.dumps(_public(stored.manifest), indent=1)}
 ```
 """
+
+
+def _notes(plan: ExportPlan) -> str:
+    return "".join(f"Note: {note}.\n\n" for note in plan.notes)
 
 
 def _weights(options: ExportOptions, plan: ExportPlan) -> str:
@@ -56,4 +63,24 @@ def _weights(options: ExportOptions, plan: ExportPlan) -> str:
 def _public(manifest: dict[str, Any]) -> dict[str, Any]:
     """The manifest without the paths of the machine that trained."""
     data = {key: value for key, value in manifest["data"].items() if key != "folder"}
-    return {**manifest, "data": data}
+    ancestry = [
+        {key: Path(value).name if key in ("run", "model") else value for key, value in entry.items()}
+        for entry in manifest.get("ancestry", [])
+    ]
+    return {**manifest, "data": data, "ancestry": ancestry}
+
+
+def _results(stored: StoredModel) -> str:
+    """The scores of the tasks that the checkpoint was evaluated on, as a section; empty without any."""
+    found = [each for each in read_results(stored.folder) if each.step == stored.step]
+    rows = score_rows(found[0].precisions) if found else []
+    if not rows:
+        return ""
+    names = list(found[0].precisions)
+    head = ["task", "metric", "shots", *names, "paper, FP8 (%)", "paper, NVFP4 (%)"]
+    lines = ["## Results", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row in rows:
+        cells = [row["task"], row["metric"], row["shots"], *(row["values"].get(name, "") for name in names)]
+        lines.append(f"| {' | '.join([*cells, *map(str, row['paper'] or ('', ''))])} |")
+    note = "The paper's model (arXiv:2509.25149) has 12B parameters and was trained on 10T tokens."
+    return "\n".join((*lines, "", note, "", ""))

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from fourbits.evaluation.results import read_results
-from fourbits.evaluation.score_rows import score_rows
+from fourbits.harness.results import read_results
+from fourbits.harness.score_rows import score_rows
 
 
 def evaluation_sections(run: Path) -> list[dict[str, Any]]:

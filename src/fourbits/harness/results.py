@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourbits.data.whole_file import read_json, write_json
-from fourbits.train.checkpoint import step_of
+from fourbits.data.whole_file import read_json, require, write_json
 
 FOLDER = "evaluations"
 _REMEDY = "Remove it and evaluate again."
@@ -43,7 +42,9 @@ def add_results(run: Path, step: int, precisions: Mapping[str, Mapping[str, Any]
 
 def read_results(run: Path) -> list[Evaluation]:
     """The evaluations of a run, the first step first. Raises ValueError for a damaged file."""
-    files = sorted((run / FOLDER).glob("step_*.json"), key=lambda path: step_of(path.with_suffix("")))
-    return [
-        Evaluation(step_of(path.with_suffix("")), read_json(path, _REMEDY)["precisions"]) for path in files
-    ]
+    found: list[Evaluation] = []
+    for path in (run / FOLDER).glob("step_*.json"):
+        content = read_json(path, _REMEDY)
+        require(content, {"step": int, "precisions": dict}, path, remedy="remove it and evaluate again")
+        found.append(Evaluation(content["step"], content["precisions"]))
+    return sorted(found, key=lambda each: each.step)
