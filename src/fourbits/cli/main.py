@@ -14,7 +14,7 @@ from fourbits.cli.errors import describe
 from fourbits.cli.parser import main_parser, parse
 from fourbits.cli.signals import ended_by_signals, stopped
 from fourbits.settings import nearest
-from fourbits.train.ranks.failure import RankFailedError
+from fourbits.train.ranks.failure import LostRankError, RankFailedError
 from fourbits.train.ranks.launcher import place
 from fourbits.version import VERSION
 
@@ -99,7 +99,7 @@ def _report(name: str, error: Exception, debug: bool, code: int, rank: str = "")
     subject, _, rest = text.partition(": ")
     if rest and subject in (name, name.removesuffix("s")):  # no "fourbits data: data: ..."
         text = rest
-    if code == 1 and not isinstance(error, OSError):
+    if code == 1 and not isinstance(error, OSError | LostRankError):
         text += " (rerun with --debug for the traceback)"
     print(f"fourbits {name}: {rank}{text}", file=sys.stderr)
     return code

@@ -159,3 +159,15 @@ def test_a_loss_that_is_not_finite_is_reported_once(file, tmp_path):
     assert ended.stderr.count("fourbits train: rank") == 1
     assert "rank 0 on" in ended.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["ended"] == "non-finite"
+
+
+def test_a_full_disk_in_a_save_is_reported_once_and_earlier_checkpoints_stay(file, tmp_path):
+    """The system's limit on a file's size stands for the disk; shards of the optimizer exceed it."""
+    assert torchrun(2, ["train", file, "--out", str(tmp_path / "run"), "--train.steps", "2"]).returncode == 0
+    words = ["train", file, "--out", str(tmp_path / "run"), "--train.steps", "4"]
+    limited = ["bash", "-c", 'ulimit -f 150 && exec "$@"', "limited", *command_of(2, words)]
+    ended = subprocess.run(limited, capture_output=True, text=True, timeout=PATIENCE, env=environment())
+    assert ended.returncode != 0
+    assert ended.stderr.count("fourbits train: rank") == 1
+    assert "step_4: File too large; step 4 was not saved, earlier checkpoints are intact" in ended.stderr
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_2"]
