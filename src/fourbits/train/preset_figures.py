@@ -89,6 +89,12 @@ def figures_of(name: str, config: RunConfig) -> PresetFigures:
     )
 
 
+def estimated_seconds(config: RunConfig) -> float:
+    """The time of a run on one GPU, at the mean of the utilizations that were measured on an H100."""
+    slow, fast = _estimated_speeds(config)
+    return config.train.num_steps * config.train.tokens_per_step * 2 / (slow + fast)
+
+
 def _estimated_speeds(config: RunConfig) -> tuple[float, float]:
     """Tokens/s at the lowest and the highest utilization that was measured."""
     gpu = Device(
