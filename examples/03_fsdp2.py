@@ -20,7 +20,7 @@ def main(steps: int = 20) -> None:
     torch.manual_seed(0)
     model = NextToken().to(device)
 
-    # Convert first, then shard blocks and the root, never single linears. FSDP2 keeps FP32 masters and
+    # Convert first, then shard blocks and the root, never single linears. FSDP2 keeps FP32 master weights and
     # gathers BF16 copies; the bits are those of one process that sees the same tokens.
     summary = fb.convert(model, recipe="nvfp4")
     mesh = init_device_mesh(device.type, (world,))

@@ -57,7 +57,7 @@ def test_a_long_compilation_is_announced_while_it_runs_and_reported_after_it(bur
         assert messages() == []
         clock.wait(0.2)
         (announced,) = messages()
-        assert "now exact_kernel" in announced
+        assert "compiling kernels (exact_kernel)" in announced
         clock.wait(3.0)
     clock.wait(1.9)
     assert messages() == [announced]

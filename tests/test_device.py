@@ -14,10 +14,10 @@ from fourbits.device import (
     Device,
     choose_backend,
     idle_nvidia_gpu,
-    native_unsupported,
     peak_flops,
     probe,
-    triton_unsupported,
+    unsupported_fp4,
+    unsupported_triton,
 )
 
 CPU = Device(
@@ -108,14 +108,14 @@ def test_a_backend_that_can_run_is_selected_as_requested(requested, device):
 
 @pytest.mark.parametrize("capability", [(10, 0), (10, 3), (12, 0), (12, 1)])
 def test_every_blackwell_has_native_fp4(capability):
-    assert native_unsupported(gpu("NVIDIA B200", capability)) is None
+    assert unsupported_fp4(gpu("NVIDIA B200", capability)) is None
 
 
 @pytest.mark.parametrize(
     ("version", "usable"), [("3.6.0", True), ("3.10.1", True), ("4.0", True), ("3.4.0", False)]
 )
 def test_triton_versions_are_compared_as_numbers(version, usable):
-    assert (triton_unsupported(gpu("NVIDIA H100 PCIe", (9, 0), version)) is None) == usable
+    assert (unsupported_triton(gpu("NVIDIA H100 PCIe", (9, 0), version)) is None) == usable
 
 
 def test_peak_flops_are_from_a_datasheet_or_unknown():

@@ -31,6 +31,7 @@ LAYERS = [
     "harness",
     "train",
     "evaluation",
+    "lint",
     "bench",
     "compare",
     "cli",

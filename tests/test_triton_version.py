@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fourbits.triton_version import installed_triton, version_unsupported
+from fourbits.triton_version import installed_triton, unsupported_version
 
 MACHINE = """
 import importlib.metadata, importlib.util, sys
@@ -65,4 +65,4 @@ def test_everything_but_the_kernels_works_without_a_usable_triton(version, hidde
 
 
 def test_the_triton_of_this_machine_is_new_enough():
-    assert version_unsupported(installed_triton()) is None
+    assert unsupported_version(installed_triton()) is None

@@ -70,8 +70,8 @@ class Burst:
             if self._running and not self._announced:
                 self._announced = True
                 _logger.warning(
-                    "fourbits: compiling kernels for this machine, now %s. The first step waits for them; "
-                    "later processes find them in the compiler's cache.",
+                    "fourbits: compiling kernels (%s). The first step waits for them; they are cached for "
+                    "later runs.",
                     what,
                 )
 

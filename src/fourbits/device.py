@@ -19,7 +19,7 @@ from enum import Enum
 
 import torch
 
-from fourbits.triton_version import installed_triton, version_unsupported
+from fourbits.triton_version import installed_triton, unsupported_version
 
 MIN_EMULATED = (8, 0)
 MIN_NATIVE = (10, 0)
@@ -89,7 +89,7 @@ def choose_backend(requested: str, device: Device, *, native_passed: bool = Fals
         raise ValueError(f"backend: must be one of {known}, got {requested!r}.")
     backend = Backend(requested)
     if backend is Backend.NATIVE:
-        if reason := native_unsupported(device):
+        if reason := unsupported_fp4(device):
             raise ValueError(f"backend native: {reason}. Use auto, which emulates the same bits here.")
         check = "the self-check passed" if native_passed else "a self-check runs before the first step"
         return backend, f"FP4 tensor cores of {_full_name(device)}, as requested; {check}"
@@ -100,20 +100,20 @@ def choose_backend(requested: str, device: Device, *, native_passed: bool = Fals
     return backend, f"as requested; {_quantizer(device) if backend is Backend.EMULATED else 'plain PyTorch'}"
 
 
-def native_unsupported(device: Device) -> str | None:
+def unsupported_fp4(device: Device) -> str | None:
     """Why this device cannot run the native backend, or None."""
     if device.kind != "cuda" or device.capability is None or device.capability < MIN_NATIVE:
         return f"FP4 tensor cores need NVIDIA sm_100 or newer (Blackwell), this is {_full_name(device)}"
-    return triton_unsupported(device)
+    return unsupported_triton(device)
 
 
-def triton_unsupported(device: Device) -> str | None:
+def unsupported_triton(device: Device) -> str | None:
     """Why this device cannot run Triton kernels, or None."""
     if device.kind != "cuda":
         return f"Triton kernels need an NVIDIA GPU, this is {_full_name(device)}"
     if _too_old(device):
         return f"Triton kernels need sm_80 or newer, this is {_full_name(device)}"
-    return version_unsupported(device.triton_version)
+    return unsupported_version(device.triton_version)
 
 
 def peak_flops(device: Device, dtype: torch.dtype) -> float | None:
@@ -155,7 +155,7 @@ def _best(device: Device, native_passed: bool) -> tuple[Backend, str]:
             Backend.REFERENCE,
             f"plain PyTorch: emulation needs sm_80 or newer, this is {_full_name(device)}",
         )
-    if native_unsupported(device) is not None:
+    if unsupported_fp4(device) is not None:
         return Backend.EMULATED, _quantizer(device)
     if native_passed:
         return Backend.NATIVE, f"FP4 tensor cores of {_full_name(device)}; the self-check passed"
@@ -167,7 +167,7 @@ def _best(device: Device, native_passed: bool) -> tuple[Backend, str]:
 
 def _quantizer(device: Device) -> str:
     """How the emulated backend quantizes on this device."""
-    reason = triton_unsupported(device)
+    reason = unsupported_triton(device)
     if reason is None:
         return f"fused Triton kernels, and BF16 tensor cores on dequantized operands ({_full_name(device)})"
     if device.kind == "cpu":

@@ -21,7 +21,7 @@ def installed_triton() -> str | None:
     return None
 
 
-def version_unsupported(version: str | None) -> str | None:
+def unsupported_version(version: str | None) -> str | None:
     """Why kernels cannot be built with this version of Triton, or None."""
     needed = ".".join(map(str, MIN_TRITON))
     if version is None:
@@ -32,4 +32,4 @@ def version_unsupported(version: str | None) -> str | None:
 
 
 #: whether modules of kernels are imported: an older Triton lacks names they use
-HAS_TRITON = version_unsupported(installed_triton()) is None
+HAS_TRITON = unsupported_version(installed_triton()) is None

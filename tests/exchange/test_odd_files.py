@@ -180,6 +180,10 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
         "num_attention_heads must be a whole .* from 1 .* got 0",
     ),
     "no groups": (with_config(num_key_value_heads=0), "num_key_value_heads must be .* from 1 .*, got 0"),
+    "heads without whole groups": (
+        with_config(num_attention_heads=4, num_key_value_heads=3),
+        r"num_attention_heads must be a multiple of num_key_value_heads \(3\), got 4",
+    ),
     "true heads": (with_config(num_attention_heads=True), "num_attention_heads must be .*, got True"),
     "a huge size": (
         with_config(intermediate_size=10**12),

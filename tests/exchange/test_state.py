@@ -37,7 +37,10 @@ STATES: dict[str, tuple[Any, str]] = {
         changed(lambda s: {n: v for n, v in s.items() if n != HEAD}),
         "is missing in the",
     ),
-    "another tensor": (changed(lambda s: s | {"scale": torch.ones(1)}), "'scale' and 0 more are not param"),
+    "another tensor": (
+        changed(lambda s: s | {"scale": torch.ones(1)}),
+        "'scale' is not a parameter of this model",
+    ),
     "another shape": (changed(lambda s: s | {HEAD: torch.ones(3)}), "must have the shape [64, 48] by its"),
     "whole numbers": (changed(lambda s: s | {HEAD: s[HEAD].int()}), "'head.weight' must be torch.float64"),
     "no tensor": (changed(lambda s: s | {HEAD: None}), "must be a tensor with its values, got NoneType"),
@@ -87,7 +90,9 @@ def test_a_value_that_the_dtype_cannot_hold_is_refused(tmp_path):
     model = ours("llama")
     with torch.no_grad():
         model.norm.weight[5] = 1e5
-    with pytest.raises(ValueError, match=r"has 1 values .* torch.float16 does not reach as far"):
+    with pytest.raises(
+        ValueError, match=r"has 1 value that is not finite.* torch.float16 does not reach as far"
+    ):
         save_hf(model.state_dict(), model.config, tmp_path, dtype=torch.float16)
     assert not list(tmp_path.iterdir())
     save_hf(model.state_dict(), model.config, tmp_path)
@@ -116,3 +121,16 @@ def test_every_model_here_is_of_another_family_or_computes_something_else():
     """Else the tests over all of them would try one thing twice."""
     configs = [small_config(**changes) for changes in OURS.values()]
     assert len(set(configs)) == len(configs)
+
+
+@pytest.mark.parametrize("folder", [None, 5, ["a"]])
+def test_what_is_no_path_is_refused_in_one_line(folder):
+    with pytest.raises(ValueError, match=r"^load_hf: folder must be a path \(str or Path\), got .*\.$"):
+        load_hf(folder)
+    with pytest.raises(ValueError, match=r"^save_hf: folder must be a path \(str or Path\), got .*\.$"):
+        save_hf({}, None, folder)
+
+
+def test_a_configuration_that_is_none_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match=r"^save_hf: config must be a ModelConfig, got NoneType"):
+        save_hf({}, None, tmp_path)

@@ -104,5 +104,5 @@ def test_an_error_of_a_gpu_or_a_library_is_a_finding(monkeypatch):
     assert rounding.passed
     assert not sums.passed
     monkeypatch.setattr(matmul_check, "quantized_on", no_image)
-    wrong = matmul_check.why_not_trusted.__wrapped__(torch.device("cpu"))
+    wrong = matmul_check.unsupported_arithmetic.__wrapped__(torch.device("cpu"))
     assert wrong == "; ".join(f"{what} (ValueError: no message)" for what in (*GEMMS, "stochastic rounding"))

@@ -136,7 +136,7 @@ def test_native_is_refused_without_tensor_cores():
 
 def test_native_is_refused_where_the_self_check_fails(monkeypatch):
     monkeypatch.setattr(conversion, "probe", lambda: BLACKWELL)
-    monkeypatch.setattr(conversion, "why_not_trusted", lambda device: "dgrad: GEMM (all zero)")
+    monkeypatch.setattr(conversion, "unsupported_arithmetic", lambda device: "dgrad: GEMM (all zero)")
     with pytest.raises(ValueError, match=r"the self-check failed on NVIDIA B200: dgrad: GEMM \(all zero"):
         convert(nn.Sequential(nn.Linear(16, 16)), "nvfp4", backend="native")
 
@@ -152,14 +152,14 @@ def test_native_is_refused_where_the_self_check_fails(monkeypatch):
 )
 def test_a_run_trains_natively_where_the_check_passes(monkeypatch, requested, wrong, chosen, words):
     for module in (backend, conversion):
-        monkeypatch.setattr(module, "why_not_trusted", lambda device: wrong)
+        monkeypatch.setattr(module, "unsupported_arithmetic", lambda device: wrong)
     found, reason = backend.resolve_backend(requested, BLACKWELL)
     assert found is chosen
     assert words in reason
 
 
 def test_a_run_that_wants_native_stops_where_the_check_fails(monkeypatch):
-    monkeypatch.setattr(conversion, "why_not_trusted", lambda device: "wgrad: GEMM (all zero)")
+    monkeypatch.setattr(conversion, "unsupported_arithmetic", lambda device: "wgrad: GEMM (all zero)")
     with pytest.raises(ValueError, match="backend native: the self-check failed on NVIDIA B200: wgrad"):
         backend.resolve_backend("native", BLACKWELL)
     with pytest.raises(ValueError, match="FP4 tensor cores need NVIDIA sm_100"):

@@ -1,4 +1,4 @@
-"""A run goes on with another length, from text that moved, or in a new folder from one of its checkpoints."""
+"""A run continues with another length, from text that moved, or in a new folder from a checkpoint."""
 
 import json
 import shutil

@@ -14,8 +14,8 @@ from fourbits.train.forward_weights import (
     ForwardWeight,
     forward_weights,
     packed_weight,
-    why_not_nvfp4,
-    why_not_quantized_inputs,
+    unsupported_inputs,
+    unsupported_nvfp4,
 )
 from fourbits.train.load_run import open_trained
 from support.small_runs import HYBRID, trained
@@ -85,9 +85,9 @@ def test_values_decode_in_the_order_of_the_specification():
     ids=str,
 )
 def test_a_weight_that_the_layouts_cannot_hold_has_a_reason(spec, columns, reason):
-    assert why_not_nvfp4(OperandSpec(**spec), columns) == reason
+    assert unsupported_nvfp4(OperandSpec(**spec), columns) == reason
 
 
 def test_inputs_that_servers_cannot_quantize_have_a_reason():
-    assert why_not_quantized_inputs({"a.weight": ForwardWeight(get_recipe("nvfp4").table)}) is None
-    assert why_not_quantized_inputs({"a.weight": weight()}) == "the input of a is bf16 None in training"
+    assert unsupported_inputs({"a.weight": ForwardWeight(get_recipe("nvfp4").table)}) is None
+    assert unsupported_inputs({"a.weight": weight()}) == "the input of a is bf16 None in training"

@@ -1,5 +1,6 @@
 """log.txt has what a run says, with times, from every process that trained, and never ends a run."""
 
+import importlib.metadata
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from fourbits.train.listener import RunListener
 from fourbits.train.log_file import LogFile
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
+from fourbits.version import VERSION
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d "
 
@@ -55,6 +57,22 @@ def test_every_line_has_a_time_and_a_resumed_run_appends(train, tmp_path):
     assert "5 of 12 steps done, 128 tokens each" in texts
     assert any(text.startswith("training: step 12/12  validation loss") for text in texts)
     assert texts[-1] == "ended: finished after 12 steps"
+
+
+def test_a_run_needs_no_installed_metadata_of_fourbits(train, tmp_path, monkeypatch):
+    """As from a source tree on PYTHONPATH."""
+    found = importlib.metadata.distribution
+
+    def distribution(name):
+        if name == "fourbits":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("fourbits")
+    train(tmp_path)
+    assert f"=== fourbits {VERSION}, torch " in (tmp_path / "log.txt").read_text().splitlines()[0]
 
 
 def test_warnings_and_errors_are_logged_and_still_shown(train, tmp_path):
@@ -107,11 +125,11 @@ def test_messages_of_loggers_are_logged_and_printed_as_without_a_log(tmp_path, c
     assert texts[1:] == ["fourbits warns", "torch._dynamo.convert_frame warns"]
 
 
-def test_a_log_that_cannot_be_written_is_said_once_and_the_run_goes_on(train, tmp_path):
+def test_a_log_that_cannot_be_written_is_reported_once_and_the_run_continues(train, tmp_path):
     (tmp_path / "log.txt").mkdir()
     said = [note for note in train(tmp_path).notes if "log.txt" in note]
     assert len(said) == 1
-    assert said[0].endswith("The run goes on without its log.")
+    assert said[0].endswith("The run continues without its log.")
     assert (tmp_path / "summary.json").is_file()
 
 

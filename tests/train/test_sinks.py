@@ -98,7 +98,7 @@ def test_a_resumed_run_tells_its_sinks_where_it_stands(register, train):
     assert [(sink.begun.step, sink.ended) for sink in made] == [(0, "interrupted"), (1, "finished")]
 
 
-def test_a_sink_that_fails_is_dropped_and_said_once_and_the_others_go_on(register, train, tmp_path):
+def test_a_sink_that_fails_is_dropped_and_reported_once_and_the_others_continue(register, train, tmp_path):
     broken, sound = Memory(fails_at=3), Memory()
     register("broken", lambda: broken)
     register("sound", lambda: sound)
@@ -107,7 +107,7 @@ def test_a_sink_that_fails_is_dropped_and_said_once_and_the_others_go_on(registe
     assert [step for step, _ in broken.rows] == [1, 2]
     assert broken.ended is None
     assert sound.ended == "finished"
-    text = "sink broken: ConnectionError: no network. The run goes on without it."
+    text = "sink broken: ConnectionError: no network. The run continues without it."
     assert [note for note in notes.said if "sink" in note] == [text]
     assert (tmp_path / "run" / "log.txt").read_text().count(text) == 1
 

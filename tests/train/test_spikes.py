@@ -1,4 +1,4 @@
-"""A loss far above those before it is said, or its update skipped, with equal bits however a run is cut."""
+"""A loss far above those before it is reported, or its update skipped, bit-identical however a run is cut."""
 
 import json
 import math
@@ -138,7 +138,7 @@ def step_of(out, step):
     return next(r for r in read_metrics(out / "metrics.jsonl") if (r["kind"], r["step"]) == ("train", step))
 
 
-@pytest.mark.parametrize(("policy", "skipped"), [("say", False), ("skip", True)])
+@pytest.mark.parametrize(("policy", "skipped"), [("report", False), ("skip", True)])
 def test_a_spike_is_recorded_and_its_update_skipped_on_request(
     spike, config, data_cache, tmp_path, policy, skipped
 ):
@@ -206,9 +206,9 @@ def test_a_run_killed_right_after_a_skipped_spike_and_again_later_has_the_bits_o
 
 
 def test_without_spikes_the_policy_changes_no_bit(config, data_cache, tmp_path):
-    for policy in ("off", "say", "skip"):
+    for policy in ("off", "report", "skip"):
         trained(config, tmp_path / policy, data_cache, policy)
-    assert content(tmp_path / "off") == content(tmp_path / "say") == content(tmp_path / "skip")
+    assert content(tmp_path / "off") == content(tmp_path / "report") == content(tmp_path / "skip")
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def infinite(spike, monkeypatch):
     monkeypatch.setattr(Trainer, "_accumulate_gradients", raised)
 
 
-@pytest.mark.parametrize("policy", ["say", "skip"])
+@pytest.mark.parametrize("policy", ["report", "skip"])
 def test_a_spike_whose_gradients_are_infinite_is_not_finite_before_it_is_a_spike(
     infinite, config, data_cache, tmp_path, policy
 ):

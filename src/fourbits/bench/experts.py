@@ -47,7 +47,7 @@ class _Run(NamedTuple):
 
 
 class _Experts(nn.Module):
-    """One linear layer per expert, as a model's code has them: FP32 masters, a grouped GEMM."""
+    """One linear layer per expert, as a model's code has them: FP32 master weights, a grouped GEMM."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """A user's model: transformers' Llama, converted in one line, trained in the plain loop of a user.
 
-FP32 masters, BF16 autocast, fused AdamW, random tokens; no CUDA graphs unless torch.compile makes them. Each
-nvfp4 step is compared with the BF16 step of the same model in the same mode, measured in the same call.
+FP32 master weights, BF16 autocast, fused AdamW, random tokens; no CUDA graphs unless torch.compile makes
+them. Each nvfp4 step is compared with the BF16 step of the same model and mode, measured in the same call.
 """
 
 import statistics

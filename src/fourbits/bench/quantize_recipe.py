@@ -43,7 +43,7 @@ def bench_recipe(device: torch.device, name: str) -> Measurements:
 
 
 def _operands(name: str) -> list[tuple[str, OperandSpec, int]]:
-    """(roles, spec, axis) of every distinct quantized operand; weights are FP32 masters."""
+    """(roles, spec, axis) of every distinct quantized operand; weights are FP32 master weights."""
     table = get_recipe(name).table
     roles: dict[tuple[OperandSpec, int, bool], list[str]] = {}
     for role in OPERAND_ROLES:

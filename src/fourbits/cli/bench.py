@@ -149,13 +149,14 @@ BENCHMARKS = {
         lambda device, args: bench_step(device),
     ),
     "model": Benchmark(
-        "measure training steps of a preset per recipe: tokens/s, MFU by type of layer, memory, and peers",
+        "measure training steps of a preset per recipe: tokens/s, MFU by type of layer, memory; "
+        "also other implementations",
         "fourbits bench model --preset transformer-1.2b --recipes bf16 nvfp4",
         lambda device, args: bench_model(device, _request(args), _print_progress),
         _add_model,
     ),
     "hf": Benchmark(
-        "measure steps of transformers' Llama in a loop of one's own: eager, compiled, with CUDA graphs",
+        "measure steps of transformers' Llama in a custom training loop: eager, compiled, with CUDA graphs",
         "fourbits bench hf --modes eager",
         lambda device, args: bench_hf(device, _print_progress, args.sizes, args.modes),
         _add_hf,

@@ -9,7 +9,7 @@ weights and read the same batches in the same order. Every other setting is an o
 one run per CPU thread, up to 4, for models with at most 10M linear weights on a CPU; otherwise 1, because a
 larger model uses all threads by itself and N runs need N times the memory.
 
-One seed compares nothing: with several, the gap to the baseline comes with a 95 % interval over seeds.
+With one seed, differences are noise; with several, the gap to the baseline has a 95 % confidence interval.
 """
 
 import json

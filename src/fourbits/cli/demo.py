@@ -3,7 +3,7 @@
 Trains a 1.3M-parameter model on your Python's standard library, half a million tokens per recipe, then
 measures on the trained BF16 model what scales, stochastic rounding, 2D scaling and the Hadamard transform
 each fix; a few minutes on two CPU cores. --full trains five recipes with three seeds, which takes about seven
-times as long and gives intervals. Rerun the command to resume an interrupted demo.
+times as long and gives confidence intervals. Rerun the command to resume an interrupted demo.
 
 `fourbits compare tiny --techniques` is the same with options. On a CPU, up to four runs execute in parallel,
 splitting the threads evenly.

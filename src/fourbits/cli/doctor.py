@@ -18,10 +18,10 @@ from fourbits.device import (
     Device,
     choose_backend,
     idle_nvidia_gpu,
-    native_unsupported,
     peak_flops,
     probe,
-    triton_unsupported,
+    unsupported_fp4,
+    unsupported_triton,
 )
 from fourbits.gemm.matmul import matmul
 from fourbits.gemm.native.self_check import check_native
@@ -43,7 +43,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--native",
         action="store_true",
-        help="check the GPU's arithmetic against the reference: FP4 tensor cores, or the emulation",
+        help="check the GPU's arithmetic against the reference: its FP4 tensor cores if it has them, else "
+        "the emulated GEMMs",
     )
     parser.add_argument(
         "--report",
@@ -99,8 +100,8 @@ def examine(kind: str | None) -> dict[str, Any]:
         "idle_gpu": idle_nvidia_gpu(),
         "backend": backend.value,
         "backend_reason": reason,
-        "triton_blocker": triton_unsupported(device),
-        "native_blocker": native_unsupported(device),
+        "triton_blocker": unsupported_triton(device),
+        "native_blocker": unsupported_fp4(device),
         "scan_blocker": ssd_op.unsupported(torch.device(device.torch_device), torch.bfloat16, *_PAPER_SCAN),
         "native_note": UNVERIFIED,
         "compile_error": compile_error(device.torch_device),
@@ -111,7 +112,7 @@ def examine(kind: str | None) -> dict[str, Any]:
 
 def check_gpu(device: Device) -> dict[str, Any]:
     """Run the self-check on a device: of its FP4 tensor cores, or without them of the emulation."""
-    blocker, kernels = native_unsupported(device), triton_unsupported(device)
+    blocker, kernels = unsupported_fp4(device), unsupported_triton(device)
     if kernels is not None:
         return {"passed": False, "product": None, "reason": kernels, "findings": []}
     target = torch.device(device.torch_device)

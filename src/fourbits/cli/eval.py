@@ -35,20 +35,28 @@ EXAMPLE = "fourbits eval runs/30m --tasks mmlu_pro --datasets datasets"
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run, a checkpoint or a model folder")
-    parser.add_argument("--tasks", metavar="A,B", help="tasks of the harness, or lists of them")
+    parser.add_argument("--tasks", metavar="A,B", help="tasks of lm-evaluation-harness, or lists of them")
     parser.add_argument("--recipe", default="bf16", metavar="R", help="nvfp4, trained ...: compare with bf16")
-    parser.add_argument("--data", nargs="+", default=[], metavar="TEXT", help="text, or a prepared folder")
-    parser.add_argument("--no-text", action="store_true", help="measure no loss, only tasks")
-    parser.add_argument("--seq-len", type=int, metavar="T", help="of the text (default: the run's, or 2048)")
-    parser.add_argument("--samples", type=int, metavar="N", help="of each source (default: the run's, or 32)")
+    parser.add_argument(
+        "--data", nargs="+", default=[], metavar="TEXT", help="text to evaluate on, or a prepared folder"
+    )
+    parser.add_argument("--no-text", action="store_true", help="run tasks only, no text")
+    parser.add_argument(
+        "--seq-len", type=int, metavar="T", help="tokens per sample of text (default: the run's, or 2048)"
+    )
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="samples per source of text (default: the run's, or 32)"
+    )
     parser.add_argument("--shots", type=int, metavar="N", help="examples in a prompt (default: each task's)")
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="questions per task, the first ones, to try out"
+        "--limit", type=int, metavar="N", help="only the first N questions of each task, for a trial"
     )
-    parser.add_argument("--datasets", type=Path, metavar="DIR", help="copies of datasets: DIR/OWNER/NAME")
-    parser.add_argument("--include", type=Path, metavar="DIR", help="task files of your own")
+    parser.add_argument(
+        "--datasets", type=Path, metavar="DIR", help="read datasets from DIR/OWNER/NAME, without network"
+    )
+    parser.add_argument("--include", type=Path, metavar="DIR", help="folder with custom task files")
     parser.add_argument("--run-code", action="store_true", help="execute programs that the model writes")
-    parser.add_argument("--batch", type=int, default=8, metavar="B", help="sequences of text at a time")
+    parser.add_argument("--batch", type=int, default=8, metavar="B", help="sequences per batch (default: 8)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the results as JSON")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")

@@ -1,9 +1,9 @@
 """Write the model of a run as a folder for Hugging Face transformers, vLLM and other readers.
 
---format hf (default) rounds the masters of the newest checkpoint to --dtype. compressed-tensors and modelopt
-store the linear layers that the recipe trains in NVFP4 as the codes and scales of the training forward, and
-the others in BF16. Inputs are calibrated on validation text, which holds the model in memory; with
---calibration 0 only weights are quantized (W4A16). What was written is read again and compared before it
+--format hf (default) rounds the newest checkpoint's FP32 master weights to --dtype. compressed-tensors and
+modelopt store the linear layers that the recipe trains in NVFP4 as the codes and scales of the training
+forward, and the others in BF16. Inputs are calibrated on validation text, which holds the model in memory;
+with --calibration 0 only weights are quantized (W4A16). What was written is read again and compared before it
 replaces a model in the folder. config.json records the recipe; fourbits.load_hf reads every format.
 """
 
@@ -23,8 +23,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder written by fourbits train")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write the model")
-    parser.add_argument("--format", choices=FORMATS, help="of the weights (default: hf)")
-    parser.add_argument("--dtype", choices=DTYPES, help="with --format hf (default: bf16)")
+    parser.add_argument("--format", choices=FORMATS, help="layout of the files (default: hf)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="dtype of the weights with --format hf (default: bf16)"
+    )
     parser.add_argument(
         "--scales",
         choices=SCALES,

@@ -26,20 +26,34 @@ EXAMPLE = 'fourbits generate runs/30m "def main(" --tokens 40'
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder written by fourbits train")
-    parser.add_argument("text", nargs="+", metavar="TEXT", help="what to continue")
+    parser.add_argument("text", nargs="+", metavar="TEXT", help="text to continue")
     parser.add_argument(
-        "--tokens", type=int, default=100, metavar="N", help="at most, per text (default: 100)"
+        "--tokens", type=int, default=100, metavar="N", help="maximum new tokens per text (default: 100)"
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="default: 0, the most likely token"
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature (default: 0, always the most likely token)",
     )
-    parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most likely tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="draw among the fewest with a share of P")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (default: 0)")
+    parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
     parser.add_argument(
-        "--recipe", choices=("bf16", "trained"), default="bf16", help="of the forward pass (default: bf16)"
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the smallest set of tokens with total probability P",
     )
-    parser.add_argument("--batch", type=int, default=64, metavar="B", help="texts at a time (default: 64)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="random seed of sampling (default: 0)"
+    )
+    parser.add_argument(
+        "--recipe",
+        choices=("bf16", "trained"),
+        default="bf16",
+        help="precision of the forward pass (default: bf16)",
+    )
+    parser.add_argument("--batch", type=int, default=64, metavar="B", help="texts per batch (default: 64)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
 
 

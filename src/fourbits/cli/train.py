@@ -8,7 +8,7 @@ to decay; docs/precision.md has more precision schedules, and how to write your 
 
 To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the result is
 bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the learning
-rates of the steps done do not. To go on with other settings, --from RUN starts a new run. CONFIG and
+rates of the steps done do not. To continue with other settings, --from RUN starts a new run. CONFIG and
 --from FOLDER start from a transformers model, in BF16 or NVFP4, and its tokenizer, in place of CONFIG's.
 """
 

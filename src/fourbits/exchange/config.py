@@ -122,6 +122,11 @@ def _read_heads(fields: Fields, family: Family) -> dict[str, Any]:
     groups = absent.get("num_key_value_heads", heads)
     if "num_key_value_heads" in fields:
         groups = fields.whole("num_key_value_heads") if fields.has("num_key_value_heads") else heads
+    if heads % groups:
+        raise ValueError(
+            f"exchange: num_attention_heads must be a multiple of num_key_value_heads ({groups}), got "
+            f"{heads}."
+        )
     return {"num_heads": heads, "num_kv_heads": groups, "head_dim": _read_head_dim(fields, family, heads)}
 
 

@@ -1,5 +1,6 @@
 """The files of a transformers model: config.json, and weights in one file or several with an index."""
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 GENERATION = "generation_config.json"
 HF_QUANT = "hf_quant_config.json"
 SHARD = "model-{}-of-{}.safetensors"
+
+
+def model_folder(call: str, folder: object) -> Path:
+    """The path of a folder. Raises ValueError, with the call's name, for what is no path."""
+    if not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"{call}: folder must be a path (str or Path), got {shown(folder)}.")
+    return Path(folder)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

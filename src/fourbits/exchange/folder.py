@@ -1,6 +1,6 @@
 """A model folder of transformers, written and read without transformers."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from fourbits.exchange.files import (
     SHARD,
     WEIGHTS,
     WeightFiles,
+    model_folder,
     read_config,
 )
 from fourbits.exchange.model_card import CARD, may_write_card
@@ -79,7 +80,7 @@ def save_hf(
     outside the vocabulary and for a folder with files of these names that are no model's; and OSError, e.g.
     for a full disk. After an error, the folder is as it was.
     """
-    folder = Path(folder)
+    folder = model_folder("save_hf", folder)
     _require_options(dtype, shard_bytes)
     _require_models_folder(folder)
     outgoing = outgoing_of(state, config, dtype, tokenizer, quantization)
@@ -90,17 +91,9 @@ def save_hf(
         described["fourbits"] = dict(provenance)
     with replaced_together(folder, CONFIG, STALE) as new:
         if quantization is not None:
-            layout, kept = quantization.layout, outgoing.kept()
-            described["quantization_config"] = quantization_config(layout, kept, quantization.with_input)
-            if layout is MODELOPT:
-                write_json(new / HF_QUANT, hf_quant_config(kept, quantization.with_input))
+            described["quantization_config"] = _write_quantization(new, quantization, outgoing.kept())
         _write_weights(new, outgoing, shard_bytes)
-        if tokenizer is not None:
-            for name, content in tokenizer_files(tokenizer, config.max_seq_len).items():
-                write_whole(new / name, content)
-        if end_token is not None:
-            padding = end_token if tokenizer is None else tokenizer.padding()[1]
-            write_json(new / GENERATION, {"eos_token_id": end_token, "pad_token_id": padding})
+        _write_tokens(new, tokenizer, end_token, config.max_seq_len)
         if card is not None and may_write_card(folder):
             write_whole(new / CARD, card.encode())
         write_json(new / CONFIG, described)
@@ -175,7 +168,7 @@ class OpenedModel:
 
 def open_hf(folder: Path | str, *, clamp_time_steps: bool = True) -> OpenedModel:
     """As `load_hf`, without reading the weights yet; their names, shapes and types are checked."""
-    folder = Path(folder)
+    folder = model_folder("load_hf", folder)
     described = read_config(folder)
     with _naming(folder / CONFIG):
         scheme = scheme_of(described.pop("quantization_config", None) or _hf_quant_config(folder))
@@ -250,6 +243,23 @@ def _end_token(tokenizer: Tokenizer | None, end_token: int | None) -> int | None
             f"save_hf: end_token must be the tokenizer's, {tokenizer.end_id}, got {end_token}. Leave it out."
         )
     return tokenizer.end_id
+
+
+def _write_quantization(folder: Path, quantization: Quantization, kept: Sequence[str]) -> dict[str, Any]:
+    """The `quantization_config` of config.json, and modelopt's file. kept: the layers in BF16."""
+    if quantization.layout is MODELOPT:
+        write_json(folder / HF_QUANT, hf_quant_config(kept, quantization.with_input))
+    return quantization_config(quantization.layout, kept, quantization.with_input)
+
+
+def _write_tokens(folder: Path, tokenizer: Tokenizer | None, end_token: int | None, length: int) -> None:
+    """The tokenizer's files, and which tokens end and pad a text. length: of the longest text."""
+    if tokenizer is not None:
+        for name, content in tokenizer_files(tokenizer, length).items():
+            write_whole(folder / name, content)
+    if end_token is not None:
+        padding = end_token if tokenizer is None else tokenizer.padding()[1]
+        write_json(folder / GENERATION, {"eos_token_id": end_token, "pad_token_id": padding})
 
 
 def _write_weights(folder: Path, outgoing: Outgoing, shard_bytes: int) -> None:

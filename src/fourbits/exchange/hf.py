@@ -13,7 +13,7 @@ from fourbits.model.lm import LanguageModel
 def from_hf(
     model: Any, *, compute_dtype: torch.dtype = torch.bfloat16, clamp_time_steps: bool = True
 ) -> LanguageModel:
-    """Our model with the weights of a transformers model of a supported type as FP32 masters.
+    """Our model with the weights of a transformers model of a supported type as FP32 master weights.
 
     model: a transformers model with a language-model head; it is not changed. clamp_time_steps: compute time
     steps as transformers does, else as in the training of the published hybrids (see from_hf_config). Raises

@@ -52,11 +52,14 @@ def write_hybrid(config: ModelConfig) -> dict[str, Any]:
 def read_mamba(config: Fields, clamp_time_steps: bool) -> dict[str, Any]:
     """The fields of a ModelConfig that describe its Mamba-2 mixers."""
     smallest = config.number("time_step_min", 0.001) if clamp_time_steps else 0.0
+    heads, groups = config.whole("mamba_num_heads"), config.whole("n_groups")
+    if heads % groups:
+        raise ValueError(f"exchange: mamba_num_heads must be a multiple of n_groups ({groups}), got {heads}.")
     return {
-        "mamba_num_heads": config.whole("mamba_num_heads"),
+        "mamba_num_heads": heads,
         "mamba_head_dim": config.whole("mamba_head_dim"),
         "state_size": config.whole("ssm_state_size"),
-        "num_groups": config.whole("n_groups"),
+        "num_groups": groups,
         "conv_width": config.whole("conv_kernel"),
         "chunk_size": config.whole("chunk_size"),
         "min_time_step": smallest if smallest > NO_TIME_STEP_MIN else 0.0,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fourbits.exchange.shown import shown
+from fourbits.exchange.shown import not_parameters
 from fourbits.exchange.weights import require_finite, require_fit, require_unwrapped, shapes
 from fourbits.model.config import ModelConfig
 
@@ -15,6 +15,10 @@ def require_state(state: object, config: ModelConfig) -> None:
     if not isinstance(state, Mapping):
         raise ValueError(
             f"save_hf: state must be a state_dict, got {type(state).__name__}. Pass model.state_dict()."
+        )
+    if not isinstance(config, ModelConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"save_hf: config must be a ModelConfig, got {type(config).__name__}. Pass model.config."
         )
     require_unwrapped(state)
     expected = shapes(config)
@@ -29,9 +33,7 @@ def require_state(state: object, config: ModelConfig) -> None:
             )
         require_fit(name, tensor, shape)
     if unknown := [name for name in state if name not in expected]:
-        raise ValueError(
-            f"save_hf: {shown(unknown[0])} and {len(unknown) - 1} more are not parameters of this model."
-        )
+        raise ValueError(f"save_hf: {not_parameters(unknown)}")
 
 
 def rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fourbits.exchange.families import family_of
+from fourbits.exchange.shown import not_parameters
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 
@@ -63,9 +64,7 @@ def matched(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, str
     places = set(names.values())
     unknown = [name for name in tensors if name not in places and not name.endswith(DERIVED)]
     if unknown:
-        raise ValueError(
-            f"exchange: {unknown[0]!r} and {len(unknown) - 1} more are not parameters of this model."
-        )
+        raise ValueError(f"exchange: {not_parameters(unknown)}")
     return names
 
 
@@ -121,7 +120,8 @@ def require_finite(name: str, found: Tensor, remedy: str = "Use an earlier check
     """Raise ValueError for a tensor with NaN or infinite values; those on the meta device have none."""
     if not found.is_meta and not (finite := found.isfinite()).all():
         wrong = found.numel() - int(finite.sum())
-        raise ValueError(f"exchange: {name!r} has {wrong} values that are not finite. {remedy}")
+        values = "value that is" if wrong == 1 else "values that are"
+        raise ValueError(f"exchange: {name!r} has {wrong} {values} not finite. {remedy}")
 
 
 def require_tied(tensors: Mapping[str, Tensor], head: str, embedding: str) -> None:

@@ -1,4 +1,4 @@
-"""A model with its tokenizer, asked in text: how likely a continuation is, and how a text goes on."""
+"""A model with its tokenizer, asked in text: how likely a continuation is, and how a text continues."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """audit: whether the layers that a conversion claims to quantize are the ones that run.
 
 A layer has no effect where other code multiplies by its weight without calling it. Its weight then gets a
-gradient although it was never called. Layers keep plans of their eager calls and operators note theirs
-anyway, so that a step costs nothing; the first step of any optimizer after a conversion, when there are
-gradients, compares the two once and warns.
+gradient although it was never called. Eager calls leave a plan in their layer, and operators record layer
+and shape, so the audit adds no work to a step; the first step of any optimizer after a conversion, when there
+are gradients, compares the two once and warns.
 """
 
 import warnings
@@ -23,7 +23,7 @@ from fourbits.linear.ops import calls_seen
 from fourbits.linear.stacked.layer import converted_layers
 from fourbits.linear.weights import named_modules
 
-#: optimizer steps after which a model that was never called is no longer looked at
+#: optimizer steps after which the audit gives up on a model that was never called
 _PATIENCE = 64
 
 

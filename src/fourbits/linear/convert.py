@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
-from fourbits.device import Device, native_unsupported, probe
-from fourbits.gemm.native.self_check import why_not_trusted
+from fourbits.device import Device, probe, unsupported_fp4
+from fourbits.gemm.native.self_check import unsupported_arithmetic
 from fourbits.linear import flops as flops  # registers the operators' FLOP formulas
 from fourbits.linear.adopt import adopt, adopt_stacked, restore
 from fourbits.linear.arguments import model_parts, patterns_of, require_choice, with_kept_blocks
@@ -31,7 +31,7 @@ from fourbits.linear.numbering import Numbering
 from fourbits.linear.placement import Decider
 from fourbits.linear.precision import enter_stage
 from fourbits.linear.selection import Filter, Selection, require_matches
-from fourbits.linear.stacked.fused import why_loop
+from fourbits.linear.stacked.fused import unsupported_fused
 from fourbits.linear.stacked.layer import converted_layers
 from fourbits.linear.stacks import Stack, find_stacks, named_stacks
 from fourbits.linear.summary import ConversionSummary, LinearReport, StackReport, precision_of
@@ -151,8 +151,8 @@ def converted(
 def require_native(device: Device | None = None) -> None:
     """Raises ValueError unless the device has FP4 tensor cores that passed the self-check."""
     device = device or probe()
-    reason = native_unsupported(device)
-    if reason is None and (wrong := why_not_trusted(torch.device(device.torch_device))):
+    reason = unsupported_fp4(device)
+    if reason is None and (wrong := unsupported_arithmetic(torch.device(device.torch_device))):
         reason = f"the self-check failed on {device.name}: {wrong}"
     if reason is not None:
         raise ValueError(f"backend native: {reason}. Use emulated, which quantizes to the same bits.")
@@ -176,7 +176,7 @@ def _decided(weights: Sequence[Weight], decider: Decider, backend: Backend) -> l
         if table is not None:
             if backend == "native":
                 table, reason = _on_tensor_cores(table, reason)
-            if weight.holds_several and (why := why_loop(table.to_text(), weight.weight)):
+            if weight.holds_several and (why := unsupported_fused(table.to_text(), weight.weight)):
                 reason = f"{reason}; loop of {weight.layers} linear layers, because {why}"
             phases = phases_of(recipe, weight.name, table, backend == "native", weight.holds_several)
         decisions.append(_Decision(weight, table, reason, phases))

@@ -32,6 +32,21 @@ class _Fake(NamedTuple):
 _SCALAR = _Fake((), (), torch.float32)
 
 
+def fake_gradients(dy: Tensor, weight: Tensor, of_x: tuple[int, int], needs: Sequence[bool]) -> list[Tensor]:
+    """Those of dX [M, K], in dY's dtype, dW and the bias' gradient, fp32, that are needed.
+
+    dy: [M, N]; weight: [N, K], or with a leading axis of experts; of_x: the shape of X.
+    """
+    of_bias = (*weight.shape[:-2], dy.shape[1])
+    shapes: tuple[tuple[int, ...], ...] = of_x, tuple(weight.shape), of_bias
+    dtypes = dy.dtype, torch.float32, torch.float32
+    return [
+        dy.new_empty(shape, dtype=dtype)
+        for shape, dtype, need in zip(shapes, dtypes, needs, strict=True)
+        if need
+    ]
+
+
 def kept_parts(
     x: Tensor, table: GemmTable, needs: Sequence[bool], observed: bool, received: bool
 ) -> list[bool]:

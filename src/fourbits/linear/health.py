@@ -95,8 +95,8 @@ def described(layers: Sequence[tuple[str, Tensor | None]]) -> tuple[str, ...]:
     lost, large, name = max(hit)
     return (
         f"a few tokens dominate the gradients of {len(hit)} of {len(seen)} quantized layers: in {name!r}, "
-        f"{large:.1%} of the tokens are as large as the largest, and {lost:.0%} of the blocks have a scale "
-        "of zero, so the other tokens learn nothing. Such a token often has an embedding of exact zeros "
-        "(padding_idx with a label): give it the label -100, or no padding_idx. Otherwise set "
+        f"{large:.1%} of the tokens have gradients within 16x of the largest, and {lost:.0%} of the blocks "
+        "have a scale of zero, so the other tokens learn nothing. Such a token often has an embedding of "
+        "exact zeros (padding_idx with a label): give it the label -100, or no padding_idx. Otherwise set "
         "gradient_rows: limited in the recipe (docs/convert.md).",
     )

@@ -16,24 +16,24 @@ def made_native(table: GemmTable) -> GemmTable:
     if table.sums != "fp32":
         return table
     return replace(
-        table, native=tuple(name for name in GEMMS if why_not_native(getattr(table, name)) is None)
+        table, native=tuple(name for name in GEMMS if unsupported_native(getattr(table, name)) is None)
     )
 
 
-def why_not_native(gemm: GemmSpec) -> str | None:
+def unsupported_native(gemm: GemmSpec) -> str | None:
     """Why a GEMM cannot run on FP4 tensor cores, or None."""
-    return _why_not(gemm.lhs) or _why_not(gemm.rhs)
+    return _unsupported_operand(gemm.lhs) or _unsupported_operand(gemm.rhs)
 
 
 def emulated_gemms(table: GemmTable) -> str:
     """The quantized GEMMs that do not run on FP4 tensor cores, and why, as text; empty if none."""
-    found = {name: getattr(table, name) for name in GEMMS}
     asked = f"sums {table.sums}" if table.sums != "fp32" else None
-    reasons = {name: asked or why_not_native(gemm) for name, gemm in found.items() if not gemm.high_precision}
+    low = {name: gemm for name in GEMMS if not (gemm := getattr(table, name)).high_precision}
+    reasons = {name: asked or unsupported_native(gemm) for name, gemm in low.items()}
     return ", ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
 
 
-def _why_not(spec: OperandSpec) -> str | None:
+def _unsupported_operand(spec: OperandSpec) -> str | None:
     size = spec.block_size
     if spec.format != "nvfp4":
         return spec.format

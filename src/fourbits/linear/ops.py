@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.compute import LinearCall, backward, forward
-from fourbits.linear.fake_shapes import fake_input, fake_row, fake_weight, kept_parts
+from fourbits.linear.fake_shapes import fake_gradients, fake_input, fake_row, fake_weight, kept_parts
 from fourbits.linear.flat import flattened, input_parts, unflattened, weight_of, without_e8m0
 from fourbits.linear.health import look_in_graph
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer, nothing_recorded
@@ -123,13 +123,7 @@ def _fake_backward(
     measured: str,
     needs: list[bool],
 ) -> list[Tensor]:
-    shapes = (dy.shape[0], weight.shape[1]), (weight.shape[0], weight.shape[1]), (weight.shape[0],)
-    dtypes = dy.dtype, torch.float32, torch.float32
-    grads = [
-        dy.new_empty(shape, dtype=dtype)
-        for shape, dtype, need in zip(shapes, dtypes, needs, strict=True)
-        if need
-    ]
+    grads = fake_gradients(dy, weight, (dy.shape[0], weight.shape[1]), needs)
     if amax is None:
         return grads
     first = len(FORWARD) - len(BACKWARD)  # what is recorded is the end of a tensor of all roles

@@ -1,7 +1,7 @@
 """A quantized linear layer where something traces it: the compiler, a tensor subclass, a dispatch mode.
 
-The compiler's front end is the slow part of it, and sees one operator per layer. What that consists of, an
-autograd.Function around the operators of ops.py, is traced by its back end, at a tenth of the cost.
+The compiler's front end is slow, so it sees one operator per layer. The operator's implementation, an
+autograd.Function around the operators of ops.py, is traced by the back end, at a tenth of the cost.
 """
 
 from collections.abc import Sequence

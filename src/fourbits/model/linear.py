@@ -1,4 +1,4 @@
-"""The linear layer of these models: FP32 masters, GEMMs in the activation's dtype, FP32 weight gradients.
+"""The linear layer of these models: FP32 master weights, GEMMs in the activation's dtype, FP32 gradients.
 
     Y = X W^T    dX = dY W    dW = dY^T X
 

@@ -20,9 +20,9 @@ RESIDUAL_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class LanguageModel(RegionModule):
     """A decoder over tokens, initialized from `seed` (on the meta device, not initialized).
 
-    Parameters are FP32 masters. Activations have compute_dtype; the residual stream between blocks has the
-    wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks, a training forward
-    saves only a block's input, and the backward pass recomputes the block, with the same bits; with
+    Parameters are FP32 master weights. Activations have compute_dtype; the residual stream between blocks has
+    the wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks, a training
+    forward saves only a block's input, and the backward pass recomputes the block, with the same bits; with
     recompute_every N, in the first of N blocks.
     """
 

@@ -80,7 +80,7 @@ class GemmTable:
     amax_reduction: str = ""
 
     def __post_init__(self) -> None:
-        if self.saved_inputs == "packed" and (reason := _why_not_packed(self.wgrad.rhs)):
+        if self.saved_inputs == "packed" and (reason := _unsupported_packed(self.wgrad.rhs)):
             raise ValueError(f"saved_inputs: packed needs a wgrad.rhs with codes; {reason}. Set it to exact.")
         for role, of_fprop in _MAY_BE_FORWARD.items():
             spec = self.operand(role)
@@ -279,7 +279,7 @@ def _without_empty(tree: Any, names: tuple[str, ...]) -> Any:
     return [_without_empty(part, names) for part in tree] if isinstance(tree, list) else tree
 
 
-def _why_not_packed(spec: OperandSpec) -> str | None:
+def _unsupported_packed(spec: OperandSpec) -> str | None:
     fmt = spec.block_format
     if not fmt.quantized or fmt.scale_in_epilogue or spec.outer_size is not None:
         return f"{spec.format} does not store codes under one scale per tensor"

@@ -2,8 +2,8 @@
 
 import torch
 
-from fourbits.device import Backend, Device, choose_backend, native_unsupported
-from fourbits.gemm.native.self_check import why_not_trusted
+from fourbits.device import Backend, Device, choose_backend, unsupported_fp4
+from fourbits.gemm.native.self_check import unsupported_arithmetic
 from fourbits.linear.convert import require_native
 
 
@@ -13,10 +13,10 @@ def resolve_backend(requested: str, device: Device) -> tuple[Backend, str]:
     The self-check runs if the device has FP4 tensor cores. Raises ValueError if native was requested and they
     are absent or fail the check; auto then emulates, and the reason says so.
     """
-    if requested == "emulated" or native_unsupported(device) is not None:
+    if requested == "emulated" or unsupported_fp4(device) is not None:
         return choose_backend(requested, device)
     if requested == "native":
         require_native(device)
-    wrong = why_not_trusted(torch.device(device.torch_device))
+    wrong = unsupported_arithmetic(torch.device(device.torch_device))
     backend, reason = choose_backend(requested, device, native_passed=wrong is None)
     return backend, reason if wrong is None else f"{reason}: {wrong}"

@@ -81,8 +81,8 @@ class TrainConfig:
     every block and recomputes the block in the backward pass, with the same bits; "selective" does so in
     every second block. non_finite: stop the run or
     skip the step when the loss or a gradient is NaN or infinite; the update is skipped in either case. spike:
-    what to do with a step whose loss is far above those before it (spikes.py): nothing, say so, or skip its
-    update. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
+    what to do with a step whose loss is far above those before it (spikes.py): nothing, report it, or skip
+    its update. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
     health_interval: steps between samples of the layers' health (docs/health.md), null for none.
     """
 
@@ -100,7 +100,7 @@ class TrainConfig:
     keep_every: int | None = None
     time_limit: float | None = None
     non_finite: Literal["stop", "skip"] = "stop"
-    spike: Literal["off", "say", "skip"] = "say"
+    spike: Literal["off", "report", "skip"] = "report"
     sinks: tuple[str, ...] = ()
     device: Literal["auto", "cpu", "cuda", "rocm", "xpu", "mps"] = "auto"
     backend: Literal["auto", "emulated", "native"] = "auto"

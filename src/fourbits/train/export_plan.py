@@ -16,8 +16,8 @@ from fourbits.train.forward_weights import (
     forward_weights,
     input_scale_of,
     packed_weight,
-    why_not_nvfp4,
-    why_not_quantized_inputs,
+    unsupported_inputs,
+    unsupported_nvfp4,
 )
 from fourbits.train.input_amaxes import input_amaxes
 from fourbits.train.load_run import StoredModel
@@ -85,7 +85,7 @@ def plan_of(
         return ExportPlan()
     weights = _expressible(stored, options)
     weights, notes = _with_shared_scales(stored, weights, options)
-    reason = why_not_quantized_inputs(weights)
+    reason = unsupported_inputs(weights)
     if options.calibration == 0:
         reason = "calibration is 0"
     if reason is not None:
@@ -127,7 +127,7 @@ def _expressible(stored: StoredModel, options: ExportOptions) -> _Weights:
     reasons = {
         name.removesuffix(".weight"): reason
         for name, weight in weights.items()
-        if (reason := why_not_nvfp4(weight.spec, stored.masters[name].shape[1]))
+        if (reason := unsupported_nvfp4(weight.spec, stored.masters[name].shape[1]))
     }
     if reasons:
         name, reason = next(iter(reasons.items()))

@@ -61,7 +61,7 @@ def measured_amax(master: Tensor, spec: OperandSpec) -> Tensor:
 
 
 def packed_weight(weight: ForwardWeight, master: Tensor) -> PackedWeight:
-    """Codes [N, K / 2] and scales [N, K / 16] of a weight that `why_not_nvfp4` has no objection to."""
+    """Codes [N, K / 2] and scales [N, K / 16] of a weight for which `unsupported_nvfp4` is None."""
     codes: list[Tensor] = []
     scales: list[Tensor] = []
     global_scale = torch.ones((), dtype=torch.float32, device=master.device)
@@ -76,7 +76,7 @@ def packed_weight(weight: ForwardWeight, master: Tensor) -> PackedWeight:
     return PackedWeight(torch.cat(codes), block_scale, global_scale)
 
 
-def why_not_nvfp4(spec: OperandSpec, columns: int) -> str | None:
+def unsupported_nvfp4(spec: OperandSpec, columns: int) -> str | None:
     """Why the layouts cannot express a weight with this spec and in_features, or None."""
     if spec.format != "nvfp4":
         return f"its weight is {spec.format}"
@@ -92,7 +92,7 @@ def why_not_nvfp4(spec: OperandSpec, columns: int) -> str | None:
     return None
 
 
-def why_not_quantized_inputs(weights: Mapping[str, ForwardWeight]) -> str | None:
+def unsupported_inputs(weights: Mapping[str, ForwardWeight]) -> str | None:
     """Why servers cannot quantize the inputs of these layers as training did, or None."""
     for name, weight in weights.items():
         spec = weight.table.fprop.lhs

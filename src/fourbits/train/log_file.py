@@ -1,6 +1,6 @@
 """log.txt: what a run tells its user, with times, so that it is still known when the terminal is gone.
 
-A resumed run appends. The log never ends a run: where it cannot be written, the run says so once and goes on.
+A resumed run appends. The log never ends a run: where it cannot be written, the run reports it and continues.
 """
 
 import logging
@@ -21,6 +21,7 @@ from fourbits.data.whole_file import full_disk_remedy
 from fourbits.train.listener import ProgressPrinter, Record, RunStart
 from fourbits.train.metrics import FolderChangedError
 from fourbits.train.non_finite import NonFiniteError
+from fourbits.version import VERSION
 
 # Errors whose text says what happened and what to do; others are logged with their traceback.
 _EXPLAINED = (ValueError, OSError, KeyboardInterrupt, NonFiniteError, FolderChangedError)
@@ -50,7 +51,7 @@ class LogFile(ProgressPrinter):
             if not self._failed:
                 self._failed = True
                 reason = f"{error.strerror}{full_disk_remedy(error.errno)}"
-                self._notify(f"{self._path}: {reason}. The run goes on without its log.")
+                self._notify(f"{self._path}: {reason}. The run continues without its log.")
 
     def begin(self, start: RunStart) -> None:
         """Log the precision, the device and the length of the run."""
@@ -69,8 +70,7 @@ class LogFile(ProgressPrinter):
     def session(self) -> Generator[None]:
         """Log the process with its first line, its warnings and log messages, and the error that ends it."""
         self._pending = (
-            f"=== fourbits {version('fourbits')}, torch {version('torch')}, process {os.getpid()} on "
-            f"{platform.node()}\n"
+            f"=== fourbits {VERSION}, torch {version('torch')}, process {os.getpid()} on {platform.node()}\n"
         )
         show = warnings.showwarning
         warnings.showwarning = self._showing(show)

@@ -12,7 +12,7 @@ from fourbits.model.counts import count_parameters, training_flops
 from fourbits.train.config import RunConfig
 from fourbits.train.presets import RUN_PRESETS
 
-# FP32 masters, FP32 gradients, and the optimizer's two FP32 moments.
+# FP32 master weights, FP32 gradients, and the optimizer's two FP32 moments.
 STATE_BYTES = 16
 #: the GPU whose datasheet rate bounds the time of presets that were not measured; an H200 has the same
 ESTIMATED_ON = "NVIDIA H100 80GB HBM3"
@@ -87,6 +87,12 @@ def figures_of(name: str, config: RunConfig) -> PresetFigures:
         measured=measured,
         seconds=seconds,
     )
+
+
+def estimated_seconds(config: RunConfig) -> float:
+    """The time of a run on one GPU, at the mean of the utilizations that were measured on an H100."""
+    slow, fast = _estimated_speeds(config)
+    return config.train.num_steps * config.train.tokens_per_step * 2 / (slow + fast)
 
 
 def _estimated_speeds(config: RunConfig) -> tuple[float, float]:

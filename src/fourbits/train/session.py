@@ -332,7 +332,7 @@ def _remedy_of(good: Path | None) -> str:
     if good is None:
         return "No checkpoint before it is good: train again in another --out with a lower optim.lr."
     return (
-        f"The last good checkpoint is {good}: go on from it with a lower learning rate, "
+        f"The last good checkpoint is {good}: continue from it with a lower learning rate, "
         f"fourbits train --from {good} --out NEW --optim.lr LOWER."
     )
 

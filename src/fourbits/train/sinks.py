@@ -1,7 +1,7 @@
 """Where metrics go besides metrics.jsonl: TensorBoard, wandb, or what a user registers.
 
 A sink that cannot be set up is an error before anything is prepared. One that fails later is dropped, which
-is said once: losing a chart must not end a run.
+is reported once: losing a chart must not end a run.
 """
 
 import math
@@ -105,7 +105,7 @@ class SinkListener(RunListener):
                 use(sink)
             except Exception as error:  # noqa: BLE001 - whatever a chart's library raises
                 del self._sinks[name]
-                self._notify(f"sink {name}: {type(error).__name__}: {error}. The run goes on without it.")
+                self._notify(f"sink {name}: {type(error).__name__}: {error}. The run continues without it.")
 
 
 class Listeners(RunListener):

@@ -13,7 +13,7 @@ Summary = dict[str, Any]
 def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | None = None) -> Summary:
     """The content of summary.json, from the metrics file, so that it covers all parts of a resumed run.
 
-    last_good: of a run that ended non-finite, the checkpoint to go on from.
+    last_good: of a run that ended non-finite, the checkpoint to continue from.
     """
     records = read_metrics(metrics) if metrics.is_file() else []
     steps = [record for record in records if record["kind"] == "train"]

@@ -125,7 +125,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_losses(
             expected["val_loss"],
             expected["gap_nats"],
         )
-    made = json.loads((tmp_path / "compare.json").read_text())["made"]
+    made = json.loads((tmp_path / "compare.json").read_text())["runs"]
     assert made["nvfp4/seed0"] is None, "a run executed in two sessions belongs to neither"
     assert made["nvfp4/seed1"] == made["bf16/seed1"] != made["bf16/seed0"]
     assert {key: made["bf16/seed1"][key] for key in ("jobs", "threads", "together")} == {

@@ -191,6 +191,6 @@ def test_what_was_skipped_is_recorded_apart_from_what_identifies_the_tokens(tmp_
             sources = file_sources([str(folder)])
         prepare(sources, tmp_path / name / "out", PrepareOptions(vocab_size=384))
         records.append(read_manifest(tmp_path / name / "out"))
-    assert records[0]["reading"]["in"]["passed_over"] == {".png": {"files": 1, "num_bytes": 4}}
-    assert records[1]["reading"]["in"]["passed_over"] == {}
+    assert records[0]["reading"]["in"]["skipped_files"] == {".png": {"files": 1, "num_bytes": 4}}
+    assert records[1]["reading"]["in"]["skipped_files"] == {}
     assert records[0]["sources"] == records[1]["sources"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from fourbits.bench.native_report.cases import CASES, operand_hash, operands, output_hash, sampled_bits
 from fourbits.bench.timing import copy_bandwidth, host_medians, medians, normal, product_rate
-from fourbits.device import Device, native_unsupported
+from fourbits.device import Device, unsupported_fp4
 from fourbits.gemm.matmul import matmul
 from fourbits.gemm.native import self_check
 from fourbits.gemm.native.sums_check import examine_sums
@@ -38,7 +38,7 @@ def report(device: Device, multiply: self_check.Product | None = None) -> dict[s
 
     multiply: the GEMM, in place of that of FP4 tensor cores, or of the emulation where there are none.
     """
-    blocker, target = native_unsupported(device), torch.device(device.torch_device)
+    blocker, target = unsupported_fp4(device), torch.device(device.torch_device)
     multiply = multiply or (matmul if blocker else self_check.NATIVE)
     found = self_check.check_native(target, multiply)
     sums = examine_sums(target, multiply)

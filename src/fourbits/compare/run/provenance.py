@@ -67,7 +67,7 @@ class ProvenanceFile:
             "recipes": list(self.matrix.recipes),
             "seeds": list(self.matrix.seeds),
             "command": self.command,
-            "made": {key: each and asdict(each) for key, each in self.by_key.items()},
+            "runs": {key: each and asdict(each) for key, each in self.by_key.items()},
         }
         write_json(self.matrix.out / COMPARE_JSON, content)
 
@@ -75,5 +75,6 @@ class ProvenanceFile:
 def read_provenance(matrix: RunMatrix) -> dict[str, Provenance | None]:
     """The provenance of each run in compare.json, by the run's key; None for a run that was resumed."""
     path = matrix.out / COMPARE_JSON
-    records = read_json(path).get("made", {}) if path.is_file() else {}
+    content = read_json(path) if path.is_file() else {}
+    records = content.get("runs", content.get("made", {}))  # "made" in older files
     return {key: record and build(Provenance, record, f"{path}: {key}") for key, record in records.items()}

@@ -69,7 +69,7 @@ def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[s
         "text_sha256": tally.text_sha256,
         "held_out": held_out,
         "reading": {
-            "passed_over": {label: asdict(each) for label, each in sorted(source.skipped.items())},
+            "skipped_files": {label: asdict(each) for label, each in sorted(source.skipped.items())},
             "unencodable_documents": tally.unencodable,
             "sampled_characters": tally.sampled_characters,
             "lost_characters": tally.lost_characters,

@@ -58,7 +58,7 @@ def check_native(device: torch.device, multiply: Product = NATIVE) -> tuple[Find
 
 
 @functools.cache
-def why_not_trusted(device: torch.device) -> str | None:
+def unsupported_arithmetic(device: torch.device) -> str | None:
     """Why a device failed the self-check, or None if it passed. Runs once per process."""
     wrong = [f"{found.what} ({found.detail})" for found in check_native(device) if not found.passed]
     return "; ".join(wrong) or None

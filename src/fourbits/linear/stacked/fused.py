@@ -116,7 +116,7 @@ def unsupported_table(table: str, device: torch.device) -> str | None:
     return unsupported_groups(device, specs) or unsupported_grouped_gemms(device)
 
 
-def why_loop(table: str, weight: Tensor) -> str | None:
+def unsupported_fused(table: str, weight: Tensor) -> str | None:
     """Why a layer's experts are multiplied one after the other where its weights are now, or None."""
     device = torch.device(probe().torch_device) if weight.is_meta else weight.device
     reason = unsupported_table(table, device)

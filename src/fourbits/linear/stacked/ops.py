@@ -6,9 +6,9 @@ is known on the device only, so every output's shape follows from the shapes of 
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from fourbits.linear.fake_shapes import fake_gradients
 from fourbits.linear.health import look_in_graph
 from fourbits.linear.ops import calls_seen
 from fourbits.linear.stacked import fused, loop
@@ -75,14 +75,7 @@ def _fake_backward(
     transposed: bool,
     needs: list[bool],
 ) -> list[Tensor]:
-    rows = dy.shape[0], weight.shape[1 if transposed else 2]
-    shapes = rows, tuple(weight.shape), (weight.shape[0], dy.shape[1])
-    dtypes = dy.dtype, torch.float32, torch.float32
-    return [
-        dy.new_empty(shape, dtype=dtype)
-        for shape, dtype, need in zip(shapes, dtypes, needs, strict=True)
-        if need
-    ]
+    return fake_gradients(dy, weight, (dy.shape[0], weight.shape[1 if transposed else 2]), needs)
 
 
 @operator(

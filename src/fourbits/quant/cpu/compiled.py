@@ -169,7 +169,7 @@ _open: list[AbstractContextManager[None]] = []
 
 def _on_start(_: object) -> None:
     if _ours.depth:
-        _open.append(compiling("a quantizer for CPUs"))
+        _open.append(compiling("CPU quantizer"))
         _open[-1].__enter__()
 
 

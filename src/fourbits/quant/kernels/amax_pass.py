@@ -9,7 +9,7 @@ from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.amax_triton import amax_kernel
 from fourbits.quant.kernels.kernel_config import KernelConfig
 from fourbits.quant.kernels.launcher import Launcher
-from fourbits.quant.kernels.tiles import Shape, amax_tile
+from fourbits.quant.kernels.tiles import Shape, amax_options, amax_tile
 from fourbits.quant.request import OperandInputs, OperandRequest
 
 #: warps of an amax pass; each of its programs leaves a partial maximum
@@ -49,12 +49,7 @@ class AmaxPass:
             COLUMN_STORED=self._stored[1],
             FIELDS=(0, 1, 2, 3, 4) if requests[1] is None else requests[1].key_fields,
             SCALED=scaled,
-            ROWS=tile.rows,
-            COLUMNS=tile.columns,
-            STAGES=3,
-            HARDWARE=shape.on_gpu,
-            num_warps=tile.warps,
-            enable_fp_fusion=False,
+            **amax_options(shape, tile),
         )
 
     def __call__(

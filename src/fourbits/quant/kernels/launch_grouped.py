@@ -14,7 +14,7 @@ from fourbits.quant.kernels.grouped_triton import (
 )
 from fourbits.quant.kernels.launch_exact import registers_of, sides_of
 from fourbits.quant.kernels.launcher import Launcher
-from fourbits.quant.kernels.tiles import Shape, amax_tile, exact_tile, rounded_up
+from fourbits.quant.kernels.tiles import Shape, amax_options, amax_tile, exact_tile, rounded_up
 from fourbits.quant.request import OperandRequest, Signature
 
 #: entries of a map that a program fills; programs that share an entry in an amax pass
@@ -115,12 +115,7 @@ class GroupedQuantizer:
             COLUMN=column,
             FIELDS=_fields(self.column.request),
             PARTS=_PARTS,
-            ROWS=tile.rows,
-            COLUMNS=tile.columns,
-            STAGES=3,
-            HARDWARE=shape.on_gpu,
-            num_warps=tile.warps,
-            enable_fp_fusion=False,
+            **amax_options(shape, tile),
         )
 
     def __call__(

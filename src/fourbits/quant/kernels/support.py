@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import torch
 
-from fourbits.device import probe, triton_unsupported
+from fourbits.device import probe, unsupported_triton
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS, FP8_LENGTHS, LENGTHS, TRANSFORMS
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandRequest, Signature
@@ -129,7 +129,7 @@ def rotates(request: OperandRequest) -> bool:
 def unsupported_device(device: torch.device) -> str | None:
     """Why the fused kernels, quantizers and GEMMs, do not run on a device, or None."""
     if device.type == "cuda":
-        return triton_unsupported(probe(device))
+        return unsupported_triton(probe(device))
     if INTERPRETED:
         return None
     return f"the fused kernels are for NVIDIA GPUs, the tensor is on {device.type}"

@@ -1,6 +1,6 @@
 """Tiles of the quantizing kernels: how many rows and columns a program takes, and with how many warps."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +66,18 @@ def amax_tile(shape: Shape, column: KernelConfig | None) -> Tile:
         return Tile(tall(column), 128, 4)
     rows = max(16, tall(column))
     return wide(shape.K, rows, 64, 1) if rows > SHORT else wide(shape.K, rows, 512, 4)
+
+
+def amax_options(shape: Shape, tile: Tile) -> dict[str, Any]:
+    """How kernels of the amax pass are launched with a tile."""
+    return {
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "STAGES": 3,
+        "HARDWARE": shape.on_gpu,
+        "num_warps": tile.warps,
+        "enable_fp_fusion": False,
+    }
 
 
 def packed_tile(shape: Shape, config: KernelConfig) -> tuple[Tile, int]:

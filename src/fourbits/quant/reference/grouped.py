@@ -34,7 +34,10 @@ def grouped_operands(
     keys: Callable[[OperandRequest, int], Tensor | None],
     padded: bool,
 ) -> tuple[GroupedOperand, ...]:
-    """The operands of every group, as GroupedOperand lays them out.
+    """The operands of every group, as GroupedOperand lays them out: the twin of kernels/launch_grouped.py.
+
+    No layer calls it, because a device without the kernel runs a loop of linear layers; the kernel must have
+    its bytes.
 
     keys: of a request and a group, the key of its random bits; padded: whether operands along axis 1 are.
     """

@@ -1,4 +1,4 @@
-"""A model over ranks: FSDP2 gathers a block's FP32 masters before it runs, and sums gradients after it.
+"""A model over ranks: FSDP2 gathers a block's FP32 master weights before it, and sums gradients after it.
 
 A layer quantizes the gathered weight, so its codes are those of one process. Gradients are sums, not means:
 the loss is divided by the tokens of all ranks.

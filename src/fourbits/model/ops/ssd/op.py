@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from fourbits.device import probe, triton_unsupported
+from fourbits.device import probe, unsupported_triton
 from fourbits.model.ops.inputs import unit_stride
 from fourbits.model.ops.ssd.chunked import chunked_ssd
 from fourbits.triton_version import HAS_TRITON
@@ -92,7 +92,7 @@ ssd_forward.register_autograd(_gradients, setup_context=_save_inputs)
 
 def unsupported(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: int) -> str | None:
     """Why the kernels cannot run this scan on a device, or None."""
-    if reason := triton_unsupported(probe(device)):
+    if reason := unsupported_triton(probe(device)):
         return reason
     if dtype != torch.bfloat16:
         return f"the kernels of the SSD scan need BF16 activations, got {dtype}"

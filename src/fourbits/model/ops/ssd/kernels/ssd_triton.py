@@ -7,6 +7,7 @@ less than storing them, so each pass uses the length that moves the fewest bytes
 # (launches also pass compiler options)
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,18 @@ class Decays(NamedTuple):
     table: Tensor
     chunk: Tensor
     segment: Tensor | None
+
+
+class _Sizes(NamedTuple):
+    """Arguments of the backward kernels, in their order."""
+
+    length: int
+    heads: int
+    chunks: int
+    heads_per_group: int
+    groups: int
+    head_dim: int
+    state: int
 
 
 def forward(
@@ -93,21 +106,33 @@ def backward(
     decays = _decays(dt, a, starts, config.chunk)
     states, _ = _states(x, b, decays, config)
     ends, products = _states(dy, c, decays, config, starts=states)
-    batch, length, heads, head_dim = x.shape
-    chunks, groups, size = decays.chunk.shape[2], b.shape[2], b.shape[3]
-    part_n = min(config.groups.n, _block(size))
-    parts = triton.cdiv(size, part_n)
-    new = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
-    dx, db, dc = x.new_empty(x.shape), b.new_empty(b.shape), c.new_empty(c.shape)
-    ddt, da, dd = new((batch, length, heads)), new((batch, chunks, heads)), new((batch, chunks, heads))
-    within = new((batch, heads, 3, chunks * config.chunk))
-    across = new((batch, parts, heads, 2, chunks * config.chunk))
-    dscores = x.new_empty((batch, chunks, groups, config.chunk, config.chunk))
-    sizes = (length, heads, chunks, heads // groups, groups, head_dim, size)
-    main, tail = _columns(head_dim)
-    blocks = {"Q": config.chunk, "BP": main, "BT": tail}
-    read = _strided(dy, x, b, c)
-    inputs_kernel[(groups, chunks, batch)](
+    read, sizes = _strided(dy, x, b, c), _sizes(x, b, decays)
+    dx, within, dscores = _input_gradients(read, sizes, x, d, starts, decays, ends, config)
+    db, dc, across = _group_gradients(read, sizes, b, c, dscores, states, ends, decays, config)
+    ddt, da, dd = _decay_gradients(sizes, dt, a, decays, within, across, products, config.chunk)
+    return dx, ddt, da.sum((0, 1)), db, dc, dd.sum((0, 1))
+
+
+def _input_gradients(
+    read: Sequence[Tensor | int],
+    sizes: _Sizes,
+    x: Tensor,
+    d: Tensor,
+    starts: Tensor | None,
+    decays: Decays,
+    ends: Tensor,
+    config: LaunchConfig,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, the terms of the decays within chunks, fp32 [B, H, 3, Z Q], and of the scores [B, Z, G, Q, Q].
+
+    read: dy, x, b and c with their strides.
+    """
+    batch, padded = x.shape[0], sizes.chunks * config.chunk
+    dx = x.new_empty(x.shape)
+    within = decays.table.new_empty((batch, sizes.heads, 3, padded))
+    dscores = x.new_empty((batch, sizes.chunks, sizes.groups, config.chunk, config.chunk))
+    main, tail = _columns(sizes.head_dim)
+    inputs_kernel[(sizes.groups, sizes.chunks, batch)](
         *read,
         d,
         decays.table,
@@ -118,11 +143,33 @@ def backward(
         dscores,
         *sizes,
         HAS_STARTS=starts is not None,
-        **blocks,
-        BN=_block(size),
-        **_fitting(config.chunks, (main + tail) * _block(size)).named,
+        Q=config.chunk,
+        BP=main,
+        BT=tail,
+        BN=_block(sizes.state),
+        **_fitting(config.chunks, (main + tail) * _block(sizes.state)).named,
     )
-    groups_kernel[(parts * groups, chunks, batch)](
+    return dx, within, dscores
+
+
+def _group_gradients(
+    read: Sequence[Tensor | int],
+    sizes: _Sizes,
+    b: Tensor,
+    c: Tensor,
+    dscores: Tensor,
+    states: Tensor,
+    ends: Tensor,
+    decays: Decays,
+    config: LaunchConfig,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """db, dc and the terms of the decays across chunks, fp32 [B, parts of the state, H, 2, Z Q]."""
+    batch, part_n = b.shape[0], min(config.groups.n, _block(sizes.state))
+    parts = triton.cdiv(sizes.state, part_n)
+    db, dc = b.new_empty(b.shape), c.new_empty(c.shape)
+    across = decays.table.new_empty((batch, parts, sizes.heads, 2, sizes.chunks * config.chunk))
+    main, tail = _columns(sizes.head_dim)
+    groups_kernel[(parts * sizes.groups, sizes.chunks, batch)](
         *read,
         decays.table,
         dscores,
@@ -132,10 +179,29 @@ def backward(
         dc,
         across,
         *sizes,
-        **blocks,
+        Q=config.chunk,
+        BP=main,
+        BT=tail,
         BN=part_n,
         **config.groups.compiler.named,
     )
+    return db, dc, across
+
+
+def _decay_gradients(
+    sizes: _Sizes,
+    dt: Tensor,
+    a: Tensor,
+    decays: Decays,
+    within: Tensor,
+    across: Tensor,
+    products: Tensor,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """ddt [B, T, H], and per chunk da and dd [B, Z, H]; fp32."""
+    batch, length, heads, chunks = dt.shape[0], sizes.length, sizes.heads, sizes.chunks
+    new = decays.table.new_empty
+    ddt, da, dd = new((batch, length, heads)), new((batch, chunks, heads)), new((batch, chunks, heads))
     steps_kernel[(chunks, triton.cdiv(heads, _DECAY_HEADS), batch)](
         a,
         decays.table,
@@ -149,13 +215,19 @@ def backward(
         length,
         heads,
         chunks,
-        PARTS=parts,
+        PARTS=across.shape[1],
         TILES=products.shape[2],
-        Q=config.chunk,
+        Q=chunk,
         HEADS=_DECAY_HEADS,
         num_warps=4,
     )
-    return dx, ddt, da.sum((0, 1)), db, dc, dd.sum((0, 1))
+    return ddt, da, dd
+
+
+def _sizes(x: Tensor, b: Tensor, decays: Decays) -> _Sizes:
+    _, length, heads, head_dim = x.shape
+    chunks, groups, state = decays.chunk.shape[2], b.shape[2], b.shape[3]
+    return _Sizes(length, heads, chunks, heads // groups, groups, head_dim, state)
 
 
 def _decays(dt: Tensor, a: Tensor, starts: Tensor | None, chunk: int) -> Decays:

@@ -1,0 +1,73 @@
+"""A finding of lint, and what its rules look at."""
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from fourbits.linear.convert import convert
+from fourbits.linear.summary import ConversionSummary
+from fourbits.model.lm import LanguageModel
+from fourbits.recipe.recipe import GemmTable
+from fourbits.train.config import RunConfig
+
+
+class Finding(NamedTuple):
+    """One mistake: the rule's name, what is so, why it matters, and what to change."""
+
+    rule: str
+    what: str
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}. {self.why} {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A run that is looked at, and the cluster that it is meant for."""
+
+    config: RunConfig
+    #: the conversion of its model by its recipe
+    summary: ConversionSummary
+    gpus: int = 1
+    #: ranks of tensor parallelism to check shards for
+    tensor: int = 1
+
+    @classmethod
+    def of(cls, config: RunConfig, gpus: int = 1, tensor: int = 1) -> "Subject":
+        """The model is built on the meta device, so no size needs memory."""
+        with torch.device("meta"):
+            model = LanguageModel(config.model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of convert: what it warns of has a rule
+            summary = convert(model, replace(config.recipe, schedule=()))
+        return cls(config, summary, gpus, tensor)
+
+    @property
+    def tables(self) -> tuple[GemmTable, ...]:
+        """The recipe's table, and those of its rules."""
+        recipe = self.config.recipe
+        return (recipe.table, *(rule.table for rule in recipe.layers))
+
+    @property
+    def quantizes_to_4_bits(self) -> bool:
+        """Whether any GEMM has a 4-bit operand."""
+        return any(has_4_bits(table) for table in self.tables)
+
+
+def has_4_bits(table: GemmTable) -> bool:
+    """Whether any GEMM of a table has a 4-bit operand."""
+    specs = [getattr(getattr(table, gemm), side) for gemm in GEMMS for side in ("lhs", "rhs")]
+    return any(is_4_bits(spec) for spec in specs)
+
+
+def is_4_bits(spec: object) -> bool:
+    """Whether an operand's elements have 4 bits."""
+    element = spec.block_format.element  # pyright: ignore[reportAttributeAccessIssue]
+    return element is not None and element.bits == 4
+
+
+GEMMS = ("fprop", "dgrad", "wgrad")

@@ -1,0 +1,142 @@
+"""Rules about a run: widths, shards, learning rate and batch, data, checkpoints."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.manifest import is_prepared
+from fourbits.lint.finding import Finding, Subject
+from fourbits.model.counts import count_parameters
+from fourbits.train.preset_figures import estimated_seconds
+from fourbits.train.presets import RUN_PRESETS
+from fourbits.train.samples import run_stream
+
+#: how far from the presets of similar size a rate or a batch may be
+_RATE_RANGE, _BATCH_RANGE = 3.0, 8.0
+#: presets of similar size: parameters within this factor
+_SIMILAR = 4.0
+#: epochs up to which repeated text is nearly as good as new text (arXiv:2305.16264)
+_EPOCHS = 4.0
+#: hours between failures of one GPU: 419 interruptions of 16,384 GPUs in 54 days (arXiv:2407.21783, 3.3.4)
+_HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
+#: share of the time that lost work may cost
+_LOST = 0.05
+
+
+def widths(subject: Subject) -> Iterator[Finding]:
+    """Linear layers whose sides are no multiples of 16."""
+    padded = [row for row in subject.summary.rows if row.quantized and "padded" in row.reason]
+    if padded:
+        yield Finding(
+            "widths",
+            f"{len(padded)} quantized layers have sides that are no multiples of 16, such as "
+            f"{padded[0].name} {padded[0].shape[0]}x{padded[0].shape[1]}",
+            "Each is padded, at the cost of time, and FP4 tensor cores need multiples of 32 along K.",
+            "Choose widths that are multiples of 32, better of 128.",
+        )
+
+
+def shards(subject: Subject) -> Iterator[Finding]:
+    """Shards of tensor parallelism that cut blocks of 16, or groups of Mamba heads."""
+    model, ranks = subject.config.model, subject.tensor
+    if ranks == 1:
+        return
+    sizes = {"d_model": model.d_model}
+    if model.uses("-T"):
+        sizes["d_ffn"] = model.d_ffn
+    if model.uses("*T"):
+        sizes["num_heads * head_dim"] = model.num_heads * model.head_dim
+    if model.uses("M"):
+        sizes["d_mamba"] = model.d_mamba
+    cut = [f"{name} {size}" for name, size in sizes.items() if size % (16 * ranks)]
+    if cut:
+        yield Finding(
+            "shards",
+            f"{ranks} ranks cut blocks of 16 in {', '.join(cut)}",
+            "A block that two ranks share has no scale that either can compute alone.",
+            f"Use fewer ranks, or sizes that are multiples of {16 * ranks}.",
+        )
+    if model.uses("M") and (ranks > model.num_groups or model.num_groups % ranks):
+        yield Finding(
+            "mamba-groups",
+            f"{ranks} ranks share {model.num_groups} groups of Mamba heads",
+            "Heads of a group share B, C and the norm's statistics, so groups are not cut.",
+            f"Use a number of ranks that divides {model.num_groups}.",
+        )
+
+
+def rate_and_batch(subject: Subject) -> Iterator[Finding]:
+    """A learning rate or a batch far from those of published runs of this size."""
+    config = subject.config
+    own = sum(count_parameters(config.model).values())
+    similar = {
+        name: preset
+        for name, preset in RUN_PRESETS.items()
+        if 1 / _SIMILAR <= sum(count_parameters(preset.model).values()) / own <= _SIMILAR
+    }
+    if not similar:
+        return
+    for rule, name, value, values, factor in (
+        ("rate", "optim.lr", config.optim.lr, [p.optim.lr for p in similar.values()], _RATE_RANGE),
+        (
+            "batch",
+            "tokens per step",
+            float(config.train.tokens_per_step),
+            [float(p.train.tokens_per_step) for p in similar.values()],
+            _BATCH_RANGE,
+        ),
+    ):
+        low, high = min(values) / factor, max(values) * factor
+        if not low <= value <= high:
+            yield Finding(
+                rule,
+                f"{name} is {value:g}, and presets of {own / 1e6:,.0f}M parameters have {min(values):g} to "
+                f"{max(values):g}",
+                "4-bit training diverges earlier than BF16 does where the rate is too high for the batch.",
+                f"Compare with {', '.join(similar)}, or measure with a short fourbits compare.",
+            )
+
+
+def blend(subject: Subject) -> Iterator[Finding]:
+    """A blend that reads a source many times. Prepared folders only: of other text the size is not known."""
+    data = subject.config.data
+    if len(data.paths) != 1 or not is_prepared(Path(data.paths[0])):
+        return
+    unlimited = replace(subject.config, data=replace(data, max_epochs=None))
+    stream = run_stream(unlimited, PreparedData.open(data.paths[0]))
+    ends = stream.blend.cursors(stream.total_samples)
+    limit = min(_EPOCHS, data.max_epochs or _EPOCHS)
+    for name, windows in zip(stream.names, stream.windows, strict=True):
+        epochs = ends[name] / windows.size
+        if epochs > limit:
+            yield Finding(
+                "blend",
+                f"the run reads {name!r} {epochs:.1f} times",
+                f"Beyond {limit:g} times, repeated text teaches much less than new text (arXiv:2305.16264).",
+                "Add text, lower its weight in data.phases, or train on fewer tokens.",
+            )
+
+
+def checkpoints(subject: Subject) -> Iterator[Finding]:
+    """Checkpoints that are rarer than failures, so that too much work is lost."""
+    train, gpus = subject.config.train, subject.gpus
+    step = estimated_seconds(subject.config) / train.num_steps / gpus
+    whole = step * train.num_steps
+    between = _HOURS_BETWEEN_FAILURES * 3600 / gpus
+    steps = train.checkpoint_interval
+    interval = whole if steps is None else steps * step
+    if train.save_every_minutes is not None:
+        interval = min(interval, 60 * train.save_every_minutes)
+    if whole > 3600 and interval / 2 / between > _LOST:
+        yield Finding(
+            "checkpoints",
+            f"a checkpoint every {interval / 3600:.1f} h on {gpus} GPUs, of which one fails every "
+            f"{between / 3600:.0f} h",
+            "Half of an interval is lost at each failure: estimated from the utilization of an H100, and the "
+            "failures of arXiv:2407.21783.",
+            f"Set train.save_every_minutes to {max(1, round(2 * _LOST * between / 60))} or less.",
+        )
+
+
+RUN_RULES = (widths, shards, rate_and_batch, blend, checkpoints)

@@ -1,0 +1,142 @@
+"""lint: each rule finds what it is about, and nothing in what is right."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourbits.cli.main import main
+from fourbits.lint.lint import lint
+from fourbits.lint.recipe_rules import RECIPE_RULES
+from fourbits.lint.run_rules import RUN_RULES
+from fourbits.recipe.presets import RECIPES
+from fourbits.train.config import load_config
+from fourbits.train.presets import RUN_PRESETS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "lint.md").read_text(encoding="utf-8")
+
+
+def rules(preset: str, gpus: int = 1, tensor: int = 1, **settings: Any) -> list[str]:
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    return [found.rule for found in lint(load_config(preset, RUN_PRESETS, given), gpus, tensor)]
+
+
+@pytest.mark.parametrize("preset", RUN_PRESETS)
+def test_a_preset_with_its_recipe_is_free_of_findings(preset):
+    assert lint(RUN_PRESETS[preset]) == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("preset", ["tiny", "hybrid-1.2b"])
+def test_shipped_recipes_have_the_findings_of_the_page(preset, recipe):
+    row = re.search(rf"^\| {recipe} \| (.*) \|$", PAGE, re.M)
+    assert rules(preset, recipe=recipe) == (row[1].split(", ") if row else [])
+
+
+FAILING: dict[str, dict[str, Any]] = {
+    "final-blocks": {"recipe__keep_bf16__last_blocks": 0},
+    "head": {"recipe__keep_bf16__names": "[nothing_of_the_kind]"},
+    "gradient-rounding": {"recipe__dgrad__lhs__rounding": "rne"},
+    "forward-rounding": {"recipe__fprop__lhs__rounding": "sr"},
+    "forward-transform": {"recipe__fprop__lhs__rht": 16},
+    "weight-consistency": {"recipe__fprop__rhs__block": "[1, 16]", "recipe__dgrad__rhs__block": "[1, 16]"},
+    "claimed-format": {"recipe__keep_bf16__first_blocks": 3},
+    "widths": {"model__d_ffn": 1000},
+    "rate": {"optim__lr": 0.1},
+    "batch": {"train__gradient_accumulation": 4096},
+}
+
+
+#: W with a transform in Fprop alone has other values in Dgrad, too
+ALSO = {"forward-transform": ["forward-transform", "weight-consistency"]}
+
+
+@pytest.mark.parametrize("rule", FAILING)
+def test_a_rule_finds_its_mistake_and_no_other(rule, monkeypatch):
+    settings = dict(FAILING[rule])
+    if rule == "head":  # patterns that match nothing are an error of a user's recipe
+        settings["recipe__keep_bf16__names"] = "[blocks.0.*]"
+        monkeypatch.setattr("fourbits.linear.roles.Roles.head", lambda *_: "")
+    preset = "tiny" if rule in ("claimed-format", "widths") else "transformer-1.2b"
+    assert rules(preset, **settings) == ALSO.get(rule, [rule])
+
+
+def test_a_late_switch_stands_for_blocks_in_bf16():
+    settings = {"recipe__keep_bf16__last_blocks": 0}
+    assert rules("transformer-1.2b", **settings, recipe__schedule="late-forward") == []
+    assert rules("transformer-1.2b", **settings, recipe__schedule="gradual-start") == ["final-blocks"]
+
+
+def test_a_recipe_called_fp4_without_4_bits_is_named():
+    assert rules("tiny", recipe="fp8", recipe__name="my-fp4") == ["claimed-format"]
+    assert rules("tiny", recipe="fp8") == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"), [(2, []), (8, []), (16, ["mamba-groups"]), (3, ["shards", "mamba-groups"])]
+)
+def test_shards_must_not_cut_blocks_or_groups(tensor, expected):
+    assert rules("hybrid-8b", tensor=tensor) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "expected"),
+    [
+        (512, {}, []),
+        (16384, {"train__checkpoint_interval": 100_000}, ["checkpoints"]),
+        (16384, {"train__checkpoint_interval": None}, ["checkpoints"]),
+        (16384, {"train__checkpoint_interval": None, "train__save_every_minutes": 10}, []),
+    ],
+)
+def test_checkpoints_must_not_be_rarer_than_failures(gpus, settings, expected):
+    assert rules("hybrid-12b", gpus=gpus, **settings) == expected
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A prepared folder of forty short texts."""
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(40):
+        (folder / f"{number}.txt").write_text(f"Text number {number} of forty.\n" * 5)
+    out = tmp_path_factory.mktemp("out") / "prepared"
+    assert main(["data", "prepare", f"letters={folder}", "--out", str(out), "--vocab-size", "384"]) == 0
+    return out
+
+
+def test_a_source_that_is_read_many_times_is_named(prepared):
+    given: Any = {"data__paths": str(prepared), "train__seq_len": 16, "train__micro_batch_size": 64}
+    assert rules("tiny", **given) == ["blend"]
+    assert rules("tiny", **given, train__steps=1) == []
+
+
+def test_the_page_has_every_rule_and_no_other():
+    names = set(re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.M))
+    text = "".join(Path(module).read_text() for module in _files())
+    assert names == set(re.findall(r'^ +"([a-z]+(?:-[a-z]+)*)",$', text, re.M)) | {"rate", "batch"}
+    assert len(RECIPE_RULES) + len(RUN_RULES) <= len(names)
+
+
+def _files() -> list[str]:
+    folder = Path(__file__).parents[2] / "src" / "fourbits" / "lint"
+    return [str(folder / "recipe_rules.py"), str(folder / "run_rules.py")]
+
+
+def test_the_command_prints_reasons_and_remedies_and_its_code_tells(capsys):
+    assert main(["lint", "tiny"]) == 0
+    assert capsys.readouterr().out == "tiny with nvfp4: no findings\n"
+    assert main(["lint", "tiny", "--recipe", "nvfp4-naive"]) == 1
+    out = capsys.readouterr().out
+    assert "gradient-rounding: dY is rounded to nearest in dgrad and wgrad\n" in out
+    assert "  Set recipe.dgrad.lhs.rounding to sr." in out
+    assert out.endswith("tiny with nvfp4-naive: 3 findings\n")
+    assert main(["lint", "tiny", "--recipe", "quartet2", "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert set(found) == {"rule", "what", "why", "remedy"}
+
+
+@pytest.mark.parametrize("arguments", [["--gpus", "0"], ["--tensor", "-1"]])
+def test_numbers_below_one_are_refused(arguments, capsys):
+    assert main(["lint", "tiny", *arguments]) == 2
+    assert "must be at least 1" in capsys.readouterr().err
