@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.linear.audit import audit as audit
     from fourbits.linear.convert import convert as convert
     from fourbits.linear.feature_shard import shard_features as shard_features
+    from fourbits.linear.monitor.health import HealthReport as HealthReport
+    from fourbits.linear.monitor.health import health as health
     from fourbits.linear.set_recipe import set_recipe as set_recipe
     from fourbits.linear.step import set_step as set_step
     from fourbits.linear.summary import ConversionSummary as ConversionSummary
@@ -72,6 +74,8 @@ _HOME = {
     "ConversionSummary": "fourbits.linear.summary",
     "audit": "fourbits.linear.audit",
     "AuditReport": "fourbits.linear.audit",
+    "health": "fourbits.linear.monitor.health",
+    "HealthReport": "fourbits.linear.monitor.health",
     "set_step": "fourbits.linear.step",
     "load_hf": "fourbits.exchange.folder",
     "save_hf": "fourbits.exchange.folder",

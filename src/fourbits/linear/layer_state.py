@@ -1,7 +1,7 @@
 """The state of a converted layer besides nn.Linear's parameters."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,20 @@ class Calls:
         return self._starts[1][-1]
 
 
+class Tap(Protocol):
+    """Receives what eager calls of a layer read; see monitor/layer.py."""
+
+    def forward(
+        self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
+    ) -> bool:
+        """A forward pass; returns whether its backward pass is wanted, too."""
+        ...
+
+    def backward(self, dy: Tensor) -> None:
+        """The backward pass of a call that was wanted."""
+        ...
+
+
 class LayerState:
     """Table, number, random counter and recipe state of one converted layer."""
 
@@ -150,6 +164,8 @@ class LayerState:
         self.plain = False
         #: the precision that a blending phase mixes in
         self.blend: Blend | None = None
+        #: receives the tensors of eager calls while a sample of the layer's health is taken
+        self.tap: Tap | None = None
         self.shard: FeatureShard | None = None
         self._generation = -1
         #: by layer number; a group of linear layers has several
@@ -254,8 +270,8 @@ class LayerState:
         self._calls.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without plans and calls; copies and saved files of a model create their own."""
-        return {**vars(self), "plans": {}, "_calls": {}}
+        """Without plans, calls and tap; copies and saved files of a model create their own."""
+        return {**vars(self), "plans": {}, "_calls": {}, "tap": None}
 
     def recipe_tensors(self, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The recipe state's amaxes, counters and policy on the layer's device; None without one."""

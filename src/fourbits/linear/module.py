@@ -76,6 +76,8 @@ class _QuantizedMatmul(torch.autograd.Function):
         ctx.plan, ctx.state = eager.plan, eager.state  # not the input
         ctx.columns, ctx.config, ctx.counter = x.shape[1], config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
+        tap, seen = eager.state.tap, (x, weight, config.table, counter_used, amax, config.layer)
+        ctx.tap = tap if tap is not None and tap.forward(*seen) else None
         return y
 
     @staticmethod
@@ -84,6 +86,8 @@ class _QuantizedMatmul(torch.autograd.Function):
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
         if ctx.state.awaits_gradient:
             look_at(ctx.state, dy)
+        if ctx.tap is not None:
+            ctx.tap.backward(dy)
         if not runs_eagerly(dy):
             kept = [part is not None for part in parts]
             saved = [part for part in parts if part is not None]
@@ -199,9 +203,7 @@ def blended(layer: Any, y: Tensor, input: Tensor, weight: Tensor, config: CallCo
 
     Both draw the same random bits: the second call neither counts as one nor records anything.
     """
-    state: LayerState = layer.quantization
-    blend = state.blend
-    assert blend is not None
+    state, blend = layer.quantization, layer.quantization.blend
     if blend.table is None:
         return blend.mixed(y, state.original.forward(layer, input))
     config = config._replace(table=blend.table, training=False, observes=False)

@@ -83,6 +83,7 @@ class TrainConfig:
     skip the step when the loss or a gradient is NaN or infinite; the update is skipped in either case. spike:
     what to do with a step whose loss is far above those before it (spikes.py): nothing, report it, or skip
     its update. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
+    health_interval: steps between samples of the layers' health (docs/health.md), null for none.
     """
 
     steps: int | None = None
@@ -108,6 +109,7 @@ class TrainConfig:
     cuda_graph: bool = True
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     log_interval: int = 10
+    health_interval: int | None = 500
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.tokens is None):

@@ -23,6 +23,7 @@ FREE_SETTINGS = (
     "parallel.shard",
     "parallel.tensor",
     "train.log_interval",
+    "train.health_interval",
     "train.checkpoint_interval",
     "train.keep_checkpoints",
     "train.save_every_minutes",

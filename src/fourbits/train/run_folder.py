@@ -4,6 +4,7 @@ config.yaml    every setting, so that `fourbits train RUN/config.yaml --out NEW`
 manifest.json  versions, device, precision of every linear layer, hashes of recipe, data and weights
 tokenizer.json the data's tokenizer, so that the folder has all that a trained model needs
 metrics.jsonl  a line per step and per validation
+health.jsonl   a line per sample of the layers' health
 checkpoints/   step_N, each complete
 summary.json   how the run ended; absent while it runs
 """
@@ -39,6 +40,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
         self.log = path / "log.txt"
+        self.health = path / "health.jsonl"
 
     @contextmanager
     def locked(self) -> Generator[None]:

@@ -17,6 +17,7 @@ from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
+from fourbits.train.health_log import HealthLog
 from fourbits.train.imported import Imported
 from fourbits.train.keeper import CheckpointKeeper, last_good, require_space
 from fourbits.train.listener import RunListener, RunStart
@@ -96,6 +97,9 @@ class Session:
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = ranks.world * peak / flops if peak else None
         self.waiting: PendingStep | None = None
+        self.health: HealthLog | None = None
+        if ranks.is_first:
+            self.health = HealthLog(folder.health, self.trainer.step, listener.note)
         self._agreed = Wishes()
         self._last = Timestamp(torch_device)
 
@@ -247,6 +251,8 @@ class Session:
         }
         if self.trainer.recipe.schedule:
             record["phase"] = self._phase(result.step)
+        if pending.health is not None and self.health is not None:
+            record |= self.health.take(pending.health, result.step)
         if result.spike_threshold is not None:
             record["spike_threshold"] = result.spike_threshold
         self._append(metrics, record)

@@ -15,6 +15,7 @@ from fourbits.device import Backend, probe
 from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
 from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state, saturated_and_all
 from fourbits.linear.convert import convert
+from fourbits.linear.monitor.health import Sampling, sampling
 from fourbits.linear.step import enter_phase, set_step, stage_of
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
@@ -36,6 +37,8 @@ from fourbits.train.timing import Timestamp
 
 # A run that skips this many steps in a row is not going to recover.
 MAX_SKIPPED_IN_A_ROW = 10
+# Largest share of the memory that graphs may hold during a step kernel by kernel, which needs as much again.
+_ROOM = 0.45
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,15 @@ def recompute(model: LanguageModel, which: Literal["none", "selective", "full"])
 class PendingStep:
     """A step whose numbers may not have arrived from the device yet."""
 
-    def __init__(self, step: int, lr: float, data_seconds: float, numbers: Tensor) -> None:
+    def __init__(
+        self, step: int, lr: float, data_seconds: float, numbers: Tensor, health: Sampling | None = None
+    ) -> None:
         """Begin to copy a step's numbers to the host.
 
         numbers: wishes, loss, spike threshold (NaN: no spike), share of saturated blocks, whether skipped,
-        gradient norm, norm per parameter.
+        gradient norm, norm per parameter. health: a sample that was taken in the step.
         """
+        self.health = health
         self.step, self.lr, self.data_seconds = step, lr, data_seconds
         self._numbers = numbers
         if numbers.is_cuda:
@@ -151,7 +157,7 @@ class Trainer:
         compile_model(self.model, config.train.compile)
         self.masters = self.ranks.share(self.model, train.seed)
         self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed, self.ranks.norms)
-        self._stage = stage_of(self.model)
+        self._stage, self._by_kernel = stage_of(self.model), False
         self._prepare_capture()
         # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
         # run.
@@ -168,15 +174,22 @@ class Trainer:
     @contextmanager
     def kernel_by_kernel(self) -> Generator[None]:
         """Run the steps inside without CUDA graphs, for a profiler."""
-        captured, self._captured = self._captured, None
-        yield
-        self._captured = captured
+        before, self._by_kernel = self._by_kernel, True
+        try:
+            yield
+        finally:
+            self._by_kernel = before
 
     def run_step(self) -> PendingStep:
         """Run one optimizer step without waiting for the device."""
         lr = learning_rate(self.step, self.config.train.num_steps, self.config.optim)
         self._data_seconds = 0.0
-        loss = self._accumulate_gradients()
+        sample = None
+        if self._samples_health():
+            with self.kernel_by_kernel(), sampling(self.model) as sample:
+                loss = self._accumulate_gradients()
+        else:
+            loss = self._accumulate_gradients()
         spiked, threshold = self._spike(loss)
         skips = spiked.float() if self.config.train.spike == "skip" else torch.zeros_like(self._blocked)
         numbers = self.optimizer.step(lr, loss, torch.maximum(self._blocked, skips), self.step)
@@ -187,7 +200,18 @@ class Trainer:
         self.step += 1
         share = self._saturated(self._sums.saturated)
         numbers = torch.cat((self._sums.asked, torch.stack((loss, threshold, share)), numbers))
-        return PendingStep(self.step, lr, self._data_seconds, numbers)
+        return PendingStep(self.step, lr, self._data_seconds, numbers, sample)
+
+    def _samples_health(self) -> bool:
+        """Whether the next step samples the layers' health; graphs may have to make room for it."""
+        interval = self.config.train.health_interval
+        if interval is None or (self.step + 1) % interval or self.config.train.compile == "model":
+            return False
+        if self._captured is not None:
+            memory = torch.cuda.get_device_properties(self.device).total_memory
+            if torch.cuda.max_memory_allocated(self.device) > _ROOM * memory:
+                self._prepare_capture()
+        return True
 
     def check(self, pending: PendingStep) -> StepResult:
         """Wait for a step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop."""
@@ -272,7 +296,7 @@ class Trainer:
                 self._stage = stage  # a graph belongs to one precision
                 self._prepare_capture()
             self.ranks.before_backward(self.model, micro_batch == self._own[-1])
-            captured = self._captured
+            captured = None if self._by_kernel else self._captured
             loss = captured(samples, micro_batch == 0) if captured else self._gradients(samples)
             self.ranks.add(loss)
         self.ranks.collect_gradients(self.masters)

@@ -267,3 +267,41 @@ def test_a_switch_of_precision_is_marked_with_its_name_on_the_charts(tmp_path):
         assert name in marked, name
         assert name not in plain, name
     assert "never reached" not in marked
+
+
+def sample(step: int, *alarms: str) -> dict:
+    """A line of health.jsonl."""
+    shares = {"at_max": 0.02, "at_zero": 0.0, "zeros": 0.07, "clipped": None, "snr_db": 20.1}
+    layer = {
+        "name": "blocks.4.mixer.up_proj",
+        "operands": {"fprop.lhs": shares, "fprop.rhs": shares},
+        "snr_db": {"fprop": 16.8, "dgrad": None, "wgrad": 17.1},
+        "gradient_to_noise": 7.2,
+        "dead": 0.0,
+        "rows": {"x": [0.0, 1.0], "dy": [None, None]},
+        "oscillating": None,
+        "returning": None,
+        "stale": [],
+    }
+    raised = [{"kind": kind, "layers": [layer["name"]], "text": f"{kind} in <it>"} for kind in alarms]
+    return {"step": step, "layers": [layer], "alarms": raised, "unseen": ["a", "b"]}
+
+
+def test_a_run_page_shows_the_health_of_its_layers(tmp_path):
+    fabricate_run(tmp_path / "run", "nvfp4")
+    assert "Health of quantized layers" not in write_run_report(tmp_path / "run").read_text()
+    lines = [sample(64), sample(128, "noise"), sample(192, "noise"), sample(256)]
+    (tmp_path / "run/health.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    for record in metrics:
+        if record["kind"] == "train" and record["step"] % 64 == 0:
+            record |= {"health_snr_fprop": 16.5, "health_gradient_to_noise": 7.0}
+    (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in metrics))
+    page = " ".join(write_run_report(tmp_path / "run").read_text().split())
+    assert "<b>Noise</b>, in 2 of 4 samples, steps 128 to 192: noise in &lt;it&gt;." in page
+    assert "All layers after step 256 (2 not sampled)" in page
+    for cell in ("blocks.4.mixer.up_proj", "<td>16.8</td>", "<td>17.1</td>", "<td>7.0", "alarm 1.73"):
+        assert cell in page, cell
+    assert "Signal-to-noise ratio of GEMMs" in page
+    (tmp_path / "run/health.jsonl").write_text(json.dumps(sample(64)) + "\n")
+    assert "No alarm in any sample." in write_run_report(tmp_path / "run").read_text()

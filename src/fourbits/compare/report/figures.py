@@ -171,6 +171,24 @@ def metric_chart(title: str, line: Line, *, log: bool = False) -> Chart:
     return chart(draw, title, heights=(180, 190), caption=None)
 
 
+def sampled_chart(title: str, lines: Sequence[Line], limit: float | None) -> Chart:
+    """Several metrics of one run at a few points in training. limit: a level to mark."""
+
+    def draw(figure: "Figure", narrow: bool) -> None:
+        axes = figure.subplots()
+        figure.subplots_adjust(**{**(NARROW_ONE if narrow else WIDE_ONE), "top": 0.83, "bottom": 0.17})
+        for line in lines:
+            _plot(axes, line, marker="o")
+        if limit is not None:
+            axes.axhline(limit, color=MUTED, lw=1.1, ls=(0, (4, 3)))
+        axes.set_ylim(bottom=0)
+        axes.set_title(title if not narrow else title.partition(" (")[0])
+        _token_axis(axes, 3 if narrow else 6)
+        _label_ends(axes, lines, *([] if limit is None else [(limit, f"alarm {limit:.3g}", MUTED)]))
+
+    return chart(draw, title, heights=(200, 220), caption=None)
+
+
 def _plot(axes: "Axes", line: Line, marker: str | None = None) -> None:
     colour = placeholder(line.series)
     if line.low is not None and line.high is not None:

@@ -10,6 +10,7 @@ from fourbits.compare.report.colours import SHADES, palette, variables
 from fourbits.compare.report.curves import Line, smooth
 from fourbits.compare.report.evaluations import evaluation_sections
 from fourbits.compare.report.figures import metric_chart, run_loss_chart
+from fourbits.compare.report.health_section import health_section
 from fourbits.compare.report.page import render_page
 from fourbits.compare.report.precision_map import legend, precision_map
 from fourbits.compare.report.run_details import phase_starts, repetition, run_details, switches
@@ -57,6 +58,7 @@ def render_run(run: Run, commands: Sequence[str] = ()) -> str:
         ],
         last_values=_last_values(run),
         evaluations=evaluation_sections(run.path),
+        health=health_section(run),
         legend=legend([precision], colours),
         map=precision_map(run.recipe, precision, run.config["model"]["pattern"], colours),
         details={**run_details(run), "status": _ended(run)},

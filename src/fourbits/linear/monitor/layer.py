@@ -1,0 +1,136 @@
+"""A sample of one layer's operands and GEMMs, taken while a training step runs, without changing its bits."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourbits.linear.health import lost_blocks_and_large_rows
+from fourbits.linear.monitor.operand import STATS, Sample, part_of, rows_of_sample, sampled, whole_amax
+from fourbits.linear.sr_counter import KEY_FIELDS
+from fourbits.quant.correction import correction_of, split_residual
+from fourbits.quant.cpu.compiled import uncompiled_quantizers
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.request import OPERAND_ROLES
+from fourbits.recipe.recipe import GemmTable, table_from_text
+
+GEMMS = ("fprop", "dgrad", "wgrad")
+#: axis of the contraction in the tensor (X [M, K], W [N, K] or dY [M, N]) of each operand
+_AXES: dict[str, int] = dict(zip(OPERAND_ROLES, (1, 1, 1, 0, 0, 0), strict=True))
+#: what a layer's measurements are, in order
+FIELDS = (
+    *(f"{role}.{stat}" for role in OPERAND_ROLES for stat in STATS),
+    *(f"{gemm}.{sum_}" for gemm in GEMMS for sum_ in ("error", "signal")),
+    *(f"{tensor}.{share}" for tensor in ("x", "dy") for share in ("lost", "large")),
+    *("dw.zeros", "dw.exact_zeros"),
+)
+
+
+class Measured(NamedTuple):
+    """What a layer's first call in a sample showed: fp32 [FIELDS], NaN where nothing is known; the element
+    codes of a part of W in Fprop.
+    """
+
+    values: Tensor
+    weight_codes: Tensor | None
+
+
+class LayerTap:
+    """Receives the tensors of a layer's first call after its creation: X and W, later dY."""
+
+    def __init__(self) -> None:
+        self.measured: Measured | None = None
+        self._call: _Call | None = None
+        self._parts: dict[str, Sample] = {}
+        self._of_x: Tensor | None = None
+
+    @torch.no_grad()
+    @uncompiled_quantizers()
+    def forward(
+        self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
+    ) -> bool:
+        """Sample the operands of X and W. Returns whether this is the first call.
+
+        x: [M, K]; weight: [N, K]; amax: fp32 [6], those of amax policies (negative: the operand's own).
+        """
+        if self._call is not None or not x.numel():
+            return False
+        self._call = _Call(table_from_text(table), counter, amax, layer)
+        x, weight = x.detach(), weight.detach()
+        tensors = {"fprop.lhs": x, "fprop.rhs": weight, "dgrad.rhs": weight, "wgrad.rhs": x}
+        self._parts = {role: self._call.sample(role, tensor) for role, tensor in tensors.items()}
+        self._of_x = lost_blocks_and_large_rows(x)
+        return True
+
+    @torch.no_grad()
+    @uncompiled_quantizers()
+    def backward(self, dy: Tensor) -> None:
+        """Sample the operands of dY [M, N], and finish."""
+        assert self._call is not None
+        self._parts |= {role: self._call.sample(role, dy.detach()) for role in ("dgrad.lhs", "wgrad.lhs")}
+        self._finish(lost_blocks_and_large_rows(dy))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """End the sample, after a forward pass alone, too."""
+        if self._call is not None and self.measured is None:
+            self._finish(None)
+
+    def _finish(self, of_dy: Tensor | None) -> None:
+        assert self._call is not None
+        assert self._of_x is not None
+        parts, table, unknown = self._parts, self._call.table, self._of_x.new_full((2,), torch.nan)
+        nothing = unknown[:1].expand(len(STATS))
+        values = [parts[role].stats if role in parts else nothing for role in OPERAND_ROLES]
+        zeros = unknown
+        for gemm in GEMMS:
+            lhs, rhs = parts.get(f"{gemm}.lhs"), parts.get(f"{gemm}.rhs")
+            if lhs is None or rhs is None or getattr(table, gemm).high_precision:
+                values.append(unknown)
+                continue
+            exact, found = lhs.exact @ rhs.exact.t(), lhs.found @ rhs.found.t()
+            values.append(torch.stack(((found - exact).square().sum(), exact.square().sum())))
+            if gemm == "wgrad":
+                zeros = torch.stack([(each == 0).float().mean() for each in (found, exact)])
+        values += [self._of_x, unknown if of_dy is None else of_dy, zeros]
+        quantized = table.fprop.rhs.block_format.quantized
+        self.measured = Measured(torch.cat(values), parts["fprop.rhs"].codes if quantized else None)
+        self._parts.clear()
+
+
+class _Call(NamedTuple):
+    """What the samples of one call depend on besides its tensors."""
+
+    table: GemmTable
+    counter: Tensor
+    amax: Tensor | None
+    layer: int
+
+    def sample(self, role: str, x: Tensor) -> Sample:
+        """A sample of the operand that a role makes of X, W or dY."""
+        spec, axis, key = self.table.operand(role), _AXES[role], self._key(role, x.device)
+        if spec.correction:
+            x = split_residual(correction_of(spec.correction), x)[0]
+            spec = spec.of_residual
+        part = part_of(x, rows_of_sample(x.shape[1 - axis], spec), 1 - axis)
+        if spec.source != "forward":
+            return sampled(part, spec, axis, self._amax(role, x, spec, axis, key), key)
+        # the values of Fprop's operand are quantized again, contracted over the other axis
+        first = self.table.operand("fprop.rhs" if role == "dgrad.rhs" else "fprop.lhs")
+        forward = sampled(part, first, 1 - axis, whole_amax(x, first, 1 - axis, key), key).found
+        return sampled(part, spec, axis, None, key, quantized_from=forward.contiguous())
+
+    def _amax(self, role: str, x: Tensor, spec: OperandSpec, axis: int, key: Tensor) -> Tensor | None:
+        """The operand's amax in the call: what an amax policy gave, or the whole tensor's."""
+        own = whole_amax(x, spec, axis, key)
+        if own is None or self.amax is None or spec.amax_policy == "current":
+            return own
+        shared = role == "dgrad.rhs" and self.table.shares_weight
+        given = self.amax[OPERAND_ROLES.index("fprop.rhs" if shared else role)]
+        return torch.where(given >= 0, given, own)
+
+    def _key(self, role: str, device: torch.device) -> Tensor:
+        fields = torch.tensor(KEY_FIELDS[role], device=device, dtype=torch.int64)
+        key = self.counter.to(device)[fields]
+        key[1] += self.layer * 8 + OPERAND_ROLES.index(role)
+        return key

@@ -1,0 +1,160 @@
+"""What a sample of one operand shows: block scales at their limits, zero codes, clipping, error.
+
+A sample is some rows of the operand with their whole contraction axis, quantized with the scale of the whole
+tensor, so blocks, scales and (for RNE) codes are those of the GEMM. Samples of operands that draw random bits
+draw others of the same distribution.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.formats.descriptors import ELEMENT_FORMATS
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import quantize
+from fourbits.quant.tensor import QuantizedTensor, decode_scales, spread
+
+#: rows of an operand in a sample, in groups that lie apart; a group has whole blocks of all formats
+ROWS, GROUPS, _GROUP = 128, 4, 32
+#: room for FP32 and BF16 rounding above the range of a block
+_ROUNDING = 1.01
+#: rows or columns whose amax is taken at a time, which bounds memory
+_CHUNK = 1024
+#: names of what `sampled` measures of an operand
+STATS = ("at_max", "at_zero", "zeros", "clipped", "error", "signal")
+
+
+class Sample(NamedTuple):
+    """A sampled operand. exact, found: fp32 [rows, contraction], before and after quantization, transformed;
+    stats: fp32 [6], in the order of STATS: shares, and sums of squares.
+    """
+
+    exact: Tensor
+    found: Tensor
+    stats: Tensor
+    #: the element codes, uint8 [rows, contraction]; of an unquantized operand its values
+    codes: Tensor
+
+
+def rows_of_sample(count: int, spec: OperandSpec) -> list[tuple[int, int]]:
+    """Ranges of rows of an operand with `count` rows: whole blocks, from all parts of it."""
+    size = max(_GROUP, (spec.block_size or (1, 1))[0])
+    groups = max(1, min(GROUPS, ROWS // size))
+    each = max(size, ROWS // groups // size * size)
+    if count <= groups * each:
+        return [(0, count)]
+    stride = (count - each) / max(groups - 1, 1)
+    return [(first := int(i * stride) // size * size, first + each) for i in range(groups)]
+
+
+def part_of(x: Tensor, ranges: list[tuple[int, int]], axis: int) -> Tensor:
+    """The rows (axis 0) or columns (axis 1) of x in these ranges, contiguous."""
+    return torch.cat([x.narrow(axis, first, last - first) for first, last in ranges], axis).contiguous()
+
+
+def whole_amax(x: Tensor, spec: OperandSpec, axis: int, key: Tensor) -> Tensor | None:
+    """The amax of a whole tensor as an operand contracted over `axis`, fp32 scalar; None if it has none."""
+    if not spec.tensor_scaled:
+        return None
+    if not spec.rht:
+        return x.abs().amax().to(torch.bfloat16 if spec.source == "bf16" else x.dtype).float()
+    rows = x if axis == 1 else x.t()
+    found = [_transformed(chunk.float(), spec, key).abs().amax() for chunk in rows.split(_CHUNK)]
+    return torch.stack(found).amax()
+
+
+def sampled(
+    part: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    amax: Tensor | None,
+    key: Tensor,
+    quantized_from: Tensor | None = None,
+) -> Sample:
+    """Measure a part of an operand, contracted over `axis`. key: int64 [5], of its random bits.
+
+    quantized_from: the values that are quantized, where they are not those of the part itself.
+    """
+    fmt = spec.block_format
+    if not fmt.quantized:
+        exact = part.to(fmt.dtype).float()
+        exact = exact.t() if axis == 0 else exact
+        return Sample(exact, exact, exact.new_full((len(STATS),), torch.nan), exact)
+    q = quantize(part if quantized_from is None else quantized_from, spec, axis, amax=amax, sr_key=key)
+    exact = (part.bfloat16() if spec.source == "bf16" else part).float()
+    exact, found = (each.t() if axis == 0 else each for each in (exact, q.dequantize(torch.float32)))
+    if spec.rht:
+        exact = _transformed(exact, spec, key)
+    return Sample(exact, found, _stats(q, exact, found), q.element_codes()[:, : q.contraction_size])
+
+
+def _stats(q: QuantizedTensor, exact: Tensor, found: Tensor) -> Tensor:
+    present = exact != 0
+    at_max, at_zero = _scale_stats(q, exact, present)
+    zeros = _share((found == 0) & present, present)
+    error, signal = (found - exact).square().sum(), exact.square().sum()
+    return torch.stack((at_max, at_zero, zeros, _clipped(q, exact, present), error, signal))
+
+
+def _scale_stats(q: QuantizedTensor, exact: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares of nonzero blocks whose scale is the largest one, and zero; NaN where no scale saturates."""
+    fmt, size = q.spec.block_format, q.spec.block_size
+    unknown = exact.new_full((), torch.nan)
+    if size is None or fmt.scale in (None, "fp32", "e8m0"):
+        return unknown, unknown
+    scales = decode_scales(q.block_scale, fmt)
+    used = _in_blocks(present.float(), size) > 0
+    used = used[: scales.shape[0], : scales.shape[1]]
+    return _share((scales >= fmt.scale_max) & used, used), _share((scales == 0) & used, used)
+
+
+def _clipped(q: QuantizedTensor, exact: Tensor, present: Tensor) -> Tensor:
+    """The share of elements beyond the range of their block's scale; blocks without scale do not count."""
+    fmt, size = q.spec.block_format, q.spec.block_size
+    assert fmt.element is not None
+    if q.spec.rounding == "ms-eden":  # clips by design, and corrects for it
+        return exact.new_full((), torch.nan)
+    shape = exact.shape
+    limit = exact.new_full((), fmt.element.max_value * _ROUNDING)
+    if size is not None:
+        scales = decode_scales(q.block_scale, fmt)
+        scales = torch.where(scales > 0, scales + _rounded_off(scales, fmt.scale), 0.0)
+        limit = limit * spread(scales, size, shape)
+    limit = limit * spread(q.global_scale, q.spec.outer_size, shape)
+    return _share((exact.abs() > limit) & (limit > 0), present)
+
+
+def _rounded_off(scales: Tensor, scale: str | None) -> Tensor:
+    """How much rounding to nearest can have taken from scales: half of the last place; nothing for powers of
+    two, which are rounded down by rule, and for FP32.
+    """
+    fmt = ELEMENT_FORMATS.get(scale or "")
+    if fmt is None:
+        return torch.zeros_like(scales)
+    exponent = torch.frexp(scales).exponent - 1
+    step = torch.exp2(exponent.clamp(min=fmt.min_exponent).float() - fmt.mantissa_bits)
+    return step / 2
+
+
+def _transformed(exact: Tensor, spec: OperandSpec, key: Tensor) -> Tensor:
+    """The exact values after the operand's random Hadamard transform, padded to its size.
+
+    The transform is read off the quantized identity, all of whose elements have one magnitude.
+    """
+    size = spec.rht
+    identity = torch.eye(size, dtype=torch.float32, device=exact.device)
+    plain = OperandSpec(block=(1, 16), rht=size, rht_signs=spec.rht_signs)
+    signs = quantize(identity, plain, 1, sr_key=key).dequantize(torch.float32).sign()
+    padded = nn.functional.pad(exact, (0, -exact.shape[1] % size))
+    return (padded.unflatten(1, (-1, size)) @ (signs / size**0.5)).flatten(1)
+
+
+def _in_blocks(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The largest element of each block."""
+    x = nn.functional.pad(x, (0, -x.shape[1] % size[1], 0, -x.shape[0] % size[0]))
+    return x.unflatten(1, (-1, size[1])).unflatten(0, (-1, size[0])).amax((1, 3))
+
+
+def _share(counted: Tensor, of: Tensor) -> Tensor:
+    return counted.sum().to(torch.float32) / of.sum().clamp(min=1)
