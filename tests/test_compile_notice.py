@@ -94,3 +94,11 @@ def test_an_error_ends_a_compilation(burst, clock, messages):
         fail()
     clock.wait(3.0)
     assert messages()[1] == "fourbits: compiled 1 kernel in 2.0 s."
+
+
+def test_of_several_processes_of_a_node_one_says_it(burst, clock, messages, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with burst.compiling("a quantizer"):
+        clock.wait(3.0)
+    clock.wait(3.0)
+    assert messages() == []

@@ -6,6 +6,7 @@ reported where compilers find everything in their caches on disk.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -69,7 +70,8 @@ class Burst:
         with self._lock:
             if self._running and not self._announced:
                 self._announced = True
-                _logger.warning(
+                _logger.log(
+                    _level(),
                     "fourbits: compiling kernels (%s). The first step waits for them; they are cached for "
                     "later runs.",
                     what,
@@ -81,8 +83,15 @@ class Burst:
                 return
             if self._announced:
                 kernels = "kernel" if self._count == 1 else "kernels"
-                _logger.warning("fourbits: compiled %d %s in %.1f s.", self._count, kernels, self._seconds)
+                _logger.log(
+                    _level(), "fourbits: compiled %d %s in %.1f s.", self._count, kernels, self._seconds
+                )
             self._count, self._seconds, self._announced = 0, 0.0, False
+
+
+def _level() -> int:
+    """A warning, once per node where a launcher started several processes."""
+    return logging.WARNING if os.environ.get("LOCAL_RANK", "0") == "0" else logging.INFO
 
 
 _burst = Burst()
