@@ -9,8 +9,8 @@ import torch
 
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.evaluate import HeldOut, Loss, evaluate, total_loss, unigram_counts, unigram_entropy
-from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
+from support.small_models import attention_model
 
 
 @pytest.fixture(scope="module")
@@ -20,17 +20,7 @@ def tokenizer():
 
 @pytest.fixture
 def model():
-    config = ModelConfig(
-        vocab_size=384,
-        d_model=32,
-        pattern="*-",
-        d_ffn=64,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        max_seq_len=24,
-    )
-    return LanguageModel(config)
+    return LanguageModel(attention_model(max_seq_len=24))
 
 
 def samples(count, length=17):

@@ -8,26 +8,16 @@ from fourbits.evaluate import HeldOut, evaluate
 from fourbits.evaluation.cost import differences, total
 from fourbits.generate.held import calibrate, in_use, recipe_layers
 from fourbits.linear.convert import convert
-from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.presets import recipe_from_mapping
+from support.small_models import attention_model
 
 RECIPE = recipe_from_mapping({"base": "nvfp4", "keep_bf16": {"first_blocks": 0, "last_blocks": 0}}, "test")
 
 
 @pytest.fixture(scope="module")
 def model():
-    config = ModelConfig(
-        vocab_size=128,
-        d_model=32,
-        pattern="*-",
-        d_ffn=64,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        init_std=0.3,
-    )
-    return LanguageModel(config)
+    return LanguageModel(attention_model(vocab_size=128, init_std=0.3))
 
 
 @pytest.fixture(scope="module")

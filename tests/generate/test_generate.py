@@ -11,10 +11,10 @@ from fourbits.generate.held import held_operands
 from fourbits.generate.sampling import Sampling, chosen
 from fourbits.generate.text import TextStream
 from fourbits.linear.convert import convert
-from fourbits.model.config import ModelConfig
 from fourbits.model.linear import Linear
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.presets import recipe_from_mapping
+from support.small_models import hybrid_model
 
 PROMPTS = [[5, 6, 7], [9], [1, 2, 3, 4, 5, 6, 7, 8], [20, 21]]
 DRAWN = Sampling(temperature=1.0, seed=3)
@@ -22,21 +22,7 @@ DRAWN = Sampling(temperature=1.0, seed=3)
 
 @pytest.fixture
 def model():
-    config = ModelConfig(
-        vocab_size=384,
-        d_model=32,
-        pattern="M*-",
-        d_ffn=64,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        mamba_num_heads=2,
-        mamba_head_dim=16,
-        state_size=16,
-        num_groups=1,
-        max_seq_len=80,
-    )
-    return LanguageModel(config)
+    return LanguageModel(hybrid_model(max_seq_len=80))
 
 
 def test_greedy_text_has_the_most_likely_token_each_time(model):

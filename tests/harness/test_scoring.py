@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fourbits.harness.scoring import Passage, score
-from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
+from support.small_models import hybrid_model
 
 PASSAGES = [
     Passage((3, 5, 7, 11, 13), 2),
@@ -19,20 +19,7 @@ PASSAGES = [
 
 @pytest.fixture(scope="module")
 def model():
-    config = ModelConfig(
-        vocab_size=128,
-        d_model=32,
-        pattern="M*-",
-        d_ffn=64,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        mamba_num_heads=2,
-        mamba_head_dim=16,
-        state_size=16,
-        num_groups=1,
-        max_seq_len=40,
-    )
+    config = hybrid_model(vocab_size=128, max_seq_len=40)
     return LanguageModel(config, compute_dtype=torch.float32)
 
 
