@@ -240,12 +240,6 @@ class Recipe:
         warmup, decay: steps of the learning rate's warmup and decay; data_starts: the first steps of the
         second and later phases of the data. Raises ValueError for phases that do not fit the run.
         """
-        for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("decay", decay, 0)):
-            if not least <= value <= steps:
-                raise ValueError(
-                    f"for_run: {name} must be at least {least} and at most the steps of the run, got {value} "
-                    f"of {steps}. Correct it."
-                )
         run = RunShape(steps, warmup, decay, data_starts)
         return replace(self, schedule=resolved(self.schedule, run)) if self.schedule else self
 

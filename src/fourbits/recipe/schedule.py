@@ -148,6 +148,12 @@ def resolved(schedule: Sequence[PrecisionPhase], run: RunShape) -> tuple[Precisi
     Raises ValueError for a phase that is empty or beyond the end of the run, for phases that overlap, and for
     two that blend in the same step.
     """
+    for name, value, least in (("steps", run.steps, 1), ("warmup", run.warmup, 0), ("decay", run.decay, 0)):
+        if not least <= value <= run.steps:
+            raise ValueError(
+                f"for_run: {name} must be at least {least} and at most the steps of the run, got {value} of "
+                f"{run.steps}. Correct it."
+            )
     found = tuple(_resolved(phase, run) for phase in schedule)
     check_steps(found)
     return found
