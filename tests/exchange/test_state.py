@@ -128,9 +128,9 @@ def test_what_is_no_path_is_refused_in_one_line(folder):
     with pytest.raises(ValueError, match=r"^load_hf: folder must be a path \(str or Path\), got .*\.$"):
         load_hf(folder)
     with pytest.raises(ValueError, match=r"^save_hf: folder must be a path \(str or Path\), got .*\.$"):
-        save_hf({}, None, folder)
+        save_hf({}, None, folder)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_configuration_that_is_none_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"^save_hf: config must be a ModelConfig, got NoneType"):
-        save_hf({}, None, tmp_path)
+        save_hf({}, None, tmp_path)  # pyright: ignore[reportArgumentType]

@@ -221,3 +221,49 @@ def test_a_last_layer_that_may_be_a_head_is_warned_of_without_blocks():
     model.to_logits = nn.Linear(32, 272)  # a padded vocabulary
     with pytest.warns(UserWarning, match="no output head was found, and 'to_logits' is .* the last layer"):
         fb.convert(model, "nvfp4-naive", stacks=[])
+
+
+class RawConvolutions(nn.Module):
+    """Kernels as parameters; the one per channel is no matrix, and neither counts as experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.depthwise = (
+            nn.Parameter(torch.randn(64, 64, 3)),
+            nn.Parameter(torch.randn(64, 1, 4)),
+        )
+        self.beside = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv1d(F.conv1d(x, self.kernel), self.depthwise, groups=64)
+        return self.beside(x.transpose(1, 2))
+
+
+def test_kernels_of_convolutions_are_listed_and_are_no_experts():
+    found = rows(RawConvolutions())
+    assert {name: reason for name, (_, reason) in found.items()} == {
+        "kernel": "parameter of RawConvolutions, which is not a linear layer",
+        "beside": "recipe nvfp4-naive",
+    }
+
+
+class Reader(nn.Module):
+    """A second reader of the same table."""
+
+    def __init__(self, inner: MinimalGPT) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.inner(tokens) + F.linear(self.inner.wte(tokens), self.inner.wte.weight)
+
+
+class OwnHead(nn.Embedding):
+    def logits(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t()
+
+
+def test_a_table_is_one_row_however_many_read_it():
+    assert list(rows(Reader(MinimalGPT()))) == ["inner.wte.weight", "inner.body"]
+    own = nn.ModuleDict({"embed": OwnHead(64, 32), "body": nn.Linear(32, 32)})
+    assert rows(own)["embed.weight"] == ((64, 32), "embedding that OwnHead also multiplies by")

@@ -298,3 +298,36 @@ def test_parts_of_a_model_enter_a_phase_together():
     set_step(parts, SWITCH)
     after = [part[0].quantization.table for part in parts]
     assert after[0] == after[1] != before[0]
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        (PrecisionPhase(name="empty", start=5, end=5), "phase 'empty' has no step: it begins at step 5"),
+        (PrecisionPhase(name="back", start=5, end=3), "phase 'back' has no step"),
+        (PrecisionPhase(name="long", start=1, end=3, blend_in=3), "must hold its blends, got blend_in 3"),
+        (PrecisionPhase(name="open", start=1, blend_out=2), "must hold its blends, .* without an end"),
+    ],
+)
+def test_a_phase_in_steps_that_cannot_be_is_refused_by_convert(phase, message):
+    with pytest.raises(ValueError, match=message):
+        convert(nn.Sequential(nn.Linear(32, 32)), recipe_of(phase))
+
+
+@pytest.mark.parametrize("layers", ["*.wq", (5,)])
+def test_layers_of_a_phase_are_a_list_of_patterns(layers):
+    with pytest.raises(ValueError, match="layers must be a list of patterns of layer names, got"):
+        PrecisionPhase(name="x", layers=layers)
+
+
+@pytest.mark.parametrize("shape", [{"decay": 20}, {"warmup": -1}, {"warmup": 20}, {"steps": 0}])
+def test_a_run_has_room_for_its_warmup_and_decay(shape):
+    with pytest.raises(ValueError, match=r"for_run: .* at most the steps of the run, got"):
+        recipe_of(LATE).for_run(shape.get("steps", 10), shape.get("warmup", 0), shape.get("decay", 0))
+
+
+def test_the_stage_of_parts_is_that_of_the_model():
+    parts: list[Any] = [nn.Sequential(nn.Linear(32, 32)), nn.Sequential(nn.Linear(32, 32))]
+    convert(parts, recipe_of(LATE))
+    set_step(parts, SWITCH)
+    assert stage_of(parts) == (Stage(full=(0,)),)

@@ -167,5 +167,22 @@ def test_a_block_is_no_container_of_blocks():
             self.attention, self.mlp = nn.Sequential(nn.Linear(32, 32)), nn.Sequential(nn.Linear(32, 32))
 
     model = nn.ModuleDict({"layers": nn.ModuleList([Block(), Block(), Block()]), "other": block})
-    with pytest.raises(ValueError, match=r"Got .layers\.0., a Block of attention, mlp\. Name what holds"):
+    with pytest.raises(ValueError, match=r"got .layers\.0., which is a block of .layers."):
         convert(model, "nvfp4", stacks="layers.0")
+
+
+@pytest.mark.parametrize("named", ["layers.0", "layers.*"])
+def test_a_block_of_any_class_is_no_container(named):
+    blocks = [nn.Sequential(Attention(), Block()) for _ in range(3)]
+    model = nn.ModuleDict({"layers": nn.ModuleList(blocks), "other": nn.Linear(32, 32)})
+    with pytest.raises(ValueError, match=r"got 'layers\.0', which is a block of 'layers'\. Name that"):
+        convert(model, "nvfp4", stacks=named)
+
+
+def test_parts_with_blocks_of_other_classes_are_separate_stacks():
+    """An encoder and a decoder; parts with blocks of one class are stages of one stack."""
+    encoder = nn.ModuleDict({"layers": nn.ModuleList([Block() for _ in range(3)])})
+    decoder = nn.ModuleDict({"layers": nn.ModuleList([Attention() for _ in range(4)])})
+    assert [len(stack.blocks) for stack in find_stacks([encoder, decoder])] == [3, 4]
+    more = nn.ModuleDict({"layers": nn.ModuleList([Block() for _ in range(2)])})
+    assert [len(stack.blocks) for stack in find_stacks([encoder, more])] == [5]

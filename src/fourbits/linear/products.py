@@ -11,6 +11,7 @@ from fourbits.linear.source import computing_nodes
 #: functions and methods that multiply matrices
 _PRODUCTS = frozenset(
     ("linear", "matmul", "mm", "mv", "bmm", "addmm", "addbmm", "baddbmm", "einsum", "tensordot", "bilinear")
+    + ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 )
 #: attributes of a tensor that are no matrix
 FACTS = frozenset(

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from fourbits.linear.stacks import Stack
-from fourbits.linear.weights import is_group, is_linear
+from fourbits.linear.weights import SMALLEST_SIDE, is_group, is_linear
 
 #: what wrappers add to a module's name
 _WRAPPERS = re.compile(
@@ -136,9 +136,11 @@ def _expert_counts(key: str, child: nn.Module) -> set[int]:
 
 
 def _stacked_counts(module: nn.Module | None) -> set[int]:
-    """How many experts a module's own parameters [E, K, N] stack; a position or class token is no stack."""
-    own = {} if module is None else dict(module.named_parameters(recurse=False))
-    return {parameter.shape[0] for parameter in own.values() if parameter.dim() == 3} - {1}
+    """How many experts a module's own parameters [E, K, N] stack; a position, a class token and the kernel of
+    a convolution, with its few taps, are no stacks.
+    """
+    own = [] if module is None else [p for p in module.parameters(recurse=False) if p.dim() == 3]
+    return {p.shape[0] for p in own if p.shape[1] > 1 and p.shape[2] >= SMALLEST_SIDE} - {1}
 
 
 def _output_embeddings(module: nn.Module) -> nn.Module | None:

@@ -33,19 +33,26 @@ class Stack:
 
 
 def find_stacks(parts: Sequence[nn.Module]) -> tuple[Stack, ...]:
-    """The stacks of a model; those of equal name in the parts of one model are one stack."""
-    found: dict[str, list[str]] = {}
+    """The stacks of a model; those of equal name and classes of blocks in its parts are one stack."""
+    found: dict[tuple[str, frozenset[type]], list[str]] = {}
     for index, part in enumerate(parts):
         prefix = f"{index}." if len(parts) > 1 else ""
         for name, blocks in _stacks("", part, least=1 if len(parts) > 1 else 2):
-            found.setdefault(name, []).extend(prefix + block for block, _ in blocks)
-    return tuple(Stack(name, tuple(blocks)) for name, blocks in found.items() if len(blocks) > 1)
+            kinds = frozenset(type(block) for _, block in blocks)
+            found.setdefault((name, kinds), []).extend(prefix + block for block, _ in blocks)
+    return tuple(Stack(name, tuple(blocks)) for (name, _), blocks in found.items() if len(blocks) > 1)
 
 
 def named_stacks(modules: Sequence[Named], patterns: Iterable[str]) -> tuple[Stack, ...]:
     """The containers whose names match, as stacks. Raises ValueError for a module that is no container."""
     found = [(n, m) for n, m in modules if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+    blocks = {block: stack.name for stack in find_stacks([modules[0][1]]) for block in stack.blocks}
     for name, module in found:
+        if name in blocks and any(is_block(child) for child in module.children()):
+            raise ValueError(
+                f"convert: stacks must name containers of blocks, got {name!r}, which is a block of "
+                f"{blocks[name]!r}. Name that."
+            )
         listed = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
         if not listed and not _run(name, module)[1] and any(is_block(child) for child in module.children()):
             raise ValueError(

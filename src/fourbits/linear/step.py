@@ -131,9 +131,13 @@ def share_counters(model: nn.Module) -> None:
         _found[model] = _walk(model, _Position() if found is None else found.position)
 
 
-def stage_of(model: nn.Module) -> tuple[Stage, ...]:
-    """The phases in force, as indices of the recipe's schedule, for each conversion with one."""
-    found = _found.get(model)
+def stage_of(model: nn.Module | Sequence[nn.Module]) -> tuple[Stage, ...]:
+    """The phases in force, as indices of the recipe's schedule, for each conversion with one.
+
+    model: what `set_step` was given.
+    """
+    (first, *_) = [model] if isinstance(model, nn.Module) else model_parts(model, "stage_of")
+    found = _found.get(first)
     return () if found is None else tuple(numbering.stage for numbering in found.scheduled)
 
 

@@ -19,7 +19,7 @@ from fourbits.linear.stacked.find import stacked_parameters
 
 Kind = Literal["linear", "transposed", "group", "stacked", "other"]
 #: smallest last side of a raw parameter of three dimensions that is listed; taps of convolutions are smaller
-_SMALLEST = 8
+SMALLEST_SIDE = 8
 #: names of parameters that are looked up, added or multiplied elementwise, unless the source says otherwise
 _NOT_MULTIPLIED = re.compile(
     r"(?:^|_|(?<=[a-z])(?=[A-Z]))(?:(?<!seg_)embed|token|pos(?:_|$|ition|embed)|bias|table$|quer(?:y|ies)$|latent"
@@ -99,6 +99,7 @@ def named_modules(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 
 def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[Weight]:
     """What matrix multiplications read, in the order of the modules."""
+    tables = set[int]()
     for name, module in modules:
         layer: Any = module
         if is_group(module):
@@ -113,7 +114,7 @@ def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[Wei
             stacked = stacked_parameters(name, module)
             yield from _stacked(name, module, stacked)
             yield from _others(name, module, stacked)
-            yield from _tables(name, module)
+            yield from _tables(name, module, tables)
 
 
 def _stacked(name: str, module: nn.Module, found: Mapping[str, bool]) -> Iterator[Weight]:
@@ -129,8 +130,10 @@ def _others(name: str, module: nn.Module, known: Collection[str] = ()) -> Iterat
     """Parameters of a module without the known ones."""
     if "parametrizations" in name.split("."):
         return
+    multiplied = multiplied_paths(type(module))
     if isinstance(module, _LOOKED_UP + _NORMS):
-        known = (*known, "weight", "bias")
+        table = isinstance(module, nn.Embedding) and "weight" in multiplied
+        known = (*known, "bias") if table else (*known, "weight", "bias")
     if isinstance(module, _CONVOLUTIONS + _TRANSPOSED):
         weight: Any = module.weight
         depthwise = module.groups > 1 and module.groups == module.in_channels
@@ -138,25 +141,26 @@ def _others(name: str, module: nn.Module, known: Collection[str] = ()) -> Iterat
             shape = (weight.shape[0], weight[0].numel())
             yield Weight(f"{name}.weight".lstrip("."), module, "other", shape, "convolution")
         known = (*known, "weight", "bias")
-    multiplied = multiplied_paths(type(module))
     for own, parameter in module.named_parameters(recurse=False):
         if own in known or isinstance(parameter, UninitializedParameter):
             continue
         shape = [size for size in parameter.shape if size != 1]
-        taps = parameter.dim() > 2 and parameter.shape[-1] < _SMALLEST
+        taps = parameter.dim() > 2 and parameter.shape[-1] < SMALLEST_SIDE
         looks_like_one = not taps and not _NOT_MULTIPLIED.search(own)
-        if len(shape) > 1 and (own in multiplied or looks_like_one):
+        depthwise = parameter.dim() > 2 and parameter.shape[1] == 1
+        if len(shape) > 1 and ((own in multiplied and not depthwise) or looks_like_one):
             rows = torch.Size(shape[:-1]).numel()
-            where, why = f"{name}.{own}".lstrip("."), _why(module, len(shape))
+            where, why = f"{name}.{own}".lstrip("."), _why(module, own, 2 if taps else len(shape))
             yield Weight(where, module, "other", (rows, shape[-1]), why)
 
 
-def _tables(name: str, module: nn.Module) -> Iterator[Weight]:
-    """Tables of embeddings that the module's source also multiplies by, as output heads do."""
+def _tables(name: str, module: nn.Module, seen: set[int]) -> Iterator[Weight]:
+    """Tables of embeddings that the module's source also multiplies by, as output heads do; each once."""
     for path in sorted(multiplied_paths(type(module))):
         owner, _, own = path.rpartition(".")
         table: Any = _submodule(module, owner) if own == "weight" and owner else None
-        if isinstance(table, nn.Embedding):
+        if isinstance(table, nn.Embedding) and id(table) not in seen:
+            seen.add(id(table))
             why = f"embedding that {type(module).__name__} also multiplies by"
             shape = (table.num_embeddings, table.embedding_dim)
             yield Weight(f"{name}.{path}".lstrip("."), table, "other", shape, why)
@@ -169,8 +173,10 @@ def _submodule(module: nn.Module, path: str) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def _why(module: nn.Module, dims: int) -> str:
+def _why(module: nn.Module, own: str, dims: int) -> str:
     kind = type(module).__name__
+    if isinstance(module, nn.Embedding) and own == "weight":
+        return f"embedding that {kind} also multiplies by"
     if isinstance(module, nn.Linear):
         return f"further parameter of {kind}"
     if isinstance(module, nn.MultiheadAttention):

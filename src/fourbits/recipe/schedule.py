@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fourbits.settings import nearest
 
@@ -59,6 +59,9 @@ class PrecisionPhase:
             value: int | float = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int | float) or _negative(value):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ValueError(f"{field} must be a number of steps or a share of the run, got {value!r}.")
+        given: Any = self.layers
+        if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+            raise ValueError(f"layers must be a list of patterns of layer names, got {given!r}. Pass a list.")
         if not self.layers:
             raise ValueError("layers must be patterns of layer names, got none. Leave it out for all layers.")
         names: Sequence[str] = (self.gemms,) if isinstance(self.gemms, str) else self.gemms
@@ -145,17 +148,26 @@ def resolved(schedule: Sequence[PrecisionPhase], run: RunShape) -> tuple[Precisi
     Raises ValueError for a phase that is empty or beyond the end of the run, for phases that overlap, and for
     two that blend in the same step.
     """
+    for name, value, least in (("steps", run.steps, 1), ("warmup", run.warmup, 0), ("decay", run.decay, 0)):
+        if not least <= value <= run.steps:
+            raise ValueError(
+                f"for_run: {name} must be at least {least} and at most the steps of the run, got {value} of "
+                f"{run.steps}. Correct it."
+            )
     found = tuple(_resolved(phase, run) for phase in schedule)
     check_steps(found)
     return found
 
 
 def check_steps(schedule: Sequence[PrecisionPhase]) -> None:
-    """Raises ValueError for a phase that is not in steps, for phases that certainly overlap, and for two that
-    blend in the same step.
+    """Raises ValueError for a phase that is not in steps, has no step or no room for its blends, for phases
+    that certainly overlap, and for two that blend in the same step.
     """
     for index, phase in enumerate(schedule):
-        phase.span  # raises if it is not in steps  # noqa: B018
+        start, end = phase.span  # raises if it is not in steps
+        assert isinstance(phase.blend_in, int)
+        assert isinstance(phase.blend_out, int)
+        _require_extent(phase, start, end, phase.blend_in, phase.blend_out, end is not None)
         for other in schedule[:index]:
             if "*" in phase.layers or "*" in other.layers or set(phase.layers) & set(other.layers):
                 require_apart(phase, other, "")
@@ -195,19 +207,30 @@ def _resolved(phase: PrecisionPhase, run: RunShape) -> PrecisionPhase:
         )
     blend_in, blend_out = (_steps(value, run.steps) for value in (phase.blend_in, phase.blend_out))
     last = run.steps if end is None else end
-    if last <= start:
-        raise ValueError(
-            f"schedule: phase {phase.name!r} has no step: it begins at step {start} and ends at step {last} "
-            f"of {run.steps}. Move its start or end, or make the run longer."
-        )
-    if blend_in + blend_out > last - start or (blend_out and end is None):
-        raise ValueError(
-            f"schedule: phase {phase.name!r} must hold its blends, got blend_in {blend_in} and blend_out "
-            f"{blend_out} in {last - start} steps{' without an end' if end is None else ''}. Shorten them."
-        )
+    _require_extent(phase, start, last, blend_in, blend_out, end is not None)
     return replace(
         phase, start=start, end="end" if last == run.steps else last, blend_in=blend_in, blend_out=blend_out
     )
+
+
+def _require_extent(
+    phase: PrecisionPhase, start: int, last: int | None, blend_in: int, blend_out: int, ends: bool
+) -> None:
+    """Raises ValueError for a phase without a step, and for blends that do not fit in it.
+
+    last: the first step after it, None if that is not known.
+    """
+    if last is not None and last <= start:
+        raise ValueError(
+            f"schedule: phase {phase.name!r} has no step: it begins at step {start} and ends at step {last}. "
+            "Move its start or end, or make the run longer."
+        )
+    if (last is not None and blend_in + blend_out > last - start) or (blend_out and not ends):
+        length = "" if last is None else f" in {last - start} steps"
+        raise ValueError(
+            f"schedule: phase {phase.name!r} must hold its blends, got blend_in {blend_in} and blend_out "
+            f"{blend_out}{length}{'' if ends else ' without an end'}. Shorten them."
+        )
 
 
 def _step_of(phase: PrecisionPhase, field: str, run: RunShape) -> int | None:
