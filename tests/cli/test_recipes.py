@@ -110,7 +110,7 @@ def test_a_setting_that_changes_no_bit_leaves_the_credits(capsys):
         (["show"], "fourbits recipes: show needs a recipe. Use one of bf16"),
         (["list", "nvfp4"], "fourbits recipes: list takes no recipe"),
         (["show", "nvfp4", "--fprop.lhs.rouding", "sr"], "unknown key 'rouding'. Did you mean 'rounding'?"),
-        (["show", "none.yaml"], "none.yaml: No such file or directory"),
+        (["show", "none.yaml"], "'none.yaml' must be a file, and there is none. Pass its path"),
     ],
 )
 def test_incorrect_usage_is_one_line_and_exit_code_2(argv, text, capsys):

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from fourbits.cli.eval_tables import precision_note, task_table, text_table
-from fourbits.cli.train import refresh_report
+from fourbits.cli.run_page import refresh_report
 from fourbits.compare.terminal import print_table
 from fourbits.data.whole_file import write_json
 from fourbits.device import probe

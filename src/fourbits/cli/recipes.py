@@ -6,6 +6,7 @@ warns where W differs between Fprop and Dgrad.
 """
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import fields
 
@@ -120,7 +121,8 @@ def _list(as_json: bool) -> None:
     for recipe in recipes:
         table.add_row(recipe.name, Text(": ".join(filter(None, (recipe.source, recipe.taken)))))
     print_table(table)
-    print(f"schedules, as in nvfp4+late-forward: {', '.join(SCHEDULES)} (docs/precision.md)")
+    if sys.stdout.isatty():  # a pipe gets one line per recipe
+        print(f"schedules, as in nvfp4+late-forward: {', '.join(SCHEDULES)} (docs/precision.md)")
 
 
 def _show(recipe: Recipe) -> None:

@@ -24,7 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fourbits.cli.errors import describe
-from fourbits.cli.program import again, change_folder, command_line
+from fourbits.cli.program import command_line
+from fourbits.cli.run_page import repetition
 from fourbits.compare.report.run_report import write_run_report
 from fourbits.compare.terminal import print_table
 from fourbits.data.whole_file import write_json
@@ -39,7 +40,6 @@ from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.launcher import place
 from fourbits.train.run import run as train
-from fourbits.train.run_folder import read_json
 from fourbits.train.stop import exit_code
 from fourbits.train.summary import Summary
 
@@ -197,12 +197,6 @@ def _folder(config: str, out: str | None, is_new: bool) -> Path:
     return Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def refresh_report(out: Path) -> None:
-    """Write the report of a run again, if it has one."""
-    if (out / "report.html").is_file():
-        write_run_report(out, repetition(out))
-
-
 def _write_report(out: Path) -> bool:
     """Write report.html. An error is printed, not raised, so that it never hides how the run ended."""
     try:
@@ -212,16 +206,6 @@ def _write_report(out: Path) -> bool:
         print(f"fourbits train: the report was not written: {describe(error)}", file=sys.stderr)
         return False
     return True
-
-
-def repetition(out: Path) -> tuple[str, ...]:
-    """Commands that repeat a run in a new folder, with its number of threads, which affects bits."""
-    manifest = read_json(out / "manifest.json")
-    words = ["train", str(out / "config.yaml"), "--out", str(again(out))]
-    if ancestry := manifest.get("ancestry"):
-        entry = ancestry[-1]
-        words += ["--from", entry.get("model") or f"{entry['run']}/checkpoints/step_{entry['step']}"]
-    return change_folder(), command_line([*words, "--train.threads", str(manifest["threads"])])
 
 
 def _print_summary(summary: Summary, out: Path, has_report: bool) -> None:
