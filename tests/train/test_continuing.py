@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from dataclasses import replace
 
 import pytest
@@ -10,25 +9,10 @@ import pytest
 from fourbits.data.config import DataConfig
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.checkpoint import checkpoints
-from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.run import run
 from fourbits.train.session import Session
-from fourbits.train.stop import StopRequest
-
-
-class Stopper(RunListener):
-    """Asks a run to stop after a step, and keeps its notes."""
-
-    def __init__(self, after=None):
-        self.after, self.stop, self.notes = after, StopRequest(), []
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def step(self, record):
-        if record["step"] == self.after:
-            self.stop.signal = signal.SIGTERM
+from support.stopper import Stopper
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Samples of health in runs: what they record, and that they change no bit of the training."""
 
 import json
-import signal
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,12 @@ from fourbits.recipe.presets import get_recipe
 from fourbits.settings import override
 from fourbits.train.checkpoint import checkpoints
 from fourbits.train.health_log import HealthLog, read_health
-from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.opening import with_vocabulary
 from fourbits.train.run import run
 from fourbits.train.sinks import register_sink
-from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer
+from support.stopper import Stopper
 
 #: amaxes of a quarter of those of the step before, so that blocks saturate from the second step on
 STALE = {"fprop.lhs.amax_policy": "delayed", "fprop.lhs.amax_headroom": 0.25}
@@ -41,18 +39,6 @@ class Sink:
 register_sink("kept-of-health", Sink)
 
 
-class Notes(RunListener):
-    def __init__(self, after=None):
-        self.after, self.stop, self.notes = after, StopRequest(), []
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def step(self, record):
-        if record["step"] == self.after:
-            self.stop.signal = signal.SIGTERM
-
-
 @pytest.fixture(scope="module")
 def sampled(config):
     recipe = replace(override(get_recipe("nvfp4-naive"), STALE), name="stale")
@@ -61,7 +47,7 @@ def sampled(config):
 
 
 def start(config, out, data_cache, after=None):
-    listener = Notes(after)
+    listener = Stopper(after)
     run(config, out, listener=listener, stop=listener.stop, data_cache=data_cache)
     return listener.notes
 

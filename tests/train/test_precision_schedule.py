@@ -1,7 +1,6 @@
 """Runs under a precision schedule: what they record, and that a kill beside a switch changes no bit."""
 
 import json
-import signal
 from dataclasses import replace
 
 import pytest
@@ -15,12 +14,12 @@ from fourbits.settings import override, to_dict
 from fourbits.train import trainer as trainer_module
 from fourbits.train.checkpoint import checkpoints
 from fourbits.train.config import config_from_mapping
-from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.opening import with_vocabulary
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer
+from support.stopper import Stopper
 
 CPU = torch.device("cpu")
 #: BF16 in steps 1 to 3, FP4 in steps 4 to 8, BF16 forward from step 9 on
@@ -29,20 +28,6 @@ SCHEDULE = (
     PrecisionPhase(name="late", start="decay-start", gemms="forward"),
 )
 POLICIES = {"fprop.rhs.amax_policy": "history", "dgrad.rhs.amax_policy": "history"}
-
-
-class Stopper(RunListener):
-    """Stops a run after a step, and keeps its notes."""
-
-    def __init__(self, after=None):
-        self.after, self.stop, self.notes = after, StopRequest(), []
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def step(self, record):
-        if record["step"] == self.after:
-            self.stop.signal = signal.SIGTERM
 
 
 @pytest.fixture(scope="module")

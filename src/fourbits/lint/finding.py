@@ -9,7 +9,8 @@ import torch
 from fourbits.linear.convert import convert
 from fourbits.linear.summary import ConversionSummary
 from fourbits.model.lm import LanguageModel
-from fourbits.recipe.recipe import GemmTable
+from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.recipe import GemmTable, has_4_bits
 from fourbits.train.config import RunConfig
 
 
@@ -58,16 +59,7 @@ class Subject:
         return any(has_4_bits(table) for table in self.tables)
 
 
-def has_4_bits(table: GemmTable) -> bool:
-    """Whether any GEMM of a table has a 4-bit operand."""
-    specs = [getattr(getattr(table, gemm), side) for gemm in GEMMS for side in ("lhs", "rhs")]
-    return any(is_4_bits(spec) for spec in specs)
-
-
-def is_4_bits(spec: object) -> bool:
+def is_4_bits(spec: OperandSpec) -> bool:
     """Whether an operand's elements have 4 bits."""
-    element = spec.block_format.element  # pyright: ignore[reportAttributeAccessIssue]
+    element = spec.block_format.element
     return element is not None and element.bits == 4
-
-
-GEMMS = ("fprop", "dgrad", "wgrad")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from fourbits.lint.finding import Finding, Subject, has_4_bits, is_4_bits
-from fourbits.recipe.recipe import GemmTable
+from fourbits.lint.finding import Finding, Subject, is_4_bits
+from fourbits.recipe.recipe import GemmTable, has_4_bits
 
 _PAPER = "arXiv:2509.25149"
 

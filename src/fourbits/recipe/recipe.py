@@ -210,7 +210,7 @@ class Recipe:
         for table in tables:
             if message := _wrong_sharing(self.shared_weight_amax, table.fprop.rhs):
                 raise ValueError(f"shared_weight_amax: {message}")
-        if self.schedule and not any(_has_fp4(table) for table in tables):
+        if self.schedule and not any(has_4_bits(table) for table in tables):
             raise ValueError(
                 f"schedule: needs a recipe with 4-bit operands, which its phases replace for a time, got "
                 f"{self.name!r}. Remove the schedule, or start from another recipe."
@@ -254,7 +254,8 @@ class Recipe:
         return _hash(_without_empty(content, _NEWER))
 
 
-def _has_fp4(table: GemmTable) -> bool:
+def has_4_bits(table: GemmTable) -> bool:
+    """Whether any operand of a table has 4-bit elements."""
     elements = [table.operand(role).block_format.element for role in _MAY_BE_FORWARD]
     return any(element is not None and element.bits == 4 for element in elements)
 
