@@ -12,6 +12,7 @@ from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.corrected import Operands
 from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
 from fourbits.linear.functional import functional_matmul, refuse_transform, under_torch_func
+from fourbits.linear.graph_products import note_products
 from fourbits.linear.health import look_at
 from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
@@ -20,6 +21,7 @@ from fourbits.linear.plan import LinearPlan, linear_plan, reads_through_bf16
 from fourbits.linear.sr_counter import warn_of_own_steps
 from fourbits.linear.traced import linear, once_differentiable, traced_gradients
 from fourbits.linear.weight_source import received_weight
+from fourbits.quant.arguments import DTYPES
 from fourbits.quant.request import signature_of
 from fourbits.quant.tensor import QuantizedTensor
 
@@ -86,6 +88,7 @@ class _QuantizedMatmul(torch.autograd.Function):
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
         if ctx.state.awaits_gradient:
             look_at(ctx.state, dy)
+            note_products(ctx)
         if ctx.tap is not None:
             ctx.tap.backward(dy)
         if not runs_eagerly(dy):
@@ -258,6 +261,7 @@ def eager_matmul(
 def _planned(state: LayerState, key: PlanKey, x: Tensor, weight: Tensor) -> tuple[LinearPlan, bool]:
     """The plan of calls with this key, and whether autocast's cast precedes it; the layer keeps both."""
     *_, bias, dtype, needs, table = key
+    _require_trainable(weight, needs[1])
     signature, past = signature_of(x), state.recipe_state is not None
     fused = (dtype, x.dtype) == (torch.bfloat16, torch.float32) and not past
     casts = dtype != x.dtype and not (fused and reads_through_bf16(table, signature, needs[1]))
@@ -267,6 +271,20 @@ def _planned(state: LayerState, key: PlanKey, x: Tensor, weight: Tensor) -> tupl
         state.plans.clear()
     state.plans[key] = planned
     return planned
+
+
+def _require_trainable(weight: Tensor, trains: bool) -> None:
+    """Raises ValueError for a weight whose dtype changed since, or that autograd cannot save."""
+    if weight.dtype not in DTYPES:
+        raise ValueError(
+            f"QuantizedLinear: its weight must be float32, bfloat16 or float16, got {weight.dtype}. Cast the "
+            'model back, or restore its layers with fourbits.convert(model, "bf16").'
+        )
+    if trains and weight.is_inference():
+        raise ValueError(
+            "QuantizedLinear: a weight that is trained must not be created in torch.inference_mode, got one that "
+            "was. Build the model outside of it, or train a copy: copy.deepcopy(model)."
+        )
 
 
 def runs_eagerly(x: Tensor) -> bool:
