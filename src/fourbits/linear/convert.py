@@ -33,7 +33,7 @@ from fourbits.linear.native_gemms import emulated_gemms, made_native
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.placement import Decider
 from fourbits.linear.precision import enter_stage
-from fourbits.linear.selection import Filter, Selection, require_matches
+from fourbits.linear.selection import Filter, Selection, covers, require_matches
 from fourbits.linear.stacked.fused import unsupported_fused
 from fourbits.linear.stacked.layer import converted_layers
 from fourbits.linear.stacks import Stack, find_stacks, named_stacks
@@ -108,7 +108,8 @@ def _require(selection: Selection, modules: Sequence[tuple[str, nn.Module]]) -> 
     containers = [name for name, module in modules if any(True for _ in module.children())]
     layer = "the name of a linear layer or of a module around one"
     require_matches("include", selection.include or (), names, layer, others)
-    require_matches("exclude", selection.exclude or (), [*names, *others], layer)
+    excluded = [each for each in selection.exclude or () if not any(covers(each, name) for name in others)]
+    require_matches("exclude", excluded, names, layer)
     require_matches("stacks", selection.stacks or (), containers, "the name of a container of blocks")
 
 
@@ -195,6 +196,7 @@ def _decided(weights: Sequence[Weight], decider: Decider, backend: Backend) -> l
                 table, reason = _on_tensor_cores(table, reason)
             if weight.holds_several and (why := unsupported_fused(table.to_text(), weight.weight)):
                 reason = f"{reason}; loop of {weight.layers} linear layers, because {why}"
+            reason = f"{reason}; {weight.why}" if weight.why else reason
             phases = phases_of(recipe, weight.name, table, backend == "native", weight.holds_several)
         decisions.append(_Decision(weight, table, reason, phases))
     quantized = {each.weight.name: each.phases for each in decisions if each.table is not None}

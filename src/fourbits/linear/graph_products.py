@@ -26,6 +26,8 @@ _SAME_ELEMENTS = frozenset(
     ).split()
     for number in range(3)
 )
+#: nodes that scale their input, where no other input needs a gradient
+_SCALED = frozenset(("MulBackward0", "DivBackward0", "NegBackward0"))
 #: parameters that were the only parameter in a product
 _multiplied = WeakTensorKeyDictionary()
 #: nodes that the current backward pass has shown, by its number
@@ -81,8 +83,10 @@ def _parameters(node: Any) -> list[nn.Parameter]:
         node = waiting.pop()
         if isinstance(variable := getattr(node, "variable", None), nn.Parameter):
             found.append(variable)
-        elif node is None or node.name() not in _SAME_ELEMENTS:
-            return []
-        else:
+        elif node is not None and node.name() in _SAME_ELEMENTS:
             waiting += [edge[0] for edge in node.next_functions]
+        elif node is not None and node.name() in _SCALED:
+            waiting += [edge[0] for edge in node.next_functions if edge[0] is not None]
+        else:
+            return []
     return found

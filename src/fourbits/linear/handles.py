@@ -1,6 +1,6 @@
 """What the expressions of a method stand for: modules and parameters below `self`, by paths.
 
-A path is what follows `self.`, with `*` for any entry of a container: ("layers", "*", "weight"). Variables,
+A path is what follows `self.`, with `*` for what is not known: ("layers", "*", "weight"). Variables,
 loops over containers, constant and computed indices, `getattr`, and views or casts of tensors are followed.
 Order is not: a variable stands for everything that is ever assigned to it.
 """
@@ -147,11 +147,15 @@ class Scope:
                     known[target.id] = known.get(target.id, NOTHING) | found
 
     def _keys(self, index: ast.AST) -> tuple[str, ...]:
-        """What an index or a name of an attribute may be."""
+        """What an index or a name of an attribute may be, as patterns."""
         if isinstance(index, ast.Constant) and isinstance(index.value, str | int):
             return (str(index.value),)
         if isinstance(index, ast.Name):
             return self._constants.get(index.id, ("*",))
+        if isinstance(index, ast.JoinedStr):  # f"layer{i}"
+            return ("".join(self._keys(part)[0] for part in index.values),)
+        if isinstance(index, ast.BinOp) and isinstance(index.op, ast.Add):  # "layer" + str(i)
+            return (self._keys(index.left)[0] + self._keys(index.right)[0],)
         return ("*",)
 
 

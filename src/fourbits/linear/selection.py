@@ -95,7 +95,7 @@ def require_matches(
 
 def nearest_module(pattern: str, names: Sequence[str]) -> str:
     """' The nearest is X.' for the module whose name, or end of a name, looks most like a pattern."""
-    bare = pattern.strip("*.")
+    bare = pattern.removesuffix(".weight").strip("*.")
     depth = bare.count(".") + 1
     ends: dict[str, str] = {}
     for name in names:

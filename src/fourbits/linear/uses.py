@@ -5,6 +5,7 @@ their source is known. Elsewhere what is passed on counts as called.
 """
 
 import ast
+import fnmatch
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -59,17 +60,14 @@ def reached(module: nn.Module, path: Path) -> Iterator[Any]:
     key, inside = path[0], {**module._modules, **module._parameters}
     if "parametrizations" in inside:
         inside |= {name: each for name, each in inside["parametrizations"]._modules.items() if name not in inside}
-    if key == "*":
-        chosen: Iterable[Any] = inside.values()
-    elif key in inside:
-        chosen = (inside[key],)
-    else:  # behind a wrapper, or nothing of a module
-        wrapped = (inside.get(name) for name in ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"))
-        yield from (each for inner in wrapped if inner is not None for each in reached(inner, path))
-        return
+    chosen = [each for name, each in inside.items() if fnmatch.fnmatchcase(name, key)]
     for each in chosen:
         if each is not None:
             yield from reached(each, path[1:])
+    if not chosen:  # behind a wrapper, or nothing of a module
+        for name in ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"):
+            if name in inside:
+                yield from reached(inside[name], path)
 
 
 def multiplied_parameters(modules: Iterable[tuple[str, nn.Module]]) -> dict[int, str]:

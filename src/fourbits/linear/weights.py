@@ -8,7 +8,7 @@ added or looked up. So a parameter of two or more dimensions is in one of the tw
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -42,7 +42,7 @@ class Weight:
     kind: Kind
     #: (out_features, in_features), with out_features summed over the layers of a group
     shape: tuple[int, int]
-    #: for others: why it is not quantized
+    #: for others: why it is not quantized; for linear layers: what else multiplies by the weight
     why: str = ""
     #: the name of the weight in its module
     parameter: str = "weight"
@@ -111,7 +111,7 @@ def named_modules(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
     """What matrix multiplications read, in the order of the modules; each other parameter once."""
     multiplied, seen = multiplied_parameters(modules), set[int]()
-    layers = {name: list(_layers(name, module)) for name, module in modules}
+    layers = {name: [_with_readers(each, multiplied) for each in _layers(name, module)] for name, module in modules}
     for weight in (weight for found in layers.values() for weight in found):
         seen |= {id(parameter) for parameter in weight.covered}
     weights: list[Weight] = []
@@ -123,6 +123,14 @@ def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]
                 seen |= ids
                 weights.append(weight)
     return weights
+
+
+def _with_readers(layer: Weight, multiplied: Mapping[int, str]) -> Weight:
+    """The layer, with the class that multiplies by its weight besides, such as a tied decoder."""
+    by = multiplied.get(id(layer.module._parameters.get("weight")), "")
+    if layer.kind not in ("linear", "transposed") or not by:
+        return layer
+    return replace(layer, why=f"{by} also multiplies by this weight, in high precision")
 
 
 def linear_layers(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
