@@ -35,9 +35,11 @@ def test_what_is_no_model_is_named(name, call, wrong):
 
 def test_set_step_of_a_model_that_was_never_converted_is_an_error():
     plain = model()
-    with pytest.raises(ValueError, match=r"^set_step: model must have been converted, got a Sequential .*convert\("):
+    with pytest.raises(
+        ValueError, match=r"^set_step: model must have been converted, got a Sequential .*convert\("
+    ):
         fb.set_step(plain, 0)
-    with pytest.raises(ValueError, match="^set_step: model must have been converted"):
+    with pytest.raises(ValueError, match=r"^set_step: model must have been converted"):
         fb.set_step([plain, model()], 0)
 
 

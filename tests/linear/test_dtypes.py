@@ -173,7 +173,7 @@ def test_a_model_whose_every_layer_has_such_a_dtype_is_refused_at_conversion():
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).double()
     with pytest.raises(
         ValueError,
-        match=r"^convert: weights of linear layers must be float32, .* got float64 in all 2 .*model\.float\(\)",
+        match=r"^convert: weights of linear layers must be float32, .* got float64 in all 2 .*\.float\(\)",
     ):
         convert(model, "nvfp4")
     assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]
@@ -184,7 +184,9 @@ def test_a_weight_that_is_cast_after_the_conversion_is_named():
     model = nn.Linear(32, 32)
     convert(model, "nvfp4")
     model.double()
-    with pytest.raises(ValueError, match=r"^QuantizedLinear: its weight must be float32, .* got torch\.float64"):
+    with pytest.raises(
+        ValueError, match=r"^QuantizedLinear: its weight must be float32, .* got torch\.float64"
+    ):
         model(torch.ones(4, 32, dtype=torch.float64))
 
 

@@ -282,7 +282,7 @@ class Many(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.norm = nn.Embedding(64, 32), nn.LayerNorm((4, 32))
+        self.table, self.norm = nn.Embedding(64, 32), nn.LayerNorm([4, 32])
         self.depthwise = nn.Conv1d(32, 32, 4, groups=32)
         self.experts_bias = nn.Parameter(torch.zeros(4, 32))
         self.named = nn.ParameterDict({"query": torch.randn(32, 32)})
@@ -339,7 +339,7 @@ class Elsewhere(nn.Module):
 
 def test_a_parameter_that_a_helper_a_container_or_another_module_multiplies_by_is_counted():
     model = Elsewhere()
-    of = {name: "parameter of Elsewhere, which is not a linear layer" for name in ("query", "pos_mix")}
+    of = dict.fromkeys(("query", "pos_mix"), "parameter of Elsewhere, which is not a linear layer")
     of |= {f"tables.{i}": "parameter of Elsewhere, which is not a linear layer" for i in range(2)}
     of |= {"keyed.query": "parameter of Elsewhere, which is not a linear layer"}
     of |= {"inner.table": "parameter of Table, which is not a linear layer", "body": "recipe nvfp4-naive"}

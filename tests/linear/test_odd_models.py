@@ -1,4 +1,4 @@
-"""Models that nothing in the conversion is made for: what is claimed runs, and every product is accounted for."""
+"""Models that nothing in the conversion is made for: what is claimed runs, and no product is silent."""
 
 import copy
 from typing import Any
@@ -63,7 +63,9 @@ def test_what_is_claimed_runs_and_no_product_is_silent(kind):
 
 
 @pytest.mark.filterwarnings("ignore:fourbits. 1 layer that convert quantized is never called")
-@pytest.mark.parametrize("kind", [kind for kind in ODD_MODELS if kind.__name__ in FOUND], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in ODD_MODELS if kind.__name__ in FOUND], ids=lambda k: k.__name__
+)
 def test_what_no_source_shows_is_warned_of_at_the_first_step(kind):
     torch.manual_seed(0)
     model = kind()

@@ -1,4 +1,4 @@
-"""A layer whose weight its class only reads is not claimed, by whatever variable, loop or function it does so."""
+"""A layer whose weight its class only reads is not claimed, whatever variable, loop or function reads it."""
 
 from typing import Any
 
@@ -35,6 +35,9 @@ class Squared(torch.autograd.Function):
 
 class Reader(nn.Module):
     """Calls `called`, and only reads `past` and the layers in `listed` and `keyed`."""
+
+    listed: Any
+    keyed: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,6 +222,8 @@ class OwnBlock(nn.Module):
 class CalledInside(nn.Module):
     """Reads a weight of a block that it calls as a whole."""
 
+    listed: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.listed = nn.ModuleList(OwnBlock() for _ in range(2))
@@ -236,7 +241,16 @@ class Initialized(Reader):
 
 
 @pytest.mark.parametrize(
-    "kind", [CalledInALoop, CalledByIndex, CalledByAlias, CalledByHelper, CalledBySequential, CalledInside, Initialized]
+    "kind",
+    [
+        CalledInALoop,
+        CalledByIndex,
+        CalledByAlias,
+        CalledByHelper,
+        CalledBySequential,
+        CalledInside,
+        Initialized,
+    ],
 )
 def test_a_layer_that_is_also_called_or_only_initialized_is_claimed(kind):
     summary = fb.convert(kind(), RECIPE)

@@ -175,7 +175,9 @@ class HandMoE(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.choose = nn.Linear(32, 4)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 32)) for _ in range(4))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 32)) for _ in range(4)
+        )
         self.shared = nn.Linear(32, 32)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -267,7 +269,7 @@ class Scripted(nn.Module):
         super().__init__()
         self.past, self.table, self.body = nn.Linear(32, 32), matrix(32, 32), nn.Linear(32, 32)
 
-    exec(  # noqa: S102
+    exec(
         "def forward(self, x):\n"
         "    import torch\n"
         "    return self.body(torch.nn.functional.linear(x, self.past.weight) @ self.table)\n"
@@ -306,7 +308,10 @@ class Stateful(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.left, self.right, self.spare = (nn.Linear(32, 32) for _ in range(3))
-        self.routes: dict[str, Callable[[Tensor], Tensor]] = {"left": self.left.__call__, "right": self.go_right}
+        self.routes: dict[str, Callable[[Tensor], Tensor]] = {
+            "left": self.left.__call__,
+            "right": self.go_right,
+        }
 
     def go_right(self, x: Tensor) -> Tensor:
         return torch.addmm(self.right.bias, x, self.right.weight.t())
@@ -318,6 +323,7 @@ class Stateful(nn.Module):
 
 
 ODD_MODELS: list[type[nn.Module]] = [
-    TiedAcross, TiedTransposed, NestedHelpers, Einsums, InDicts, MadeLater, Bilinears, Cells, OwnFunctions, LoRALike,
-    HandMoE, Hypernetwork, Checkpointed, ThroughArguments, Property, Scripted, Functional, Normalized, Stateful,
+    TiedAcross, TiedTransposed, NestedHelpers, Einsums, InDicts, MadeLater, Bilinears, Cells, OwnFunctions,
+    LoRALike, HandMoE, Hypernetwork, Checkpointed, ThroughArguments, Property, Scripted, Functional,
+    Normalized, Stateful,
 ]  # fmt: skip

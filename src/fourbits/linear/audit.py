@@ -56,8 +56,8 @@ def audit(model: nn.Module | Sequence[nn.Module], loss: Tensor | None = None) ->
     """Compare the layers that are quantized with those that were called since the conversion.
 
     model: what `convert` was given. loss: of a step without torch.compile, before or after its backward; its
-    graph shows every product, where the report otherwise knows those before a quantized layer. Raises ValueError
-    for what is no module.
+    graph shows every product, where the report otherwise knows those before a quantized layer. Raises
+    ValueError for what is no module.
 
     Call it after a training step, best between backward and the optimizer's step, while the gradients that
     show a bypassed layer are there. On a GPU it reads a few numbers from the device.
@@ -206,8 +206,9 @@ def _warn_of(report: AuditReport) -> None:
     if report.multiplied:
         names = ", ".join(report.multiplied[:3]) + (", ..." if len(report.multiplied) > 3 else "")
         _warn(
-            f"products multiply by {names}, which convert did not count as weights. They stay in high precision; "
-            f"with them {report.called_share:.0%} of the weights ran quantized, not {report.claimed_share:.0%}."
+            f"products multiply by {names}, which convert did not count as weights. They stay in high "
+            f"precision; with them {report.called_share:.0%} of the weights ran quantized, not "
+            f"{report.claimed_share:.0%}."
         )
     for finding in report.gradients:
         _warn(finding)

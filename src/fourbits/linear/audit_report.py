@@ -17,8 +17,8 @@ class AuditReport:
     called_share: float
     #: findings about gradients, each with its remedy
     gradients: tuple[str, ...] = ()
-    #: parameters that the summary does not count and that products multiplied by, in high precision; the shares
-    #: count them
+    #: parameters that the summary does not count and that products multiplied by, in high precision;
+    #: called_share counts them
     multiplied: tuple[str, ...] = ()
     #: layers that the current phase of the recipe's schedule has in BF16
     in_bf16: tuple[str, ...] = ()
@@ -29,7 +29,8 @@ class AuditReport:
         by_phase = f", in BF16 by a phase {len(self.in_bf16)}" if self.in_bf16 else ""
         lines = [
             f"called {len(self.called)}, bypassed {len(self.bypassed)}, unused {len(self.unused)}{by_phase} "
-            f"quantized layers; {self.claimed_share:.1%} of the weights claimed, {self.called_share:.1%} called"
+            f"quantized layers; {self.claimed_share:.1%} of the weights claimed, {self.called_share:.1%} "
+            "called"
         ]
         lines += [f"  {phase}" for phase in self.phases]
         lines += [f"  bypassed: {name}" for name in self.bypassed]

@@ -77,8 +77,8 @@ def convert(
     seed: the seed of all random bits, in [0, 2**32). backend: the GEMM backend; "native" uses Blackwell FP4
     tensor cores for the GEMMs they support, after a self-check. Returns the precision of each layer, with the
     reason; warns if no layer is quantized. Raises ValueError for an unknown recipe, for a pattern that
-    matches nothing, for linear layers that all have another dtype than FP32, BF16 or FP16, and for native on a
-    GPU without FP4 tensor cores or one that fails the self-check.
+    matches nothing, for linear layers none of which is in FP32, BF16 or FP16, and for native on a GPU without
+    FP4 tensor cores or one that fails the self-check.
     """
     parts = model_parts(model)
     require_choice(seed, backend, min_size, filter_fn)

@@ -17,7 +17,7 @@ _KEPT = "_before_quantization"
 
 
 def settle_fast_paths(modules: Sequence[tuple[str, nn.Module]]) -> None:
-    """Switch the fast paths of encoder layers off where linear layers are converted, and on again elsewhere."""
+    """Switch fast paths of encoder layers off where linear layers are converted, and on again elsewhere."""
     encoders: list[nn.TransformerEncoder] = []
     slow = set[nn.Module]()
     for _, module in modules:

@@ -53,7 +53,7 @@ def require_stacks(selection: Selection, stacks: Sequence[Stack]) -> None:
 
 
 def require_dtypes(layers: Sequence[Weight]) -> None:
-    """Raises ValueError if the weights of all linear layers have a floating dtype that no operand can have."""
+    """Raises ValueError if all linear layers have weights of a floating dtype that no operand can have."""
     weights = [layer.weight for layer in layers]
     found = {weight.dtype for weight in weights if not is_lazy(weight)}
     if found and not any(dtype in DTYPES or not dtype.is_floating_point for dtype in found):

@@ -1,7 +1,8 @@
 """Which parameters a step's matrix multiplications read, from the autograd graph that the step leaves behind.
 
 The first backward pass of a quantized layer walks over the graph before it, once, so no step pays for a mode
-or a hook and no graph breaks. Compiled graphs are one node, and frozen parameters have none: they show nothing.
+or a hook and no graph breaks. A compiled graph is one node, and a frozen parameter has none: neither shows
+anything.
 """
 
 from typing import Any
@@ -17,15 +18,13 @@ _PRODUCTS = {
     **dict.fromkeys(("AddmmBackward0", "BaddbmmBackward0", "AddbmmBackward0", "AddmvBackward0"), slice(1, 3)),
 }
 _ATTENTION = "ScaledDotProduct"
-#: nodes whose output has the elements of their inputs: views, casts, and joined tensors
-_SAME_ELEMENTS = frozenset(
-    f"{name}Backward{number}"
-    for name in (
-        "T Transpose View UnsafeView Reshape ReshapeAlias Permute Expand Unsqueeze Squeeze Select Slice ToCopy Clone "
-        "Alias AsStrided Split SplitWithSizes Unbind Cat Stack Repeat Mt Adjoint"
-    ).split()
-    for number in range(3)
+_VIEWS = (
+    ("T", "Transpose", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Permute", "Expand")
+    + ("Unsqueeze", "Squeeze", "Select", "Slice", "ToCopy", "Clone", "Alias", "AsStrided")
+    + ("Split", "SplitWithSizes", "Unbind", "Cat", "Stack", "Repeat", "Mt", "Adjoint")
 )
+#: nodes whose output has the elements of their inputs: views, casts, and joined tensors
+_SAME_ELEMENTS = frozenset(f"{name}Backward{number}" for name in _VIEWS for number in range(3))
 #: nodes that scale their input, where no other input needs a gradient
 _SCALED = frozenset(("MulBackward0", "DivBackward0", "NegBackward0"))
 #: parameters that were the only parameter in a product

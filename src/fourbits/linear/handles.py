@@ -18,9 +18,12 @@ FACTS = frozenset(
 )
 #: methods of a tensor whose result is computed from it alone, or from it and what scales or masks it
 _OF_TENSORS = frozenset(
-    "t to view reshape transpose permute contiguous expand expand_as repeat clone detach float half bfloat16 type "
-    "type_as cuda squeeze unsqueeze flatten unflatten unbind chunk split narrow select index_select mul add sub div "
-    "masked_fill clamp sigmoid softmax tanh exp softplus relu sum mean view_as reshape_as swapaxes movedim".split()
+    ("t", "to", "view", "reshape", "transpose", "permute", "contiguous", "expand")
+    + ("expand_as", "repeat", "clone", "detach", "float", "half", "bfloat16", "type", "type_as")
+    + ("cuda", "squeeze", "unsqueeze", "flatten", "unflatten", "unbind", "chunk", "split")
+    + ("narrow", "select", "index_select", "mul", "add", "sub", "div", "masked_fill", "clamp")
+    + ("sigmoid", "softmax", "tanh", "exp", "softplus", "relu", "sum", "mean", "view_as")
+    + ("reshape_as", "swapaxes", "movedim")
 )
 #: functions that return the entries of their argument, or the argument itself
 _SAME_ENTRIES = ("list", "tuple", "reversed", "iter", "sorted", "cast")

@@ -282,8 +282,8 @@ def _require_trainable(weight: Tensor, trains: bool) -> None:
         )
     if trains and weight.is_inference():
         raise ValueError(
-            "QuantizedLinear: a weight that is trained must not be created in torch.inference_mode, got one that "
-            "was. Build the model outside of it, or train a copy: copy.deepcopy(model)."
+            "QuantizedLinear: a weight that is trained must not be created in torch.inference_mode, got one "
+            "that was. Build the model outside of it, or train a copy: copy.deepcopy(model)."
         )
 
 

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 #: functions and methods that multiply matrices -> how many of their first arguments are factors; None for all
 _PRODUCTS: dict[str, int | None] = {
-    **dict.fromkeys(("matmul", "mm", "mv", "bmm", "einsum", "tensordot", "inner", "multi_dot", "chain_matmul")),
+    **dict.fromkeys(
+        ("matmul", "mm", "mv", "bmm", "einsum", "tensordot", "inner", "multi_dot", "chain_matmul")
+    ),
     **dict.fromkeys(("grouped_mm", "_grouped_mm"), 2),
     **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d"), 2),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), 2),

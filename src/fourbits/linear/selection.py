@@ -72,7 +72,11 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def require_matches(
-    option: str, patterns: Iterable[str], names: Sequence[str], what: str, others: Mapping[str, str] | None = None
+    option: str,
+    patterns: Iterable[str],
+    names: Sequence[str],
+    what: str,
+    others: Mapping[str, str] | None = None,
 ) -> None:
     """Raises ValueError for a pattern that matches none of the names, or the modules around them.
 

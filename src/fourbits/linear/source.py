@@ -12,6 +12,12 @@ from typing import Any, NamedTuple
 
 #: names of methods that read weights without multiplying by them
 _NOT_COMPUTING = re.compile(r"init|reset|tie_|repr|state_dict|^_?load|^_?save|__setstate__|__getstate__")
+#: modules whose classes load, save and drive models, and compute nothing with their layers; large ones
+_DRIVES_MODELS = (
+    ("torch", "builtins", "fourbits", "lightning", "pytorch_lightning")
+    + ("transformers.modeling_utils", "transformers.generation", "transformers.integrations")
+    + ("transformers.utils",)
+)
 
 
 class Source(NamedTuple):
@@ -27,7 +33,7 @@ def computing_methods(cls: type) -> Iterator[Source]:
     """
     overridden = set[str]()
     for base in cls.__mro__:
-        if base.__module__.partition(".")[0] in ("torch", "builtins", "fourbits"):
+        if f"{base.__module__}.".startswith(tuple(f"{name}." for name in _DRIVES_MODELS)):
             continue
         hidden = set[str]()
         for method in getattr(_parsed(base), "body", []):

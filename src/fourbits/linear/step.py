@@ -108,8 +108,8 @@ def _require_converted(parts: Sequence[nn.Module]) -> None:
     """Raises ValueError if `convert` was called on none of the parts, nor on a model inside one."""
     if not any(was_converted(part) for part in parts):
         raise ValueError(
-            f"set_step: model must have been converted, got a {type(parts[0]).__name__} that fourbits.convert "
-            'was not called on. Call fourbits.convert(model, recipe) first; recipe "bf16" leaves it as it is.'
+            f"set_step: model must have been converted, got a {type(parts[0]).__name__} that convert was not "
+            'called on. Call fourbits.convert(model, recipe) first; recipe "bf16" leaves it as it is.'
         )
 
 

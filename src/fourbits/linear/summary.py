@@ -117,7 +117,9 @@ class ConversionSummary:
         counts = Counter((row.layers, row.precision, row.reason) for row in self.rows)
         lines = [f"recipe {self.recipe} ({self.digest})"]
         kinds = [_counted(n, layers) for (layers, *_), n in counts.items()]
-        width = max(len(kind) for kind in ("linear layers", *kinds, *(["not counted"] if self.others else [])))
+        width = max(
+            len(kind) for kind in ("linear layers", *kinds, *(["not counted"] if self.others else []))
+        )
         lines += [
             f"  {n:4d} {kind:<{width}} {precision:<8} {reason}"
             for kind, ((_, precision, reason), n) in zip(kinds, counts.items(), strict=True)

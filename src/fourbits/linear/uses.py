@@ -1,4 +1,4 @@
-"""What the methods of a module's class do with what the module holds: call it, read its weight, multiply by it.
+"""What a module's class does with what the module holds: call it, read its weight, multiply by it.
 
 Functions, methods and autograd functions that a method passes modules or parameters to are read, too, where
 their source is known. Elsewhere what is passed on counts as called.
@@ -21,11 +21,12 @@ from fourbits.linear.source import Source, computing_methods, source_of
 _DEEPEST = 3
 #: functions that look at their argument without computing with it
 _LOOK = frozenset(
-    "isinstance hasattr getattr setattr len type id print str repr enumerate zip list tuple reversed iter sorted "
-    "cast callable issubclass range".split()
+    ("isinstance", "hasattr", "getattr", "setattr", "len", "type", "id", "print", "str")
+    + ("repr", "enumerate", "zip", "list", "tuple", "reversed", "iter", "sorted", "cast")
+    + ("callable", "issubclass", "range")
 )
 #: attributes of a layer that are no tensors, or none that a product reads
-_PLAIN = frozenset("bias in_features out_features training weight_dtype nf".split())
+_PLAIN = frozenset(["bias", "in_features", "out_features", "training", "weight_dtype", "nf"])
 
 
 class Uses(NamedTuple):
@@ -52,14 +53,15 @@ def uses_of(cls: type[nn.Module]) -> Uses:
     return found
 
 
-def reached(module: nn.Module, path: Path) -> Iterator[Any]:
+def reached(module: Any, path: Path) -> Iterator[Any]:
     """The modules and parameters that a path leads to; a path ends at a parameter."""
     if not path or not isinstance(module, nn.Module):
         yield module
         return
-    key, inside = path[0], {**module._modules, **module._parameters}
+    held = vars(module)
+    key, inside = path[0], {**held["_modules"], **held["_parameters"]}
     if "parametrizations" in inside:
-        inside |= {name: each for name, each in inside["parametrizations"]._modules.items() if name not in inside}
+        inside = {**vars(inside["parametrizations"])["_modules"], **inside}
     chosen = [each for name, each in inside.items() if fnmatch.fnmatchcase(name, key)]
     for each in chosen:
         if each is not None:

@@ -1,9 +1,9 @@
 """Every parameter of a model that a matrix multiplication reads, whether or not it can be quantized.
 
 Linear layers are known by their class. Other parameters are listed, with the reason for which they stay in
-high precision, if the source of a class multiplies by them, or if their shape and name are those of a matrix.
-All that is left is in `other_parameters`: embedding tables, norms, depthwise convolutions, and what seems to be
-added or looked up. So a parameter of two or more dimensions is in one of the two, whatever it is called.
+high precision, if the source of a class multiplies by them, or if their shape and name are those of a
+matrix. All that is left is in `other_parameters`: embedding tables, norms, depthwise convolutions, and what
+seems to be added or looked up. So a parameter of two or more dimensions is in one of the two in any case.
 """
 
 import re
@@ -111,7 +111,9 @@ def named_modules(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
     """What matrix multiplications read, in the order of the modules; each other parameter once."""
     multiplied, seen = multiplied_parameters(modules), set[int]()
-    layers = {name: [_with_readers(each, multiplied) for each in _layers(name, module)] for name, module in modules}
+    layers = {
+        name: [_with_readers(each, multiplied) for each in _layers(name, module)] for name, module in modules
+    }
     for weight in (weight for found in layers.values() for weight in found):
         seen |= {id(parameter) for parameter in weight.covered}
     weights: list[Weight] = []
@@ -127,14 +129,14 @@ def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]
 
 def _with_readers(layer: Weight, multiplied: Mapping[int, str]) -> Weight:
     """The layer, with the class that multiplies by its weight besides, such as a tied decoder."""
-    by = multiplied.get(id(layer.module._parameters.get("weight")), "")
+    by = multiplied.get(id(vars(layer.module)["_parameters"].get("weight")), "")
     if layer.kind not in ("linear", "transposed") or not by:
         return layer
     return replace(layer, why=f"{by} also multiplies by this weight, in high precision")
 
 
 def linear_layers(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
-    """Linear layers, groups of them and stacked weights: what can be quantized, in the order of the modules."""
+    """What can be quantized, in the order of the modules: linear layers, groups of them, stacked weights."""
     return [weight for name, module in modules for weight in _layers(name, module)]
 
 
@@ -145,8 +147,8 @@ def other_parameters(
     seen = {id(parameter) for weight in weights for parameter in weight.covered}
     found: list[tuple[str, nn.Parameter, str]] = []
     for name, module in modules:
-        for own, parameter in module._parameters.items():
-            if parameter is not None and _is_matrix(parameter) and id(parameter) not in seen:
+        for own, parameter in module.named_parameters(recurse=False):
+            if _is_matrix(parameter) and id(parameter) not in seen:
                 seen.add(id(parameter))
                 found.append((_label(name, own)[0], parameter, _what(module, own)))
     return found
@@ -174,27 +176,25 @@ def _stacked(name: str, module: nn.Module, found: Mapping[str, bool]) -> Iterato
 
 
 def _others(name: str, module: nn.Module, multiplied: Mapping[int, str]) -> Iterator[Weight]:
-    """Parameters of a module that products read, or seem to. multiplied: as `multiplied_parameters` has it."""
+    """Parameters of a module that products read, or seem to. multiplied: see `multiplied_parameters`."""
     if isinstance(module, _CONVOLUTIONS + _TRANSPOSED):
         weight: Any = module.weight
         if not _is_depthwise(module) and not is_lazy(weight):
             shape = (weight.shape[0], weight[0].numel())
             yield Weight(f"{name}.weight".lstrip("."), module, "other", shape, "convolution")
-    for own, parameter in module._parameters.items():
-        if parameter is None or is_lazy(parameter) or not parameter.is_floating_point() or parameter.dim() < 2:
+    for own, parameter in module.named_parameters(recurse=False):
+        convolves = own == "weight" and isinstance(module, _CONVOLUTIONS + _TRANSPOSED)
+        if convolves or is_lazy(parameter) or not parameter.is_floating_point() or parameter.dim() < 2:
             continue
-        if own == "weight" and isinstance(module, _CONVOLUTIONS + _TRANSPOSED):
-            continue
-        by, shape = multiplied.get(id(parameter), ""), [size for size in parameter.shape if size != 1]
-        taps = parameter.dim() > 2 and parameter.shape[-1] < SMALLEST_SIDE
-        by = "" if parameter.dim() > 2 and parameter.shape[1] == 1 else by  # a kernel for each channel
-        known = isinstance(module, _LOOKED_UP + _NORMS) and own == "weight"
         where, label = _label(name, own)
-        looks_like_one = not known and not taps and not _NOT_MULTIPLIED.search(label)
-        if by or (looks_like_one and len(shape) > 1):
-            rows, columns = torch.Size(shape[:-1]).numel(), [1, *shape][-1]
-            why = _why(module, own, 2 if taps else len(shape), by)
-            yield Weight(where, module, "other", (rows, columns), why, own)
+        sides = [size for size in parameter.shape if size != 1]
+        taps = parameter.dim() > 2 and parameter.shape[-1] < SMALLEST_SIDE
+        per_channel = parameter.dim() > 2 and parameter.shape[1] == 1  # a kernel for each channel
+        by = "" if per_channel else multiplied.get(id(parameter), "")
+        known = taps or (own == "weight" and isinstance(module, _LOOKED_UP + _NORMS))
+        if by or (len(sides) > 1 and not known and not _NOT_MULTIPLIED.search(label)):
+            shape = torch.Size(sides[:-1]).numel(), [1, *sides][-1]
+            yield Weight(where, module, "other", shape, _why(module, own, 2 if taps else len(sides), by), own)
 
 
 def _label(name: str, own: str) -> tuple[str, str]:
