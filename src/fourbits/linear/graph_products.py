@@ -38,12 +38,13 @@ def note_products(node: Any) -> None:
     task: int = torch._C._current_graph_task_id()  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
     if task < 0:
         return
-    if task not in _walked:
+    walked = _walked.get(task)
+    if walked is None:
         _walked.clear()
-        _walked[task] = set()
+        walked = _walked[task] = set()
         engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore
         engine.queue_callback(_walked.clear)
-    _walk(node, _walked[task])
+    _walk(node, walked)
 
 
 def note_products_of(loss: Tensor) -> None:
