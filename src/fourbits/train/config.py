@@ -116,7 +116,10 @@ class TrainConfig:
             raise ValueError(
                 f"exactly one of steps and tokens must be given, got {self.steps}, {self.tokens}."
             )
-        optional = ("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every")
+        optional = (
+            *("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every"),
+            "health_interval",
+        )
         sizes = ("micro_batch_size", "gradient_accumulation", "seq_len", "validation_samples", "log_interval")
         for name in (*sizes, "keep_checkpoints", *optional):
             value: int | None = getattr(self, name)
