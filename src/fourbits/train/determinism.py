@@ -1,0 +1,36 @@
+"""Equal runs have equal bits: the deterministic form of operations whose usual form is not.
+
+On a GPU the backward pass of attention over more than one block of keys, and the gradient of an embedding,
+add with atomic operations, in an order that differs from run to run.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+
+#: cuBLAS is deterministic with workspaces of fixed size; this is the size that PyTorch chooses on Hopper
+_WORKSPACE = ":4096:8"
+
+
+@contextmanager
+def deterministic(wanted: bool, device: str) -> Generator[None]:
+    """Run deterministic operations inside, on a CUDA device if wanted. device: a type, such as cuda.
+
+    An operation without a deterministic form raises RuntimeError, which names it.
+    """
+    if not wanted or device != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACE)
+    before = torch.are_deterministic_algorithms_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it costs a pass over every new tensor
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
