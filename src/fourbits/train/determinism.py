@@ -9,9 +9,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
+from torch.utils import deterministic as torch_setting
 
 #: cuBLAS is deterministic with workspaces of fixed size; this is the size that PyTorch chooses on Hopper
 _WORKSPACE = ":4096:8"
+#: a setting of torch that costs a pass over every new tensor
+_FILL = "fill_uninitialized_memory"
 
 
 @contextmanager
@@ -25,12 +28,12 @@ def deterministic(wanted: bool, device: str) -> Generator[None]:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACE)
     before = torch.are_deterministic_algorithms_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    fills: bool = getattr(torch_setting, _FILL)
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it costs a pass over every new tensor
+    setattr(torch_setting, _FILL, False)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        setattr(torch_setting, _FILL, fills)
