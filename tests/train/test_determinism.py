@@ -23,10 +23,16 @@ def settings():
 )
 def test_operations_are_deterministic_inside_and_as_before_outside(wanted, device, inside, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    before = settings()
-    with pytest.raises(KeyError), deterministic(wanted, device):
-        assert settings() == (before if inside is None else inside)
-        raise KeyError
+    before, seen = settings(), []
+
+    def fails_inside():
+        with deterministic(wanted, device):
+            seen.append(settings())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails_inside()
+    assert seen == [before if inside is None else inside]
     assert settings() == before
 
 
