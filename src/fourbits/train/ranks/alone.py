@@ -78,6 +78,11 @@ class Ranks:
         """The masters that this process updates, by name, of a converted model."""
         return dict(model.named_parameters())
 
+    def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+        """As `share`, of a model on the meta device, whose masters get storage without values."""
+        model.to_empty(device=self.device)
+        return dict(model.named_parameters())
+
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """A micro-batch begins. last: of this rank's in the step, after which gradients are complete."""
 

@@ -85,8 +85,14 @@ class RankGroup(Ranks):
 
     def share(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
         """Shard the model, fill it with its initial weights, and return the masters' shards."""
+        masters = self.cut(model)
+        self.initial_weights = fill(self._parameters, model.config, seed, hashed=self.is_first)
+        return masters
+
+    def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+        """Shard the model, and return the masters' shards, which have storage without values."""
         shard(model, self.mesh, self.config.gradients)
-        self.initial_weights = fill(model, self.device, seed, hashed=self.is_first)
+        model.to_empty(device=self.device)
         self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
         return {name: nn.Parameter(p.to_local().detach()) for name, p in self._parameters.items()}
 
