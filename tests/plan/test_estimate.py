@@ -159,7 +159,7 @@ def test_a_gemm_of_whole_waves_runs_at_its_share_and_others_slower():
 
 
 def test_traffic_is_that_of_the_page_on_several_gpus():
-    # docs/scaling.md: hybrid-12b on a node of 8 gathers twice in 0.29 s, on 64 GPUs in 0.51, on 1,024 in 0.87.
+    # docs/scaling.md: hybrid-12b on 8 GPUs gathers twice in 0.29 s, on 64 in 0.51, on 1,024 in 0.87.
     model = PLAN_12B.config.model
     for shard, expected in ((8, 0.29), (64, 0.51), (1024, 0.87)):
         layout = Layout(shard=shard, micro_batch=1, accumulation=1)
