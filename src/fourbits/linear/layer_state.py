@@ -109,6 +109,11 @@ class Calls:
 class Tap(Protocol):
     """Receives what eager calls of a layer read; see monitor/layer.py."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has seen no call yet."""
+        ...
+
     def forward(
         self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
     ) -> bool:
@@ -157,6 +162,10 @@ class LayerState:
         self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
         #: where the weight arrives quantized, what returns it: see weight_source.py
         self.weight_source: WeightSource | None = None
+        #: whether the source may be called again before the backward pass; what returns the values of the
+        #: weight before it was quantized, for samples of the layer's health
+        self.weight_returns = False
+        self.weight_values: Callable[[Tensor], Tensor] | None = None
         self.weight_spec: OperandSpec | None = None
         #: the phases of the recipe's schedule that concern this layer; None without any
         self.phases: LayerPhases | None = None

@@ -51,6 +51,7 @@ class RanksRequest:
     accumulation: int | None = None
     compile: Literal["none", "regions", "model"] | None = None
     gradients: Literal["fp32", "bf16"] | None = None
+    gather: Literal["packed", "masters"] | None = None
     repeats: int = 5
 
     def config(self) -> RunConfig:
@@ -65,10 +66,10 @@ class RanksRequest:
             "compile": self.compile,
         }
         given = {name: value for name, value in requested.items() if value is not None}
-        parallel = config.parallel
-        if self.gradients is not None:
-            parallel = replace(parallel, gradients=self.gradients)
-        return replace(config, train=replace(config.train, **given), parallel=parallel)
+        shared = {"gradients": self.gradients, "gather": self.gather}
+        shared = {name: value for name, value in shared.items() if value is not None}
+        train, parallel = replace(config.train, **given), replace(config.parallel, **shared)
+        return replace(config, train=train, parallel=parallel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
