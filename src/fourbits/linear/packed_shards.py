@@ -21,13 +21,12 @@ from fourbits.recipe.recipe import GemmTable, table_from_text
 class PackedShards:
     """One rank's shard of a layer's weight, and the whole weight after a gather. It is a weight source."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Linear) -> None:
         """layer: one for which `why_not_packed` finds no reason."""
         state = converted_state(layer)
         assert state is not None
         self.spec: OperandSpec = table_from_text(state.table).fprop.rhs
-        rows, columns = layer.weight.shape
-        self.shape = (int(rows), int(columns))
+        self.shape = (layer.out_features, layer.in_features)
         self._own: QuantizedTensor | None = None
         self._gathered: tuple[Tensor, ...] | None = None
 
@@ -47,8 +46,11 @@ class PackedShards:
     def sent(self) -> tuple[Tensor, ...]:
         """This rank's codes and block scales, uint8. Raises RuntimeError before `pack`."""
         if self._own is None:
-            raise RuntimeError("PackedShards: the weight was gathered before it was quantized. Call pack first.")
-        return self._own.codes.view(torch.uint8), self._own.block_scale.view(torch.uint8)
+            raise RuntimeError(
+                "PackedShards: the weight was gathered before it was quantized. Call pack first."
+            )
+        codes, scale = self._own.codes.contiguous(), self._own.block_scale.contiguous()
+        return codes.view(torch.uint8), scale.view(torch.uint8)
 
     def receive(self, parts: tuple[Tensor, ...]) -> None:
         """The parts of all ranks, one after the other; they may be freed and filled again later."""
@@ -56,7 +58,8 @@ class PackedShards:
 
     def __call__(self, weight: Tensor) -> QuantizedTensor:
         """The whole weight. weight: a tensor of its shape, whose values do not count."""
-        assert self._own is not None and self._gathered is not None, "no weight was gathered"
+        assert self._own is not None
+        assert self._gathered is not None
         if weight.untyped_storage().size():
             weight.untyped_storage().resize_(0)  # of the first gather, which needs a tensor with memory
         codes, scale = self._gathered

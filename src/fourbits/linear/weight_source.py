@@ -26,9 +26,10 @@ def set_weight_source(
     weight [N, K], quantized along axis 1 with the table's fprop.rhs. The weight itself is not read: only its
     shape and dtype count, and it gets the gradient. Where Dgrad does not share Fprop's operand, it
     re-quantizes that, as with source `forward`. returns: whether the source has the same weight before a
-    backward pass, so that eager calls ask it again instead of saving an operand. values: (weight) -> [N, K],
-    the values before they were quantized, for samples of the layer's health; None: the codes' own. Raises ValueError for a layer that is not converted, and for
-    a recipe with corrections, a transform in Fprop, an adaptive layout of W, or GEMMs on FP4 tensor cores.
+    backward pass, so that eager calls ask again and save no operand. values: (weight) -> [N, K], the values
+    before they were quantized, for samples of the layer's health; None: the codes' own. Raises ValueError for
+    a layer that is not converted, and for a recipe with corrections, a transform in Fprop, an adaptive layout
+    of W, or GEMMs on FP4 tensor cores.
     """
     state = state_of(layer, "set_weight_source")
     table = table_from_text(state.table)

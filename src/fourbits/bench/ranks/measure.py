@@ -87,6 +87,8 @@ class RanksRun:
     peak_alone: int | None
     peak: int | None
     traffic: dict[str, Traffic]
+    #: how weights travel, in words
+    gather: tuple[str, ...]
 
     @property
     def efficiency(self) -> float:
@@ -171,6 +173,7 @@ def _run(ranks: Ranks, name: str, recipe: Recipe, config: RunConfig, repeats: in
         peak_alone=None if peak_alone is None else int(found[:, 2].max()),
         peak=None if peak is None else int(found[:, 3].max()),
         traffic=traffic,
+        gather=tuple(ranks.notes()),
     )
 
 

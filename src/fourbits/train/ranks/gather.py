@@ -48,10 +48,12 @@ class Rounded:
     def arrive(self, parts: tuple[Tensor, ...], weight: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The values in FP32, in memory that FSDP2 frees."""
         if weight is None:
-            whole = parts[0].float()
-            return whole, (whole,)
-        weight.data.copy_(parts[0])  # not counted as a change of what autograd saved
-        return weight, ()
+            found = parts[0].float()
+        else:
+            found = weight
+            found.data.copy_(parts[0])  # not counted as a change of what autograd saved
+        parts[0].untyped_storage().resize_(0)  # FSDP2 gives it memory again before the next gather
+        return found, (found,)
 
 
 class Choice(NamedTuple):
@@ -64,7 +66,9 @@ class Choice(NamedTuple):
     @property
     def word(self) -> str:
         """The form in words."""
-        return {Packed: "as codes and scales", Rounded: "in BF16"}.get(type(self.form), "in FP32")
+        if self.form is None:
+            return "in FP32"
+        return "as codes and scales" if isinstance(self.form, Packed) else "in BF16"
 
 
 def send_short(model: LanguageModel, ranks: int, gather: Gather) -> dict[str, Choice]:

@@ -129,7 +129,7 @@ class RankGroup(Ranks):
         """A whole master. All ranks must call it."""
         shard, shape = self._masters[name].detach(), self._parameters[name].shape
         whole = torch.empty(shape, dtype=shard.dtype, device=shard.device)
-        dist.all_gather_into_tensor(whole, shard.contiguous(), group=self._shards)
+        dist.all_gather(list(whole.chunk(self._shards.size())), shard.contiguous(), group=self._shards)
         return whole
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:

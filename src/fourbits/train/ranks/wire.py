@@ -32,7 +32,7 @@ class Form(Protocol):
     """What of a weight travels."""
 
     def sent(self, shard: Tensor) -> tuple[Tensor, ...]:
-        """What this rank sends of its shard, FP32 [N / ranks, K]: contiguous, one row or block after the other."""
+        """What this rank sends of its shard, FP32 [N / ranks, K]: rows, or rows of blocks, in their order."""
         ...
 
     def arrive(self, parts: tuple[Tensor, ...], weight: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -50,7 +50,7 @@ class Wire(Tensor):
     form: Form
 
     @staticmethod
-    def __new__(cls, shard: Tensor, form: Form) -> "Wire":
+    def __new__(cls: type["Wire"], shard: Tensor, form: Form) -> "Wire":
         """A tensor with the shape of the shard."""
         return Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls,
