@@ -10,6 +10,7 @@ from fourbits.model.lm import LanguageModel
 from fourbits.train import cuda_graph
 from fourbits.train.config import RunConfig
 from fourbits.train.cuda_graph import CapturedGradients
+from fourbits.train.determinism import deterministic
 from fourbits.train.optim import MasterOptimizer
 from fourbits.train.ranks.alone import Ranks, Wishes
 
@@ -89,7 +90,9 @@ class TrainingStep:
         set_step(self.model, next(self._steps))
 
     def _gradients(self, samples: Tensor) -> Tensor:
-        summed, _ = self.model.loss(samples[:, :-1], samples[:, 1:])
-        loss = summed / self.config.train.tokens_per_step
-        loss.backward()
+        train = self.config.train
+        with deterministic(train.deterministic, self.device.type):
+            summed, _ = self.model.loss(samples[:, :-1], samples[:, 1:])
+            loss = summed / train.tokens_per_step
+            loss.backward()
         return loss.detach()
