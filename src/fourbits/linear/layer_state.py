@@ -128,6 +128,11 @@ class Tap(Protocol):
 class LayerState:
     """Table, number, random counter and recipe state of one converted layer."""
 
+    #: whether `weight_source` may be called again before the backward pass; what returns the values of the
+    #: weight before it was quantized, for samples of health
+    weight_returns = False
+    weight_values: Callable[[Tensor], Tensor] | None = None
+
     def __init__(
         self,
         original: type[nn.Module],
@@ -162,10 +167,6 @@ class LayerState:
         self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
         #: where the weight arrives quantized, what returns it: see weight_source.py
         self.weight_source: WeightSource | None = None
-        #: whether the source may be called again before the backward pass; what returns the values of the
-        #: weight before it was quantized, for samples of the layer's health
-        self.weight_returns = False
-        self.weight_values: Callable[[Tensor], Tensor] | None = None
         self.weight_spec: OperandSpec | None = None
         #: the phases of the recipe's schedule that concern this layer; None without any
         self.phases: LayerPhases | None = None
