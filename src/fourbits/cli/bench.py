@@ -142,8 +142,8 @@ def _add_ranks(parser: ArgumentParser) -> None:
         add(option, type=int, metavar="N", help=text)
     text = "like train.compile; default: the preset's"
     add("--compile", choices=("none", "regions", "model"), help=text)
-    text = "like parallel.gradients; default: the preset's"
-    add("--gradients", choices=("fp32", "bf16"), help=text)
+    for name, choices in (("gradients", ("fp32", "bf16")), ("gather", ("packed", "masters"))):
+        add(f"--{name}", choices=choices, help=f"like parallel.{name}; default: the preset's")
 
 
 def _add_hf(parser: ArgumentParser) -> None:

@@ -71,7 +71,7 @@ class Session:
         self.trainer = Trainer(config, data, torch_device, ranks)
         self.ranks = ranks = self.trainer.ranks
         self._sizes = data.sizes()
-        for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition()):
+        for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition(), *ranks.notes()):
             if note:
                 listener.note(note)
         needed = self.trainer.checkpoint_bytes()

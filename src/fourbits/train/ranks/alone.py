@@ -83,6 +83,13 @@ class Ranks:
         model.to_empty(device=self.device)
         return dict(model.named_parameters())
 
+    def weights_changed(self) -> None:
+        """Weights may have been written since the last forward pass. All ranks must call it."""
+
+    def notes(self) -> list[str]:
+        """What the log should say of how weights travel."""
+        return []
+
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """A micro-batch begins. last: of this rank's in the step, after which gradients are complete."""
 
