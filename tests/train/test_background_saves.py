@@ -1,6 +1,7 @@
 """A save in the background is that of the moment it began, complete or absent; its failure is not lost."""
 
 import errno
+import signal
 import threading
 
 import pytest
@@ -131,7 +132,7 @@ def test_the_last_save_is_complete_when_the_run_ends(config, data_cache, tmp_pat
 
     monkeypatch.setattr("fourbits.train.ranks.alone.save_checkpoint", slow)
     stop = StopRequest()
-    stop.signal = 15
+    stop.signal = signal.SIGTERM
     settings = override(config, {"train.background_saves": True})
     summary = run(settings, tmp_path / "run", stop=stop, data_cache=data_cache)
     assert begun.is_set()
