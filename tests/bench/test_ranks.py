@@ -10,7 +10,7 @@ from fourbits.cli.main import main
 from support.torchrun import torchrun
 
 SMALL = """
-model: {vocab_size: 64, d_model: 32, pattern: "*-", d_ffn: 64, num_heads: 2, num_kv_heads: 1, head_dim: 16}
+model: {vocab_size: 64, d_model: 32, pattern: "*-", d_ffn: 64, num_heads: 2, num_kv_heads: 2, head_dim: 16}
 train: {steps: 1, micro_batch_size: 1, gradient_accumulation: 4, seq_len: 32, compile: none}
 """
 
@@ -22,29 +22,56 @@ def small(tmp_path_factory):
     return str(file)
 
 
-def test_two_ranks_are_compared_with_one_and_send_what_sharding_needs(small):
-    ended = torchrun(
-        2,
-        ["bench", "ranks", "--preset", small, "--recipes", "bf16", "nvfp4", "--repeats", "1"]
-        + ["--device", "cpu", "--json"],
-    )
+#: nvfp4 without layers in BF16, so that every weight of a block can travel as codes and scales
+WHOLE = "base: nvfp4\nkeep_bf16: {first_blocks: 0, last_blocks: 0}\n"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    file = tmp_path_factory.mktemp("recipe") / "whole.yaml"
+    file.write_text(WHOLE)
+    return str(file)
+
+
+def measured(small, recipes, gather):
+    words = ["bench", "ranks", "--preset", small, "--recipes", *recipes, "--repeats", "1"]
+    ended = torchrun(2, [*words, "--device", "cpu", "--json", "--gather", gather])
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
+    return json.loads(ended.stdout)
+
+
+#: values of the small model: linear layers of its blocks, their norms, embedding (as many as the head), norm
+LINEAR, NORMS, TABLE, NORM = 4 * 32 * 32 + 2 * 32 * 64, 2 * 32, 64 * 32, 32
+
+
+def gathered(linear, head):
+    """Bytes that a step gathers: blocks twice per micro-batch, the rest once. linear, head: per weight."""
+    return int(2 * (2 * (LINEAR * linear + 4 * NORMS) + TABLE * (4 + head) + 4 * NORM))
+
+
+def test_two_ranks_are_compared_with_one_and_send_what_sharding_needs(small):
+    found = measured(small, ["bf16", "nvfp4"], "masters")
     assert (found["ranks"], found["micro_batches"], found["tokens_per_micro_batch"]) == (2, 2, [1, 32])
+    assert found["parameters"] == LINEAR + NORMS + 2 * TABLE + NORM
     assert [run["recipe"] for run in found["runs"]] == ["bf16", "nvfp4"]
-    embedding_and_head, norm = 2 * 64 * 32, 32
-    root, blocks = embedding_and_head + norm, found["parameters"] - embedding_and_head - norm
     for run, bar in zip(found["runs"], found["bars"], strict=True):
         assert bar["value"] == pytest.approx(run["tokens_per_second"] / run["tokens_per_second_alone"])
         assert run["tokens_per_second"] == pytest.approx(2 * 64 / run["seconds"])
-        sums = run["traffic"]["reduce_scatter"]
+        sums, gathers = run["traffic"]["reduce_scatter"], run["traffic"]["all_gather"]
         # FP32 gradients of every parameter, once per step: of two blocks, and of the rest
-        assert (sums["calls"], sums["whole"]) == (3, 4 * found["parameters"])
-        assert 2 * sums["own"] == sums["whole"]
-        gathers = run["traffic"]["all_gather"]
-        # FP32 masters of the blocks twice per micro-batch, except that the last block stays; of the rest once
-        assert gathers["whole"] <= 2 * (2 * 4 * blocks + 4 * root)
-        assert gathers["whole"] >= 2 * (4 * blocks + 4 * root)
+        assert (sums["calls"], sums["whole"], 2 * sums["own"]) == (3, 4 * found["parameters"], sums["whole"])
+        assert (gathers["calls"], gathers["whole"]) == (2 * (2 * 2 + 1), gathered(4, 4))
+        assert 2 * gathers["own"] == gathers["whole"]
+
+
+def test_weights_in_blocks_of_16x16_travel_in_a_quarter_of_the_bytes_of_bf16(small, whole):
+    """Half a byte per value, a byte per 256 of them: 3.97 times fewer than BF16, as the profiler counts."""
+    found = measured(small, ["bf16", whole], "packed")
+    counts = [run["traffic"]["all_gather"]["whole"] for run in found["runs"]]
+    assert counts == [gathered(2, 2), gathered(1 / 2 + 1 / 256, 2)]
+    rest = gathered(0, 2)
+    assert (counts[0] - rest) / (counts[1] - rest) >= 3.9
+    assert "as codes and scales" in found["runs"][1]["gather"][0]
 
 
 def event(name, cat, dims=(), kinds=(), dur=0.0):

@@ -72,18 +72,20 @@ class TrainConfig:
     ranks together. The run
     has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
     None validates or saves only at the end. save_every_minutes: also save after so much time.
-    keep_checkpoints: the newest that stay; keep_every: those of multiples of this step stay, too. time_limit:
+    keep_checkpoints: the newest that stay; keep_every: those of multiples of this step stay, too.
+    background_saves: training waits for a copy in the host's memory only, which is written while it goes on.
+    time_limit:
     minutes after which the run saves and ends, to be resumed. validation_samples: sequences per source.
     backend: the GEMM backend; "native" uses the FP4 tensor cores of Blackwell, which "auto" selects if they
     pass a self-check. compile: "regions" compiles everything but the linear layers once per process, "model"
     the whole model. cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does
-    not depend on past steps, with the same bits. deterministic: on a GPU, use the deterministic form of each
-    operation, without which equal runs differ in their bits. activation_checkpointing: "full" saves only the
-    input of every block and recomputes the block in the backward pass, with the same bits; "selective" does
-    so in every second block. non_finite: stop the run or skip the step when the loss or a gradient is NaN or
-    infinite; the update is skipped in either case. spike: what to do with a step whose loss is far above
-    those before it (spikes.py): nothing, report it, or skip its update. sinks: where metrics go besides
-    metrics.jsonl, "tensorboard", "wandb" or a registered name.
+    not depend on past steps, with the same bits. deterministic: on a GPU, forbid operations whose sums depend
+    on the order in which threads finish, such as the usual backward pass of attention (docs/running.md).
+    activation_checkpointing: "full" saves only the input of every block and recomputes the block in the
+    backward pass, with the same bits; "selective" does so in every second block. non_finite: stop the run or
+    skip the step when the loss or a gradient is NaN or infinite; the update is skipped in either case. spike:
+    what to do with a step whose loss is far above those before it (spikes.py): nothing, report it, or skip
+    its update. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
     health_interval: steps between samples of the layers' health (docs/health.md), null for none.
     """
 
@@ -99,6 +101,7 @@ class TrainConfig:
     save_every_minutes: float | None = None
     keep_checkpoints: int = 2
     keep_every: int | None = None
+    background_saves: bool = False
     time_limit: float | None = None
     non_finite: Literal["stop", "skip"] = "stop"
     spike: Literal["off", "report", "skip"] = "report"
@@ -108,7 +111,7 @@ class TrainConfig:
     threads: int | None = None
     compile: Literal["none", "regions", "model"] = "regions"
     cuda_graph: bool = True
-    deterministic: bool = True
+    deterministic: bool = False
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     log_interval: int = 10
     health_interval: int | None = 500

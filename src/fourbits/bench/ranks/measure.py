@@ -51,6 +51,7 @@ class RanksRequest:
     accumulation: int | None = None
     compile: Literal["none", "regions", "model"] | None = None
     gradients: Literal["fp32", "bf16"] | None = None
+    gather: Literal["packed", "masters"] | None = None
     repeats: int = 5
 
     def config(self) -> RunConfig:
@@ -65,10 +66,10 @@ class RanksRequest:
             "compile": self.compile,
         }
         given = {name: value for name, value in requested.items() if value is not None}
-        parallel = config.parallel
-        if self.gradients is not None:
-            parallel = replace(parallel, gradients=self.gradients)
-        return replace(config, train=replace(config.train, **given), parallel=parallel)
+        shared = {"gradients": self.gradients, "gather": self.gather}
+        shared = {name: value for name, value in shared.items() if value is not None}
+        train, parallel = replace(config.train, **given), replace(config.parallel, **shared)
+        return replace(config, train=train, parallel=parallel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,8 @@ class RanksRun:
     peak_alone: int | None
     peak: int | None
     traffic: dict[str, Traffic]
+    #: how weights travel, in words
+    gather: tuple[str, ...]
 
     @property
     def efficiency(self) -> float:
@@ -170,6 +173,7 @@ def _run(ranks: Ranks, name: str, recipe: Recipe, config: RunConfig, repeats: in
         peak_alone=None if peak_alone is None else int(found[:, 2].max()),
         peak=None if peak is None else int(found[:, 3].max()),
         traffic=traffic,
+        gather=tuple(ranks.notes()),
     )
 
 

@@ -71,6 +71,8 @@ class TrainingStep:
         for micro_batch in range(train.gradient_accumulation):
             first = micro_batch * train.micro_batch_size * train.seq_len
             set_step(self.model, number, first, ranks.reduce, same_weights=micro_batch > 0)
+            if micro_batch == 0:
+                ranks.weights_changed()
             ranks.before_backward(self.model, micro_batch + 1 == train.gradient_accumulation)
             loss = captured(self.samples, micro_batch == 0) if captured else self._gradients(self.samples)
             ranks.add(loss)

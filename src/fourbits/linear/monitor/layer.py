@@ -52,6 +52,11 @@ class LayerTap:
         self._parts: dict[str, Sample] = {}
         self._of_x: Tensor | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has seen no call yet."""
+        return self._call is None
+
     @torch.no_grad()
     @uncompiled_quantizers()
     def forward(

@@ -34,8 +34,15 @@ def shard(model: LanguageModel, mesh: DeviceMesh, gradients: Literal["fp32", "bf
 
 
 @torch.no_grad()
-def fill(parameters: Mapping[str, DTensor], config: ModelConfig, seed: int, *, hashed: bool) -> str | None:
-    """Give the parameters of a sharded model their initial weights, each drawn whole and then cut.
+def fill(
+    parameters: Mapping[str, DTensor],
+    masters: Mapping[str, Tensor],
+    config: ModelConfig,
+    seed: int,
+    *,
+    hashed: bool,
+) -> str | None:
+    """Give the masters, this rank's shards of the parameters, their initial weights: drawn whole, then cut.
 
     So they do not depend on the number of ranks. Returns, if `hashed`, the SHA-256 of names and weights.
     """
@@ -44,7 +51,7 @@ def fill(parameters: Mapping[str, DTensor], config: ModelConfig, seed: int, *, h
         whole = initial_value(name, parameter.shape, config, seed)
         if hashed:
             digest.update(name.encode() + whole.contiguous().numpy().tobytes())
-        parameter.to_local().copy_(own_part(parameter, whole))
+        masters[name].copy_(own_part(parameter, whole))
     return digest.hexdigest() if hashed else None
 
 
