@@ -32,7 +32,7 @@ class Recorded(NamedTuple):
 
 
 def recorded(device: torch.device, recipe: Recipe, width: int, tokens: int, steps: int) -> list[Recorded]:
-    """The operands of every quantized linear of a Mamba-2, an attention and two FFN blocks in the last step."""
+    """Operands of every quantized linear of a Mamba-2, an attention and two FFN blocks in the last step."""
     config = ModelConfig(
         vocab_size=_VOCABULARY,
         d_model=width,
@@ -49,6 +49,7 @@ def recorded(device: torch.device, recipe: Recipe, width: int, tokens: int, step
     model = LanguageModel(config, seed=0).to(device)
     convert(model, recipe)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, betas=(0.9, 0.95))
+    found: list[Recorded] = []
     for step in range(steps):
         set_step(model, step)
         optimizer.zero_grad()
