@@ -15,6 +15,7 @@ from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.whole_file import file_sha256
 from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
+from fourbits.train.background import BackgroundSaver
 from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
 from fourbits.train.health_log import HealthLog
@@ -86,7 +87,8 @@ class Session:
         train, resumed = config.train, checkpoint.step if checkpoint else None
         keeper = CheckpointKeeper if ranks.is_first else FollowerKeeper
         self.keeper = keeper(
-            folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save
+            *(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save),
+            background=self._saver(),
         )
         if fork:
             if ranks.is_first and isinstance(fork, Fork):
@@ -111,6 +113,8 @@ class Session:
             try:
                 ended = self._loop(metrics, request)
             except NonFiniteError as error:
+                with contextlib.suppress(Exception):
+                    self.keeper.settle()
                 good = last_good(self.folder.checkpoints, self._first_bad())
                 explained = NonFiniteError(f"{error} {_remedy_of(good)}")
                 self._end_with_error("non-finite", str(explained), good)
@@ -177,11 +181,20 @@ class Session:
                 self._last = Timestamp(self.trainer.device)
             if last:
                 break
+        self.keeper.settle()
         if trainer.step < train.num_steps:
             return "interrupted"
         self._require_good()  # also if all steps were done when the run was resumed
         self.keeper.rotate()
         return "finished"
+
+    def _saver(self) -> BackgroundSaver | None:
+        """What saves in the background, if the run does so. Its memory is allocated here, before any step."""
+        if not self.config.train.background_saves:
+            return None
+        saver = self.ranks.saver()
+        saver.reserve(self.trainer.tensors())
+        return saver
 
     def _wishes(self, request: StopRequest) -> Wishes:
         """What this process was asked since the last time."""
