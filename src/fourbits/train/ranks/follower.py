@@ -36,7 +36,7 @@ class FollowerFolder(RunFolder):
 class FollowerMetrics:
     """The metrics that another rank writes."""
 
-    sha256 = ""
+    sha256, size = "", 0
     skipped_in_a_row = 0
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -61,5 +61,8 @@ class FollowerKeeper(CheckpointKeeper):
     def proved(self, step: int) -> None:
         """Rank 0 removes old ones."""
 
-    def rotate(self) -> None:
+    def rotate(self, finite: int | None = None) -> None:
+        """Rank 0 does it."""
+
+    def return_to(self, step: int, state: Mapping[str, Any]) -> None:
         """Rank 0 does it."""
