@@ -77,13 +77,14 @@ class TrainConfig:
     backend: the GEMM backend; "native" uses the FP4 tensor cores of Blackwell, which "auto" selects if they
     pass a self-check. compile: "regions" compiles everything but the linear layers once per process, "model"
     the whole model. cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does
-    not depend on past steps, with the same bits. activation_checkpointing: "full" saves only the input of
-    every block and recomputes the block in the backward pass, with the same bits; "selective" does so in
-    every second block. non_finite: stop the run, skip the step, or roll back when the loss or a gradient is
-    NaN or infinite; the update is skipped in any case. spike: what to do with a step whose loss is far above
-    those before it (spikes.py): nothing, report it, skip its update, or roll back. rollback_steps: how far at
-    least (rollback.py); max_rollbacks: how often. sinks: where metrics go besides metrics.jsonl,
-    "tensorboard", "wandb" or a registered name.
+    not depend on past steps, with the same bits. deterministic: on a GPU, use the deterministic form of each
+    operation, without which equal runs differ in their bits. activation_checkpointing: "full" saves only the
+    input of every block and recomputes the block in the backward pass, with the same bits; "selective" does
+    so in every second block. non_finite: stop the run, skip the step, or roll back when the loss or a
+    gradient is NaN or infinite; the update is skipped in any case. spike: what to do with a step whose loss
+    is far above those before it (spikes.py): nothing, report it, skip its update, or roll back.
+    rollback_steps: how far at least (rollback.py); max_rollbacks: how often. sinks: where metrics go besides
+    metrics.jsonl, "tensorboard", "wandb" or a registered name.
     health_interval: steps between samples of the layers' health (docs/health.md), null for none.
     """
 
@@ -110,6 +111,7 @@ class TrainConfig:
     threads: int | None = None
     compile: Literal["none", "regions", "model"] = "regions"
     cuda_graph: bool = True
+    deterministic: bool = True
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     log_interval: int = 10
     health_interval: int | None = 500
@@ -119,7 +121,10 @@ class TrainConfig:
             raise ValueError(
                 f"exactly one of steps and tokens must be given, got {self.steps}, {self.tokens}."
             )
-        optional = ("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every")
+        optional = (
+            *("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every"),
+            "health_interval",
+        )
         sizes = ("micro_batch_size", "gradient_accumulation", "seq_len", "validation_samples", "log_interval")
         for name in (*sizes, "keep_checkpoints", "rollback_steps", "max_rollbacks", *optional):
             value: int | None = getattr(self, name)

@@ -13,12 +13,13 @@ from fourbits.train.precision import same_until
 from fourbits.train.schedule import describe_schedule, learning_rate, warmup_steps
 
 # Settings that affect where and how a run executes and what it saves, not the training itself. Only the first
-# seven can change results bitwise.
+# eight can change results bitwise.
 FREE_SETTINGS = (
     "train.device",
     "train.backend",
     "train.threads",
     "train.compile",
+    "train.deterministic",
     "parallel.replicate",
     "parallel.shard",
     "parallel.tensor",

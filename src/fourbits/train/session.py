@@ -73,7 +73,8 @@ class Session:
         self.trainer = Trainer(config, data, torch_device, ranks)
         self.ranks = ranks = self.trainer.ranks
         self._sizes = data.sizes()
-        for note in filter(None, (self.trainer.stream.rounding(), self.trainer.stream.repetition())):
+        notes = (self.trainer.stream.rounding(), self.trainer.stream.repetition(), *ranks.notes())
+        for note in filter(None, notes):
             listener.note(note)
         needed = self.trainer.checkpoint_bytes()
         policy = RollbackPolicy.of(config.train, 0)

@@ -363,6 +363,8 @@ class Trainer:
     def _set_step(self, step: int, micro_batch: int, same_weights: bool) -> None:
         tokens = self.config.train.micro_batch_size * self.config.train.seq_len
         set_step(self.model, step, micro_batch * tokens, self.ranks.reduce, same_weights)
+        if not same_weights:
+            self.ranks.weights_changed()
 
     def _why_eager(self) -> str | None:
         """Why micro-batches are not replayed from CUDA graphs, or None."""

@@ -53,14 +53,26 @@ def part_of(x: Tensor, ranges: list[tuple[int, int]], axis: int) -> Tensor:
     return torch.cat([x.narrow(axis, first, last - first) for first, last in ranges], axis).contiguous()
 
 
-def whole_amax(x: Tensor, spec: OperandSpec, axis: int, key: Tensor) -> Tensor | None:
+def rotation_of(spec: OperandSpec, key: Tensor) -> Tensor | None:
+    """The matrix of an operand's transform, fp32 [rht, rht], from whose right rows are multiplied; None
+    without one. It is read off the quantized identity, all of whose elements have one magnitude.
+    """
+    if not spec.rht:
+        return None
+    identity = torch.eye(spec.rht, dtype=torch.float32, device=key.device)
+    plain = OperandSpec(block=(1, 16), rht=spec.rht, rht_signs=spec.rht_signs)
+    signs = quantize(identity, plain, 1, sr_key=key).dequantize(torch.float32).sign()
+    return signs / spec.rht**0.5
+
+
+def whole_amax(x: Tensor, spec: OperandSpec, axis: int, rotation: Tensor | None) -> Tensor | None:
     """The amax of a whole tensor as an operand contracted over `axis`, fp32 scalar; None if it has none."""
     if not spec.tensor_scaled:
         return None
-    if not spec.rht:
+    if rotation is None:
         return x.abs().amax().to(torch.bfloat16 if spec.source == "bf16" else x.dtype).float()
     rows = x if axis == 1 else x.t()
-    found = [_transformed(chunk.float(), spec, key).abs().amax() for chunk in rows.split(_CHUNK)]
+    found = [_transformed(chunk.float(), rotation).abs().amax() for chunk in rows.split(_CHUNK)]
     return torch.stack(found).amax()
 
 
@@ -70,9 +82,11 @@ def sampled(
     axis: int,
     amax: Tensor | None,
     key: Tensor,
+    rotation: Tensor | None,
     quantized_from: Tensor | None = None,
 ) -> Sample:
-    """Measure a part of an operand, contracted over `axis`. key: int64 [5], of its random bits.
+    """Measure a part of an operand, contracted over `axis`. key: int64 [5], of its random bits; rotation: of
+    its transform.
 
     quantized_from: the values that are quantized, where they are not those of the part itself.
     """
@@ -84,8 +98,8 @@ def sampled(
     q = quantize(part if quantized_from is None else quantized_from, spec, axis, amax=amax, sr_key=key)
     exact = (part.bfloat16() if spec.source == "bf16" else part).float()
     exact, found = (each.t() if axis == 0 else each for each in (exact, q.dequantize(torch.float32)))
-    if spec.rht:
-        exact = _transformed(exact, spec, key)
+    if rotation is not None:
+        exact = _transformed(exact, rotation)
     return Sample(exact, found, _stats(q, exact, found), q.element_codes()[:, : q.contraction_size])
 
 
@@ -137,17 +151,11 @@ def _rounded_off(scales: Tensor, scale: str | None) -> Tensor:
     return step / 2
 
 
-def _transformed(exact: Tensor, spec: OperandSpec, key: Tensor) -> Tensor:
-    """The exact values after the operand's random Hadamard transform, padded to its size.
-
-    The transform is read off the quantized identity, all of whose elements have one magnitude.
-    """
-    size = spec.rht
-    identity = torch.eye(size, dtype=torch.float32, device=exact.device)
-    plain = OperandSpec(block=(1, 16), rht=size, rht_signs=spec.rht_signs)
-    signs = quantize(identity, plain, 1, sr_key=key).dequantize(torch.float32).sign()
+def _transformed(exact: Tensor, rotation: Tensor) -> Tensor:
+    """The exact values after an operand's transform, padded to its size."""
+    size = rotation.shape[0]
     padded = nn.functional.pad(exact, (0, -exact.shape[1] % size))
-    return (padded.unflatten(1, (-1, size)) @ (signs / size**0.5)).flatten(1)
+    return (padded.unflatten(1, (-1, size)) @ rotation).flatten(1)
 
 
 def _in_blocks(x: Tensor, size: tuple[int, int]) -> Tensor:

@@ -78,6 +78,18 @@ class Ranks:
         """The masters that this process updates, by name, of a converted model."""
         return dict(model.named_parameters())
 
+    def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+        """As `share`, of a model on the meta device, whose masters get storage without values."""
+        model.to_empty(device=self.device)
+        return dict(model.named_parameters())
+
+    def weights_changed(self) -> None:
+        """Weights may have been written since the last forward pass. All ranks must call it."""
+
+    def notes(self) -> list[str]:
+        """What the log should say of how weights travel."""
+        return []
+
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """A micro-batch begins. last: of this rank's in the step, after which gradients are complete."""
 

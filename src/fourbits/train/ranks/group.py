@@ -21,10 +21,12 @@ from fourbits.train.checkpoint import Checkpoint, Tensors, open_tensors
 from fourbits.train.parallel import ParallelConfig, mesh_shape
 from fourbits.train.ranks.alone import Ranks, StepSums, Wishes
 from fourbits.train.ranks.failure import FAILED, OtherRankError
+from fourbits.train.ranks.gather import Choice, Packed, describe, send_short
 from fourbits.train.ranks.launcher import Place
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
 from fourbits.train.ranks.shards import collect_gradients, completes_gradients, fill, own_part, shard
 from fourbits.train.ranks.watch import Watch
+from fourbits.train.ranks.wire import plain
 
 T = TypeVar("T")
 
@@ -56,6 +58,8 @@ class RankGroup(Ranks):
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
         self._shards = self.mesh.get_group("shard")
         self._parameters: dict[str, DTensor] = {}
+        self._masters: dict[str, nn.Parameter] = {}
+        self._choices: dict[str, Choice] = {}
         self._agreements = 0
         self._losses: list[Tensor] = []
 
@@ -85,10 +89,48 @@ class RankGroup(Ranks):
 
     def share(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
         """Shard the model, fill it with its initial weights, and return the masters' shards."""
+        masters = self.cut(model)
+        drawn = fill(self._parameters, masters, model.config, seed, hashed=self.is_first)
+        self.initial_weights = drawn
+        return masters
+
+    def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+        """Shard the model, and return the masters' shards, which have storage without values."""
+        if self.config.gather == "packed":
+            self._choices = send_short(model, self._shards.size(), self._whole)
         shard(model, self.mesh, self.config.gradients)
-        self.initial_weights = fill(model, self.device, seed, hashed=self.is_first)
+        model.to_empty(device=self.device)
         self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
-        return {name: nn.Parameter(p.to_local().detach()) for name, p in self._parameters.items()}
+        shards = {name: plain(p.to_local().detach()) for name, p in self._parameters.items()}
+        self._masters = {name: nn.Parameter(shard) for name, shard in shards.items()}
+        return self._masters
+
+    @torch.no_grad()
+    def weights_changed(self) -> None:
+        """Quantize this rank's shards of the weights that travel so, with the amaxes of all shards.
+
+        One all-reduce for all of them; bits of amaxes have the order of the amaxes, with NaN largest.
+        """
+        packed = {name: each.form for name, each in self._choices.items() if isinstance(each.form, Packed)}
+        if not packed:
+            return
+        own = [form.weight.own_amax(self._masters[name].detach()) for name, form in packed.items()]
+        bits = torch.stack(own).abs().view(torch.int32)
+        dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=self._shards)
+        for (name, form), amax in zip(packed.items(), bits.view(torch.float32).unbind(), strict=True):
+            form.weight.pack(self._masters[name].detach(), amax)
+
+    def notes(self) -> list[str]:
+        """How weights travel, for the log."""
+        return describe(self._choices)
+
+    @torch.no_grad()
+    def _whole(self, name: str) -> Tensor:
+        """A whole master. All ranks must call it."""
+        shard, shape = self._masters[name].detach(), self._parameters[name].shape
+        whole = torch.empty(shape, dtype=shard.dtype, device=shard.device)
+        dist.all_gather(list(whole.chunk(self._shards.size())), shard.contiguous(), group=self._shards)
+        return whole
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """Sum gradients over ranks after the last micro-batch only."""
@@ -191,6 +233,7 @@ class RankGroup(Ranks):
             "ranks": self.world,
             "mesh": {"replicate": replicate, "shard": shard},
             "gradients": self.config.gradients,
+            "gather": self.config.gather,
         }
 
     def _reduced(self, values: Tensor, how: Literal["max", "sum"]) -> Tensor:

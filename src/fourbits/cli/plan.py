@@ -1,0 +1,90 @@
+"""Plan a run on a cluster before it is paid for: memory, layout, time, energy, cost, checkpoints.
+
+CONFIG is a preset or a YAML file; settings change it, as in `fourbits train`. Every figure is predicted, from
+data sheets and declared efficiencies; docs/plan.md shows how far such predictions were from measurements.
+"""
+
+import json
+from argparse import ArgumentParser, Namespace
+
+from fourbits.cli.plan_tables import plan_tables, published_table
+from fourbits.compare.terminal import print_table
+from fourbits.plan.estimate import Plan, Prices, plan_run
+from fourbits.plan.gpus import GPUS, find_gpu
+from fourbits.plan.plain import plain_plan
+from fourbits.plan.published import CASES, predict
+from fourbits.plan.rates import DECLARED
+from fourbits.train.config import load_config
+from fourbits.train.presets import RUN_PRESETS
+
+EXAMPLE = "fourbits plan hybrid-12b --gpu gb200 --gpus 736 --price 4"
+OVERRIDES = True
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("config", metavar="CONFIG", nargs="?", help="a preset or a .yaml file")
+    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")
+    add("--gpus", type=int, default=1, metavar="N", help="how many (default: 1)")
+    add("--recipe", metavar="NAME", help="a shipped recipe or a .yaml file")
+    add("--price", type=_price, metavar="P", help="what an hour of one GPU costs, in any currency")
+    add("--power-price", type=_price, metavar="P", help="what a kWh costs, if it is paid separately")
+    add("--published", action="store_true", help="show predictions beside published and measured figures")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: Namespace) -> int:
+    """Print the plan, or with --published what plans were worth."""
+    if args.published:
+        return _published(args.json)
+    if args.config is None or args.gpu is None:
+        raise ValueError("plan: needs a CONFIG and --gpu, as in `fourbits plan hybrid-12b --gpu h100`.")
+    plan, prices = planned(args), Prices(gpu_hour=args.price, kwh=args.power_price)
+    if args.json:
+        print(json.dumps(plain_plan(plan, prices), indent=2))
+        return 0
+    for table in plan_tables(args.config, plan, prices):
+        print_table(table)
+        print()
+    return 0
+
+
+def planned(args: Namespace) -> Plan:
+    """The plan that the arguments describe."""
+    overrides = {**args.overrides, **({"recipe": args.recipe} if args.recipe else {})}
+    config = load_config(args.config, RUN_PRESETS, overrides)
+    return plan_run(config, find_gpu(args.gpu), args.gpus, DECLARED)
+
+
+def _published(as_json: bool) -> int:
+    found = [predict(case) for case in CASES]
+    if as_json:
+        print(
+            json.dumps(
+                [
+                    {
+                        "name": each.case.name,
+                        "recipe": each.case.recipe.name,
+                        "gpu": each.case.gpu,
+                        "predicted": each.tokens_per_second,
+                        "measured": each.case.tokens_per_second,
+                        "predicted_gib": each.gib,
+                        "measured_gib": each.case.gib,
+                        "why": each.case.why,
+                    }
+                    for each in found
+                ],
+                indent=2,
+            )
+        )
+    else:
+        print_table(published_table(found))
+    return 0
+
+
+def _price(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
