@@ -13,9 +13,11 @@ from fourbits.plan.assumptions import assumptions
 from fourbits.plan.claims import CLAIMS
 from fourbits.plan.communication import traffic
 from fourbits.plan.estimate import Prices, plan_run
+from fourbits.plan.gathered import gathered
 from fourbits.plan.gpus import GPUS, find_gpu
 from fourbits.plan.layouts import Layout, unsupported
 from fourbits.plan.linears import linear_groups
+from fourbits.plan.machine import Machine
 from fourbits.plan.rates import DECLARED, gemm_seconds, shape_efficiency
 from fourbits.plan.search import layouts, usable_ranks
 from fourbits.plan.software import FOURBITS
@@ -114,6 +116,11 @@ def test_json_and_tables_have_the_same_figures(capsys):
     assert not re.search(r"(?<!not )measured", text)
 
 
+def test_a_simulation_is_shown_on_request(capsys):
+    assert main(["plan", "100m", "--gpu", "h100", "--simulate"]) == 0
+    assert "failures twice as often" in capsys.readouterr().out
+
+
 def test_cost_and_energy_follow_from_time():
     own = PLAN_12B.estimate
     hours = own.seconds / 3600 * 736
@@ -162,6 +169,19 @@ def test_traffic_is_that_of_the_page_on_several_gpus():
     # docs/scaling.md: hybrid-12b on 8 GPUs gathers twice in 0.29 s, on 64 in 0.51, on 1,024 in 0.87.
     model = PLAN_12B.config.model
     for shard, expected in ((8, 0.29), (64, 0.51), (1024, 0.87)):
-        layout = Layout(shard=shard, micro_batch=1, accumulation=1)
-        found = traffic(model, layout, GPUS["h200"], DECLARED, FOURBITS, 8192)
+        layout = Layout(shard=shard, micro_batch=1, accumulation=1, gather="masters")
+        groups = linear_groups(model, get_recipe("nvfp4"))
+        found = traffic(model, groups, layout, Machine(GPUS["h200"], DECLARED, FOURBITS), 8192)
         assert 2 * found.gather == pytest.approx(expected, rel=0.02)
+
+
+def test_packed_gathers_send_4_bits_and_a_scale_per_block():
+    model = PLAN_12B.config.model
+    groups = [g for g in linear_groups(model, get_recipe("nvfp4")) if g.quantized]
+    sent, masters = (
+        gathered(model, groups, Layout(shard=2, micro_batch=1, accumulation=1, gather=gather), FOURBITS)
+        for gather in ("packed", "masters")
+    )
+    weights = sum(group.weights for group in groups)
+    saved = (masters.total - sent.total) / weights
+    assert saved == pytest.approx(4 - (4 + 8 / 256) / 8)

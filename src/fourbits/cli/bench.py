@@ -8,10 +8,12 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from fourbits.bench.calibrate import calibrate
 from fourbits.bench.data import bench_data
 from fourbits.bench.experts import bench_experts
 from fourbits.bench.hf import MODES, SIZES, bench_hf
@@ -27,13 +29,14 @@ from fourbits.bench.timing import Measurements
 from fourbits.cli.bench_tables import model_tables, ranks_table, result_table
 from fourbits.cli.parser import add_action
 from fourbits.compare.terminal import print_table
-from fourbits.train.ranks.alone import Ranks
+from fourbits.plan.calibration import to_json
+from fourbits.train.parallel import ParallelConfig
 from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.launcher import place
 
 EXAMPLE = "fourbits bench linear --json"
-#: the benchmark that torchrun starts
-RANKS = "ranks"
+#: the benchmarks that torchrun may start
+RANKS, CALIBRATE = "ranks", "calibrate"
 
 
 Request = TypeVar("Request", ModelRequest, RanksRequest)
@@ -41,11 +44,11 @@ Request = TypeVar("Request", ModelRequest, RanksRequest)
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One benchmark: what it measures, an example, its own options, and how it runs."""
+    """One benchmark: what it measures, an example, how it runs (None: on ranks), and its own options."""
 
     summary: str
     example: str
-    measure: Callable[[torch.device, Namespace], Measurements]
+    measure: Callable[[torch.device, Namespace], Measurements] | None
     add_options: Callable[[ArgumentParser], None] = lambda parser: None
 
 
@@ -65,6 +68,8 @@ def run(args: Namespace) -> int:
         raise ValueError(
             "--device cuda: torch finds no CUDA device. Use --device cpu, or run `fourbits doctor`."
         )
+    if args.what == CALIBRATE:
+        return _calibrate(args)
     if args.what == RANKS:
         request = _request(RanksRequest, args)
         with joined(request.config().parallel, args.device) as ranks:
@@ -74,10 +79,24 @@ def run(args: Namespace) -> int:
     if (where := place()) is not None and where.world > 1:
         raise ValueError(
             f"bench {args.what}: runs in one process, and torchrun started {where.world}. Use torchrun for "
-            f"fourbits bench {RANKS} only."
+            f"fourbits bench {RANKS} and {CALIBRATE} only."
         )
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return _show(BENCHMARKS[args.what].measure(device, args), args)
+    measure = BENCHMARKS[args.what].measure
+    assert measure is not None, "benchmarks of ranks have returned"
+    return _show(measure(device, args), args)
+
+
+def _calibrate(args: Namespace) -> int:
+    """Measure the rates of this machine, and print or write them."""
+    with joined(ParallelConfig(), args.device) as ranks:
+        found = calibrate(ranks, _print_progress if ranks.is_first else lambda line: None)
+        if ranks.is_first and args.out is not None:
+            args.out.write_text(to_json(found), encoding="utf-8")
+            print(f"{args.out}: use it as in `fourbits plan CONFIG --gpu NAME --calibration {args.out}`")
+        elif ranks.is_first:
+            print(to_json(found), end="")
+    return 0
 
 
 def _show(measured: Measurements, args: Namespace) -> int:
@@ -146,6 +165,10 @@ def _add_ranks(parser: ArgumentParser) -> None:
         add(f"--{name}", choices=choices, help=f"like parallel.{name}; default: the preset's")
 
 
+def _add_calibrate(parser: ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the rates to a file")
+
+
 def _add_hf(parser: ArgumentParser) -> None:
     for option, names in (("sizes", tuple(SIZES)), ("modes", MODES)):
         text = f"{option} to measure, of {', '.join(names)}; default: those for the device"
@@ -200,8 +223,14 @@ BENCHMARKS = {
     RANKS: Benchmark(
         "under torchrun, measure training steps of several ranks against one: speed, memory, bytes sent",
         "fourbits bench ranks --preset transformer-1.2b --recipes bf16 nvfp4",
-        lambda device, args: bench_ranks(Ranks(device), _request(RanksRequest, args)),
+        None,
         _add_ranks,
+    ),
+    CALIBRATE: Benchmark(
+        "measure the rates of this machine for `fourbits plan --calibration`; under torchrun its links, too",
+        "fourbits bench calibrate --out h200.json",
+        None,
+        _add_calibrate,
     ),
     "hf": Benchmark(
         "measure steps of transformers' Llama in a custom training loop: eager, compiled, with CUDA graphs",

@@ -6,14 +6,16 @@ data sheets and declared efficiencies; docs/plan.md shows how far such predictio
 
 import json
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
-from fourbits.cli.plan_tables import plan_tables, published_table
+from fourbits.cli.plan_tables import plan_tables, published_table, simulation
 from fourbits.compare.terminal import print_table
+from fourbits.plan.calibration import calibrated, gpu_of, load_calibration
 from fourbits.plan.estimate import Plan, Prices, plan_run
-from fourbits.plan.gpus import GPUS, find_gpu
+from fourbits.plan.gpus import GPUS, Gpu, find_gpu
 from fourbits.plan.plain import plain_plan
 from fourbits.plan.published import CASES, predict
-from fourbits.plan.rates import DECLARED
+from fourbits.plan.rates import DECLARED, Rates
 from fourbits.train.config import load_config
 from fourbits.train.presets import RUN_PRESETS
 
@@ -30,6 +32,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--recipe", metavar="NAME", help="a shipped recipe or a .yaml file")
     add("--price", type=_price, metavar="P", help="what an hour of one GPU costs, in any currency")
     add("--power-price", type=_price, metavar="P", help="what a kWh costs, if it is paid separately")
+    add("--calibration", type=Path, metavar="FILE", help="rates that bench calibrate measured of this GPU")
+    add("--simulate", action="store_true", help="also simulate the run, with failures and slow GPUs")
     add("--published", action="store_true", help="show predictions beside published and measured figures")
     add("--json", action="store_true", help="print one JSON object")
 
@@ -37,14 +41,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the plan, or with --published what plans were worth."""
     if args.published:
-        return _published(args.json)
+        return _published(args.json, args.calibration)
     if args.config is None or args.gpu is None:
         raise ValueError("plan: needs a CONFIG and --gpu, as in `fourbits plan hybrid-12b --gpu h100`.")
     plan, prices = planned(args), Prices(gpu_hour=args.price, kwh=args.power_price)
     if args.json:
         print(json.dumps(plain_plan(plan, prices), indent=2))
         return 0
-    for table in plan_tables(args.config, plan, prices):
+    for table in (*plan_tables(args.config, plan, prices), *([simulation(plan)] if args.simulate else [])):
         print_table(table)
         print()
     return 0
@@ -54,11 +58,23 @@ def planned(args: Namespace) -> Plan:
     """The plan that the arguments describe."""
     overrides = {**args.overrides, **({"recipe": args.recipe} if args.recipe else {})}
     config = load_config(args.config, RUN_PRESETS, overrides)
-    return plan_run(config, find_gpu(args.gpu), args.gpus, DECLARED)
+    gpu = find_gpu(args.gpu)
+    return plan_run(config, gpu, args.gpus, _rates(args.calibration, gpu))
 
 
-def _published(as_json: bool) -> int:
-    found = [predict(case) for case in CASES]
+def _rates(path: Path | None, gpu: Gpu) -> Rates:
+    return DECLARED if path is None else calibrated(load_calibration(path), gpu)
+
+
+def _published(as_json: bool, calibration: Path | None) -> int:
+    """Of a calibrated GPU only, if a calibration is given."""
+    cases, rates = CASES, DECLARED
+    if calibration is not None:
+        measured = load_calibration(calibration)
+        gpu = gpu_of(measured)
+        rates = calibrated(measured, gpu)
+        cases = tuple(case for case in CASES if case.gpu == gpu.name)
+    found = [predict(case, rates) for case in cases]
     if as_json:
         print(
             json.dumps(

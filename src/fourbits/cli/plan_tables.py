@@ -9,6 +9,7 @@ from fourbits.plan.assumptions import assumptions
 from fourbits.plan.estimate import Estimate, Plan, Prices
 from fourbits.plan.plain import recipes_of
 from fourbits.plan.published import Prediction
+from fourbits.plan.simulate import SEEDS, Cluster, sensitivity
 
 _GIB = 2**30
 #: the least share of a step that the table of parts shows
@@ -190,6 +191,24 @@ def _checkpoints(plan: Plan) -> Table:
         rows.append((f"lost at checkpoint_interval {steps:,}", f"{lost:.1%} of the time"))
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def simulation(plan: Plan) -> Table:
+    """The run simulated, as assumed and with each assumption changed."""
+    step = plan.estimate.step_seconds
+    cluster = Cluster(
+        step=step,
+        steps=plan.config.train.num_steps,
+        interval=max(1, round(plan.failures.best_interval / step)),
+        gpus=plan.estimate.choice.layout.gpus,
+        failures=plan.failures,
+    )
+    found = sensitivity(cluster)
+    title = f"simulated, means of {SEEDS} seeds: without disturbance {long_duration(cluster.steps * step)}"
+    table = _table(title, "assumption", "time", "change")
+    for each in found:
+        table.add_row(each.what, long_duration(each.seconds), f"{each.change:+.1%}")
     return table
 
 

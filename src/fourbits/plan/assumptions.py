@@ -23,7 +23,7 @@ def assumptions(plan: Plan) -> list[str]:
         f"{rates.network:.2f}{where}",
         f"vocabulary of {model.vocab_size:,}: of data.vocab_size and data.model_vocab_size",
         "steps of the configuration, whole ones; no time for validation, health samples or loading data",
-        f"{USABLE:.0%} of the memory usable; weights gathered as FP32, block by block",
+        f"{USABLE:.0%} of the memory usable; weights gathered block by block, as parallel.gather sends them",
         f"{1e6 * LATENCY:.0f} us per rank and ring; sums over copies wait, all other traffic overlaps",
         f"hosts keep GPUs busy unless {1e3 * rates.host_quantized:.2f} ms per quantized layer, "
         f"{1e3 * rates.host_linear:.2f} per other one, say otherwise",

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from fourbits.model.config import ModelConfig
 from fourbits.model.counts import count_parameters
+from fourbits.plan.gathered import gathered
 from fourbits.plan.gpus import Gpu
 from fourbits.plan.layouts import Layout
+from fourbits.plan.linears import LinearGroup
+from fourbits.plan.machine import Machine
 from fourbits.plan.rates import Rates
 from fourbits.plan.software import Software
 
@@ -38,9 +41,11 @@ def bandwidth(gpu: Gpu, rates: Rates, ranks: int) -> float:
 
 
 def traffic(
-    model: ModelConfig, layout: Layout, gpu: Gpu, rates: Rates, software: Software, tokens: int
+    model: ModelConfig, groups: list[LinearGroup], layout: Layout, machine: Machine, tokens: int
 ) -> Traffic:
     """The traffic of a layout. tokens: of a micro-batch."""
+    gpu, rates = machine.gpu, machine.rates
+    sent = gathered(model, groups, layout, machine.software)
     parameters = sum(count_parameters(model).values()) / layout.tensor
     ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model / layout.tensor
     ranks, copies = layout.shard, layout.replicate
@@ -54,12 +59,12 @@ def traffic(
         between = 2 * layout.gradients * parameters / ranks * (copies - 1) / copies / speed
     tensor = 0.0
     if layout.tensor > 1:  # two sums of [tokens, d] in BF16 per branch, forward and backward
-        sent = 2 * 2 * 2.0 * tokens * model.d_model * model.num_residual_branches
-        tensor = sent * (layout.tensor - 1) / layout.tensor / bandwidth(gpu, rates, layout.tensor)
+        summed = 2 * 2 * 2.0 * tokens * model.d_model * model.num_residual_branches
+        tensor = summed * (layout.tensor - 1) / layout.tensor / bandwidth(gpu, rates, layout.tensor)
     return Traffic(
-        gather=software.weight_bytes * parameters * away / rate + waits,
+        gather=sent.total * away / rate + waits,
         reduce=layout.gradients * parameters * away / rate + waits,
-        ends=(software.weight_bytes + layout.gradients) * ends * away / rate,
+        ends=(sent.ends + layout.gradients * ends) * away / rate,
         copies=between,
         tensor=tensor,
     )

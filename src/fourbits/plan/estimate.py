@@ -9,10 +9,11 @@ from fourbits.plan.failures import Failures, failures_of
 from fourbits.plan.gpus import GPUS, Gpu
 from fourbits.plan.layouts import RECOMPUTED, Layout, unsupported
 from fourbits.plan.linears import BF16_TABLE, linear_groups
+from fourbits.plan.machine import Machine
 from fourbits.plan.rates import DECLARED, Rates
 from fourbits.plan.search import Choice, Subject, best_layout
 from fourbits.plan.software import FOURBITS, Software
-from fourbits.plan.step import Machine, linear_seconds, step_of
+from fourbits.plan.step import linear_seconds, step_of
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.config import RunConfig
 from fourbits.train.preset_figures import with_vocabulary

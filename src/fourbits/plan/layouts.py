@@ -15,8 +15,8 @@ class Layout:
     """replicate x shard x tensor GPUs; each group of `tensor` GPUs computes `accumulation` micro-batches of
     micro_batch sequences in a step.
 
-    gradients: bytes of a gradient as it is summed over ranks. recomputed: the share of blocks that the
-    backward pass computes again.
+    gradients: bytes of a gradient as it is summed over ranks; gather: as parallel.gather; recomputed: the
+    share of blocks that the backward pass computes again.
     """
 
     replicate: int = 1
@@ -26,6 +26,7 @@ class Layout:
     accumulation: int
     recomputed: float = 0.0
     gradients: int = 4
+    gather: Literal["packed", "masters"] = "packed"
 
     @property
     def gpus(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fourbits.model.config import ModelConfig
 from fourbits.model.counts import count_parameters
 from fourbits.model.loss import GPU_CHUNK_LOGITS, chunk_length
+from fourbits.plan.gathered import gathered
 from fourbits.plan.gpus import Gpu
 from fourbits.plan.layouts import Layout
 from fourbits.plan.linears import LinearGroup
@@ -66,7 +67,7 @@ def memory_of(
         other_activations=saved.rest * tokens * share
         + 2.0 * model.d_model * tokens * layout.recomputed * blocks,
         kept_weights=kept * _held(layout, blocks),
-        gathered=_gathered(model, parameters, layout, software),
+        gathered=_gathered(model, groups, parameters, layout, software),
         logits=_logits(model, tokens, layout.tensor, loss_chunk),
     )
 
@@ -85,13 +86,16 @@ def _gradients(parameters: float, layout: Layout) -> float:
     return 4 * parameters / layout.shard + (4 * parameters if layout.accumulation > 1 else 0)
 
 
-def _gathered(model: ModelConfig, parameters: float, layout: Layout, software: Software) -> float:
-    """Weights gathered from shards: of two blocks, with one block's gradients, and of embedding and head."""
+def _gathered(
+    model: ModelConfig, groups: list[LinearGroup], parameters: float, layout: Layout, software: Software
+) -> float:
+    """Weights gathered from shards: of two blocks, with one block's gradients, and of both ends in FP32."""
     if layout.shard == 1:
         return 0.0
     ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model / layout.tensor
     block = (parameters - ends) / len(model.pattern)
-    return software.weight_bytes * (2 * block + ends) + 4 * block
+    sent = gathered(model, groups, layout, software).per_block(model)
+    return 2 * sent + software.weight_bytes * ends + 4 * block
 
 
 def _logits(model: ModelConfig, tokens: int, tensor: int, most: int) -> float:

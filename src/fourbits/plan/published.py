@@ -12,10 +12,11 @@ from fourbits.model.presets import MODEL_PRESETS
 from fourbits.plan.gpus import GPUS
 from fourbits.plan.layouts import Layout
 from fourbits.plan.linears import linear_groups
+from fourbits.plan.machine import Machine
 from fourbits.plan.memory import memory_of
 from fourbits.plan.rates import DECLARED, Rates
 from fourbits.plan.software import FOURBITS, MEGATRON, TORCHTITAN, Software
-from fourbits.plan.step import Machine, step_of
+from fourbits.plan.step import step_of
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import KeepBF16, Recipe
 

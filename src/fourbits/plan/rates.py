@@ -44,8 +44,11 @@ class Rates:
     origin: str = "declared"
 
     def gemm_share(self, name: str) -> float:
-        """The share of a format's peak."""
-        return dict(self.gemm_of).get(name, self.gemm if name == "bf16" else self.gemm_low)
+        """The share of a format's peak, or of BF16's for "emulated": operands of few bits in BF16."""
+        found = dict(self.gemm_of)
+        if name == "emulated" and name not in found:
+            name = "bf16"
+        return found.get(name, self.gemm if name in ("bf16", "emulated") else self.gemm_low)
 
 
 DECLARED = Rates()
@@ -73,11 +76,11 @@ def gemm_seconds(
 ) -> float:
     """The time of an [m, k] x [k, n] GEMM: the later of its arithmetic and its bytes.
 
-    formats: of the tensor cores; bytes of an operand's element; bytes of an output's.
+    formats: of the tensor cores, or "emulated"; bytes of an operand's element; bytes of an output's.
     """
     m, n, k = sizes
     name, read, write = formats
-    peak = gpu.peak(name)
+    peak = gpu.peak("bf16" if name == "emulated" else name)
     assert peak is not None, f"{gpu.name} has no tensor cores for {name}"
     flops = 2.0 * m * n * k / (peak * rates.gemm_share(name) * shape_efficiency(gpu, m, n, k))
     moved = (read * (m * k + n * k) + write * m * n) / copy_rate(gpu, rates)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from fourbits.model.config import ModelConfig
 from fourbits.plan.layouts import RECOMPUTED, Layout
 from fourbits.plan.linears import LinearGroup
+from fourbits.plan.machine import Machine
 from fourbits.plan.memory import USABLE, Memory, memory_of
-from fourbits.plan.step import Machine, Step, step_of
+from fourbits.plan.step import Step, step_of
 from fourbits.train.config import RunConfig
 
 #: ranks of tensor parallelism that are tried where nothing fits without it
@@ -98,6 +99,7 @@ def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[Layout]:
                     accumulation=own // micro_batch,
                     recomputed=recomputed,
                     gradients=2 if config.parallel.gradients == "bf16" else 4,
+                    gather=config.parallel.gather,
                 )
 
 

@@ -11,7 +11,8 @@ class Software:
     read the same tensor share its quantized operands; one_read: both operands of a tensor come from one read;
     weight_bytes: of a weight as it is gathered over ranks and read by the quantizer; saves_weights: whether
     quantized weights are kept from the forward to the backward pass; regathers: whether the backward pass
-    gathers weights again; graphs: whether one GPU replays CUDA graphs, without the host.
+    gathers weights again; graphs: whether one GPU replays CUDA graphs, without the host; packs_gathers:
+    whether weights travel quantized where they can.
     """
 
     name: str
@@ -22,11 +23,11 @@ class Software:
     saves_weights: bool = True
     regathers: bool = True
     graphs: bool = True
-    runs: bool = True
+    packs_gathers: bool = False
 
 
 #: the trainer of this project
-FOURBITS = Software(name="fourbits")
+FOURBITS = Software(name="fourbits", packs_gathers=True)
 #: torchtitan with its layers run one operation after the other, linear layers of TransformerEngine
 TORCHTITAN = Software(
     name="torchtitan with TransformerEngine, only the loss compiled",

@@ -9,12 +9,12 @@ from fourbits.model.config import ModelConfig
 from fourbits.model.counts import count_parameters, training_flops
 from fourbits.model.loss import GPU_CHUNK_LOGITS, chunk_length
 from fourbits.plan.communication import traffic, waiting
-from fourbits.plan.gpus import Gpu
+from fourbits.plan.gathered import travels_packed
 from fourbits.plan.layouts import Layout
 from fourbits.plan.linears import LinearGroup, gemms_of, stored_bytes, unit_of
+from fourbits.plan.machine import Machine
 from fourbits.plan.passes import attention_bytes, elementwise_bytes, loss_bytes, quantizer_bytes, tensors_of
-from fourbits.plan.rates import Rates, copy_rate, gemm_seconds
-from fourbits.plan.software import Software
+from fourbits.plan.rates import copy_rate, gemm_seconds
 
 #: the forward pass as a share of forward and backward, by kind of work: what recomputation repeats
 FORWARD = {"gemm": 1 / 3, "attention": 0.3, "elementwise": 0.4, "quantization": 0.4}
@@ -39,15 +39,6 @@ class Step:
         return sum(self.parts.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A GPU, what it reaches, and the program that runs on it."""
-
-    gpu: Gpu
-    rates: Rates
-    software: Software
-
-
 def step_of(
     model: ModelConfig, groups: list[LinearGroup], seq_len: int, layout: Layout, machine: Machine
 ) -> Step:
@@ -64,7 +55,7 @@ def step_of(
         + FORWARD["elementwise"] * parts["norms and elementwise"]
         + FORWARD["quantization"] * parts[QUANTIZATION]
     )
-    found = traffic(model, layout, machine.gpu, machine.rates, machine.software, tokens)
+    found = traffic(model, groups, layout, machine, tokens)
     parts["tensor parallelism"] = found.tensor
     launches = KERNELS * len(model.pattern) + QUANTIZED_KERNELS * sum(g.count for g in groups if g.quantized)
     parts["between kernels"] = launches * machine.rates.launch
@@ -112,9 +103,9 @@ def _gemms(
         for gemm, shape, wgrad in zip(gemms_of(group.table), shapes, (False, False, True), strict=True):
             unit = unit_of(gemm, machine.gpu)
             read = 2.0 if unit == "bf16" else stored_bytes(gemm.lhs)
-            spent = times * gemm_seconds(
-                machine.gpu, machine.rates, shape, (unit, read, 4.0 if wgrad else 2.0)
-            )
+            rate = "emulated" if unit == "bf16" and not gemm.high_precision else unit
+            formats = (rate, read, 4.0 if wgrad else 2.0)
+            spent = times * gemm_seconds(machine.gpu, machine.rates, shape, formats)
             kinds[group.kind] += spent
             low += spent if unit != "bf16" else 0.0
     return dict(kinds), low
@@ -130,17 +121,21 @@ def _shard(group: LinearGroup, ranks: int) -> tuple[int, int]:
 
 
 def _quantization(groups: list[LinearGroup], tokens: int, layout: Layout, machine: Machine) -> float:
-    """Seconds of quantizers in a micro-batch; of W once per step where the operand is kept."""
+    """Seconds of quantizers in a micro-batch; of W once per step where the operand is kept, and of a shard
+    where shards are gathered quantized.
+    """
     total, software = 0.0, machine.software
     for group in groups:
         if not group.quantized:
             continue
         n, k = _shard(group, layout.tensor)
         shared = group.readers if software.shares_inputs else 1
-        kept = software.saves_weights and layout.shard == 1
+        packed = layout.shard > 1 and travels_packed(group, layout, software)
+        kept = (software.saves_weights and layout.shard == 1) or packed
+        cut = layout.shard if packed else 1
         sizes = {
             "X": tokens * k * group.count / shared,
-            "W": n * k * group.count / (layout.accumulation if kept else 1),
+            "W": n * k * group.count / cut / (layout.accumulation if kept else 1),
             "dY": tokens * n * group.count,
         }
         for tensor, operands in tensors_of(group).items():

@@ -77,14 +77,14 @@ class TrainConfig:
     backend: the GEMM backend; "native" uses the FP4 tensor cores of Blackwell, which "auto" selects if they
     pass a self-check. compile: "regions" compiles everything but the linear layers once per process, "model"
     the whole model. cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does
-    not depend on past steps, with the same bits. deterministic: on a GPU, use the deterministic form of each
-    operation, without which equal runs differ in their bits. activation_checkpointing: "full" saves only the
-    input of every block and recomputes the block in the backward pass, with the same bits; "selective" does
-    so in every second block. non_finite: stop the run, skip the step, or roll back when the loss or a
-    gradient is NaN or infinite; the update is skipped in any case. spike: what to do with a step whose loss
-    is far above those before it (spikes.py): nothing, report it, skip its update, or roll back.
-    rollback_steps: how far at least (rollback.py); max_rollbacks: how often. sinks: where metrics go besides
-    metrics.jsonl, "tensorboard", "wandb" or a registered name.
+    not depend on past steps, with the same bits. deterministic: on a GPU, forbid operations whose sums depend
+    on the order in which threads finish, such as the usual backward pass of attention (docs/running.md).
+    activation_checkpointing: "full" saves only the input of every block and recomputes the block in the
+    backward pass, with the same bits; "selective" does so in every second block. non_finite: stop the run,
+    skip the step, or roll back when the loss or a gradient is NaN or infinite; the update is skipped in any
+    case. spike: what to do with a step whose loss is far above those before it (spikes.py): nothing, report
+    it, skip its update, or roll back. rollback_steps: how far at least (rollback.py); max_rollbacks: how
+    often. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
     health_interval: steps between samples of the layers' health (docs/health.md), null for none.
     """
 
@@ -111,7 +111,7 @@ class TrainConfig:
     threads: int | None = None
     compile: Literal["none", "regions", "model"] = "regions"
     cuda_graph: bool = True
-    deterministic: bool = True
+    deterministic: bool = False
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     log_interval: int = 10
     health_interval: int | None = 500

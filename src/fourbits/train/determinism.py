@@ -1,7 +1,7 @@
-"""Equal runs have equal bits: the deterministic form of operations whose usual form is not.
+"""Equal runs have equal bits on a GPU, too, whatever operations PyTorch selects.
 
-On a GPU the backward pass of attention over more than one block of keys, and the gradient of an embedding,
-add with atomic operations, in an order that differs from run to run.
+Its backward pass of attention over long sequences adds in the order in which threads finish, which differs
+from run to run. Everything of ours is deterministic. docs/running.md has the cost.
 """
 
 import os

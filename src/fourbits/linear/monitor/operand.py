@@ -104,39 +104,51 @@ def sampled(
 
 
 def _stats(q: QuantizedTensor, exact: Tensor, found: Tensor) -> Tensor:
-    present = exact != 0
-    at_max, at_zero = _scale_stats(q, exact, present)
-    zeros = _share((found == 0) & present, present)
-    error, signal = (found - exact).square().sum(), exact.square().sum()
-    return torch.stack((at_max, at_zero, zeros, _clipped(q, exact, present), error, signal))
+    """In the order of STATS. Few operations: the host takes longer to start one than a GPU to run it."""
+    magnitude = exact.abs()
+    present = magnitude > 0
+    at_max, at_zero, blocks = _scale_stats(q, magnitude)
+    zeros = ((found == 0) & present).sum(dtype=torch.float32)
+    counts = torch.stack((at_max, at_zero, zeros, _clipped(q, magnitude)))
+    elements = present.sum(dtype=torch.float32)
+    of = torch.stack((blocks, blocks, elements, elements)).clamp(min=1)
+    sums = torch.stack(((found - exact).square().sum(), exact.square().sum()))
+    return torch.cat((counts / of, sums))
 
 
-def _scale_stats(q: QuantizedTensor, exact: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Shares of nonzero blocks whose scale is the largest one, and zero; NaN where no scale saturates."""
+def _scale_stats(q: QuantizedTensor, magnitude: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many of the nonzero blocks have the largest scale, how many zero, and how many nonzero blocks there
+    are. fp32, NaN where no scale saturates.
+    """
     fmt, size = q.spec.block_format, q.spec.block_size
-    unknown = exact.new_full((), torch.nan)
     if size is None or fmt.scale in (None, "fp32", "e8m0"):
-        return unknown, unknown
+        unknown = magnitude.new_full((), torch.nan)
+        return unknown, unknown, unknown
     scales = decode_scales(q.block_scale, fmt)
-    used = _in_blocks(present.float(), size) > 0
-    used = used[: scales.shape[0], : scales.shape[1]]
-    return _share((scales >= fmt.scale_max) & used, used), _share((scales == 0) & used, used)
+    used = _in_blocks(magnitude, size).amax((1, 3)) > 0
+    at_max, at_zero = (
+        (each & used).sum(dtype=torch.float32) for each in (scales >= fmt.scale_max, scales == 0)
+    )
+    return at_max, at_zero, used.sum(dtype=torch.float32)
 
 
-def _clipped(q: QuantizedTensor, exact: Tensor, present: Tensor) -> Tensor:
-    """The share of elements beyond the range of their block's scale; blocks without scale do not count."""
-    fmt, size = q.spec.block_format, q.spec.block_size
+def _clipped(q: QuantizedTensor, magnitude: Tensor) -> Tensor:
+    """How many elements are beyond the range of their block's scale, fp32; not of blocks without scale."""
+    fmt, size, outer = q.spec.block_format, q.spec.block_size, q.spec.outer_size
     assert fmt.element is not None
     if q.spec.rounding == "ms-eden":  # clips by design, and corrects for it
-        return exact.new_full((), torch.nan)
-    shape = exact.shape
-    limit = exact.new_full((), fmt.element.max_value * _ROUNDING)
+        return magnitude.new_full((), torch.nan)
+    limit = magnitude.new_full((), fmt.element.max_value * _ROUNDING)
     if size is not None:
         scales = decode_scales(q.block_scale, fmt)
-        scales = torch.where(scales > 0, scales + _rounded_off(scales, fmt.scale), 0.0)
-        limit = limit * spread(scales, size, shape)
-    limit = limit * spread(q.global_scale, q.spec.outer_size, shape)
-    return _share((exact.abs() > limit) & (limit > 0), present)
+        limit = torch.where(scales > 0, scales + _rounded_off(scales, fmt.scale), torch.inf) * limit
+    if outer is not None:
+        limit = spread(limit, size, magnitude.shape) * spread(q.global_scale, outer, magnitude.shape)
+    else:
+        limit = limit * q.global_scale
+        if size is not None:
+            magnitude, limit = _in_blocks(magnitude, size), limit[:, None, :, None]
+    return (magnitude > limit).sum(dtype=torch.float32)
 
 
 def _rounded_off(scales: Tensor, scale: str | None) -> Tensor:
@@ -159,10 +171,7 @@ def _transformed(exact: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _in_blocks(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """The largest element of each block."""
-    x = nn.functional.pad(x, (0, -x.shape[1] % size[1], 0, -x.shape[0] % size[0]))
-    return x.unflatten(1, (-1, size[1])).unflatten(0, (-1, size[0])).amax((1, 3))
-
-
-def _share(counted: Tensor, of: Tensor) -> Tensor:
-    return counted.sum().to(torch.float32) / of.sum().clamp(min=1)
+    """[R, C] as [blocks down, size, blocks across, size], padded with zeros."""
+    if x.shape[0] % size[0] or x.shape[1] % size[1]:
+        x = nn.functional.pad(x, (0, -x.shape[1] % size[1], 0, -x.shape[0] % size[0]))
+    return x.unflatten(1, (-1, size[1])).unflatten(0, (-1, size[0]))
