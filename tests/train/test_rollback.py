@@ -138,6 +138,13 @@ def test_a_run_that_is_stopped_has_the_bits_of_a_whole_one(train, whole, tmp_pat
     assert content(tmp_path / "cut") == expected
 
 
+@KINDS
+def test_saves_in_the_background_change_no_rollback(train, whole, tmp_path, kind):
+    expected = whole(kind)
+    train("background", background_saves=True)
+    assert content(tmp_path / "background") == expected
+
+
 def killed_at(name, call):
     """Replaces a function of the keeper: the process dies before its `call`-th call, or after it."""
     original, calls = getattr(keeper, name), iter(range(9))
@@ -308,7 +315,7 @@ def test_rotation_leaves_what_a_rollback_needs_and_no_more_than_was_checked(tmp_
     def write(folder, step, files, state):
         (folder / f"step_{step}").mkdir(parents=True)
 
-    kept = CheckpointKeeper(tmp_path, 1, None, None, write, policy)
+    kept = CheckpointKeeper(tmp_path, 1, None, None, write, rollback=policy)
     kept.save(0, {}, {})
     most = 0
     for step in range(1, 4 * max(steps, interval)):

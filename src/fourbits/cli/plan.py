@@ -8,7 +8,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fourbits.cli.plan_tables import plan_tables, published_table, simulation
+from fourbits.cli.plan_tables import plan_tables, published_table, road_table, simulation
 from fourbits.compare.terminal import print_table
 from fourbits.plan.calibration import calibrated, gpu_of, load_calibration
 from fourbits.plan.estimate import Plan, Prices, plan_run
@@ -16,6 +16,7 @@ from fourbits.plan.gpus import GPUS, Gpu, find_gpu
 from fourbits.plan.plain import plain_plan
 from fourbits.plan.published import CASES, predict
 from fourbits.plan.rates import DECLARED, Rates
+from fourbits.plan.road import ROAD
 from fourbits.train.config import load_config
 from fourbits.train.presets import RUN_PRESETS
 
@@ -34,6 +35,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--power-price", type=_price, metavar="P", help="what a kWh costs, if it is paid separately")
     add("--calibration", type=Path, metavar="FILE", help="rates that bench calibrate measured of this GPU")
     add("--simulate", action="store_true", help="also simulate the run, with failures and slow GPUs")
+    add(
+        "--road", action="store_true", help="plan the stages on the road to the 12B run (docs/road-to-12b.md)"
+    )
     add("--published", action="store_true", help="show predictions beside published and measured figures")
     add("--json", action="store_true", help="print one JSON object")
 
@@ -42,6 +46,9 @@ def run(args: Namespace) -> int:
     """Print the plan, or with --published what plans were worth."""
     if args.published:
         return _published(args.json, args.calibration)
+    if args.road:
+        print_table(road_table(ROAD))
+        return 0
     if args.config is None or args.gpu is None:
         raise ValueError("plan: needs a CONFIG and --gpu, as in `fourbits plan hybrid-12b --gpu h100`.")
     plan, prices = planned(args), Prices(gpu_hour=args.price, kwh=args.power_price)

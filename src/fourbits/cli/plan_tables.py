@@ -9,6 +9,7 @@ from fourbits.plan.assumptions import assumptions
 from fourbits.plan.estimate import Estimate, Plan, Prices
 from fourbits.plan.plain import recipes_of
 from fourbits.plan.published import Prediction
+from fourbits.plan.road import Stage
 from fourbits.plan.simulate import SEEDS, Cluster, sensitivity
 
 _GIB = 2**30
@@ -133,10 +134,14 @@ def _recipes(plan: Plan, prices: Prices) -> Table:
             f"{each.mfu:.1%}",
             f"{each.tokens_per_second / base:.2f}x",
             long_duration(each.seconds),
-            f"{each.megawatt_hours:,.3g}",
+            _megawatt_hours(each.megawatt_hours),
             *((f"{cost:,.0f}",) if cost is not None else ()),
         )
     return table
+
+
+def _megawatt_hours(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _units(each: Estimate) -> str:
@@ -217,3 +222,44 @@ def _assumptions(plan: Plan) -> Table:
     for line in assumptions(plan):
         table.add_row(line)
     return table
+
+
+def road_table(stages: Sequence[Stage]) -> Table:
+    """The stages of the road to 12B, planned."""
+    columns = (
+        "stage",
+        "parameters",
+        "tokens",
+        "steps",
+        "GPUs",
+        "layout",
+        "GiB",
+        "step s",
+        "tokens/s",
+        "time",
+    )
+    table = _table("the road to 12B in nvfp4: predicted", *columns, "MWh", "checkpoint every")
+    for stage in stages:
+        table.add_row(*road_row(stage))
+    return table
+
+
+def road_row(stage: Stage) -> tuple[str, ...]:
+    """One stage, in the columns of the table."""
+    plan = stage.plan()
+    own, layout = plan.estimate, plan.estimate.choice.layout
+    interval = max(1, round(plan.failures.best_interval / own.step_seconds))
+    return (
+        stage.preset,
+        short_count(sum(plan.parameters.values())),
+        short_count(plan.tokens),
+        count(plan.config.train.num_steps),
+        f"{stage.gpus} {stage.gpu}",
+        f"{layout.replicate} x {layout.shard}, micro-batch {layout.micro_batch}, {layout.recompute}",
+        f"{own.choice.memory.total / _GIB:.0f}",
+        f"{own.step_seconds:.2f}",
+        count(own.tokens_per_second),
+        long_duration(own.seconds),
+        _megawatt_hours(own.megawatt_hours),
+        f"{count(min(interval, plan.config.train.num_steps))} steps",
+    )

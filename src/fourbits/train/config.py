@@ -72,7 +72,9 @@ class TrainConfig:
     ranks together. The run
     has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
     None validates or saves only at the end. save_every_minutes: also save after so much time.
-    keep_checkpoints: the newest that stay; keep_every: those of multiples of this step stay, too. time_limit:
+    keep_checkpoints: the newest that stay; keep_every: those of multiples of this step stay, too.
+    background_saves: training waits for a copy in the host's memory only, which is written while it goes on.
+    time_limit:
     minutes after which the run saves and ends, to be resumed. validation_samples: sequences per source.
     backend: the GEMM backend; "native" uses the FP4 tensor cores of Blackwell, which "auto" selects if they
     pass a self-check. compile: "regions" compiles everything but the linear layers once per process, "model"
@@ -100,6 +102,7 @@ class TrainConfig:
     save_every_minutes: float | None = None
     keep_checkpoints: int = 2
     keep_every: int | None = None
+    background_saves: bool = False
     time_limit: float | None = None
     non_finite: Literal["stop", "skip", "rollback"] = "stop"
     spike: Literal["off", "report", "skip", "rollback"] = "report"

@@ -29,6 +29,7 @@ FREE_SETTINGS = (
     "train.keep_checkpoints",
     "train.save_every_minutes",
     "train.keep_every",
+    "train.background_saves",
     "train.time_limit",
     "train.non_finite",
     "train.spike",
@@ -37,6 +38,7 @@ FREE_SETTINGS = (
     "train.sinks",
     "train.cuda_graph",
     "train.activation_checkpointing",
+    "parallel.gather",
     "parallel.timeout",
     "recipe.saved_inputs",
 )

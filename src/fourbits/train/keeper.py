@@ -7,11 +7,12 @@ steps nothing is saved: its state is that of the step before the streak, which n
 
 import errno
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fourbits.data.whole_file import FREE_SPACE
+from fourbits.train.background import BackgroundSaver, Write
 from fourbits.train.checkpoint import (
     Tensors,
     amend,
@@ -22,9 +23,6 @@ from fourbits.train.checkpoint import (
     step_of,
 )
 from fourbits.train.rollback import RollbackPolicy
-
-#: writes folder/step_N with the tensors of each part, and its state
-Write = Callable[[Path, int, Mapping[str, Tensors], Mapping[str, Any]], object]
 
 
 class CheckpointKeeper:
@@ -37,25 +35,48 @@ class CheckpointKeeper:
         keep_every: int | None,
         resumed: int | None,
         write: Write = save_checkpoint,
+        background: BackgroundSaver | None = None,
         rollback: RollbackPolicy | None = None,
     ) -> None:
         """keep: newest checkpoints that stay; keep_every: those of multiples of this step stay, too.
 
-        resumed: step of the checkpoint that the run continues from, which has yet to prove good.
-        rollback: those that it may need stay, too.
+        resumed: step of the checkpoint that the run continues from, which has yet to prove good. background:
+        what saves in place of `write`, while training goes on. rollback: those that it may need stay, too.
         """
-        self._write, self.rollback = write, rollback
+        self._write, self._background, self.rollback = write, background, rollback
         self.folder, self.keep, self.keep_every = folder, keep, keep_every
         self._unproved = resumed
 
     def save(self, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
-        """Write the checkpoint of `step`. Raises what `save_checkpoint` raises."""
-        self._write(self.folder, step, files, state)
-        self._unproved = step
+        """Write the checkpoint of `step`, or begin to. Raises what `save_checkpoint` raises.
+
+        In the background, also what the save before this one raised.
+        """
+        if self._background is None:
+            self._write(self.folder, step, files, state)
+            self._unproved = step
+            return
+        self.settle()
+        self._background.start(self.folder, step, files, state)
+
+    def settle(self) -> None:
+        """Wait for a save in the background. Raises what it raised."""
+        self._learn(wait=True)
+
+    def _learn(self, wait: bool) -> bool:
+        """Take notice of a save that has ended, or raise its error. Returns whether none is under way."""
+        if self._background is None:
+            return True
+        saved = self._background.ended(wait=wait)
+        self._unproved = self._unproved if saved is None else saved
+        return not self._background.is_saving
 
     def proved(self, step: int) -> None:
-        """`step` was finite: if a checkpoint of an earlier step waits for this, remove old checkpoints."""
-        if self._unproved is not None and step > self._unproved:
+        """`step` was finite: if a checkpoint of an earlier step waits for this, remove old checkpoints.
+
+        Not during a save, whose unfinished folder looks like one of a killed run.
+        """
+        if self._learn(wait=False) and self._unproved is not None and step > self._unproved:
             self.rotate(step)
 
     def rotate(self, finite: int | None = None) -> None:
@@ -63,6 +84,7 @@ class CheckpointKeeper:
 
         finite: the last step that was finite, if later ones may make the run roll back.
         """
+        self.settle()
         needed: set[int] = set()
         if self.rollback is not None and finite is not None:
             needed = self.rollback.needed(self.saved(), finite)

@@ -15,6 +15,7 @@ from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.whole_file import file_sha256
 from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
+from fourbits.train.background import BackgroundSaver
 from fourbits.train.checkpoint import Checkpoint, open_checkpoint
 from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
@@ -30,6 +31,7 @@ from fourbits.train.precision import phase_name
 from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
+from fourbits.train.records import step_record, validation_record
 from fourbits.train.rollback import RollbackPolicy, Setback
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.starting import start
@@ -108,7 +110,9 @@ class Session:
         self._metrics_sha256, self._metrics_size = state.get("metrics"), state.get("metrics_size")
         keeper = CheckpointKeeper if ranks.is_first else FollowerKeeper
         self.keeper = keeper(
-            folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save, self.rollback
+            *(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save),
+            background=self._saver(),
+            rollback=self.rollback,
         )
         if ranks.is_first and isinstance(fork, Fork):
             copy_records(fork.run.metrics, folder.metrics, self.trainer.step, self._metrics_size)
@@ -125,6 +129,8 @@ class Session:
             try:
                 ended = self._loop(metrics, request)
             except NonFiniteError as error:
+                with contextlib.suppress(Exception):
+                    self.keeper.settle()
                 good = last_good(self.folder.checkpoints, self._first_bad())
                 explained = NonFiniteError(f"{error} {remedy_of(good)}")
                 self._end_with_error("non-finite", str(explained), good)
@@ -174,6 +180,7 @@ class Session:
                 last = self._advance(metrics, request)
             except Setback as setback:
                 self._roll_back(setback, metrics)
+        self.keeper.settle()
         if trainer.step < train.num_steps:
             return "interrupted"
         self._require_good()  # also if all steps were done when the run was resumed
@@ -210,6 +217,7 @@ class Session:
     def _roll_back(self, setback: Setback, metrics: Metrics) -> None:
         """Return to a checkpoint before a step that went wrong, on all ranks, and leave out its data."""
         trainer, self.waiting = self.trainer, None
+        self.keeper.settle()
         to = self._rollback_target(setback)
         rollbacks = trainer.rollbacks.after(setback, to)
         samples = self.config.train.samples_per_step
@@ -243,6 +251,14 @@ class Session:
         if to is None:
             raise policy.error(setback, count, self.folder.checkpoints)
         return to
+
+    def _saver(self) -> BackgroundSaver | None:
+        """What saves in the background, if the run does so. Its memory is allocated here, before any step."""
+        if not self.config.train.background_saves:
+            return None
+        saver = self.ranks.saver()
+        saver.reserve(self.trainer.tensors())
+        return saver
 
     def _wishes(self, request: StopRequest) -> Wishes:
         """What this process was asked since the last time."""
@@ -294,22 +310,8 @@ class Session:
         result = self.trainer.check(pending)
         self._agreed = result.wishes
         seconds, self._last = result.finished.seconds_since(self._last), result.finished
-        rate = self.config.train.tokens_per_step / seconds
-        record: dict[str, Any] = {
-            "kind": "train",
-            "step": result.step,
-            "tokens": result.step * self.config.train.tokens_per_step,
-            "loss": result.loss,
-            "lr": result.lr,
-            "grad_norm": result.grad_norm,
-            "skipped": result.skipped,
-            "saturated": result.saturated,
-            "tokens_per_second": rate,
-            "step_seconds": seconds,
-            "data_seconds": result.data_seconds,
-            "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
-            "memory_bytes": self.memory.read(),
-        }
+        tokens, peak = self.config.train.tokens_per_step, self.peak_tokens_per_second
+        record = step_record(result, tokens, seconds, peak, self.memory.read())
         if self.trainer.recipe.schedule:
             record["phase"] = self._phase(result.step)
         if pending.health is not None and self.health is not None:
@@ -339,20 +341,11 @@ class Session:
 
     def _validate(self, metrics: Metrics) -> None:
         losses = self.trainer.validate()
-        total = losses.pop("loss")
-        step = self.trainer.step
-        record = {"kind": "validation", "step": step, "tokens": step * self.config.train.tokens_per_step}
-        record |= {
-            "val_loss": total.per_token,
-            "val_tokens": total.tokens,
-            "val_bits_per_byte": total.bits_per_byte,
-        }
-        for name, loss in losses.items():
-            record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
+        record = validation_record(self.trainer.step, self.config.train.tokens_per_step, losses)
         self._append(metrics, record)
         self.listener.validation(record)
-        if not math.isfinite(total.per_token):
-            self._validation_failed(total.per_token)
+        if not math.isfinite(loss := losses["loss"].per_token):
+            self._validation_failed(loss)
         self._last = Timestamp(self.trainer.device)
 
     def _validation_failed(self, loss: float) -> None:

@@ -59,10 +59,12 @@ class FollowerKeeper(CheckpointKeeper):
     """Checkpoints that another rank removes. Each rank writes its shards."""
 
     def proved(self, step: int) -> None:
-        """Rank 0 removes old ones."""
+        """Rank 0 removes old ones. Raises what a save in the background raised."""
+        self._learn(wait=False)
 
     def rotate(self, finite: int | None = None) -> None:
-        """Rank 0 does it."""
+        """Rank 0 does it, after this."""
+        self.settle()
 
     def return_to(self, step: int, state: Mapping[str, Any]) -> None:
         """Rank 0 does it."""
