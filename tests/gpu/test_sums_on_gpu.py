@@ -21,6 +21,7 @@ from fourbits.model.lm import LanguageModel
 from fourbits.quant.tensor import unpacked
 from fourbits.recipe.presets import get_recipe
 from model.shapes import random_tokens, small_model
+from support import chain_cases
 from support import tensor_core_cases as cases
 from support.assertions import assert_same_bytes
 from support.eager import eager as eager
@@ -91,6 +92,12 @@ def test_a_gemm_has_the_bits_of_a_cpu(name, sums, kind):
         expected = fb.matmul(a, b, dtype, bias, sums=sums)
         found = fb.matmul(cases.moved(a, GPU), cases.moved(b, GPU), dtype, bias.to(GPU), sums=sums)
         assert_same_bytes(without_payload(found.cpu()), without_payload(expected), f"{M}x{N}x{K}, {dtype}")
+
+
+@pytest.mark.parametrize("name", [name for name, _ in chain_cases.checks(GPU, large=True)])
+def test_the_kernels_have_the_bits_of_the_reference(name):
+    check = dict(chain_cases.checks(GPU, large=True))[name]
+    assert check() == []
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -25,6 +25,7 @@ from fourbits.bench.ranks.measure import RanksMeasurements, RanksRequest, bench_
 from fourbits.bench.ssd import bench_ssd
 from fourbits.bench.steps.model import RECIPES, ModelMeasurements, ModelRequest, bench_model
 from fourbits.bench.steps.step import bench_step
+from fourbits.bench.sums import bench_sums
 from fourbits.bench.timing import Measurements
 from fourbits.cli.bench_tables import model_tables, ranks_table, result_table
 from fourbits.cli.parser import add_action
@@ -201,6 +202,11 @@ BENCHMARKS = {
         "measure a layer of experts by grouped launches, against a grouped GEMM in BF16",
         "fourbits bench experts",
         lambda device, args: bench_experts(device),
+    ),
+    "sums": Benchmark(
+        "measure GEMMs with the sums of an FP4 tensor core, on normal and on recorded operands, against BF16",
+        "fourbits bench sums",
+        lambda device, args: bench_sums(device),
     ),
     "ssd": Benchmark(
         "measure the SSD scan of Mamba-2 and what surrounds it, against compiled torch",

@@ -88,7 +88,7 @@ class RankGroup(Ranks):
 
     def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
         """Shard the model, and return the masters' shards, which have storage without values."""
-        if self.config.gather == "packed":
+        if self.config.gather == "packed" and self._shards.size() > 1:  # else nothing travels
             self._choices = send_short(model, self._shards.size(), self._whole)
         shard(model, self.mesh, self.config.gradients)
         model.to_empty(device=self.device)
