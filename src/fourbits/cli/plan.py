@@ -9,15 +9,18 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fourbits.cli.plan_tables import plan_tables, published_table, road_table, simulation
+from fourbits.compare.report.plan_page import plan_page
 from fourbits.compare.terminal import print_table
 from fourbits.plan.calibration import calibrated, gpu_of, load_calibration
 from fourbits.plan.estimate import Plan, Prices, plan_run
 from fourbits.plan.gpus import GPUS, Gpu, find_gpu
+from fourbits.plan.grid import grid
 from fourbits.plan.plain import plain_plan
 from fourbits.plan.published import CASES, predict
 from fourbits.plan.rates import DECLARED, Rates
 from fourbits.plan.road import ROAD
-from fourbits.train.config import load_config
+from fourbits.train.config import RunConfig, load_config
+from fourbits.train.preset_figures import with_vocabulary
 from fourbits.train.presets import RUN_PRESETS
 
 EXAMPLE = "fourbits plan hybrid-12b --gpu gb200 --gpus 736 --price 4"
@@ -39,6 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--road", action="store_true", help="plan the stages on the road to the 12B run (docs/road-to-12b.md)"
     )
     add("--published", action="store_true", help="show predictions beside published and measured figures")
+    add("--html", type=Path, metavar="FILE", help="write a page with controls for GPUs, precision and prices")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -51,7 +55,10 @@ def run(args: Namespace) -> int:
         return 0
     if args.config is None or args.gpu is None:
         raise ValueError("plan: needs a CONFIG and --gpu, as in `fourbits plan hybrid-12b --gpu h100`.")
-    plan, prices = planned(args), Prices(gpu_hour=args.price, kwh=args.power_price)
+    prices = Prices(gpu_hour=args.price, kwh=args.power_price)
+    if args.html is not None:
+        return _write_page(args, prices)
+    plan = planned(args)
     if args.json:
         print(json.dumps(plain_plan(plan, prices), indent=2))
         return 0
@@ -63,10 +70,22 @@ def run(args: Namespace) -> int:
 
 def planned(args: Namespace) -> Plan:
     """The plan that the arguments describe."""
-    overrides = {**args.overrides, **({"recipe": args.recipe} if args.recipe else {})}
-    config = load_config(args.config, RUN_PRESETS, overrides)
     gpu = find_gpu(args.gpu)
-    return plan_run(config, gpu, args.gpus, _rates(args.calibration, gpu))
+    return plan_run(_config(args), gpu, args.gpus, _rates(args.calibration, gpu))
+
+
+def _config(args: Namespace) -> RunConfig:
+    overrides = {**args.overrides, **({"recipe": args.recipe} if args.recipe else {})}
+    return load_config(args.config, RUN_PRESETS, overrides)
+
+
+def _write_page(args: Namespace, prices: Prices) -> int:
+    gpu, config = find_gpu(args.gpu), with_vocabulary(_config(args))
+    found = grid(config, gpu, args.gpus, _rates(args.calibration, gpu))
+    name = Path(args.config).stem if args.config not in RUN_PRESETS else args.config
+    args.html.write_text(plan_page(name, config, gpu, found, prices), encoding="utf-8")
+    print(f"{args.html}: {len(found.cells)} plans; open it in a browser")
+    return 0
 
 
 def _rates(path: Path | None, gpu: Gpu) -> Rates:

@@ -180,7 +180,7 @@ def _alternatives(config: RunConfig, machine: Machine, layout: Layout) -> dict[s
     for name, share in RECOMPUTED.items():
         for packs in (False, True) if any(group.quantized for group in groups) else (False,):
             text = f"with recomputation {name}, inputs {'packed' if packs else 'in BF16'}"
-            found[text] = subject.choice(replace(layout, recomputed=share), packs).memory.total
+            found[text] = subject.memory(replace(layout, recomputed=share), packs).total
     return found
 
 

@@ -1,7 +1,7 @@
 """The fastest layout of a step on N GPUs that fits their memory."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fourbits.model.config import ModelConfig
 from fourbits.plan.layouts import RECOMPUTED, Layout
@@ -43,19 +43,16 @@ class Subject:
         """Whether saved inputs are codes."""
         return self.config.recipe.saved_inputs == "packed"
 
-    def choice(self, layout: Layout, packs: bool | None = None) -> Choice:
+    def memory(self, layout: Layout, packs: bool | None = None) -> Memory:
+        """The memory of a layout. packs: in place of the recipe's choice."""
+        packs = self.packs if packs is None else packs
+        gpu, software = self.machine.gpu, self.machine.software
+        return memory_of(self.model, self.groups, packs, self.config.train.seq_len, layout, gpu, software)
+
+    def choice(self, layout: Layout) -> Choice:
         """A layout, computed."""
-        length, machine = self.config.train.seq_len, self.machine
-        memory = memory_of(
-            self.model,
-            self.groups,
-            self.packs if packs is None else packs,
-            length,
-            layout,
-            machine.gpu,
-            machine.software,
-        )
-        return Choice(layout, memory, step_of(self.model, self.groups, length, layout, machine))
+        step = step_of(self.model, self.groups, self.config.train.seq_len, layout, self.machine)
+        return Choice(layout, self.memory(layout), step)
 
 
 def best_layout(subject: Subject, gpus: int) -> Choice:
@@ -68,11 +65,14 @@ def best_layout(subject: Subject, gpus: int) -> Choice:
     smallest = float("inf")
     for tensor in (1, *(t for t in _TENSOR if t <= gpus)):
         fitting: list[Choice] = []
-        for layout in layouts(subject.config, gpus, tensor):
-            choice = subject.choice(layout)
-            smallest = min(smallest, choice.memory.total)
-            if choice.memory.total <= limit:
-                fitting.append(choice)
+        for without in layouts(subject.config, gpus, tensor):
+            for share in RECOMPUTED.values():  # less recomputation is always faster
+                layout = replace(without, recomputed=share)
+                total = subject.memory(layout).total
+                smallest = min(smallest, total)
+                if total <= limit:
+                    fitting.append(subject.choice(layout))
+                    break
         if fitting:
             return min(fitting, key=lambda choice: choice.step.seconds)
     raise ValueError(
@@ -82,7 +82,7 @@ def best_layout(subject: Subject, gpus: int) -> Choice:
 
 
 def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[Layout]:
-    """Every layout of the run's sequences per step."""
+    """Every layout of the run's sequences per step, without recomputation."""
     samples = config.train.samples_per_step
     ranks = usable_ranks(samples, gpus // tensor)
     own = samples // ranks
@@ -90,17 +90,15 @@ def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[Layout]:
         for micro_batch in _divisors(own):
             if micro_batch > _MOST_SEQUENCES:
                 continue
-            for recomputed in RECOMPUTED.values():
-                yield Layout(
-                    replicate=ranks // shard,
-                    shard=shard,
-                    tensor=tensor,
-                    micro_batch=micro_batch,
-                    accumulation=own // micro_batch,
-                    recomputed=recomputed,
-                    gradients=2 if config.parallel.gradients == "bf16" else 4,
-                    gather=config.parallel.gather,
-                )
+            yield Layout(
+                replicate=ranks // shard,
+                shard=shard,
+                tensor=tensor,
+                micro_batch=micro_batch,
+                accumulation=own // micro_batch,
+                gradients=2 if config.parallel.gradients == "bf16" else 4,
+                gather=config.parallel.gather,
+            )
 
 
 def usable_ranks(samples: int, ranks: int) -> int:

@@ -88,7 +88,7 @@ class RankGroup(Ranks):
 
     def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
         """Shard the model, and return the masters' shards, which have storage without values."""
-        if self.config.gather == "packed":
+        if self.config.gather == "packed" and self._shards.size() > 1:  # else nothing travels
             self._choices = send_short(model, self._shards.size(), self._whole)
         shard(model, self.mesh, self.config.gradients)
         model.to_empty(device=self.device)
@@ -125,8 +125,8 @@ class RankGroup(Ranks):
         return whole
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
-        """Sum gradients over ranks after the last micro-batch only."""
-        completes_gradients(model, last)
+        """Sum gradients over ranks after the last micro-batch only, or after each."""
+        completes_gradients(model, last or self.config.accumulate == "sharded")
 
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
         """Hand the shards of the gradients from FSDP2's parameters to the masters."""
@@ -244,6 +244,7 @@ class RankGroup(Ranks):
             "mesh": {"replicate": replicate, "shard": shard},
             "gradients": self.config.gradients,
             "gather": self.config.gather,
+            "accumulate": self.config.accumulate,
         }
 
     def _reduced(self, values: Tensor, how: Literal["max", "sum"]) -> Tensor:
