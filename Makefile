@@ -153,6 +153,7 @@ docs: $(DOCS)/.installed
 
 bench: install
 	$(BIN)/fourbits bench quantize
+	$(BIN)/fourbits bench sums
 	$(BIN)/fourbits bench linear
 	$(BIN)/fourbits bench ssd
 	$(BIN)/fourbits bench step

@@ -31,6 +31,7 @@ LAYERS = [
     "harness",
     "train",
     "evaluation",
+    "plan",
     "lint",
     "bench",
     "compare",

@@ -10,9 +10,9 @@ from support.kernel_builds import Start
 
 CAPABILITIES = (80, 86, 89)
 #: kernels that need TMA, which sm_90 introduced, what adds the parts of their split K, and what makes the
-#: operands and maps of the grouped ones
+#: operands and maps of the grouped ones; sums of FP4 tensor cores
 OF_HOPPER = {"tma_kernel", "sum_kernel"} | {
-    name for name in names() if name.startswith(("grouped", "tile_map"))
+    name for name in names() if name.startswith(("grouped", "tile_map", "chain"))
 }
 #: bytes of shared memory that a program may have on all three (sm_80 has more)
 LIMIT = min(SHARED_MEMORY[capability] for capability in CAPABILITIES)

@@ -139,9 +139,13 @@ PEAK_TERAFLOPS: dict[str, dict[torch.dtype, float]] = {
     r"H100 NVL|H200 NVL": _peaks(835.5, 1671.0),
     # NVIDIA L40S datasheet (2023)
     r"L40S": _peaks(362.05, 733.0),
-    # HGX B200 and GB200 NVL72 datasheets (2024)
+    # HGX B200 and GB200 NVL72 datasheets (2024), HGX B300 and GB300 NVL72 datasheets (2025)
     r"B200": _peaks(2250.0, 4500.0, 9000.0),
     r"GB200": _peaks(2500.0, 5000.0, 10000.0),
+    r"B300": _peaks(2250.0, 4500.0, 13500.0),
+    r"GB300": _peaks(2500.0, 5000.0, 15000.0),
+    # NVIDIA RTX Blackwell PRO whitepaper (2025)
+    r"RTX PRO 6000 Blackwell (Server|Workstation) Edition": _peaks(503.8, 1007.6, 2015.2),
     # NVIDIA architecture whitepapers, GeForce tables: GA102 (2020), Ada (2022), RTX Blackwell (2025)
     r"RTX 3090": _peaks(71.0),
     r"RTX 4090": _peaks(165.2, 330.3),

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
-from fourbits.bench import hf, linear, quantize, quantize_recipe, ssd, timing
+from fourbits.bench import hf, linear, quantize, quantize_recipe, ssd, sums, timing
 from fourbits.linear.amax_policy import IN_USE, OPERANDS
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.model import linear as model_linear
+from fourbits.quant.cpu import compiled
 
 CPU = torch.device("cpu")
 
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 def small(monkeypatch):
     monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(timing, "product_rate", lambda device: 1e12)
-    for module in (quantize, quantize_recipe, linear, ssd, hf):
+    for module in (quantize, quantize_recipe, linear, ssd, sums, hf):
         monkeypatch.setattr(module, "product_rate", lambda device: 1e12)
     monkeypatch.setattr(quantize, "_CPU_SHAPE", (64, 64))
     monkeypatch.setitem(quantize_recipe._SHAPE, "cpu", (64, 128))
@@ -36,6 +37,20 @@ def test_a_report_is_plain_data_with_a_result_for_everything_measured(bench, nam
     assert report["copy_bandwidth"] > 0
     assert len(report["bars"]) >= 4
     assert all(result["seconds"] > 0 and result["value"] > 0 for result in report["bars"])
+
+
+def test_sums_are_measured_on_normal_wide_and_recorded_operands():
+    """Of normal operands every output is proven exact, with random scales none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "COMPILE_FROM", 1 << 62)
+        patch.setattr(sums, "_REPEATS", 1)
+        report = sums.bench_sums(CPU)
+    units = {result.name.split(", ", 1)[1]: result.unit for result in report.results[:3]}
+    assert "100% exact" in units["normal"]
+    assert " 0% exact, 100% every term" in units["random scales"]
+    recorded = [result.name for result in report.results[3:]]
+    assert {name.rsplit(", ", 1)[1] for name in recorded} == {"fprop", "dgrad", "wgrad"}
+    assert len(recorded) >= 3 * 6
 
 
 def test_each_scan_is_logged_when_measured_and_an_excluded_one_does_not_run():

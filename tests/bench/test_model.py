@@ -251,7 +251,7 @@ def test_every_layer_of_a_step_has_a_range():
         (["model"], "required: --preset"),
         (["model", "--preset", "hybrid-12"], "no preset is called 'hybrid-12'"),
         (["model", "--preset", "tiny", "--recipes", "nvfp5"], "nvfp5"),
-        (["step", "--seq-len", "64"], "--seq-len is an option of fourbits bench model only"),
+        (["step", "--no-profile"], "--no-profile is an option of fourbits bench model only"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(arguments, message, capsys):

@@ -38,7 +38,7 @@ def test_a_help_has_an_example_of_its_own_that_parses(name: str, parser: Parser)
 
 def test_every_benchmark_and_every_data_action_has_a_help_of_its_own():
     names = {name for name, _ in all_parsers()}
-    benchmarks = {"quantize", "linear", "experts", "ssd", "step", "model", "hf", "data"}
+    benchmarks = {"quantize", "linear", "experts", "ssd", "step", "model", "ranks", "hf", "data"}
     assert {f"bench {name}" for name in benchmarks} <= names
     assert {"data prepare", "data inspect", "data corpus"} <= names
 

@@ -87,8 +87,15 @@ def test_the_tile_follows_the_shape_not_the_clock():
         (8192, 4096, 4096): ((128, 256), 1),
         (4096, 512, 2048): ((128, 128), 1),
         (512, 512, 512): ((64, 128), 1),
-        (512, 2048, 32768): ((128, 256), 4),  # the weight gradient of a narrow layer
+        (32768, 640, 1792): ((128, 128), 1),  # two programs an SM: three columns of 256 would be half empty
     }
     for shape, (tile, parts) in divisions.items():
-        work = tiles.best_work(gpu, *shape)
+        work = tiles.best_work(gpu, *shape, columns=False)
         assert (work.tile[:2], work.split_k) == (tile, parts), shape
+
+
+def test_weight_gradients_of_narrow_layers_are_split_so_that_they_fill_the_sms():
+    gpu = tiles.GpuModel(132, True, tiles._LARGE_MEMORY)
+    for shape, parts in {(512, 2048, 32768): 4, (640, 640, 32768): 8, (1792, 640, 32768): 3}.items():
+        work = tiles.best_work(gpu, *shape, columns=True)
+        assert (work.tile[:2], work.split_k) == ((128, 256), parts), shape

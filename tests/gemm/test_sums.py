@@ -12,8 +12,7 @@ from fourbits.gemm.reference.matmul import balanced
 from fourbits.gemm.reference.tensor_core import TENSOR_CORES, TensorCore, tensor_core_dot
 from fourbits.gemm.reference.tensor_core_sums import Rows, chained_sum, truncates_nothing
 from support.assertions import assert_same_bytes
-
-E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+from support.tensor_core_cases import E4M3, E8M0, SPECS, SUPPORTED
 
 
 def fp4_rows(rows: int, length: int, codes: range, dtype: torch.dtype = E4M3, block: int = 16) -> Rows:
@@ -88,25 +87,6 @@ def test_outputs_of_one_wide_row_alone_take_every_term(monkeypatch):
     assert taken == [(1, 256)]
 
 
-SPECS = {
-    "nvfp4": (fb.OperandSpec(), fb.OperandSpec(block=(16, 16))),
-    "nvfp4-rht": (fb.OperandSpec(rht=16), fb.OperandSpec(rht=16)),
-    "mxfp4": (fb.OperandSpec(format="mxfp4"), fb.OperandSpec(format="mxfp4", block=(32, 32))),
-    "mxfp8": (fb.OperandSpec(format="mxfp8"), fb.OperandSpec(format="mxfp8-e5m2")),
-    "fp8": (fb.OperandSpec(format="fp8", block=(0, 0)), fb.OperandSpec(format="fp8-e5m2", block=(0, 0))),
-    "fp8 in blocks": (
-        fb.OperandSpec(format="fp8", block=(1, 128)),
-        fb.OperandSpec(format="fp8", block=(128, 128)),
-    ),
-}
-SUPPORTED = {
-    "nvfp4": ("exact", "sm_100", "sm_103", "sm_90"),
-    "nvfp4-rht": ("exact", "sm_100", "sm_103", "sm_90"),
-    "mxfp4": ("exact", "sm_100", "sm_103", "sm_90"),
-    "mxfp8": ("exact", "sm_100", "sm_103", "sm_90"),
-    "fp8": ("exact", "sm_100", "sm_103", "sm_90_fp8"),
-    "fp8 in blocks": ("exact", "sm_90_fp8"),
-}
 PAIRS = [(name, sums) for name in SPECS for sums in ("exact", "sm_100", "sm_103", "sm_90", "sm_90_fp8")]
 
 

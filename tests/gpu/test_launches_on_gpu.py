@@ -79,7 +79,7 @@ def launched(call) -> Counter[str]:
 def split_products() -> int:
     """How many of the three GEMMs leave their sums to a second kernel."""
     gpu = gpu_model(torch.zeros(0, device=GPU).device)
-    shapes = [(TOKENS, WIDTH, WIDTH)] * 2 + [(WIDTH, WIDTH, TOKENS)]
+    shapes = [(TOKENS, WIDTH, WIDTH, False)] * 2 + [(WIDTH, WIDTH, TOKENS, True)]
     return sum(best_work(gpu, *shape).split_k > 1 for shape in shapes)
 
 

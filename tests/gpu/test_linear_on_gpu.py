@@ -145,15 +145,18 @@ def test_packed_inputs_give_the_gradients_of_exact_ones(recipe):
 
 
 @pytest.mark.parametrize("blocks", ["kept", "recomputed"])
-@pytest.mark.parametrize("recipe", ["bf16", "nvfp4", "fp8", "nvfp4 packed"])
-def test_captured_steps_have_the_bits_of_eager_ones(recipe, blocks):
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4", "fp8", "nvfp4 packed", "nvfp4 with sums of sm_100"])
+def test_captured_steps_have_the_bits_of_eager_ones(recipe: str, blocks: str):
     samples = torch.randint(64, (4, MICRO_BATCHES, 2, 33), device=GPU)
-    recipe = with_inputs_packed("nvfp4") if recipe == "nvfp4 packed" else recipe
+    changed = {
+        "nvfp4 packed": with_inputs_packed("nvfp4"),
+        "nvfp4 with sums of sm_100": replace(get_recipe("nvfp4"), sums="sm_100"),
+    }
 
     def trained(captures):
         model = LanguageModel(small_config("M-*T"), seed=0).to(GPU)
         model.recompute_blocks = captures and blocks == "recomputed"
-        convert(model, recipe)
+        convert(model, changed.get(recipe, recipe))
         masters = list(model.parameters())
         optimizer = MasterOptimizer(dict(model.named_parameters()), OptimConfig(lr=1e-2))
 
@@ -212,6 +215,12 @@ def test_fp32_inputs_under_autocast_give_the_bits_of_a_cast_before(recipe):
     if recipe == "nvfp4":
         ((used, casts),) = plans_of(model)
         assert (used.x.dtype, casts) == (torch.float32, False), "kernels round as they read"
+
+
+def test_sums_that_the_host_decides_on_are_not_captured():
+    model = Branches().to(GPU)
+    convert(model, replace(get_recipe("nvfp4"), sums="sm_90"))
+    assert "sums sm_90 have no kernel" in (cuda_graph.unsupported(model, GPU) or "")
 
 
 def test_recipes_that_depend_on_past_steps_are_not_captured():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fourbits import HealthReport, Recipe, convert, get_recipe, health, list_recipes, quantize, set_step
 from fourbits.linear.monitor.layer import LayerTap
-from fourbits.linear.monitor.operand import STATS, rows_of_sample, sampled, whole_amax
+from fourbits.linear.monitor.operand import STATS, rotation_of, rows_of_sample, sampled, whole_amax
 from fourbits.quant.cpu.compiled import uncompiled_quantizers
 from fourbits.quant.operand import OperandSpec
 from fourbits.settings import override
@@ -59,8 +59,8 @@ def kinds(report: HealthReport) -> set[str]:
 def test_a_sample_of_all_rows_is_the_operand(spec, axis):
     x = torch.randn(M, K)
     x[0] *= 1000
-    amax = whole_amax(x, spec, axis, KEY)
-    sample = sampled(x, spec, axis, amax, KEY)
+    rotation = rotation_of(spec, KEY)
+    sample = sampled(x, spec, axis, whole_amax(x, spec, axis, rotation), KEY, rotation)
     q = quantize(x, spec, axis, sr_key=KEY)
     found, exact = q.dequantize(), x
     stored = (found.t(), exact.t()) if axis == 0 else (found, exact)
@@ -92,7 +92,8 @@ def test_exact_values_are_transformed_as_the_operand_is(signs):
     """Both operands of Wgrad have one transform, which cancels in their product."""
     x, dy = torch.randn(M, K), torch.randn(M, N)
     spec = OperandSpec(rht=16, rht_signs=signs)
-    of_x, of_dy = (sampled(t, spec, 0, whole_amax(t, spec, 0, KEY), KEY) for t in (x, dy))
+    rotation = rotation_of(spec, KEY)
+    of_x, of_dy = (sampled(t, spec, 0, whole_amax(t, spec, 0, rotation), KEY, rotation) for t in (x, dy))
     torch.testing.assert_close(of_dy.exact @ of_x.exact.t(), dy.t() @ x, atol=1e-4, rtol=1e-4)
     error = float((of_x.found - of_x.exact).square().sum() / of_x.exact.square().sum())
     assert error < 0.02  # NVFP4 of normal numbers: 0.009

@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fourbits.gemm.reference.tensor_core import TENSOR_CORES, tensor_core_dot
 from support.peer_inputs import peer
+from support.tensor_core_cases import E4M3, E5M2, E8M0, cancelling, like_data, random_bytes
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 
 CASES = 100_000
-E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 #: instruction of ours -> (class, architecture, name there), dtypes of a and b, dtype and number of the scales
 INSTRUCTIONS: dict[str, tuple[tuple[str, str, str], tuple[torch.dtype, torch.dtype], Any]] = {
     "sm_100-fp4": (
@@ -51,29 +50,6 @@ INSTRUCTIONS: dict[str, tuple[tuple[str, str, str], tuple[torch.dtype, torch.dty
     ),
     "sm_80-bf16": (("MMA", "Ampere", "m16n8k8.f32.bf16.bf16.f32"), (torch.bfloat16, torch.bfloat16), None),
 }
-
-
-def random_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Any bit pattern, NaN and infinity included; of E2M1, any code."""
-    found = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8)
-    return found.squeeze(-1) & 15 if dtype == torch.uint8 else found.view(dtype).squeeze(-1)
-
-
-def like_data(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    if dtype == torch.uint8:
-        return torch.randint(0, 16, shape, dtype=torch.uint8)
-    if dtype == E8M0:
-        return torch.randint(118, 137, shape, dtype=torch.uint8).view(dtype)
-    return torch.randn(shape).abs().to(dtype) if shape[-1] < 8 else torch.randn(shape).to(dtype)
-
-
-def cancelling(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Few values with both signs, so that sums are far smaller than their terms; scales in any octave."""
-    if dtype == torch.uint8:
-        return torch.randint(0, 2, shape, dtype=torch.uint8) * 8 + 7
-    if shape[-1] < 8:
-        return random_bytes(shape, dtype)
-    return (torch.randint(0, 2, shape) * 2.0 - 1.0).to(dtype)
 
 
 @pytest.mark.parametrize("make", [random_bytes, like_data, cancelling])

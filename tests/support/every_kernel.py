@@ -11,7 +11,7 @@ import torch
 import triton
 
 import fourbits
-from fourbits.gemm.kernels import launch_fp8
+from fourbits.gemm.kernels import launch_chain, launch_fp8
 from fourbits.gemm.kernels import launch_grouped as grouped_gemms
 from fourbits.gemm.kernels.launch_bf16 import Layout, bf16_gemm
 from fourbits.gemm.kernels.tiles import gpu_model
@@ -27,6 +27,7 @@ from fourbits.quant.kernels.quantizers import kernel_quantizer
 from fourbits.quant.kernels.support import unsupported
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget
+from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 from fourbits.recipe.presets import get_recipe
 from support.fused_cases import BLOCK_2D, COLUMN_SR, PAIRS, ROW_SR
@@ -52,7 +53,7 @@ def launches() -> list[tuple[str, Start]]:
     """(what for, launch) of every kernel, with every configuration that changes its code much."""
     every = (
         *(_quantizing(), _recording_stats(), _unpacking(), _multiplying(), _in_models()),
-        *([of_experts("nvfp4")] if gpu_model(GPU).tma else []),
+        *([of_experts("nvfp4"), chains()] if gpu_model(GPU).tma else []),
     )
     return [(name, start) for part in every for name, starts in part for start in starts]
 
@@ -176,6 +177,27 @@ def of_experts(recipe: str) -> Generator[tuple[str, list[Start]]]:
         columns = grouped_gemms.GroupedColumns(N, N, groups, GPU)
         columns(on_gpu(rows, N), on_gpu(groups + 1, dtype=torch.int32))
     yield "wgrad and bias of experts", starts
+
+
+def chains() -> Generator[tuple[str, list[Start]]]:
+    """Sums of FP4 tensor cores: steps of 64 and 96, blocks of rows and squares, E8M0 scales."""
+    row, square = OperandSpec(), OperandSpec(block=(16, 16))
+    mx = OperandSpec(format="mxfp4")
+    for name, products, specs in (("64", 64, (row, square)), ("96", 96, (row, row)), ("mx", 64, (mx, mx))):
+        a, b = (_packed(spec, 4096, 4096) for spec in specs)
+        with recording() as starts:
+            launch_chain.matmul(a, b, products, torch.float32, (_ONE, _ONE), None)
+        yield f"sums of {name}", starts
+
+
+def _packed(spec: OperandSpec, rows: int, length: int) -> QuantizedTensor:
+    """An FP4 operand on the GPU."""
+    size, fmt = spec.block_size, spec.block_format
+    assert size is not None
+    assert fmt.scale is not None
+    scales = on_gpu(rows // size[0], length // size[1], dtype=torch.uint8).view(SCALE_DTYPES[fmt.scale])
+    codes = on_gpu(rows, length // 2, dtype=torch.uint8)
+    return QuantizedTensor(codes, scales, _ONE, 1, (rows, length), spec)
 
 
 def _in_models() -> Generator[tuple[str, list[Start]]]:

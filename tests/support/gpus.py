@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from fourbits.gemm.kernels import launch_bf16, launch_fp8, tiles
+from fourbits.gemm.kernels import launch_bf16, launch_chain, launch_fp8, tiles
 from fourbits.model.ops.ssd.kernels import launch_config
 from fourbits.quant.kernels import launch_dequantize, launch_packed, launch_unpack, support
 
@@ -21,9 +21,9 @@ SHARED_MEMORY = {
 }
 #: what depends on the GPU and is computed once
 _CACHED = (
-    *(launch_bf16.bf16_gemm, launch_fp8.launcher, tiles.gpu_model, launch_config.launch_config),
-    *(launch_dequantize.dequantizer, launch_dequantize.transposer, launch_unpack.launcher),
-    *(launch_unpack.transposed_launcher, launch_packed._converts, support.has_fp8),
+    *(launch_bf16.bf16_gemm, launch_chain.chain_gemm, launch_fp8.launcher, tiles.gpu_model),
+    *(launch_config.launch_config, launch_dequantize.dequantizer, launch_dequantize.transposer),
+    *(launch_unpack.launcher, launch_unpack.transposed_launcher, launch_packed._converts, support.has_fp8),
 )
 
 

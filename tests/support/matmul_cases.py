@@ -111,11 +111,11 @@ SPLIT = [
     GemmCase("wgrad", (24, 40, 1200), torch.float32),
     GemmCase("wgrad", (24, 40, 1200), torch.float32, large=True),
     GemmCase("wgrad", (24, 40, 1200), torch.float32, far_apart=True),
+    GemmCase("fprop", (40, 136, 272), torch.float32),  # nine steps in three parts
 ]
 SMALL = [
     *(GemmCase(layout, (48, 80, 64), bias=True) for layout in LAYOUTS),
     *(GemmCase(layout, (33, 40, 50), torch.float32) for layout in LAYOUTS),
-    GemmCase("fprop", (40, 136, 272), torch.float32),
     GemmCase("fprop", (48, 80, 64), transposed=True),
     *(GemmCase("fprop", shape, torch.float32, large=True) for shape in ((48, 80, 64), (33, 40, 50))),
     *(GemmCase("fprop", shape, torch.float32, far_apart=True) for shape in ((48, 80, 64), (33, 40, 50))),

@@ -93,6 +93,7 @@ def test_a_run_of_a_changed_recipe_does_not_claim_its_publication():
         ({"data.model_vocab_size": "1e12"}, "vocab_size must be at most 16,777,216"),
         ({"model.vocab_size": "1e12"}, "vocab_size must be at most 16,777,216"),
         ({"train.steps": "0"}, "steps must be at least 1, got 0"),
+        ({"train.health_interval": "0"}, "health_interval must be at least 1, got 0"),
         ({"train.seq_len": "4096"}, "train.seq_len must be at most model.max_seq_len = 2048, got 4096"),
         ({"train.seq_len": "3", "train.micro_batch_size": "3"}, "must be a multiple of 16"),
         ({"train.steps": "5", "train.tokens": "5"}, "exactly one of steps and tokens"),

@@ -51,7 +51,7 @@ def _results(
     compiled: bool,
 ) -> Iterator[Result]:
     config = MODEL_PRESETS[preset]
-    args, dy = _arguments(config, shape, device)
+    args, dy = scan_arguments(config, shape, device)
     fused = use_kernels(device, args[0].dtype, config.mamba_head_dim, config.state_size)
 
     def own(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def _results(
     passes = {f"{preset} {shape[0]}x{shape[1]}, {what}": run for what, run in _PASSES.items()}
     for what, run in passes.items():
         (seconds,) = times(run, own)
-        least = _least_seconds(config, args, rates, backward=run is _both)
+        least = _least_seconds(config, args, rates, backward=run is both_passes)
         yield Result(name=what, seconds=seconds, value=least / seconds, unit="of the ceiling", ceiling=1.0)
     for name, peer in ssd_peers(config.chunk_size, args[0].is_cuda, compiled).items():
         log(f"{preset}: compiling or tuning {name}, and comparing it with ours")
@@ -80,7 +80,7 @@ def _results(
             )
 
 
-def _arguments(
+def scan_arguments(
     config: ModelConfig, shape: tuple[int, int], device: torch.device
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """x, dt, a, b, c, d, with x, b and c slices of one tensor as in the model, and a gradient of y."""
@@ -103,12 +103,13 @@ def _forward(scan: Scan, args: tuple[Tensor, ...], dy: Tensor) -> Callable[[], o
     return run
 
 
-def _both(scan: Scan, args: tuple[Tensor, ...], dy: Tensor) -> Callable[[], object]:
+def both_passes(scan: Scan, args: tuple[Tensor, ...], dy: Tensor) -> Callable[[], object]:
+    """A call that runs a scan forward and backward."""
     leaves = [arg.detach().requires_grad_() for arg in args]
     return lambda: torch.autograd.grad(scan(*leaves), leaves, dy)
 
 
-_PASSES = {"forward": _forward, "forward and backward": _both}
+_PASSES = {"forward": _forward, "forward and backward": both_passes}
 
 
 def _least_seconds(

@@ -8,10 +8,12 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
+from fourbits.bench.calibrate import calibrate
 from fourbits.bench.data import bench_data
 from fourbits.bench.experts import bench_experts
 from fourbits.bench.hf import MODES, SIZES, bench_hf
@@ -19,24 +21,35 @@ from fourbits.bench.linear import bench_linear
 from fourbits.bench.peers.model import PEERS
 from fourbits.bench.quantize import bench_quantize
 from fourbits.bench.quantize_recipe import bench_recipe
+from fourbits.bench.ranks.measure import RanksMeasurements, RanksRequest, bench_ranks
 from fourbits.bench.ssd import bench_ssd
 from fourbits.bench.steps.model import RECIPES, ModelMeasurements, ModelRequest, bench_model
 from fourbits.bench.steps.step import bench_step
+from fourbits.bench.sums import bench_sums
 from fourbits.bench.timing import Measurements
-from fourbits.cli.bench_tables import model_tables, result_table
+from fourbits.cli.bench_tables import model_tables, ranks_table, result_table
 from fourbits.cli.parser import add_action
 from fourbits.compare.terminal import print_table
+from fourbits.plan.calibration import to_json
+from fourbits.train.parallel import ParallelConfig
+from fourbits.train.ranks.join import joined
+from fourbits.train.ranks.launcher import place
 
 EXAMPLE = "fourbits bench linear --json"
+#: the benchmarks that torchrun may start
+RANKS, CALIBRATE = "ranks", "calibrate"
+
+
+Request = TypeVar("Request", ModelRequest, RanksRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One benchmark: what it measures, an example, its own options, and how it runs."""
+    """One benchmark: what it measures, an example, how it runs (None: on ranks), and its own options."""
 
     summary: str
     example: str
-    measure: Callable[[torch.device, Namespace], Measurements]
+    measure: Callable[[torch.device, Namespace], Measurements] | None
     add_options: Callable[[ArgumentParser], None] = lambda parser: None
 
 
@@ -56,14 +69,46 @@ def run(args: Namespace) -> int:
         raise ValueError(
             "--device cuda: torch finds no CUDA device. Use --device cpu, or run `fourbits doctor`."
         )
+    if args.what == CALIBRATE:
+        return _calibrate(args)
+    if args.what == RANKS:
+        request = _request(RanksRequest, args)
+        with joined(request.config().parallel, args.device) as ranks:
+            log = _print_progress if ranks.is_first else lambda line: None
+            measured = bench_ranks(ranks, request, log)
+            return _show(measured, args) if ranks.is_first else 0
+    if (where := place()) is not None and where.world > 1:
+        raise ValueError(
+            f"bench {args.what}: runs in one process, and torchrun started {where.world}. Use torchrun for "
+            f"fourbits bench {RANKS} and {CALIBRATE} only."
+        )
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    measured = BENCHMARKS[args.what].measure(device, args)
+    measure = BENCHMARKS[args.what].measure
+    assert measure is not None, "benchmarks of ranks have returned"
+    return _show(measure(device, args), args)
+
+
+def _calibrate(args: Namespace) -> int:
+    """Measure the rates of this machine, and print or write them."""
+    with joined(ParallelConfig(), args.device) as ranks:
+        found = calibrate(ranks, _print_progress if ranks.is_first else lambda line: None)
+        if ranks.is_first and args.out is not None:
+            args.out.write_text(to_json(found), encoding="utf-8")
+            print(f"{args.out}: use it as in `fourbits plan CONFIG --gpu NAME --calibration {args.out}`")
+        elif ranks.is_first:
+            print(to_json(found), end="")
+    return 0
+
+
+def _show(measured: Measurements, args: Namespace) -> int:
     if args.json:
         print(json.dumps(measured.to_dict(), indent=2))
         return 0
     print_table(result_table(measured))
     for table in model_tables(measured) if isinstance(measured, ModelMeasurements) else ():
         print_table(table)
+    if isinstance(measured, RanksMeasurements):
+        print_table(ranks_table(measured))
     return 0
 
 
@@ -104,20 +149,41 @@ def _add_model(parser: ArgumentParser) -> None:
     add("--no-profile", dest="profile", action="store_false", help="skip the profile")
 
 
+def _add_ranks(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--preset", required=True, metavar="CONFIG", help="a run preset or YAML file")
+    add("--recipes", nargs="+", metavar="R", help="default: bf16 nvfp4")
+    for option, text in (
+        ("--seq-len", "tokens per sequence; default: the preset's"),
+        ("--micro-batch", "sequences per micro-batch; default: the preset's"),
+        ("--accumulation", "micro-batches per rank and step; default: the preset's, at most 2"),
+        ("--repeats", "timed steps; default: 5"),
+    ):
+        add(option, type=int, metavar="N", help=text)
+    text = "like train.compile; default: the preset's"
+    add("--compile", choices=("none", "regions", "model"), help=text)
+    for name, choices in (("gradients", ("fp32", "bf16")), ("gather", ("packed", "masters"))):
+        add(f"--{name}", choices=choices, help=f"like parallel.{name}; default: the preset's")
+
+
+def _add_calibrate(parser: ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the rates to a file")
+
+
 def _add_hf(parser: ArgumentParser) -> None:
     for option, names in (("sizes", tuple(SIZES)), ("modes", MODES)):
         text = f"{option} to measure, of {', '.join(names)}; default: those for the device"
         parser.add_argument(f"--{option}", nargs="+", metavar=option[0].upper(), help=text)
 
 
-def _request(args: Namespace) -> ModelRequest:
+def _request(kind: type[Request], args: Namespace) -> Request:
     """The request that the options describe; options that were not given keep the request's defaults."""
-    names = [field.name for field in fields(ModelRequest)]
+    names = [field.name for field in fields(kind)]
     given: dict[str, Any] = {
         name: value for name in names if (value := getattr(args, name, None)) is not None
     }
     given |= {name: tuple(given[name]) for name in ("recipes", "peers") if name in given}
-    return ModelRequest(**given)
+    return kind(**given)
 
 
 BENCHMARKS = {
@@ -137,6 +203,11 @@ BENCHMARKS = {
         "fourbits bench experts",
         lambda device, args: bench_experts(device),
     ),
+    "sums": Benchmark(
+        "measure GEMMs with the sums of an FP4 tensor core, on normal and on recorded operands, against BF16",
+        "fourbits bench sums",
+        lambda device, args: bench_sums(device),
+    ),
     "ssd": Benchmark(
         "measure the SSD scan of Mamba-2 and what surrounds it, against compiled torch",
         "fourbits bench ssd --preset tiny --no-compiled",
@@ -152,8 +223,20 @@ BENCHMARKS = {
         "measure training steps of a preset per recipe: tokens/s, MFU by type of layer, memory; "
         "also other implementations",
         "fourbits bench model --preset transformer-1.2b --recipes bf16 nvfp4",
-        lambda device, args: bench_model(device, _request(args), _print_progress),
+        lambda device, args: bench_model(device, _request(ModelRequest, args), _print_progress),
         _add_model,
+    ),
+    RANKS: Benchmark(
+        "under torchrun, measure training steps of several ranks against one: speed, memory, bytes sent",
+        "fourbits bench ranks --preset transformer-1.2b --recipes bf16 nvfp4",
+        None,
+        _add_ranks,
+    ),
+    CALIBRATE: Benchmark(
+        "measure the rates of this machine for `fourbits plan --calibration`; under torchrun its links, too",
+        "fourbits bench calibrate --out h200.json",
+        None,
+        _add_calibrate,
     ),
     "hf": Benchmark(
         "measure steps of transformers' Llama in a custom training loop: eager, compiled, with CUDA graphs",

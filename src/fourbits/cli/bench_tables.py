@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from fourbits.bench.ranks.measure import RanksMeasurements
 from fourbits.bench.steps.model import ModelMeasurements
 from fourbits.bench.steps.model_results import ModelRun
 from fourbits.bench.steps.saved_bytes import MemoryBreakdown
@@ -39,6 +40,27 @@ def model_tables(measured: ModelMeasurements) -> Iterator[Table]:
             yield _kernels(run)
     if measured.peers:
         yield _peers(measured)
+
+
+def ranks_table(measured: RanksMeasurements) -> Table:
+    """Steps of several ranks: speed, memory, and what a rank sends in a step."""
+    batch, length = measured.tokens_per_micro_batch
+    size = f"{measured.parameters / 1e6:,.1f}M parameters, {measured.ranks} ranks"
+    title = f"{measured.preset}: {size}, {measured.micro_batches} x {batch} x {length} tokens each per step"
+    columns = ("recipe", "tokens/s", "efficiency", "step ms", "alone ms", "peak GiB", "alone GiB")
+    table = Table(*columns, "gathered MB", "reduced MB", title=title, title_justify="left")
+    for run in measured.runs:
+        table.add_row(
+            run.recipe,
+            f"{run.tokens_per_second:,.0f}",
+            f"{run.efficiency:.3f}",
+            f"{run.seconds * 1e3:,.1f}",
+            f"{run.seconds_alone * 1e3:,.1f}",
+            _gib(run.peak),
+            _gib(run.peak_alone),
+            *(f"{run.traffic[kind].moved / 1e6:,.1f}" for kind in ("all_gather", "reduce_scatter")),
+        )
+    return table
 
 
 def _runs(measured: ModelMeasurements) -> Table:

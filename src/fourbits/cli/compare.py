@@ -5,9 +5,10 @@ recipe and seed. A recipe is a shipped name or a YAML file. For each seed, all r
 weights and read the same batches in the same order. Every other setting is an option, such as
 --train.tokens 1e6. Rerun the command to reuse finished runs and resume interrupted ones.
 
---jobs N executes N runs in parallel, each in its own process with an equal share of the CPU threads. Default:
-one run per CPU thread, up to 4, for models with at most 10M linear weights on a CPU; otherwise 1, because a
-larger model uses all threads by itself and N runs need N times the memory.
+--jobs N executes N runs in parallel, each in its own process with an equal share of the CPU threads and one
+of the GPUs that CUDA_VISIBLE_DEVICES allows, several runs to a GPU if N is larger. Default: one run per GPU;
+on a CPU one per thread, up to 4, for models with at most 10M linear weights, otherwise 1, because a larger
+model uses all threads by itself and N runs need N times the memory.
 
 With one seed, differences are noise; with several, the gap to the baseline has a 95 % confidence interval.
 """

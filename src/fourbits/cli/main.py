@@ -80,11 +80,12 @@ def _is_follower() -> bool:
 
 
 def _require_alone(name: str) -> None:
-    """Raises ValueError for a command that torchrun started in several processes, but train."""
+    """Raises ValueError for a command that torchrun started in several processes, but train and bench."""
     where = place()
-    if where is not None and where.world > 1 and name != "train":
+    if where is not None and where.world > 1 and name not in ("train", "bench"):  # which looks for itself
         raise ValueError(
-            f"runs in one process, and torchrun started {where.world}. Use torchrun for fourbits train only."
+            f"runs in one process, and torchrun started {where.world}. Use torchrun for fourbits train and "
+            "fourbits bench ranks only."
         )
 
 

@@ -86,7 +86,7 @@ def close(file: BinaryIO) -> None:
         file.close()
 
 
-def write(file: BinaryIO, content: bytes) -> None:
+def write(file: BinaryIO, content: bytes | memoryview) -> None:
     """Write to an open file. Raises OSError with the file's name, for example for a full disk."""
     try:
         file.write(content)

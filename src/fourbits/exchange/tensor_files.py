@@ -8,6 +8,7 @@ aligned.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -70,14 +71,20 @@ class TensorFile(Mapping[str, Tensor]):
         return len(self.described)
 
 
-def write_tensors(path: Path, described: Mapping[str, Tensor], parts: Iterable[tuple[str, Tensor]]) -> None:
+def write_tensors(
+    path: Path,
+    described: Mapping[str, Tensor],
+    parts: Iterable[tuple[str, Tensor]],
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Write a safetensors file from parts, and flush it to disk.
 
     described: dtype and shape of every tensor (on the meta device); parts: (name, the next rows of that
-    tensor), in any order of names. Raises OSError, e.g. for a full disk.
+    tensor), in any order of names; metadata: of the header, besides the format. Raises OSError, e.g. for a
+    full disk. Other threads run meanwhile.
     """
     names = sorted(described, key=lambda name: (-described[name].dtype.itemsize, name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     end = 0
     place: dict[str, int] = {}
     for name in names:
@@ -106,5 +113,6 @@ def _described(stored: Any) -> Tensor:
     return torch.empty(stored.get_shape(), dtype=DTYPES.get(stored.get_dtype(), torch.uint8), device="meta")
 
 
-def _bytes_of(part: Tensor) -> bytes:
-    return part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+def _bytes_of(part: Tensor) -> memoryview:
+    """The bytes in place: a copy would keep other threads waiting."""
+    return part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -3,7 +3,7 @@
 docs/nvfp4.md, section 22.
 """
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,9 +11,13 @@ from torch import Tensor
 from fourbits.formats.descriptors import E2M1
 from fourbits.gemm.reference.matmul import exact_sums, finish, segments, tensor_scales
 from fourbits.gemm.reference.tensor_core import TENSOR_CORES, TensorCore
-from fourbits.gemm.reference.tensor_core_sums import Rows, chained_sum
+from fourbits.gemm.reference.tensor_core_sums import Rows, chained_sum, truncates_nothing
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.tensor import QuantizedTensor
+from fourbits.triton_version import HAS_TRITON
+
+if TYPE_CHECKING or HAS_TRITON:
+    from fourbits.gemm.kernels import launch_chain
 
 #: fp32: in the order of the device's own GEMM; exact: one rounding to nearest; a chip: as its tensor cores
 Sums = Literal["fp32", "exact", "sm_100", "sm_103", "sm_90", "sm_90_fp8"]
@@ -45,18 +49,39 @@ def matmul(
 
     alpha: fp32 scalar that multiplies the sums in place of both global scales.
     """
-    if sums == "exact":
-        total, scales = exact_sums(a, b)
-    else:
-        core = _instruction(sums, a.spec, b.spec)
-        assert core is not None, "the caller has asked unsupported_sums"
-        total, scales = _chained(a, b, core), tensor_scales(a, b)
-    one = torch.ones((), dtype=torch.float32, device=total.device)
+    scales = tensor_scales(a, b)
     if alpha is not None:
-        scales = alpha, one
+        scales = alpha, torch.ones((), dtype=torch.float32, device=alpha.device)
     elif epilogue == "product":
-        scales = scales[0] * scales[1], one
-    return finish(total, scales[0], scales[1], out_dtype, bias)
+        scales = scales[0] * scales[1], torch.ones((), dtype=torch.float32, device=scales[0].device)
+    if sums == "exact":
+        return finish(exact_sums(a, b)[0], *scales, out_dtype, bias)
+    core = _instruction(sums, a.spec, b.spec)
+    assert core is not None, "the caller has asked unsupported_sums"
+    if HAS_TRITON and launch_chain.unsupported(a, b, core) is None:
+        return launch_chain.matmul(a, b, core.products, out_dtype, scales, bias)
+    return finish(_chained(a, b, core), *scales, out_dtype, bias)
+
+
+def without_host(sums: str, a: OperandSpec, b: OperandSpec, device: torch.device) -> bool:
+    """Whether GEMMs with these sums run without a decision on the host, as CUDA graphs require."""
+    core = None if sums in ("fp32", "exact") else _instruction(sums, a, b)
+    if core is None:
+        return sums == "fp32"
+    return HAS_TRITON and launch_chain.unsupported_core(core, device) is None
+
+
+def shares_of_ways(a: QuantizedTensor, b: QuantizedTensor, sums: str) -> tuple[float, float, float]:
+    """Shares of outputs by their cost: one dot per instruction, no term truncated, every term needed.
+
+    sums: a chip's. Without a kernel nothing has the first, and the second takes FP64 GEMMs.
+    """
+    core = _instruction(sums, a.spec, b.spec)
+    assert core is not None, "the caller has asked unsupported_sums"
+    if HAS_TRITON and launch_chain.unsupported(a, b, core) is None:
+        return launch_chain.shares_of_ways(a, b, core.products)
+    exact = float(truncates_nothing(_rows(a, core), _rows(b, core), core).to(torch.float32).mean())
+    return 0.0, exact, 1.0 - exact
 
 
 def _instruction(sums: str, a: OperandSpec, b: OperandSpec) -> TensorCore | None:

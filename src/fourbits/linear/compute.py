@@ -48,6 +48,8 @@ class LinearCall(NamedTuple):
     observer: Observer | None = None
     #: Fprop's operand W, if it arrives quantized; `weight` then only has its shape
     quantized_weight: QuantizedTensor | None = None
+    #: whether it arrives again before the backward pass
+    weight_returns: bool = False
 
 
 class SavedOperands(NamedTuple):
@@ -96,7 +98,8 @@ def forward(
         if plan.fprop is None:
             plan.fprop = gemm(lhs, w, plan.out_dtype, plan.bias, *plan.sums)
         y = plan.fprop(lhs, w, bias)
-    keeps = plan.keeps_weight or (plan.needs_dx and call.quantized_weight is not None)
+    arrives = call.quantized_weight is not None
+    keeps = (plan.keeps_weight or (plan.needs_dx and arrives)) and not call.weight_returns
     kept = w if keeps and isinstance(w, ExactOperand) else None
     return y, SavedOperands(kept, inputs[-1] if plan.keeps_input else None)
 
@@ -167,13 +170,17 @@ def _operands(side: Side, call: LinearCall, x: Tensor, factor: Tensor | None = N
 def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved: SavedOperands) -> Operand:
     """Dgrad's operand W: Fprop's operand, that operand re-quantized, or W quantized.
 
-    A weight that arrived quantized was saved, and is re-quantized where a recipe quantizes W again.
+    A weight that arrived quantized was saved or arrived again, and is re-quantized where a recipe quantizes W
+    again.
     """
-    if step.weight is not None and saved.weight is None:
+    if step.weight is not None and saved.weight is None and call.quantized_weight is None:
         (operand,) = _operands(step.weight, call, call.weight)
         assert not isinstance(operand, Corrected)
         return operand
-    kept = saved.weight or _exact(plan.weight, call, call.weight)
+    kept = saved.weight
+    if kept is None and call.quantized_weight is not None:
+        kept = exact(call.quantized_weight)
+    kept = kept or _exact(plan.weight, call, call.weight)
     if plan.shares_weight:
         return ExactOperand(kept.values, kept.scale, 0, kept.spec)  # square blocks: the same along both axes
     table = plan.table if plan.table.dgrad.rhs.source == "forward" else weight_from_forward(plan.table)

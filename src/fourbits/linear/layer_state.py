@@ -109,6 +109,11 @@ class Calls:
 class Tap(Protocol):
     """Receives what eager calls of a layer read; see monitor/layer.py."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has seen no call yet."""
+        ...
+
     def forward(
         self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
     ) -> bool:
@@ -122,6 +127,11 @@ class Tap(Protocol):
 
 class LayerState:
     """Table, number, random counter and recipe state of one converted layer."""
+
+    #: whether `weight_source` may be called again before the backward pass; what returns the values of the
+    #: weight before it was quantized, for samples of health
+    weight_returns = False
+    weight_values: Callable[[Tensor], Tensor] | None = None
 
     def __init__(
         self,

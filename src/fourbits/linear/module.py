@@ -22,6 +22,7 @@ from fourbits.linear.sr_counter import warn_of_own_steps
 from fourbits.linear.traced import linear, once_differentiable, traced_gradients
 from fourbits.linear.weight_source import received_weight
 from fourbits.quant.arguments import DTYPES
+from fourbits.quant.quantize import exact
 from fourbits.quant.request import signature_of
 from fourbits.quant.tensor import QuantizedTensor
 
@@ -78,8 +79,10 @@ class _QuantizedMatmul(torch.autograd.Function):
         ctx.plan, ctx.state = eager.plan, eager.state  # not the input
         ctx.columns, ctx.config, ctx.counter = x.shape[1], config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
-        tap, seen = eager.state.tap, (x, weight, config.table, counter_used, amax, config.layer)
-        ctx.tap = tap if tap is not None and tap.forward(*seen) else None
+        tap = eager.state.tap if eager.state.tap is not None and eager.state.tap.waits else None
+        seen = None if tap is None else _values_of(eager, weight)
+        called = (config.table, counter_used, amax, config.layer)
+        ctx.tap = tap if tap is not None and seen is not None and tap.forward(x, seen, *called) else None
         return y
 
     @staticmethod
@@ -92,6 +95,9 @@ class _QuantizedMatmul(torch.autograd.Function):
         if ctx.tap is not None:
             ctx.tap.backward(dy)
         if not runs_eagerly(dy):
+            if ctx.state.weight_returns:
+                received = exact(received_weight(ctx.state, ctx.state.weight_source, weight))
+                parts[:2] = [received.values, received.scale]
             kept = [part is not None for part in parts]
             saved = [part for part in parts if part is not None]
             grads = traced_gradients(ctx, dy, x, weight, saved, kept, counter, amax, needs)
@@ -121,12 +127,23 @@ def _eager_forward(
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
     y, saved = forward(
         plan,
-        LinearCall(x, weight, counter, config.layer, observer, eager.quantized_weight),
+        LinearCall(
+            *(x, weight, counter, config.layer, observer),
+            *(eager.quantized_weight, state.weight_returns),
+        ),
         bias,
         None if eager.source is None else eager.reuse_input,
         eager.reuse_weight if state.counter is not None and config.observes else None,
     )
     return y, flattened(saved), None if observer is None else observer.recorded(FORWARD)
+
+
+def _values_of(eager: EagerCall, weight: Tensor) -> Tensor:
+    """The values of W before it was quantized, or those of its codes where it arrived without."""
+    if eager.quantized_weight is None:
+        return weight
+    values = eager.state.weight_values
+    return eager.quantized_weight.dequantize() if values is None else values(weight)
 
 
 def _eager_backward(
@@ -142,7 +159,10 @@ def _eager_backward(
     """The gradients of X, W and bias, None where not needed."""
     plan, config = ctx.plan, ctx.config
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
-    call = LinearCall(x, weight, counter, config.layer, observer)
+    received = None
+    if ctx.state.weight_returns and needs[0]:
+        received = received_weight(ctx.state, ctx.state.weight_source, weight)
+    call = LinearCall(x, weight, counter, config.layer, observer, received)
     saved = unflattened(plan.table, parts, (dy.shape[0], ctx.columns))
     grads = backward(plan, call, saved, dy, (needs[0], needs[1], needs[2]))
     if observer is not None and config.observes:

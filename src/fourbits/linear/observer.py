@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fourbits.linear.sr_counter import KEY_FIELDS
+from fourbits.linear.sr_counter import operand_key
 from fourbits.quant.amax_stats import layout_counts
 from fourbits.quant.request import OPERAND_ROLES, StatsTarget
 from fourbits.recipe.recipe import GemmTable
@@ -41,9 +41,7 @@ class Observer:
             return
         kind = self._measured.partition(f"{role}:")[2].partition(",")[0]
         spec, place = self._table.operand(role), OPERAND_ROLES.index(role)
-        fields = torch.tensor(KEY_FIELDS[role], device=self._counter.device, dtype=torch.int64)
-        key = self._counter[fields]
-        key[1] += self._layer * 8 + place
+        key = operand_key(self._counter, role, self._layer)
         self._counts[place, 2:] = layout_counts(x, spec, axis, kind, key)
 
     def recorded(self, roles: tuple[str, ...]) -> tuple[Tensor, Tensor]:

@@ -119,7 +119,8 @@ def _keep(old: LayerState, layer: Any) -> None:
     if old.shard is not None:
         new.shard_as(old.shard, sharded(table, old_table.amax_reduction, old.shard))
     if old.weight_source is not None:
-        set_weight_source(layer, old.weight_source)
+        source, returns, values = old.weight_source, old.weight_returns, old.weight_values
+        set_weight_source(layer, source, returns=returns, values=values)
     if old.recipe_state is not None and new.recipe_state is not None:
         new.recipe_state.to(old.recipe_state.amaxes.device)
         keep_tracked(old.recipe_state, old.slot, new.recipe_state, new.slot)

@@ -41,6 +41,13 @@ def new_counter(seed: int, step: int, first_token: int, device: torch.device | s
     return counter.to(device, non_blocking=True)  # does not synchronize
 
 
+def operand_key(counter: Tensor, role: str, layer: int) -> Tensor:
+    """The key of an operand's random bits, int64 [5], from a counter [9]. It does not wait for the device."""
+    key = torch.stack([counter[field] for field in KEY_FIELDS[role]])
+    key[1] += layer * 8 + OPERAND_ROLES.index(role)
+    return key
+
+
 def moved_on(counter: Tensor, tokens: "int | Tensor") -> Tensor:
     """The counter of a call that starts `tokens` tokens into the micro-batch, a multiple of 16.
 

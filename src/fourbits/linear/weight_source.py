@@ -4,6 +4,8 @@ The layer multiplies what its source returns and never quantizes its own weight.
 the values that Dgrad re-quantizes where its operand is not the transpose of Fprop's.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from fourbits.linear.layer_state import LayerState, WeightSource, state_of
@@ -11,14 +13,23 @@ from fourbits.quant.tensor import QuantizedTensor
 from fourbits.recipe.recipe import GemmTable, table_from_text
 
 
-def set_weight_source(layer: nn.Module, source: WeightSource | None) -> None:
+def set_weight_source(
+    layer: nn.Module,
+    source: WeightSource | None,
+    *,
+    returns: bool = False,
+    values: Callable[[Tensor], Tensor] | None = None,
+) -> None:
     """Give a converted layer its weight as codes and scales; None quantizes the layer's weight again.
 
     source: called with the layer's weight (an expert's, in groups) before each forward; returns the whole
     weight [N, K], quantized along axis 1 with the table's fprop.rhs. The weight itself is not read: only its
     shape and dtype count, and it gets the gradient. Where Dgrad does not share Fprop's operand, it
-    re-quantizes that, as with source `forward`. Raises ValueError for a layer that is not converted, and for
-    a recipe with corrections, a transform in Fprop, an adaptive layout of W, or GEMMs on FP4 tensor cores.
+    re-quantizes that, as with source `forward`. returns: whether the source has the same weight before a
+    backward pass, so that eager calls ask again and save no operand. values: (weight) -> [N, K], the values
+    before they were quantized, for samples of the layer's health; None: the codes' own. Raises ValueError for
+    a layer that is not converted, and for a recipe with corrections, a transform in Fprop, an adaptive layout
+    of W, or GEMMs on FP4 tensor cores.
     """
     state = state_of(layer, "set_weight_source")
     table = table_from_text(state.table)
@@ -30,6 +41,7 @@ def set_weight_source(layer: nn.Module, source: WeightSource | None) -> None:
                 "schedule, or exclude the layer from its phases."
             )
     state.weight_source, state.weight_spec = source, table.fprop.rhs
+    state.weight_returns, state.weight_values = returns and source is not None, values
 
 
 def received_weight(state: LayerState, source: WeightSource, weight: Tensor) -> QuantizedTensor:

@@ -1,14 +1,10 @@
 """A finding of lint, and what its rules look at."""
 
-import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
-from fourbits.linear.convert import convert
 from fourbits.linear.summary import ConversionSummary
-from fourbits.model.lm import LanguageModel
+from fourbits.plan.linears import converted_on_meta
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.recipe import GemmTable, has_4_bits
 from fourbits.train.config import RunConfig
@@ -40,12 +36,7 @@ class Subject:
     @classmethod
     def of(cls, config: RunConfig, gpus: int = 1, tensor: int = 1) -> "Subject":
         """The model is built on the meta device, so no size needs memory."""
-        with torch.device("meta"):
-            model = LanguageModel(config.model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of convert: what it warns of has a rule
-            summary = convert(model, replace(config.recipe, schedule=()))
-        return cls(config, summary, gpus, tensor)
+        return cls(config, converted_on_meta(config.model, config.recipe), gpus, tensor)
 
     @property
     def tables(self) -> tuple[GemmTable, ...]:

@@ -8,6 +8,7 @@ from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.stream.manifest import is_prepared
 from fourbits.lint.finding import Finding, Subject
 from fourbits.model.counts import count_parameters
+from fourbits.plan.failures import HOURS_BETWEEN_FAILURES
 from fourbits.train.preset_figures import estimated_seconds
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.samples import run_stream
@@ -18,8 +19,6 @@ _RATE_RANGE, _BATCH_RANGE = 3.0, 8.0
 _SIMILAR = 4.0
 #: epochs up to which repeated text is nearly as good as new text (arXiv:2305.16264)
 _EPOCHS = 4.0
-#: hours between failures of one GPU: 419 interruptions of 16,384 GPUs in 54 days (arXiv:2407.21783, 3.3.4)
-_HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 #: share of the time that lost work may cost
 _LOST = 0.05
 
@@ -123,7 +122,7 @@ def checkpoints(subject: Subject) -> Iterator[Finding]:
     train, gpus = subject.config.train, subject.gpus
     step = estimated_seconds(subject.config) / train.num_steps / gpus
     whole = step * train.num_steps
-    between = _HOURS_BETWEEN_FAILURES * 3600 / gpus
+    between = HOURS_BETWEEN_FAILURES * 3600 / gpus
     steps = train.checkpoint_interval
     interval = whole if steps is None else steps * step
     if train.save_every_minutes is not None:

@@ -72,17 +72,21 @@ class TrainConfig:
     ranks together. The run
     has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
     None validates or saves only at the end. save_every_minutes: also save after so much time.
-    keep_checkpoints: the newest that stay; keep_every: those of multiples of this step stay, too. time_limit:
+    keep_checkpoints: the newest that stay; keep_every: those of multiples of this step stay, too.
+    background_saves: training waits for a copy in the host's memory only, which is written while it goes on.
+    time_limit:
     minutes after which the run saves and ends, to be resumed. validation_samples: sequences per source.
     backend: the GEMM backend; "native" uses the FP4 tensor cores of Blackwell, which "auto" selects if they
     pass a self-check. compile: "regions" compiles everything but the linear layers once per process, "model"
     the whole model. cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does
-    not depend on past steps, with the same bits. activation_checkpointing: "full" saves only the input of
-    every block and recomputes the block in the backward pass, with the same bits; "selective" does so in
-    every second block. non_finite: stop the run or
-    skip the step when the loss or a gradient is NaN or infinite; the update is skipped in either case. spike:
-    what to do with a step whose loss is far above those before it (spikes.py): nothing, report it, or skip
-    its update. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
+    not depend on past steps, with the same bits. deterministic: on a GPU, forbid operations whose sums depend
+    on the order in which threads finish, such as the usual backward pass of attention (docs/running.md).
+    activation_checkpointing: "full" saves only the input of every block and recomputes the block in the
+    backward pass, with the same bits; "selective" does so in every second block. non_finite: stop the run,
+    skip the step, or roll back when the loss or a gradient is NaN or infinite; the update is skipped in any
+    case. spike: what to do with a step whose loss is far above those before it (spikes.py): nothing, report
+    it, skip its update, or roll back. rollback_steps: how far at least (rollback.py); max_rollbacks: how
+    often. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
     health_interval: steps between samples of the layers' health (docs/health.md), null for none.
     """
 
@@ -98,15 +102,19 @@ class TrainConfig:
     save_every_minutes: float | None = None
     keep_checkpoints: int = 2
     keep_every: int | None = None
+    background_saves: bool = False
     time_limit: float | None = None
-    non_finite: Literal["stop", "skip"] = "stop"
-    spike: Literal["off", "report", "skip"] = "report"
+    non_finite: Literal["stop", "skip", "rollback"] = "stop"
+    spike: Literal["off", "report", "skip", "rollback"] = "report"
+    rollback_steps: int = 100
+    max_rollbacks: int = 5
     sinks: tuple[str, ...] = ()
     device: Literal["auto", "cpu", "cuda", "rocm", "xpu", "mps"] = "auto"
     backend: Literal["auto", "emulated", "native"] = "auto"
     threads: int | None = None
     compile: Literal["none", "regions", "model"] = "regions"
     cuda_graph: bool = True
+    deterministic: bool = False
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     log_interval: int = 10
     health_interval: int | None = 500
@@ -116,9 +124,12 @@ class TrainConfig:
             raise ValueError(
                 f"exactly one of steps and tokens must be given, got {self.steps}, {self.tokens}."
             )
-        optional = ("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every")
+        optional = (
+            *("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every"),
+            "health_interval",
+        )
         sizes = ("micro_batch_size", "gradient_accumulation", "seq_len", "validation_samples", "log_interval")
-        for name in (*sizes, "keep_checkpoints", *optional):
+        for name in (*sizes, "keep_checkpoints", "rollback_steps", "max_rollbacks", *optional):
             value: int | None = getattr(self, name)
             if value is not None:
                 _require(value >= 1, name, "at least 1", value)
@@ -130,6 +141,13 @@ class TrainConfig:
         micro_batch = self.micro_batch_size * self.seq_len
         rule = f"a multiple of {TOKEN_UNIT}, the unit of random bits"
         _require(micro_batch % TOKEN_UNIT == 0, "micro_batch_size * seq_len", rule, micro_batch)
+        rule = "a number of steps where spike or non_finite is rollback, which needs checkpoints"
+        _require(not self.rolls_back or bool(self.checkpoint_interval), "checkpoint_interval", rule, None)
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether a spike or a value that is not finite makes the run return to a checkpoint."""
+        return "rollback" in (self.non_finite, self.spike)
 
     @property
     def samples_per_step(self) -> int:

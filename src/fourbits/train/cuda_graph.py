@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fourbits.gemm.sums import without_host
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.step import counters_of, tables_of
 
@@ -36,8 +37,10 @@ def unsupported(model: nn.Module, device: torch.device) -> str | None:
         return "CUDA graphs need an NVIDIA GPU"
     if recipe_states_of(model):
         return "the recipe's amax policies and adaptive layouts make new decisions at every step"
-    if any(table.sums != "fp32" for table in tables_of(model)):
-        return "the values decide which outputs of a tensor core's sums need every term"
+    for table in tables_of(model):
+        for gemm in (table.fprop, table.dgrad, table.wgrad):
+            if not (gemm.high_precision or without_host(table.sums, gemm.lhs, gemm.rhs, device)):
+                return f"sums {table.sums} have no kernel: the host decides which outputs need every term"
     return None
 
 

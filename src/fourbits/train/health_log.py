@@ -8,6 +8,9 @@ from typing import Any
 from fourbits.data.whole_file import write_whole
 from fourbits.linear.monitor.health import HealthReport, Sampling
 
+#: an alarm is over after this many samples in a row without it, since shares cross a threshold back and forth
+OVER_AFTER = 3
+
 
 class HealthLog:
     """The samples of a run, in its folder. An error of the disk does not end the run."""
@@ -16,7 +19,8 @@ class HealthLog:
         """Continue after `last_step`; lines of later steps, which will be sampled again, are removed."""
         self._path, self._notify, self._failed = path, notify, False
         self._last: HealthReport | None = None
-        self._raised: frozenset[str] = frozenset()
+        #: by alarm that holds, the samples in a row that did not raise it
+        self._raised: dict[str, int] = {}
         if path.is_file():
             kept = [
                 line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= last_step
@@ -29,10 +33,11 @@ class HealthLog:
         for alarm in report.alarms:
             if alarm.kind not in self._raised:
                 self._notify(f"step {step}: health: {alarm.kind}: {alarm.text}")
-        now = frozenset(alarm.kind for alarm in report.alarms)
-        for kind in sorted(self._raised - now):
+        raised = {alarm.kind: 0 for alarm in report.alarms}
+        silent = {kind: count + 1 for kind, count in self._raised.items() if kind not in raised}
+        for kind in sorted(kind for kind, count in silent.items() if count == OVER_AFTER):
             self._notify(f"step {step}: health: {kind}: over")
-        self._raised = now
+        self._raised = raised | {kind: count for kind, count in silent.items() if count < OVER_AFTER}
         self._append(json.dumps({"step": step, **report.to_dict()}))
         return report.numbers()
 

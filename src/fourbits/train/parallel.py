@@ -11,7 +11,11 @@ class ParallelConfig:
     The ranks form a mesh of replicate x shard. shard: the ranks over which masters, gradients and moments of
     one copy of the model are cut (FSDP2); null: all ranks / replicate. replicate: copies of the model, whose
     gradients are summed (hybrid sharding, as one copy per node). tensor: ranks that share a layer; only 1.
-    gradients: the dtype in which gradients are summed over ranks; FP32 is what one process does. timeout:
+    gradients: the dtype in which gradients are summed over ranks; FP32 is what one process does. gather: what
+    travels when a layer's weight is put together from its shards, with equal bits: the shortest that its
+    recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. accumulate:
+    gradients of a step's micro-batches add up unsharded and are summed over ranks once, or, in the memory of
+    a shard, after every micro-batch. timeout:
     seconds without progress after which a rank is reported as hung and the run ends.
     """
 
@@ -19,6 +23,8 @@ class ParallelConfig:
     shard: int | None = None
     tensor: int = 1
     gradients: Literal["fp32", "bf16"] = "fp32"
+    gather: Literal["packed", "masters"] = "packed"
+    accumulate: Literal["unsharded", "sharded"] = "unsharded"
     timeout: float = 900.0
 
     def __post_init__(self) -> None:

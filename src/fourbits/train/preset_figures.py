@@ -63,10 +63,15 @@ def preset_figures() -> list[PresetFigures]:
     return [figures_of(name, config) for name, config in RUN_PRESETS.items()]
 
 
+def with_vocabulary(config: RunConfig) -> RunConfig:
+    """The run with the vocabulary that its model gets when the data are opened, if its tokenizer fills it."""
+    vocabulary = max(config.data.vocab_size, config.data.model_vocab_size)
+    return replace(config, model=replace(config.model, vocab_size=vocabulary))
+
+
 def figures_of(name: str, config: RunConfig) -> PresetFigures:
     """The figures of one preset."""
-    vocabulary = max(config.data.vocab_size, config.data.model_vocab_size)
-    config = replace(config, model=replace(config.model, vocab_size=vocabulary))
+    config = with_vocabulary(config)
     parameters = sum(count_parameters(config.model).values())
     measured = MEASURED.get(name)
     tokens = config.train.num_steps * config.train.tokens_per_step

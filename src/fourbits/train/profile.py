@@ -31,7 +31,7 @@ _NAMES = {
     ),
     "GEMM": (
         *("tma_kernel", "pointer_kernel", "sum_kernel", "grouped_rows_kernel", "grouped_sums_kernel"),
-        "grouped_columns_kernel",
+        *("grouped_columns_kernel", "chain_"),
         *("gemm", "nvjet", "cutlass", "xmma"),
     ),
     "attention": ("flash", "fmha", "sdpa", "attention"),

@@ -10,6 +10,7 @@ import torch
 
 from fourbits.device import choose_backend, probe
 from fourbits.train.config import RunConfig
+from fourbits.train.determinism import deterministic
 from fourbits.train.listener import RunListener
 from fourbits.train.log_file import LogFile
 from fourbits.train.opening import open_run
@@ -62,7 +63,8 @@ def run(
         if on_profile is not None:
             require_kernels(device)  # before any text is prepared
         is_new = not folder.path.exists()
-        with folder.locked(), log.session(), num_threads(config.train.threads):
+        exact = deterministic(config.train.deterministic, device.torch_device)
+        with folder.locked(), log.session(), num_threads(config.train.threads), exact:
             cache = folder.path / "data" if data_cache is None else Path(data_cache)
             found = open_run(config, folder, cache, listener, start_from, is_new, ranks)
             if found.message:

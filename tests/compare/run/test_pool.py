@@ -17,13 +17,15 @@ from rich.console import Console
 
 from fourbits.compare.run.execute import Interrupted, execute_runs
 from fourbits.compare.run.jobs import Jobs, choose_jobs
-from fourbits.compare.run.pool import WorkerDiedError
+from fourbits.compare.run.pool import Pool, Worker, WorkerDiedError
 from fourbits.compare.run.progress import MatrixProgress, RunProgress
 from fourbits.compare.run.run_matrix import RunMatrix, build_matrix
 from fourbits.compare.run.worker import portable
+from fourbits.device import probe
 from fourbits.train.config import RunConfig
 from fourbits.train.listener import Record
 from fourbits.train.run_folder import RunFolder
+from fourbits.train.stop import StopRequest
 
 TWO = Jobs(parallel=2, threads=1)
 ONE = Jobs(parallel=1, threads=1)
@@ -248,6 +250,57 @@ def test_jobs_depend_on_the_model_the_machine_and_the_request(
     matrix = build_matrix(config, "small", ("bf16", "fp8", "nvfp4"), (0, 1), tmp_path)
     jobs = choose_jobs(matrix, requested)
     assert (jobs.parallel, jobs.threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("allowed", "requested", "expected"),
+    [
+        (None, None, (3, ("0", "1", "2"))),
+        ("5, GPU-1a2b,0", None, (3, ("5", "GPU-1a2b", "0"))),
+        (None, 6, (6, ("0", "1", "2"))),
+        (None, 1, (1, ("0", "1", "2"))),
+    ],
+)
+def test_by_default_each_gpu_executes_one_run(
+    small_run: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    allowed: str | None,
+    requested: int | None,
+    expected: tuple[int, tuple[str, ...]],
+):
+    machine = replace(probe("cpu"), kind="cuda")
+    monkeypatch.setattr("fourbits.compare.run.jobs.probe", lambda device: machine)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 12)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    matrix = build_matrix(small_run, "small", ("bf16", "fp8", "nvfp4"), (0, 1), tmp_path)
+    jobs = choose_jobs(matrix, requested)
+    assert (jobs.parallel, jobs.gpus) == expected
+
+
+def test_parallel_runs_share_the_gpus_out_among_themselves(
+    small_run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[str] = []
+
+    class Idle(Worker):
+        def __init__(self, matrix: RunMatrix, threads: int, gpu: str | None = None) -> None:
+            super().__init__(matrix, threads, gpu)
+            environment = Path(f"/proc/{self.process.pid}/environ").read_bytes().split(b"\0")
+            (name,) = (each for each in environment if each.startswith(b"CUDA_VISIBLE_DEVICES="))
+            seen.append(name.decode().partition("=")[2])
+
+        def start(self, number: int, run: RunProgress) -> None:
+            pass
+
+    monkeypatch.setattr("fourbits.compare.run.pool.Worker", Idle)
+    matrix = build_matrix(small_run, "small", ("bf16", "fp8", "nvfp4"), (0,), tmp_path)
+    with Pool(matrix, Jobs(3, 1, ("4", "7")), Watcher(matrix), "") as pool:
+        pool.execute([0, 1, 2], StopRequest(), lambda worker: None)
+    assert seen == ["4", "7", "4"]
 
 
 def test_zero_jobs_are_refused(small_run: RunConfig, tmp_path: Path):

@@ -29,9 +29,15 @@ def operands(ranks, file, cache, out):
     return {number: hashes for each in found for number, hashes in each.items()}
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_every_operand_of_a_step_is_that_of_one_process(config, data_cache, tmp_path, checkpointing):
-    changes = {"train.gradient_accumulation": 4, "train.activation_checkpointing": checkpointing}
+@pytest.mark.parametrize(
+    ("checkpointing", "gather"), [("none", "packed"), ("full", "packed"), ("none", "masters")]
+)
+def test_every_operand_of_a_step_is_that_of_one_process(config, data_cache, tmp_path, checkpointing, gather):
+    changes = {
+        "train.gradient_accumulation": 4,
+        "train.activation_checkpointing": checkpointing,
+        "parallel.gather": gather,
+    }
     settings = override(config, changes)
     open_data(settings.data, data_cache)
     file = written(settings, tmp_path)
@@ -41,5 +47,5 @@ def test_every_operand_of_a_step_is_that_of_one_process(config, data_cache, tmp_
     assert {len(hashes) for hashes in one.values()} == {12 if checkpointing == "none" else 16}
     # stochastic rounding and data differ between micro-batches
     assert len({hashes for each in one.values() for hashes in each}) > 12
-    for ranks in (2, 4):
+    for ranks in (1, 2, 4):
         assert operands(ranks, file, data_cache, tmp_path / f"{ranks}") == one

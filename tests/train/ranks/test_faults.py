@@ -38,6 +38,12 @@ def file(steady, tmp_path_factory):
     return written(steady, tmp_path_factory.mktemp("config"))
 
 
+@pytest.fixture(params=["waiting", "background"])
+def saves(request):
+    """The options of a run whose training waits for its saves, and of one that saves in the background."""
+    return ["--train.background_saves", "true"] if request.param == "background" else []
+
+
 class Launched:
     """torchrun in the background, with its output in files."""
 
@@ -95,10 +101,10 @@ def killed(launched, kills, rng):
         launched.wait_for(lambda victim=victim: victim not in (launched.rank(0), launched.rank(1)))
 
 
-def test_a_run_whose_ranks_are_killed_has_the_bits_of_an_undisturbed_one(file, tmp_path):
+def test_a_run_whose_ranks_are_killed_has_the_bits_of_an_undisturbed_one(file, saves, tmp_path):
     undisturbed = torchrun(2, ["train", file, "--out", str(tmp_path / "whole")])
     assert undisturbed.returncode == 0, undisturbed.stderr
-    launched = Launched(tmp_path, file, options=["--max-restarts", str(KILLS)])
+    launched = Launched(tmp_path, file, *saves, options=["--max-restarts", str(KILLS)])
     killed(launched, KILLS, random.Random(3))
     code, errors = launched.end()
     assert code == 0, errors
@@ -108,8 +114,8 @@ def test_a_run_whose_ranks_are_killed_has_the_bits_of_an_undisturbed_one(file, t
     assert timeless(launched.out) == timeless(tmp_path / "whole")
 
 
-def test_sigterm_saves_on_all_ranks_and_is_not_restarted(file, tmp_path):
-    launched = Launched(tmp_path, file, options=["--max-restarts", "3"])
+def test_sigterm_saves_on_all_ranks_and_is_not_restarted(file, saves, tmp_path):
+    launched = Launched(tmp_path, file, *saves, options=["--max-restarts", "3"])
     launched.wait_for(lambda: launched.reached(7))
     launched.process.send_signal(signal.SIGTERM)
     code, _ = launched.end()
@@ -161,10 +167,10 @@ def test_a_loss_that_is_not_finite_is_reported_once(file, tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["ended"] == "non-finite"
 
 
-def test_a_full_disk_in_a_save_is_reported_once_and_earlier_checkpoints_stay(file, tmp_path):
+def test_a_full_disk_in_a_save_is_reported_once_and_earlier_checkpoints_stay(file, saves, tmp_path):
     """The system's limit on a file's size stands for the disk; shards of the optimizer exceed it."""
     assert torchrun(2, ["train", file, "--out", str(tmp_path / "run"), "--train.steps", "2"]).returncode == 0
-    words = ["train", file, "--out", str(tmp_path / "run"), "--train.steps", "4"]
+    words = ["train", file, "--out", str(tmp_path / "run"), "--train.steps", "4", *saves]
     limited = ["bash", "-c", 'ulimit -f 150 && exec "$@"', "limited", *command_of(2, words)]
     ended = subprocess.run(limited, capture_output=True, text=True, timeout=PATIENCE, env=environment())
     assert ended.returncode != 0

@@ -31,7 +31,7 @@ class StopsAt2(RunListener):
 def unclipped(config):
     """Without clipping, whose factor is a norm over shards, and with fewer steps."""
     changes = {"optim.grad_clip": None, "train.steps": 6, "train.checkpoint_interval": 2}
-    return override(config, {**changes, "train.keep_checkpoints": 9})
+    return override(config, {**changes, "train.keep_checkpoints": 9, "train.health_interval": 2})
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +67,20 @@ def test_two_ranks_record_the_losses_of_one_process(runs):
     assert norms[1] == pytest.approx(norms[0], rel=2**-20)
 
 
+def test_two_ranks_sample_the_health_of_one_process(runs):
+    """Rank 0 has the first micro-batch. Its weights travel as codes, but samples read whole masters."""
+    one, two = ((out / "health.jsonl").read_text().splitlines() for out in runs[:2])
+    # of steps 2, 4 and 6; what swings is seen from the third on, and a resumed run has only two
+    assert len(one) == len(two) == 3
+    assert two[:2] == one[:2]
+    assert "as codes and scales" in (runs[1] / "log.txt").read_text()
+
+
 def test_manifests_of_one_process_and_two_ranks_have_equal_hashes(runs):
     one, two = (json.loads((out / "manifest.json").read_text()) for out in runs[:2])
     assert one["hashes"] == two["hashes"]
-    assert two["parallel"] == {"ranks": 2, "mesh": {"replicate": 1, "shard": 2}, "gradients": "fp32"}
+    forms = {"gradients": "fp32", "gather": "packed", "accumulate": "unsharded"}
+    assert two["parallel"] == {"ranks": 2, "mesh": {"replicate": 1, "shard": 2}, **forms}
     assert [session["ranks"] for session in two["sessions"]] == [1, 2]
 
 

@@ -1,5 +1,6 @@
-"""How many runs of a comparison execute in parallel, and on how many CPU threads each."""
+"""How many runs of a comparison execute in parallel, on which GPUs, and on how many CPU threads each."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +18,15 @@ MAX_DEFAULT_JOBS = 4
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """How a comparison uses the machine. parallel: runs in parallel; threads: CPU threads per run."""
+    """How a comparison uses the machine. parallel: runs in parallel; threads: CPU threads per run.
+
+    gpus: the GPUs that parallel runs share out among themselves, as CUDA_VISIBLE_DEVICES names them; empty
+    where there is no choice.
+    """
 
     parallel: int
     threads: int
+    gpus: tuple[str, ...] = ()
 
 
 def choose_jobs(matrix: RunMatrix, requested: int | None = None) -> Jobs:
@@ -33,16 +39,22 @@ def choose_jobs(matrix: RunMatrix, requested: int | None = None) -> Jobs:
     cores = torch.get_num_threads()
     if requested is not None and requested < 1:
         raise ValueError(f"--jobs must be at least 1, got {requested}.")
-    parallel = requested or 1
-    if requested is None and _is_small(matrix) and _on_cpu(config.train.device):
+    kind = probe(None if config.train.device == "auto" else config.train.device).kind
+    gpus = visible_gpus() if kind == "cuda" else ()
+    parallel = requested or max(1, len(gpus))
+    if requested is None and _is_small(matrix) and kind == "cpu":
         parallel = max(1, min(MAX_DEFAULT_JOBS, cores // (config.train.threads or 1)))
     parallel = min(parallel, len(matrix.runs))
-    return Jobs(parallel, config.train.threads or max(1, cores // parallel))
+    return Jobs(parallel, config.train.threads or max(1, cores // parallel), gpus)
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The NVIDIA GPUs that this process sees, as CUDA_VISIBLE_DEVICES of a child process names them."""
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(count)) if named is None else map(str.strip, named.split(","))
+    return tuple(names)[:count]
 
 
 def _is_small(matrix: RunMatrix) -> bool:
     return count_parameters(matrix.runs[0].config.model)["linear"] <= SMALL_MODEL
-
-
-def _on_cpu(device: str) -> bool:
-    return probe(None if device == "auto" else device).kind == "cpu"

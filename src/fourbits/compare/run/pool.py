@@ -5,6 +5,7 @@ hang. Each worker has its own pipe, so a worker that is killed mid-message canno
 """
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -36,13 +37,17 @@ class WorkerDiedError(ChildProcessError):
 class Worker:
     """One worker process. run: the progress of the run it executes, None while it is idle."""
 
-    def __init__(self, matrix: RunMatrix, threads: int) -> None:
+    def __init__(self, matrix: RunMatrix, threads: int, gpu: str | None = None) -> None:
+        """gpu: the only one that the process sees; None for all."""
         self.connection, other_end = Pipe()
         pipe = other_end.fileno()
         # -P: a file in the current folder must not shadow an installed module of the same name.
         command = [sys.executable, "-P", "-m", WORKER_MODULE, str(pipe)]
+        environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
         with other_end, _ignored_interrupts():
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[pipe])
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[pipe], env=environment
+            )
         self._send(matrix, threads)
         self.number, self.together = 0, 0
         self.run: RunProgress | None = None
@@ -108,8 +113,9 @@ class Pool:
         """
         pending = deque(numbers)
         failure: Exception | None = None
-        for _ in range(min(self.jobs.parallel, len(pending))):
-            self.workers.append(Worker(self.matrix, self.jobs.threads))
+        for number in range(min(self.jobs.parallel, len(pending))):
+            gpu = self.jobs.gpus[number % len(self.jobs.gpus)] if self.jobs.gpus else None
+            self.workers.append(Worker(self.matrix, self.jobs.threads, gpu))
         while True:
             if stop.requested or failure:
                 pending.clear()

@@ -13,7 +13,7 @@ from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.launcher import Box, Launcher
 
 _SUM_COLUMNS = 512
-#: bytes of shared memory for staging an output tile of the TMA kernel
+#: bytes of shared memory of an SM for staging output tiles of the TMA kernel
 LEAVING = 32 << 10
 
 
@@ -66,7 +66,7 @@ class TmaGemm:
     def __init__(self, problem: Problem, gpu: GpuModel) -> None:
         a, b, self.out_dtype, bias, device = problem
         self.M, self.N, self.K, self.empty = a.rows, b.rows, problem.length, allocator(device)
-        tile, self.split_k = best_work(gpu, self.M, self.N, self.K)
+        tile, self.split_k = best_work(gpu, self.M, self.N, self.K, a.axis == 0)
         self.slab = ceil_div(self.M, tile.m) * tile.m
         self.parts_shape = (self.split_k * self.slab, ceil_div(self.N, 4) * 4)
         self.launch = self._product(tile, (a, b), bias is not None and self.split_k == 1, device, gpu.sms)
@@ -90,8 +90,9 @@ class TmaGemm:
         a, b = operands
         rows, columns = self.parts_shape if split else (self.M, self.N)
         size = 4 if split else torch.empty(0, dtype=self.out_dtype, device="cpu").element_size()
-        pieces = max(1, tile.m * tile.n * size // LEAVING)
-        programs = min(sms, ceil_div(self.M, tile.m) * ceil_div(self.N, tile.n) * self.split_k)
+        pieces = max(1, tile.m * tile.n * size * tile.programs // LEAVING)
+        works = ceil_div(self.M, tile.m) * ceil_div(self.N, tile.n) * self.split_k
+        programs = min(sms * tile.programs, works)
         return Launcher(
             tma_kernel,
             (programs,),
@@ -134,7 +135,7 @@ class PointerGemm:
     def __init__(self, problem: Problem, gpu: GpuModel) -> None:
         a, b, self.out_dtype, bias, device = problem
         self.M, self.N, self.K, self.empty = a.rows, b.rows, problem.length, allocator(device)
-        tile = best_work(gpu, self.M, self.N, self.K, splits=(1,)).tile
+        tile = best_work(gpu, self.M, self.N, self.K, a.axis == 0, splits=(1,)).tile
         self.a, self.b = _strides(a), _strides(b)
         programs = ceil_div(self.M, tile.m) * ceil_div(self.N, tile.n)
         self.launch = None if not programs else Launcher(

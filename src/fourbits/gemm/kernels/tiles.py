@@ -18,9 +18,14 @@ class Tile(NamedTuple):
     k: int
     stages: int
     warps: int
-    #: microseconds per step, and for everything else, measured on an H100; only ratios matter
+    #: microseconds per step, and for everything else, of as many tiles as an SM has programs, measured on
+    #: Hopper GPUs; only ratios matter
     step_time: float
     rest_time: float
+    #: step_time where the left operand is contracted along its rows, as in Wgrad
+    columns_time: float
+    #: programs that share an SM, of which one multiplies while another writes
+    programs: int = 1
 
 
 class GpuModel(NamedTuple):
@@ -39,15 +44,16 @@ class Work(NamedTuple):
 
 
 _LARGE_MEMORY = (
-    Tile(128, 256, 64, 4, 8, 0.62, 3.0),
-    Tile(128, 128, 64, 4, 8, 0.37, 1.4),
-    Tile(64, 128, 64, 4, 4, 0.31, 1.0),
+    Tile(128, 256, 64, 4, 8, 0.60, 1.5, 0.62),
+    Tile(128, 128, 64, 4, 8, 0.37, 0.65, 0.51),
+    Tile(64, 128, 64, 4, 4, 0.31, 0.5, 0.40),
+    Tile(128, 128, 64, 3, 4, 0.67, 1.2, 0.85, programs=2),
 )
 #: sm_100 accumulates in tensor memory and stages the output in addition to the operands
-_TENSOR_MEMORY = tuple(tile._replace(stages=3) for tile in _LARGE_MEMORY)
-_SMALL_MEMORY = (Tile(128, 128, 32, 3, 8, 0.19, 1.4), Tile(64, 64, 32, 3, 4, 0.12, 1.0))
-_INTERPRETED = GpuModel(8, True, (Tile(32, 32, 32, 1, 4, 1.0, 0.0),))
-_SPLITS = (1, 2, 4, 8)
+_TENSOR_MEMORY = tuple(tile._replace(stages=3) for tile in _LARGE_MEMORY if tile.programs == 1)
+_SMALL_MEMORY = (Tile(128, 128, 32, 3, 8, 0.19, 1.4, 0.19), Tile(64, 64, 32, 3, 4, 0.12, 1.0, 0.12))
+_INTERPRETED = GpuModel(8, True, (Tile(32, 32, 32, 1, 4, 1.0, 0.0, 1.0),))
+_SPLITS = tuple(range(1, 9))
 #: launch time in microseconds of the kernel that adds split-K sums, and its bytes per microsecond
 _SUM_START, _SUM_RATE = 4.0, 2e6
 
@@ -65,15 +71,22 @@ def gpu_model(device: torch.device) -> GpuModel:
 
 
 @functools.lru_cache(maxsize=4096)
-def best_work(gpu: GpuModel, M: int, N: int, K: int, splits: tuple[int, ...] = _SPLITS) -> Work:
-    """The fastest division: waves times the time of a tile, plus adding the split-K sums."""
+def best_work(
+    gpu: GpuModel, M: int, N: int, K: int, columns: bool, splits: tuple[int, ...] = _SPLITS
+) -> Work:
+    """The fastest division: waves times the time of a tile, plus adding the split-K sums.
+
+    columns: whether the left operand is contracted along its rows.
+    """
 
     def time(work: Work) -> float:
         tile = work.tile
-        waves = ceil_div(ceil_div(M, tile.m) * ceil_div(N, tile.n) * work.split_k, gpu.sms)
+        step_time = tile.columns_time if columns else tile.step_time
+        programs = ceil_div(M, tile.m) * ceil_div(N, tile.n) * work.split_k
+        waves = ceil_div(programs, gpu.sms * tile.programs)
         steps = ceil_div(ceil_div(K, tile.k), work.split_k)
         adding = 0.0 if work.split_k == 1 else _SUM_START + 8.0 * work.split_k * M * N / _SUM_RATE
-        return waves * (steps * tile.step_time + tile.rest_time) + adding
+        return waves * (steps * step_time + tile.rest_time) + adding
 
     return min((Work(tile, count) for tile in gpu.tiles for count in splits), key=time)
 

@@ -83,7 +83,8 @@ def truncates_nothing(a: Rows, b: Rows, core: TensorCore) -> Tensor:
     above that of the largest term or of the product of the rows' norms, which bounds the running value.
     """
     (top_a, least_a, norm_a), (top_b, least_b, norm_b) = (_extent(rows, core) for rows in (a, b))
-    bound = torch.frexp(norm_a[:, None] * norm_b[None, :])[1]
+    product = norm_a[:, None] * norm_b[None, :]
+    bound = torch.where(torch.isfinite(product), torch.frexp(product)[1], _HIGHEST)
     top = (top_a[:, None] + top_b[None, :]).maximum(bound).clamp_min(core.zero_exponent)
     # infinity and NaN have every exponent, and are left to the terms
     return (top - core.fraction_bits <= least_a[:, None] + least_b[None, :]) & (bound < 127) & (bound > -100)

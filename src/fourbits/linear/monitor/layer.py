@@ -6,8 +6,16 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.health import lost_blocks_and_large_rows
-from fourbits.linear.monitor.operand import STATS, Sample, part_of, rows_of_sample, sampled, whole_amax
-from fourbits.linear.sr_counter import KEY_FIELDS
+from fourbits.linear.monitor.operand import (
+    STATS,
+    Sample,
+    part_of,
+    rotation_of,
+    rows_of_sample,
+    sampled,
+    whole_amax,
+)
+from fourbits.linear.sr_counter import operand_key
 from fourbits.quant.correction import correction_of, split_residual
 from fourbits.quant.cpu.compiled import uncompiled_quantizers
 from fourbits.quant.operand import OperandSpec
@@ -43,6 +51,11 @@ class LayerTap:
         self._call: _Call | None = None
         self._parts: dict[str, Sample] = {}
         self._of_x: Tensor | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has seen no call yet."""
+        return self._call is None
 
     @torch.no_grad()
     @uncompiled_quantizers()
@@ -108,29 +121,30 @@ class _Call(NamedTuple):
 
     def sample(self, role: str, x: Tensor) -> Sample:
         """A sample of the operand that a role makes of X, W or dY."""
-        spec, axis, key = self.table.operand(role), _AXES[role], self._key(role, x.device)
+        spec, axis, key = (
+            self.table.operand(role),
+            _AXES[role],
+            operand_key(self.counter.to(x.device), role, self.layer),
+        )
         if spec.correction:
             x = split_residual(correction_of(spec.correction), x)[0]
             spec = spec.of_residual
+        rotation = rotation_of(spec, key)
         part = part_of(x, rows_of_sample(x.shape[1 - axis], spec), 1 - axis)
         if spec.source != "forward":
-            return sampled(part, spec, axis, self._amax(role, x, spec, axis, key), key)
+            amax = self._amax(role, whole_amax(x, spec, axis, rotation), spec)
+            return sampled(part, spec, axis, amax, key, rotation)
         # the values of Fprop's operand are quantized again, contracted over the other axis
         first = self.table.operand("fprop.rhs" if role == "dgrad.rhs" else "fprop.lhs")
-        forward = sampled(part, first, 1 - axis, whole_amax(x, first, 1 - axis, key), key).found
-        return sampled(part, spec, axis, None, key, quantized_from=forward.contiguous())
+        of_first = rotation_of(first, key)
+        amax = whole_amax(x, first, 1 - axis, of_first)
+        forward = sampled(part, first, 1 - axis, amax, key, of_first).found
+        return sampled(part, spec, axis, None, key, rotation, quantized_from=forward.contiguous())
 
-    def _amax(self, role: str, x: Tensor, spec: OperandSpec, axis: int, key: Tensor) -> Tensor | None:
-        """The operand's amax in the call: what an amax policy gave, or the whole tensor's."""
-        own = whole_amax(x, spec, axis, key)
+    def _amax(self, role: str, own: Tensor | None, spec: OperandSpec) -> Tensor | None:
+        """The operand's amax in the call: what an amax policy gave, or the whole tensor's own."""
         if own is None or self.amax is None or spec.amax_policy == "current":
             return own
         shared = role == "dgrad.rhs" and self.table.shares_weight
         given = self.amax[OPERAND_ROLES.index("fprop.rhs" if shared else role)]
         return torch.where(given >= 0, given, own)
-
-    def _key(self, role: str, device: torch.device) -> Tensor:
-        fields = torch.tensor(KEY_FIELDS[role], device=device, dtype=torch.int64)
-        key = self.counter.to(device)[fields]
-        key[1] += self.layer * 8 + OPERAND_ROLES.index(role)
-        return key

@@ -53,14 +53,26 @@ def part_of(x: Tensor, ranges: list[tuple[int, int]], axis: int) -> Tensor:
     return torch.cat([x.narrow(axis, first, last - first) for first, last in ranges], axis).contiguous()
 
 
-def whole_amax(x: Tensor, spec: OperandSpec, axis: int, key: Tensor) -> Tensor | None:
+def rotation_of(spec: OperandSpec, key: Tensor) -> Tensor | None:
+    """The matrix of an operand's transform, fp32 [rht, rht], from whose right rows are multiplied; None
+    without one. It is read off the quantized identity, all of whose elements have one magnitude.
+    """
+    if not spec.rht:
+        return None
+    identity = torch.eye(spec.rht, dtype=torch.float32, device=key.device)
+    plain = OperandSpec(block=(1, 16), rht=spec.rht, rht_signs=spec.rht_signs)
+    signs = quantize(identity, plain, 1, sr_key=key).dequantize(torch.float32).sign()
+    return signs / spec.rht**0.5
+
+
+def whole_amax(x: Tensor, spec: OperandSpec, axis: int, rotation: Tensor | None) -> Tensor | None:
     """The amax of a whole tensor as an operand contracted over `axis`, fp32 scalar; None if it has none."""
     if not spec.tensor_scaled:
         return None
-    if not spec.rht:
+    if rotation is None:
         return x.abs().amax().to(torch.bfloat16 if spec.source == "bf16" else x.dtype).float()
     rows = x if axis == 1 else x.t()
-    found = [_transformed(chunk.float(), spec, key).abs().amax() for chunk in rows.split(_CHUNK)]
+    found = [_transformed(chunk.float(), rotation).abs().amax() for chunk in rows.split(_CHUNK)]
     return torch.stack(found).amax()
 
 
@@ -70,9 +82,11 @@ def sampled(
     axis: int,
     amax: Tensor | None,
     key: Tensor,
+    rotation: Tensor | None,
     quantized_from: Tensor | None = None,
 ) -> Sample:
-    """Measure a part of an operand, contracted over `axis`. key: int64 [5], of its random bits.
+    """Measure a part of an operand, contracted over `axis`. key: int64 [5], of its random bits; rotation: of
+    its transform.
 
     quantized_from: the values that are quantized, where they are not those of the part itself.
     """
@@ -84,45 +98,57 @@ def sampled(
     q = quantize(part if quantized_from is None else quantized_from, spec, axis, amax=amax, sr_key=key)
     exact = (part.bfloat16() if spec.source == "bf16" else part).float()
     exact, found = (each.t() if axis == 0 else each for each in (exact, q.dequantize(torch.float32)))
-    if spec.rht:
-        exact = _transformed(exact, spec, key)
+    if rotation is not None:
+        exact = _transformed(exact, rotation)
     return Sample(exact, found, _stats(q, exact, found), q.element_codes()[:, : q.contraction_size])
 
 
 def _stats(q: QuantizedTensor, exact: Tensor, found: Tensor) -> Tensor:
-    present = exact != 0
-    at_max, at_zero = _scale_stats(q, exact, present)
-    zeros = _share((found == 0) & present, present)
-    error, signal = (found - exact).square().sum(), exact.square().sum()
-    return torch.stack((at_max, at_zero, zeros, _clipped(q, exact, present), error, signal))
+    """In the order of STATS. Few operations: the host takes longer to start one than a GPU to run it."""
+    magnitude = exact.abs()
+    present = magnitude > 0
+    at_max, at_zero, blocks = _scale_stats(q, magnitude)
+    zeros = ((found == 0) & present).sum(dtype=torch.float32)
+    counts = torch.stack((at_max, at_zero, zeros, _clipped(q, magnitude)))
+    elements = present.sum(dtype=torch.float32)
+    of = torch.stack((blocks, blocks, elements, elements)).clamp(min=1)
+    sums = torch.stack(((found - exact).square().sum(), exact.square().sum()))
+    return torch.cat((counts / of, sums))
 
 
-def _scale_stats(q: QuantizedTensor, exact: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Shares of nonzero blocks whose scale is the largest one, and zero; NaN where no scale saturates."""
+def _scale_stats(q: QuantizedTensor, magnitude: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many of the nonzero blocks have the largest scale, how many zero, and how many nonzero blocks there
+    are. fp32, NaN where no scale saturates.
+    """
     fmt, size = q.spec.block_format, q.spec.block_size
-    unknown = exact.new_full((), torch.nan)
     if size is None or fmt.scale in (None, "fp32", "e8m0"):
-        return unknown, unknown
+        unknown = magnitude.new_full((), torch.nan)
+        return unknown, unknown, unknown
     scales = decode_scales(q.block_scale, fmt)
-    used = _in_blocks(present.float(), size) > 0
-    used = used[: scales.shape[0], : scales.shape[1]]
-    return _share((scales >= fmt.scale_max) & used, used), _share((scales == 0) & used, used)
+    used = _in_blocks(magnitude, size).amax((1, 3)) > 0
+    at_max, at_zero = (
+        (each & used).sum(dtype=torch.float32) for each in (scales >= fmt.scale_max, scales == 0)
+    )
+    return at_max, at_zero, used.sum(dtype=torch.float32)
 
 
-def _clipped(q: QuantizedTensor, exact: Tensor, present: Tensor) -> Tensor:
-    """The share of elements beyond the range of their block's scale; blocks without scale do not count."""
-    fmt, size = q.spec.block_format, q.spec.block_size
+def _clipped(q: QuantizedTensor, magnitude: Tensor) -> Tensor:
+    """How many elements are beyond the range of their block's scale, fp32; not of blocks without scale."""
+    fmt, size, outer = q.spec.block_format, q.spec.block_size, q.spec.outer_size
     assert fmt.element is not None
     if q.spec.rounding == "ms-eden":  # clips by design, and corrects for it
-        return exact.new_full((), torch.nan)
-    shape = exact.shape
-    limit = exact.new_full((), fmt.element.max_value * _ROUNDING)
+        return magnitude.new_full((), torch.nan)
+    limit = magnitude.new_full((), fmt.element.max_value * _ROUNDING)
     if size is not None:
         scales = decode_scales(q.block_scale, fmt)
-        scales = torch.where(scales > 0, scales + _rounded_off(scales, fmt.scale), 0.0)
-        limit = limit * spread(scales, size, shape)
-    limit = limit * spread(q.global_scale, q.spec.outer_size, shape)
-    return _share((exact.abs() > limit) & (limit > 0), present)
+        limit = torch.where(scales > 0, scales + _rounded_off(scales, fmt.scale), torch.inf) * limit
+    if outer is not None:
+        limit = spread(limit, size, magnitude.shape) * spread(q.global_scale, outer, magnitude.shape)
+    else:
+        limit = limit * q.global_scale
+        if size is not None:
+            magnitude, limit = _in_blocks(magnitude, size), limit[:, None, :, None]
+    return (magnitude > limit).sum(dtype=torch.float32)
 
 
 def _rounded_off(scales: Tensor, scale: str | None) -> Tensor:
@@ -137,24 +163,15 @@ def _rounded_off(scales: Tensor, scale: str | None) -> Tensor:
     return step / 2
 
 
-def _transformed(exact: Tensor, spec: OperandSpec, key: Tensor) -> Tensor:
-    """The exact values after the operand's random Hadamard transform, padded to its size.
-
-    The transform is read off the quantized identity, all of whose elements have one magnitude.
-    """
-    size = spec.rht
-    identity = torch.eye(size, dtype=torch.float32, device=exact.device)
-    plain = OperandSpec(block=(1, 16), rht=size, rht_signs=spec.rht_signs)
-    signs = quantize(identity, plain, 1, sr_key=key).dequantize(torch.float32).sign()
+def _transformed(exact: Tensor, rotation: Tensor) -> Tensor:
+    """The exact values after an operand's transform, padded to its size."""
+    size = rotation.shape[0]
     padded = nn.functional.pad(exact, (0, -exact.shape[1] % size))
-    return (padded.unflatten(1, (-1, size)) @ (signs / size**0.5)).flatten(1)
+    return (padded.unflatten(1, (-1, size)) @ rotation).flatten(1)
 
 
 def _in_blocks(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """The largest element of each block."""
-    x = nn.functional.pad(x, (0, -x.shape[1] % size[1], 0, -x.shape[0] % size[0]))
-    return x.unflatten(1, (-1, size[1])).unflatten(0, (-1, size[0])).amax((1, 3))
-
-
-def _share(counted: Tensor, of: Tensor) -> Tensor:
-    return counted.sum().to(torch.float32) / of.sum().clamp(min=1)
+    """[R, C] as [blocks down, size, blocks across, size], padded with zeros."""
+    if x.shape[0] % size[0] or x.shape[1] % size[1]:
+        x = nn.functional.pad(x, (0, -x.shape[1] % size[1], 0, -x.shape[0] % size[0]))
+    return x.unflatten(1, (-1, size[1])).unflatten(0, (-1, size[0]))

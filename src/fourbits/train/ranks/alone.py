@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fourbits.linear.amax_policy import Reduce
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
+from fourbits.train.background import BackgroundSaver
 from fourbits.train.checkpoint import Checkpoint, Tensors, load_tensors, save_checkpoint
 
 T = TypeVar("T")
@@ -78,6 +79,18 @@ class Ranks:
         """The masters that this process updates, by name, of a converted model."""
         return dict(model.named_parameters())
 
+    def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+        """As `share`, of a model on the meta device, whose masters get storage without values."""
+        model.to_empty(device=self.device)
+        return dict(model.named_parameters())
+
+    def weights_changed(self) -> None:
+        """Weights may have been written since the last forward pass. All ranks must call it."""
+
+    def notes(self) -> list[str]:
+        """What the log should say of how weights travel."""
+        return []
+
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """A micro-batch begins. last: of this rank's in the step, after which gradients are complete."""
 
@@ -115,6 +128,18 @@ class Ranks:
     def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
         """Write the checkpoint folder/step_N. Raises what `save_checkpoint` raises."""
         save_checkpoint(folder, step, files, state)
+
+    def saver(self) -> BackgroundSaver:
+        """What saves while training goes on. All ranks must create it together."""
+        return BackgroundSaver(save_checkpoint, self)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """This process's part of a tensor that `stored` returned."""
+        return tensor
+
+    def hosted(self, like: Tensor, local: Tensor) -> Tensor:
+        """A tensor as `stored` returns it, whose part is in the host's memory."""
+        return local
 
     def load(self, checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor]:
         """This process's shards of the tensors of one part. Raises what `load_tensors` raises."""

@@ -36,7 +36,7 @@ class FollowerFolder(RunFolder):
 class FollowerMetrics:
     """The metrics that another rank writes."""
 
-    sha256 = ""
+    sha256, size = "", 0
     skipped_in_a_row = 0
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -59,7 +59,12 @@ class FollowerKeeper(CheckpointKeeper):
     """Checkpoints that another rank removes. Each rank writes its shards."""
 
     def proved(self, step: int) -> None:
-        """Rank 0 removes old ones."""
+        """Rank 0 removes old ones. Raises what a save in the background raised."""
+        self._learn(wait=False)
 
-    def rotate(self) -> None:
+    def rotate(self, finite: int | None = None) -> None:
+        """Rank 0 does it, after this."""
+        self.settle()
+
+    def return_to(self, step: int, state: Mapping[str, Any]) -> None:
         """Rank 0 does it."""

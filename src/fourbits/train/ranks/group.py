@@ -1,8 +1,7 @@
 """RankGroup: several processes that train one model, on torch.distributed and FSDP2."""
 
-import json
+import functools
 import math
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -17,19 +16,20 @@ from torch.distributed.tensor import DTensor
 
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
+from fourbits.train.background import BackgroundSaver
 from fourbits.train.checkpoint import Checkpoint, Tensors, open_tensors
 from fourbits.train.parallel import ParallelConfig, mesh_shape
+from fourbits.train.ranks.agreement import Agreements
 from fourbits.train.ranks.alone import Ranks, StepSums, Wishes
-from fourbits.train.ranks.failure import FAILED, OtherRankError
+from fourbits.train.ranks.apart import Apart, gathered
+from fourbits.train.ranks.gather import Choice, Packed, describe, send_short
 from fourbits.train.ranks.launcher import Place
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
 from fourbits.train.ranks.shards import collect_gradients, completes_gradients, fill, own_part, shard
 from fourbits.train.ranks.watch import Watch
+from fourbits.train.ranks.wire import plain
 
 T = TypeVar("T")
-
-#: seconds between two looks for a decision of rank 0
-_PAUSE = 0.02
 
 
 class RankGroup(Ranks):
@@ -44,6 +44,7 @@ class RankGroup(Ranks):
         self.restarts = place.restarts
         shape = mesh_shape(config, place.world)
         self.reduce = self._reduced
+        self._patience = timedelta(seconds=2 * config.timeout + 60)
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
         dist.init_process_group(
             backend,
@@ -51,12 +52,17 @@ class RankGroup(Ranks):
             rank=place.rank,
             world_size=place.world,
             # a last resort: the watch says more
-            timeout=timedelta(seconds=2 * config.timeout + 60),
+            timeout=self._patience,
         )
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
         self._shards = self.mesh.get_group("shard")
         self._parameters: dict[str, DTensor] = {}
-        self._agreements = 0
+        self._masters: dict[str, nn.Parameter] = {}
+        self._choices: dict[str, Choice] = {}
+        self._agreements = Agreements(store, self.is_first)
+        #: meshes and process group of saves: none of their own while training waits for them
+        self._host_mesh = self.mesh
+        self.group: Any = None
         self._losses: list[Tensor] = []
 
     @property
@@ -66,17 +72,7 @@ class RankGroup(Ranks):
 
     def agreed(self, decide: Callable[[], T]) -> T:
         """What rank 0 decides. Others wait, however long it takes, and raise OtherRankError if it failed."""
-        key = f"agreed/{self._agreements}"
-        self._agreements += 1
-        if self.is_first:
-            value = decide()
-            self.store.set(key, json.dumps([value]))
-            return value
-        while not self.store.check([key]):
-            if self.store.check([FAILED]):
-                raise OtherRankError("another rank failed")
-            time.sleep(_PAUSE)
-        return json.loads(self.store.get(key))[0]
+        return self._agreements.agreed(decide)
 
     def model(self, config: ModelConfig, seed: int) -> LanguageModel:
         """A model on the meta device."""
@@ -85,14 +81,52 @@ class RankGroup(Ranks):
 
     def share(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
         """Shard the model, fill it with its initial weights, and return the masters' shards."""
+        masters = self.cut(model)
+        drawn = fill(self._parameters, masters, model.config, seed, hashed=self.is_first)
+        self.initial_weights = drawn
+        return masters
+
+    def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+        """Shard the model, and return the masters' shards, which have storage without values."""
+        if self.config.gather == "packed" and self._shards.size() > 1:  # else nothing travels
+            self._choices = send_short(model, self._shards.size(), self._whole)
         shard(model, self.mesh, self.config.gradients)
-        self.initial_weights = fill(model, self.device, seed, hashed=self.is_first)
+        model.to_empty(device=self.device)
         self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
-        return {name: nn.Parameter(p.to_local().detach()) for name, p in self._parameters.items()}
+        shards = {name: plain(p.to_local().detach()) for name, p in self._parameters.items()}
+        self._masters = {name: nn.Parameter(shard) for name, shard in shards.items()}
+        return self._masters
+
+    @torch.no_grad()
+    def weights_changed(self) -> None:
+        """Quantize this rank's shards of the weights that travel so, with the amaxes of all shards.
+
+        One all-reduce for all of them; bits of amaxes have the order of the amaxes, with NaN largest.
+        """
+        packed = {name: each.form for name, each in self._choices.items() if isinstance(each.form, Packed)}
+        if not packed:
+            return
+        own = [form.weight.own_amax(self._masters[name].detach()) for name, form in packed.items()]
+        bits = torch.stack(own).abs().view(torch.int32)
+        dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=self._shards)
+        for (name, form), amax in zip(packed.items(), bits.view(torch.float32).unbind(), strict=True):
+            form.weight.pack(self._masters[name].detach(), amax)
+
+    def notes(self) -> list[str]:
+        """How weights travel, for the log."""
+        return describe(self._choices)
+
+    @torch.no_grad()
+    def _whole(self, name: str) -> Tensor:
+        """A whole master. All ranks must call it."""
+        shard, shape = self._masters[name].detach(), self._parameters[name].shape
+        whole = torch.empty(shape, dtype=shard.dtype, device=shard.device)
+        dist.all_gather(list(whole.chunk(self._shards.size())), shard.contiguous(), group=self._shards)
+        return whole
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
-        """Sum gradients over ranks after the last micro-batch only."""
-        completes_gradients(model, last)
+        """Sum gradients over ranks after the last micro-batch only, or after each."""
+        completes_gradients(model, last or self.config.accumulate == "sharded")
 
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
         """Hand the shards of the gradients from FSDP2's parameters to the masters."""
@@ -138,9 +172,7 @@ class RankGroup(Ranks):
     def as_dtensor(self, name: str, shard: Tensor) -> DTensor:
         """A tensor that is cut like the master of this name."""
         like = self._parameters[name]
-        return DTensor.from_local(
-            shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
+        return _like(like, shard, like.device_mesh)
 
     def own_part(self, name: str, whole: Tensor) -> Tensor:
         """This process's part of a whole tensor that has the shape of a master."""
@@ -149,6 +181,26 @@ class RankGroup(Ranks):
     def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
         """Write the checkpoint folder/step_N, each rank its shards. All ranks must call it."""
         save_shards(self, folder, step, files, state)
+
+    def gathered(self, value: T) -> list[T]:
+        """The plain value of each rank."""
+        return gathered(value, self.world, None)
+
+    def saver(self) -> BackgroundSaver:
+        """What saves while training goes on: over a group on CPUs of its own."""
+        shape = mesh_shape(self.config, self.world)
+        if self.device.type != "cpu":
+            self._host_mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        apart = Apart(self.store.clone(), self.rank, self.world, self._patience, self.progress)
+        return BackgroundSaver(functools.partial(save_shards, apart), self)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """This rank's shard of a DTensor."""
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def hosted(self, like: Tensor, local: Tensor) -> Tensor:
+        """A DTensor whose shard is in the host's memory."""
+        return _like(like, local, self._host_mesh) if isinstance(like, DTensor) else local
 
     def load(self, checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor]:
         """This rank's shards of the tensors of one part, whatever the number of ranks that wrote it."""
@@ -191,12 +243,21 @@ class RankGroup(Ranks):
             "ranks": self.world,
             "mesh": {"replicate": replicate, "shard": shard},
             "gradients": self.config.gradients,
+            "gather": self.config.gather,
+            "accumulate": self.config.accumulate,
         }
 
     def _reduced(self, values: Tensor, how: Literal["max", "sum"]) -> Tensor:
         reduced = values.to(self.device, copy=True)
         dist.all_reduce(reduced, op=dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM)
         return reduced.to(values.device)
+
+
+def _like(like: DTensor, shard: Tensor, mesh: DeviceMesh) -> DTensor:
+    """A tensor that is cut like another one, on a mesh of the same shape."""
+    return DTensor.from_local(
+        shard, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def _dtensor(parameter: Tensor) -> DTensor:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -30,12 +29,13 @@ from fourbits.train.checkpoint import (
     sync_path,
     write_head,
 )
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.apart import SavingRanks
 from fourbits.train.ranks.failure import OtherRankError
+from fourbits.train.ranks.shard_writer import ShardWriter, shard_files
 
 
 def save_shards(
-    ranks: Ranks, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]
+    ranks: SavingRanks, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]
 ) -> None:
     """Write folder/step_N; all ranks must call it. Raises what `save_checkpoint` raises.
 
@@ -71,23 +71,20 @@ def load_shards(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[st
     return {key: x.to_local() if isinstance(x, DTensor) else x for key, x in found.items()}
 
 
-def _write(ranks: Ranks, unfinished: Path, files: Mapping[str, Tensors]) -> dict[str, Any]:
+def _write(ranks: SavingRanks, unfinished: Path, files: Mapping[str, Tensors]) -> dict[str, Any]:
     """Write this rank's files, and return the records of all ranks' files."""
     own: dict[str, Any] = {}
     for name, tensors in files.items():
         folder = unfinished / name
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         try:
-            save(dict(tensors), storage_writer=writer)
+            save(dict(tensors), storage_writer=ShardWriter(folder), process_group=ranks.group)
         except CheckpointException as error:
             raise _own_error(error, ranks.rank) from error
-        for path in sorted(folder.glob(f"shard-{ranks.rank + 1:05d}-*.safetensors")):
+        for path in shard_files(folder, ranks.rank):
             own[f"{name}/{path.name}"] = record_of(path)
         sync_path(folder)
         ranks.progress()
-    found: list[Any] = [None] * ranks.world
-    dist.all_gather_object(found, own)
-    return {name: record for records in found for name, record in sorted(records.items())}
+    return {name: record for records in ranks.gathered(own) for name, record in sorted(records.items())}
 
 
 def _own_error(error: CheckpointException, rank: int) -> BaseException:
@@ -98,7 +95,7 @@ def _own_error(error: CheckpointException, rank: int) -> BaseException:
     return OtherRankError(f"rank {other} could not save: {cause}")
 
 
-def _refuse_non_finite(ranks: Ranks, files: Mapping[str, Tensors], step: int) -> None:
+def _refuse_non_finite(ranks: SavingRanks, files: Mapping[str, Tensors], step: int) -> None:
     """Raises NonFiniteError on all ranks if one has a shard that is not finite."""
     names = [(name, key) for name, tensors in files.items() for key in tensors]
     local = {
@@ -106,6 +103,6 @@ def _refuse_non_finite(ranks: Ranks, files: Mapping[str, Tensors], step: int) ->
         for name, tensors in files.items()
     }
     own = first_non_finite(local)
-    found = ranks.first_of(None if own is None else names.index(own))
-    if found is not None:
-        raise refused(step, *names[found])
+    for found in ranks.gathered(None if own is None else names.index(own)):
+        if found is not None:
+            raise refused(step, *names[found])

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from fourbits.model.config import ModelConfig
 from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
 
@@ -33,19 +34,24 @@ def shard(model: LanguageModel, mesh: DeviceMesh, gradients: Literal["fp32", "bf
 
 
 @torch.no_grad()
-def fill(model: LanguageModel, device: torch.device, seed: int, *, hashed: bool) -> str | None:
-    """Give a sharded model storage and its initial weights, each drawn whole and then cut.
+def fill(
+    parameters: Mapping[str, DTensor],
+    masters: Mapping[str, Tensor],
+    config: ModelConfig,
+    seed: int,
+    *,
+    hashed: bool,
+) -> str | None:
+    """Give the masters, this rank's shards of the parameters, their initial weights: drawn whole, then cut.
 
     So they do not depend on the number of ranks. Returns, if `hashed`, the SHA-256 of names and weights.
     """
-    model.to_empty(device=device)
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        whole = initial_value(name, parameter.shape, model.config, seed)
+    for name, parameter in parameters.items():
+        whole = initial_value(name, parameter.shape, config, seed)
         if hashed:
             digest.update(name.encode() + whole.contiguous().numpy().tobytes())
-        assert isinstance(parameter, DTensor)
-        parameter.to_local().copy_(own_part(parameter, whole))
+        masters[name].copy_(own_part(parameter, whole))
     return digest.hexdigest() if hashed else None
 
 

@@ -20,6 +20,8 @@ from fourbits.train.ranks.failure import FAILED
 BEAT, GONE = 0.5, 4.0
 #: seconds that a rank has to end by itself after another one failed
 _GRACE = 10.0
+#: seconds for the thread to end
+_PATIENCE = 2.0
 #: functions that wait for other ranks: of torch.distributed, and of a GPU whose kernels do
 _WAITS = ("torch/distributed/", "torch/cuda/streams.py", "train/timing.py")
 WAITING = "waiting for other ranks"
@@ -33,20 +35,24 @@ class Watch:
         self._store, self.rank, self.world, self.timeout = store, rank, world, timeout
         self._progress: float | None = None
         self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
         self._failed_since: float | None = None
         self._main = threading.main_thread().ident
 
     def start(self) -> None:
         """Begin to give signs of life. Progress is watched from the first `progress` on."""
-        threading.Thread(target=self._run, name="fourbits-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="fourbits-watch", daemon=True)
+        self._thread.start()
 
     def progress(self) -> None:
         """This rank has done something that others were waiting for."""
         self._progress = time.monotonic()
 
     def end(self) -> None:
-        """This rank waits for nobody any more."""
+        """This rank waits for nobody any more. A thread inside the store aborts a process that exits."""
         self._ended.set()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
 
     def gone(self) -> list[int]:
         """Ranks that give no sign of life for GONE seconds from now."""

@@ -1,0 +1,216 @@
+"""Training steps of several ranks against the same steps of one, with the same micro-batches per rank.
+
+First every rank trains alone, all of them at a time, then together. Both run kernel by kernel, as several
+ranks do (docs/decisions.md, S 3), with everything but the linear layers compiled. Tokens and weights are
+random. The clock rate of a GPU falls with its temperature, so that the order flatters one rank, if any.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fourbits.bench.ranks.collectives import Traffic, traffic_of
+from fourbits.bench.steps.training_step import TrainingStep
+from fourbits.bench.timing import (
+    Measurements,
+    Result,
+    copy_bandwidth,
+    measured,
+    medians,
+    product_rate,
+    release_memory,
+)
+from fourbits.linear.convert import convert
+from fourbits.model.counts import count_parameters
+from fourbits.model.init import initial_value
+from fourbits.model.lm import LanguageModel
+from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import Recipe
+from fourbits.train.config import RunConfig, load_config
+from fourbits.train.presets import RUN_PRESETS
+from fourbits.train.ranks.alone import Ranks
+from fourbits.train.trainer import compile_model, recompute
+
+#: share of the speed of as many single ranks
+GOAL = 0.93
+#: parameters with more elements get cheap random weights, drawn on the device
+_LARGE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RanksRequest:
+    """What to measure. None: as in the preset; of micro-batches per rank and step, at most two."""
+
+    preset: str
+    recipes: tuple[str, ...] = ("bf16", "nvfp4")
+    seq_len: int | None = None
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    compile: Literal["none", "regions", "model"] | None = None
+    gradients: Literal["fp32", "bf16"] | None = None
+    gather: Literal["packed", "masters"] | None = None
+    repeats: int = 5
+
+    def config(self) -> RunConfig:
+        """The run that is measured, with one rank's micro-batches. Raises ValueError for unknown names."""
+        config = load_config(self.preset, RUN_PRESETS)
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}.")
+        requested = {
+            "seq_len": self.seq_len,
+            "micro_batch_size": self.micro_batch,
+            "gradient_accumulation": self.accumulation or min(config.train.gradient_accumulation, 2),
+            "compile": self.compile,
+        }
+        given = {name: value for name, value in requested.items() if value is not None}
+        shared = {"gradients": self.gradients, "gather": self.gather}
+        shared = {name: value for name, value in shared.items() if value is not None}
+        train, parallel = replace(config.train, **given), replace(config.parallel, **shared)
+        return replace(config, train=train, parallel=parallel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksRun:
+    """A recipe's steps. Rates are sums over ranks; times and memory those of the slowest and the largest.
+
+    traffic: what one rank was given to send in a step, by kind of collective.
+    """
+
+    recipe: str
+    seconds_alone: float
+    seconds: float
+    tokens_per_second_alone: float
+    tokens_per_second: float
+    peak_alone: int | None
+    peak: int | None
+    traffic: dict[str, Traffic]
+    #: how weights travel, in words
+    gather: tuple[str, ...]
+
+    @property
+    def efficiency(self) -> float:
+        """Speed over that of as many ranks which train alone."""
+        return self.tokens_per_second / self.tokens_per_second_alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksMeasurements(Measurements):
+    """The results, and everything that was measured of each recipe."""
+
+    preset: str
+    ranks: int
+    tokens_per_micro_batch: tuple[int, int]
+    #: per rank and step
+    micro_batches: int
+    parameters: int
+    runs: tuple[RanksRun, ...]
+
+
+def bench_ranks(
+    ranks: Ranks, request: RanksRequest, log: Callable[[str], None] = lambda line: None
+) -> RanksMeasurements:
+    """Measure; all ranks must call it. log: receives a line per recipe.
+
+    Raises ValueError for unknown names, and for a process that no launcher started.
+    """
+    if ranks.alone:
+        raise ValueError(
+            "bench ranks: needs the processes of a launcher. Start it with torchrun --nproc-per-node 2 -m "
+            "fourbits bench ranks."
+        )
+    config, recipes = request.config(), [get_recipe(name) for name in request.recipes]
+    rates = copy_bandwidth(ranks.device), product_rate(ranks.device)
+    runs: list[RanksRun] = []
+    for name, recipe in zip(request.recipes, recipes, strict=True):
+        runs.append(_run(ranks, name, recipe, config, request.repeats))
+        log(describe(runs[-1]))
+    results = tuple(_result(run) for run in runs)
+    common = measured("ranks", ranks.device, results, rates)
+    return RanksMeasurements(
+        **{name: getattr(common, name) for name in Measurements.__dataclass_fields__},
+        preset=request.preset,
+        ranks=ranks.world,
+        tokens_per_micro_batch=(config.train.micro_batch_size, config.train.seq_len),
+        micro_batches=config.train.gradient_accumulation,
+        parameters=sum(count_parameters(config.model).values()),
+        runs=tuple(runs),
+    )
+
+
+def describe(run: RanksRun) -> str:
+    """A line about a recipe's steps."""
+    moved = ", ".join(f"{kind} {found.moved / 1e6:,.1f} MB" for kind, found in run.traffic.items())
+    return (
+        f"{run.recipe}: {run.tokens_per_second:,.0f} tokens/s, efficiency {run.efficiency:.3f}, "
+        f"step {run.seconds * 1e3:,.1f} ms (alone {run.seconds_alone * 1e3:,.1f}); sent per rank: {moved}"
+    )
+
+
+def _run(ranks: Ranks, name: str, recipe: Recipe, config: RunConfig, repeats: int) -> RanksRun:
+    release_memory(ranks.device)
+    single = _median(_step(Ranks(ranks.device), recipe, config), repeats)
+    peak_alone = _peak(ranks.device)
+    release_memory(ranks.device)
+    step = _step(ranks, recipe, config)
+    together = _median(step, repeats)
+    peak = _peak(ranks.device)
+    traffic = traffic_of(step.kernel_by_kernel, ranks.device)
+    del step
+    release_memory(ranks.device)
+    own = [single, together, peak_alone or 0, peak or 0]
+    found = ranks.all(torch.tensor(own, dtype=torch.float64, device=ranks.device))
+    tokens = config.train.tokens_per_step
+    singles, slowest = found[:, 0], float(found[:, 1].max())
+    return RanksRun(
+        recipe=name,
+        seconds_alone=float(singles.max()),
+        seconds=slowest,
+        tokens_per_second_alone=float((tokens / singles).sum()),
+        tokens_per_second=ranks.world * tokens / slowest,
+        peak_alone=None if peak_alone is None else int(found[:, 2].max()),
+        peak=None if peak is None else int(found[:, 3].max()),
+        traffic=traffic,
+        gather=tuple(ranks.notes()),
+    )
+
+
+def _step(ranks: Ranks, recipe: Recipe, config: RunConfig) -> TrainingStep:
+    """A step of one rank among `ranks`, on random weights."""
+    with torch.device("meta"):
+        model = LanguageModel(config.model, seed=0)
+    recompute(model, config.train.activation_checkpointing)
+    convert(model, recipe)
+    compile_model(model, config.train.compile)
+    masters = ranks.cut(model)
+    _draw(ranks, model, masters)
+    return TrainingStep(model, config, ranks, masters)
+
+
+@torch.no_grad()
+def _draw(ranks: Ranks, model: LanguageModel, masters: dict[str, nn.Parameter]) -> None:
+    """Random weights: the initial ones where they are few, so that their values are in range."""
+    for name, whole in model.named_parameters():
+        if whole.numel() > _LARGE:
+            masters[name].normal_(std=model.config.init_std)
+        else:
+            value = initial_value(name, whole.shape, model.config, 0)
+            masters[name].copy_(ranks.own_part(name, value))
+
+
+def _median(step: TrainingStep, repeats: int) -> float:
+    """Median seconds of a step. The first ones compile, and fill the allocator."""
+    (seconds,) = medians([step.kernel_by_kernel], step.device, repeats, warm_up=2)
+    return seconds
+
+
+def _peak(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _result(run: RanksRun) -> Result:
+    return Result(
+        name=run.recipe, seconds=run.seconds, value=run.efficiency, unit="of as many alone", goal=GOAL
+    )

@@ -1,0 +1,132 @@
+"""Plan a run on a cluster before it is paid for: memory, layout, time, energy, cost, checkpoints.
+
+CONFIG is a preset or a YAML file; settings change it, as in `fourbits train`. Every figure is predicted, from
+data sheets and declared efficiencies; docs/plan.md shows how far such predictions were from measurements.
+"""
+
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from fourbits.cli.plan_tables import plan_tables, published_table, road_table, simulation
+from fourbits.compare.report.plan_page import plan_page
+from fourbits.compare.terminal import print_table
+from fourbits.plan.calibration import calibrated, gpu_of, load_calibration
+from fourbits.plan.estimate import Plan, Prices, plan_run
+from fourbits.plan.gpus import GPUS, Gpu, find_gpu
+from fourbits.plan.grid import grid
+from fourbits.plan.plain import plain_plan
+from fourbits.plan.published import CASES, predict
+from fourbits.plan.rates import DECLARED, Rates
+from fourbits.plan.road import ROAD
+from fourbits.train.config import RunConfig, load_config
+from fourbits.train.preset_figures import with_vocabulary
+from fourbits.train.presets import RUN_PRESETS
+
+EXAMPLE = "fourbits plan hybrid-12b --gpu gb200 --gpus 736 --price 4"
+OVERRIDES = True
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("config", metavar="CONFIG", nargs="?", help="a preset or a .yaml file")
+    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")
+    add("--gpus", type=int, default=1, metavar="N", help="how many (default: 1)")
+    add("--recipe", metavar="NAME", help="a shipped recipe or a .yaml file")
+    add("--price", type=_price, metavar="P", help="what an hour of one GPU costs, in any currency")
+    add("--power-price", type=_price, metavar="P", help="what a kWh costs, if it is paid separately")
+    add("--calibration", type=Path, metavar="FILE", help="rates that bench calibrate measured of this GPU")
+    add("--simulate", action="store_true", help="also simulate the run, with failures and slow GPUs")
+    add(
+        "--road", action="store_true", help="plan the stages on the road to the 12B run (docs/road-to-12b.md)"
+    )
+    add("--published", action="store_true", help="show predictions beside published and measured figures")
+    add("--html", type=Path, metavar="FILE", help="write a page with controls for GPUs, precision and prices")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: Namespace) -> int:
+    """Print the plan, or with --published what plans were worth."""
+    if args.published:
+        return _published(args.json, args.calibration)
+    if args.road:
+        print_table(road_table(ROAD))
+        return 0
+    if args.config is None or args.gpu is None:
+        raise ValueError("plan: needs a CONFIG and --gpu, as in `fourbits plan hybrid-12b --gpu h100`.")
+    prices = Prices(gpu_hour=args.price, kwh=args.power_price)
+    if args.html is not None:
+        return _write_page(args, prices)
+    plan = planned(args)
+    if args.json:
+        print(json.dumps(plain_plan(plan, prices), indent=2))
+        return 0
+    for table in (*plan_tables(args.config, plan, prices), *([simulation(plan)] if args.simulate else [])):
+        print_table(table)
+        print()
+    return 0
+
+
+def planned(args: Namespace) -> Plan:
+    """The plan that the arguments describe."""
+    gpu = find_gpu(args.gpu)
+    return plan_run(_config(args), gpu, args.gpus, _rates(args.calibration, gpu))
+
+
+def _config(args: Namespace) -> RunConfig:
+    overrides = {**args.overrides, **({"recipe": args.recipe} if args.recipe else {})}
+    return load_config(args.config, RUN_PRESETS, overrides)
+
+
+def _write_page(args: Namespace, prices: Prices) -> int:
+    gpu, config = find_gpu(args.gpu), with_vocabulary(_config(args))
+    found = grid(config, gpu, args.gpus, _rates(args.calibration, gpu))
+    name = Path(args.config).stem if args.config not in RUN_PRESETS else args.config
+    args.html.write_text(plan_page(name, config, gpu, found, prices), encoding="utf-8")
+    print(f"{args.html}: {len(found.cells)} plans; open it in a browser")
+    return 0
+
+
+def _rates(path: Path | None, gpu: Gpu) -> Rates:
+    return DECLARED if path is None else calibrated(load_calibration(path), gpu)
+
+
+def _published(as_json: bool, calibration: Path | None) -> int:
+    """Of a calibrated GPU only, if a calibration is given."""
+    cases, rates = CASES, DECLARED
+    if calibration is not None:
+        measured = load_calibration(calibration)
+        gpu = gpu_of(measured)
+        rates = calibrated(measured, gpu)
+        cases = tuple(case for case in CASES if case.gpu == gpu.name)
+    found = [predict(case, rates) for case in cases]
+    if as_json:
+        print(
+            json.dumps(
+                [
+                    {
+                        "name": each.case.name,
+                        "recipe": each.case.recipe.name,
+                        "gpu": each.case.gpu,
+                        "predicted": each.tokens_per_second,
+                        "measured": each.case.tokens_per_second,
+                        "predicted_gib": each.gib,
+                        "measured_gib": each.case.gib,
+                        "why": each.case.why,
+                    }
+                    for each in found
+                ],
+                indent=2,
+            )
+        )
+    else:
+        print_table(published_table(found))
+    return 0
+
+
+def _price(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value

@@ -1,0 +1,101 @@
+"use strict";
+const grid = JSON.parse(document.getElementById("grid").textContent);
+const at = (id) => document.getElementById(id);
+const digits = (value, most) => value.toLocaleString("en-US", { maximumFractionDigits: most, minimumFractionDigits: most });
+const count = (value) => digits(value, 0);
+const gib = (bytes) => digits(bytes / 2 ** 30, 1);
+const energy = (value) => (value >= 10 ? count(value) : Number(value.toPrecision(2)).toString());
+
+/* "42 s", "3 h", "12 days": as number_format.long_duration writes it. */
+function duration(seconds) {
+  for (const [unit, name] of [[365.25 * 86400, "years"], [86400, "days"], [3600, "h"], [60, "min"]])
+    if (seconds >= 1.5 * unit) return (seconds / unit).toFixed(seconds < 10 * unit ? 1 : 0) + " " + name;
+  return seconds.toFixed(0) + " s";
+}
+
+const cost = (cell, price, kwh) => cell.gpu_hours * price + cell.megawatt_hours * 1000 * kwh;
+
+function chosen() {
+  return {
+    recipe: document.querySelector("input[name=recipe]:checked").value,
+    length: grid.lengths[at("length").value],
+    gpus: grid.gpus[at("gpus").value],
+    price: Number(at("price").value),
+    kwh: Number(at("kwh").value),
+  };
+}
+
+function bars(list, parts, whole, format) {
+  const rows = parts.filter(([, value]) => value / whole >= 0.002);
+  const longest = Math.max(...rows.map(([, value]) => value));
+  list.replaceChildren();
+  for (const [name, value] of [...rows, ["all", whole]]) {
+    const [term, bar, text] = ["dt", "dd", "dd"].map((tag) => list.appendChild(document.createElement(tag)));
+    term.textContent = name;
+    text.textContent = format(value);
+    text.className = name === "all" ? "value sum" : "value";
+    if (name === "all") { term.className = "sum"; continue; }
+    const line = bar.appendChild(document.createElement("span"));
+    line.className = "bar";
+    line.style.width = (100 * value / longest).toFixed(1) + "%";
+  }
+}
+
+function fillRow(row, cell, { price, kwh }) {
+  const texts = cell === null
+    ? ["does not fit", "", "", "", "", "", ""]
+    : [duration(cell.seconds), count(cell.tokens_per_second), count(cell.per_gpu), digits(100 * cell.mfu, 1) + " %",
+      gib(cell.memory_bytes), energy(cell.megawatt_hours), price || kwh ? count(cost(cell, price, kwh)) : "\u2013"];
+  texts.forEach((text, index) => { row.cells[index + 1].textContent = text; });
+}
+
+function show() {
+  const now = chosen();
+  at("gpus-value").textContent = count(now.gpus);
+  at("length-value").textContent = count(now.length);
+  at("price-value").textContent = digits(now.price, 2);
+  at("kwh-value").textContent = digits(now.kwh, 2);
+  const of = (recipe) => grid.cells[[recipe, now.length, now.gpus].join("/")];
+  for (const row of at("recipes").rows) {
+    fillRow(row, of(row.dataset.recipe), now);
+    row.className = row.dataset.recipe === now.recipe ? "chosen" : "";
+  }
+  const cell = of(now.recipe);
+  const where = count(now.gpus) + (now.gpus === 1 ? " GPU" : " GPUs");
+  if (cell === null) {
+    at("headline").textContent = "Does not fit on " + where;
+    at("summary").textContent = "No layout of this run fits the memory of so few GPUs, tensor parallelism included.";
+    at("memory").replaceChildren();
+    at("step").replaceChildren();
+  } else {
+    const paid = now.price || now.kwh ? ", for " + count(cost(cell, now.price, now.kwh)) : "";
+    at("headline").textContent = duration(cell.seconds) + " on " + where + paid;
+    at("summary").textContent = count(cell.tokens_per_second) + " tokens/s in " + now.recipe + ", " +
+      gib(cell.memory_bytes) + " GiB per GPU. Copies x shards " + cell.layout + ".";
+    bars(at("memory"), cell.memory, cell.memory_bytes, (value) => gib(value) + " GiB");
+    bars(at("step"), cell.step, cell.step_seconds, (value) => digits(1000 * value, 1) + " ms");
+  }
+  at("native").textContent = cell === null || now.recipe === "bf16" ? ""
+    : cell.native ? "Low-precision GEMMs on tensor cores of their own; fourbits has not run FP4 tensor cores yet."
+      : "Emulated: GEMMs run in BF16 on operands with the codes and scales of " + now.recipe + ".";
+  const state = new URLSearchParams(now);
+  history.replaceState(null, "", "#" + state);
+}
+
+function start() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  const [recipe, length, gpus] = grid.start.split("/");
+  const index = (values, name, otherwise) => Math.max(0, values.indexOf(Number(state.get(name) ?? otherwise)));
+  at("gpus").max = grid.gpus.length - 1;
+  at("length").max = grid.lengths.length - 1;
+  at("gpus").value = index(grid.gpus, "gpus", gpus);
+  at("length").value = index(grid.lengths, "length", length);
+  at("price").value = state.get("price") ?? grid.prices[0];
+  at("kwh").value = state.get("kwh") ?? grid.prices[1];
+  const wanted = grid.recipes.includes(state.get("recipe")) ? state.get("recipe") : recipe;
+  document.querySelector('input[name=recipe][value="' + CSS.escape(wanted) + '"]').checked = true;
+  at("controls").addEventListener("input", show);
+  show();
+}
+
+start();

@@ -1,0 +1,126 @@
+"""What `fourbits bench calibrate` measured, as a file, and the rates that a plan takes from it."""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fourbits.plan.gpus import GPUS, Gpu
+from fourbits.plan.rates import DECLARED, Rates, copy_rate, shape_efficiency, with_measured
+from fourbits.settings import build, to_dict
+
+FORM = "fourbits-calibration 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmTime:
+    """A measured GEMM [m, k] x [k, n]. unit: bf16, fp8, nvfp4, or emulated (4-bit operands in BF16)."""
+
+    unit: str
+    m: int
+    n: int
+    k: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s."""
+        return 2.0 * self.m * self.n * self.k / self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A machine's rates. Bytes and FLOPs per second; None where it could not be measured.
+
+    device: as the driver names it; quantize, quantize_stochastic: of moved bytes; link: sent per rank in an
+    all-gather over `ranks` ranks.
+    """
+
+    form: str = FORM
+    device: str
+    torch: str
+    fourbits: str
+    copy: float
+    gemms: tuple[GemmTime, ...] = ()
+    quantize: float | None = None
+    quantize_stochastic: float | None = None
+    attention: float | None = None
+    scan: float | None = None
+    link: float | None = None
+    ranks: int = 1
+    #: what could not be measured, and why
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.form != FORM:
+            raise ValueError(f"calibration: form must be {FORM!r}, got {self.form!r}. Measure again.")
+        rates = [self.copy, *(gemm.seconds for gemm in self.gemms)]
+        others = (self.quantize, self.quantize_stochastic, self.attention, self.scan, self.link)
+        if any(not 0 < rate < float("inf") for rate in (*rates, *(x for x in others if x is not None))):
+            raise ValueError(f"calibration: rates and times must be positive, got {rates}.")
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a file. Raises ValueError for one that is no calibration, and OSError."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"calibration: {path} is not JSON. Pass a file of bench calibrate.") from error
+    if not isinstance(found, Mapping):
+        raise ValueError(f"calibration: {path} must hold an object. Pass a file of bench calibrate.")
+    return build(Calibration, found, str(path))
+
+
+def to_json(calibration: Calibration) -> str:
+    """The text of the file."""
+    return json.dumps(to_dict(calibration), indent=2) + "\n"
+
+
+def gpu_of(calibration: Calibration) -> Gpu:
+    """The GPU of the table that was measured. Raises ValueError if it is not there."""
+    found = next((gpu for gpu in GPUS.values() if gpu.device == calibration.device), None)
+    if found is None:
+        known = ", ".join(gpu.device for gpu in GPUS.values())
+        raise ValueError(f"calibration: device must be one of {known}, got {calibration.device!r}.")
+    return found
+
+
+def calibrated(calibration: Calibration, gpu: Gpu) -> Rates:
+    """DECLARED, with what was measured in its place. Raises ValueError for another GPU than was measured."""
+    if gpu_of(calibration) is not gpu:
+        raise ValueError(
+            f"calibration: was measured on {gpu_of(calibration).name}, and the plan is for {gpu.name}. Plan "
+            "for the former, or leave the calibration out."
+        )
+    measured: dict[str, object] = {"copy": calibration.copy / gpu.bandwidth}
+    shares = _gemm_shares(calibration, gpu, with_measured(DECLARED, "measured", **measured))
+    if shares:
+        measured["gemm_of"] = tuple(shares.items())
+    for name in ("quantize", "quantize_stochastic"):
+        if (rate := getattr(calibration, name)) is not None:
+            measured[name] = rate / calibration.copy
+    for name in ("attention", "scan"):
+        if (rate := getattr(calibration, name)) is not None:
+            measured[name] = rate / gpu.bf16_peak
+    if calibration.link is not None and calibration.ranks <= gpu.domain:
+        measured["link"] = calibration.link / gpu.link
+    return with_measured(DECLARED, f"measured on one {calibration.device}", **measured)
+
+
+def _gemm_shares(calibration: Calibration, gpu: Gpu, rates: Rates) -> dict[str, float]:
+    """Per unit, the median over shapes bound by arithmetic of the share that a full GEMM of that rate has."""
+    shares: dict[str, list[float]] = {}
+    for gemm in calibration.gemms:
+        peak = gpu.peak("bf16" if gemm.unit == "emulated" else gemm.unit)
+        if peak is None or _bound_by_bytes(gemm, gpu, rates):
+            continue
+        full = gemm.rate / (peak * shape_efficiency(gpu, gemm.m, gemm.n, gemm.k))
+        shares.setdefault(gemm.unit, []).append(min(full, 1.0))
+    return {unit: statistics.median(found) for unit, found in shares.items()}
+
+
+def _bound_by_bytes(gemm: GemmTime, gpu: Gpu, rates: Rates) -> bool:
+    moved = 2.0 * (gemm.m * gemm.k + gemm.n * gemm.k + gemm.m * gemm.n)
+    return moved / copy_rate(gpu, rates) > 0.7 * gemm.seconds

@@ -1,0 +1,231 @@
+"""A run planned: counts, layout, memory, time, energy, cost, checkpoints, and several precisions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fourbits.model.counts import count_parameters, linear_flops, training_flops
+from fourbits.plan.claims import ClaimInStep, claims_in_step
+from fourbits.plan.failures import Failures, failures_of
+from fourbits.plan.gpus import GPUS, Gpu
+from fourbits.plan.layouts import RECOMPUTED, Layout, unsupported
+from fourbits.plan.linears import BF16_TABLE, linear_groups
+from fourbits.plan.machine import Machine
+from fourbits.plan.rates import DECLARED, Rates
+from fourbits.plan.search import Choice, Subject, best_layout
+from fourbits.plan.software import FOURBITS, Software
+from fourbits.plan.step import linear_seconds, step_of
+from fourbits.recipe.presets import get_recipe
+from fourbits.train.config import RunConfig
+from fourbits.train.preset_figures import with_vocabulary
+
+#: the precisions that every plan compares
+COMPARED = ("bf16", "fp8", "mxfp4", "nvfp4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What is paid: per GPU and hour, and per kWh; None where not given."""
+
+    gpu_hour: float | None = None
+    kwh: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One recipe on the cluster. native: whether its 4-bit or 8-bit GEMMs have tensor cores of their own."""
+
+    recipe: str
+    choice: Choice
+    native: bool
+    gpus: int
+    tokens: int
+    tokens_per_step: int
+    bf16_flops: float
+    gpu: Gpu
+
+    @property
+    def step_seconds(self) -> float:
+        """Of an optimizer step."""
+        return self.choice.step.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all GPUs."""
+        return self.tokens_per_step / self.step_seconds
+
+    @property
+    def per_gpu(self) -> float:
+        """Tokens/s of one of the GPUs that the layout uses."""
+        return self.tokens_per_second / self.choice.layout.gpus
+
+    @property
+    def mfu(self) -> float:
+        """The share of the BF16 peak that the model's FLOPs are, whatever the recipe."""
+        return self.per_gpu * self.bf16_flops / self.gpu.bf16_peak
+
+    @property
+    def seconds(self) -> float:
+        """Of the run without failures."""
+        return self.tokens / self.tokens_per_second
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all GPUs that are paid for, used or not."""
+        return self.seconds / 3600 * self.gpus
+
+    @property
+    def megawatt_hours(self) -> float:
+        """With systems at their maximum: an upper bound, without cooling of the room."""
+        return self.gpu_hours * self.gpu.system_watts * 1e-6
+
+    def cost(self, prices: Prices) -> float | None:
+        """GPU hours and energy, as far as prices are given; None without any."""
+        if prices.gpu_hour is None and prices.kwh is None:
+            return None
+        return self.gpu_hours * (prices.gpu_hour or 0.0) + self.megawatt_hours * 1e3 * (prices.kwh or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amdahl:
+    """How much of a BF16 step the recipe could speed up: the share of GEMMs that it quantizes, and bounds."""
+
+    share: float
+    at_peak_ratio: float
+    at_infinity: float
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything about a run on a cluster."""
+
+    config: RunConfig
+    gpu: Gpu
+    gpus: int
+    rates: Rates
+    parameters: dict[str, int]
+    flops: dict[str, float]
+    estimate: Estimate
+    compared: tuple[Estimate, ...]
+    amdahl: Amdahl
+    claims: tuple[ClaimInStep, ...]
+    failures: Failures
+    cannot_run: str | None
+    #: peak bytes of the same layout with other recomputation and packing, by description
+    alternatives: dict[str, float]
+
+    @property
+    def tokens(self) -> int:
+        """Of the run: whole steps."""
+        return self.config.train.num_steps * self.config.train.tokens_per_step
+
+
+def plan_run(
+    config: RunConfig,
+    gpu: Gpu,
+    gpus: int,
+    rates: Rates = DECLARED,
+    software: Software = FOURBITS,
+    claims: bool = True,
+) -> Plan:
+    """Plan a run on so many GPUs. Raises ValueError if it fits in no layout, and unless gpus is positive."""
+    if gpus < 1:
+        raise ValueError(f"plan: gpus must be at least 1, got {gpus}.")
+    config = with_vocabulary(config)
+    machine = Machine(gpu, rates, software)
+    own = estimate(config, machine, gpus)
+    compared = tuple(
+        own if name == config.recipe.name else estimate(_with(config, name), machine, gpus)
+        for name in COMPARED
+    )
+    found = claims_in_step(_per_gpu(config, software, gpus)) if claims else []
+    parameters = count_parameters(config.model)
+    return Plan(
+        config=config,
+        gpu=gpu,
+        gpus=gpus,
+        rates=rates,
+        parameters=parameters,
+        flops=flops_by_type(config),
+        estimate=own,
+        compared=compared,
+        amdahl=_amdahl(config, machine, own),
+        claims=tuple(found),
+        failures=failures_of(own.choice.layout.gpus, sum(parameters.values())),
+        cannot_run=unsupported(own.choice.layout),
+        alternatives=_alternatives(config, machine, own.choice.layout),
+    )
+
+
+def estimate(config: RunConfig, machine: Machine, gpus: int) -> Estimate:
+    """The fastest layout of one recipe."""
+    groups = linear_groups(config.model, config.recipe)
+    choice = best_layout(Subject(config, groups, machine), gpus)
+    train = config.train
+    return Estimate(
+        recipe=config.recipe.name,
+        choice=choice,
+        native=choice.step.low_precision > 0,
+        gpus=gpus,
+        tokens=train.num_steps * train.tokens_per_step,
+        tokens_per_step=train.tokens_per_step,
+        bf16_flops=sum(training_flops(config.model, train.seq_len).values()),
+        gpu=machine.gpu,
+    )
+
+
+def _alternatives(config: RunConfig, machine: Machine, layout: Layout) -> dict[str, float]:
+    groups = linear_groups(config.model, config.recipe)
+    subject, found = Subject(config, groups, machine), dict[str, float]()
+    for name, share in RECOMPUTED.items():
+        for packs in (False, True) if any(group.quantized for group in groups) else (False,):
+            text = f"with recomputation {name}, inputs {'packed' if packs else 'in BF16'}"
+            found[text] = subject.memory(replace(layout, recomputed=share), packs).total
+    return found
+
+
+def flops_by_type(config: RunConfig) -> dict[str, float]:
+    """FLOPs per token by type of layer: the "linear" part of training_flops by mixer, then the rest."""
+    rest = training_flops(config.model, config.train.seq_len)
+    rest.pop("linear")
+    return {k: v for k, v in (linear_flops(config.model) | rest).items() if v}
+
+
+def _with(config: RunConfig, recipe: str) -> RunConfig:
+    return replace(config, recipe=get_recipe(recipe))
+
+
+def _per_gpu(config: RunConfig, software: Software, gpus: int) -> Callable[[str, str], float | None]:
+    """Predicted tokens/s per GPU by (GPU, recipe), from declared figures; None where nothing fits."""
+    known: dict[tuple[str, str], float | None] = {}
+
+    def find(gpu: str, recipe: str) -> float | None:
+        if (gpu, recipe) not in known:
+            try:
+                machine = Machine(GPUS[gpu], DECLARED, software)
+                known[gpu, recipe] = estimate(_with(config, recipe), machine, gpus).per_gpu
+            except ValueError:
+                known[gpu, recipe] = None
+        return known[gpu, recipe]
+
+    return find
+
+
+def _amdahl(config: RunConfig, machine: Machine, own: Estimate) -> Amdahl:
+    """On the layout of the plan; of nvfp4 if the run's recipe has no quantized layer."""
+    groups = linear_groups(config.model, config.recipe)
+    if not any(group.quantized for group in groups):
+        groups = linear_groups(config.model, get_recipe("nvfp4"))
+    layout, length = own.choice.layout, config.train.seq_len
+    plain = [replace(group, table=BF16_TABLE) for group in groups]
+    fast = [replace(group, table=BF16_TABLE) for group in groups if group.quantized]
+    whole = step_of(config.model, plain, length, layout, machine).seconds
+    share = linear_seconds(config.model, fast, length, layout, machine) / whole
+    peak = machine.gpu.peak("nvfp4")
+    ratio = 1.0 if peak is None else peak / machine.gpu.bf16_peak
+    return Amdahl(
+        share=share,
+        at_peak_ratio=1 / (1 - share + share / ratio),
+        at_infinity=1 / (1 - share),
+        predicted=whole / step_of(config.model, groups, length, layout, machine).seconds,
+    )

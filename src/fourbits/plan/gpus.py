@@ -1,0 +1,144 @@
+"""GPUs as data sheets declare them. Nothing here was measured by this project.
+
+Peaks of the tensor cores are those of `device.PEAK_TERAFLOPS`: dense, with FP32 accumulation.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from fourbits.device import Device, peak_flops
+from fourbits.settings import nearest
+
+GIGA, TERA = 1e9, 1e12
+#: a format of GEMM operands -> the dtype whose peak its tensor cores have
+PEAK_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "mxfp8": torch.float8_e4m3fn,
+    "nvfp4": torch.float4_e2m1fn_x2,
+    "mxfp4": torch.float4_e2m1fn_x2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU, by its data sheet.
+
+    device: its name as the driver reports it; memory: bytes; bandwidth: of its memory, bytes read plus
+    written per second; link, network: bytes per second that it sends to GPUs of its domain (NVLink or PCIe),
+    and of other domains; domain: GPUs that the link connects; processors: streaming multiprocessors; watts:
+    of the GPU at most; system_watts: of a server or rack at most, per GPU.
+    """
+
+    name: str
+    device: str
+    memory: float
+    bandwidth: float
+    link: float
+    network: float
+    domain: int
+    processors: int
+    watts: float
+    system_watts: float
+    source: str
+
+    def peak(self, name: str) -> float | None:
+        """Dense FLOP/s for operands of a format; None where its tensor cores do not take it."""
+        described = Device(
+            kind="cuda",
+            name=self.device,
+            capability=None,
+            memory_bytes=None,
+            torch_version="",
+            triton_version=None,
+            cpp_compiler=None,
+        )
+        dtype = PEAK_DTYPES.get(name)
+        return None if dtype is None else peak_flops(described, dtype)
+
+    @property
+    def bf16_peak(self) -> float:
+        """Dense BF16 FLOP/s, which every GPU of the table has."""
+        peak = self.peak("bf16")
+        assert peak is not None, f"{self.device} is in the table of peaks"
+        return peak
+
+
+def _gpu(
+    name: str,
+    device: str,
+    gigabytes: float,
+    terabytes_per_second: float,
+    links: tuple[float, float, int],
+    processors: int,
+    watts: tuple[float, float],
+    source: str,
+) -> Gpu:
+    """links: GB/s per direction of link and network, and the domain; watts: of the GPU, of the system."""
+    return Gpu(
+        name=name,
+        device=f"NVIDIA {device}",
+        memory=gigabytes * GIGA,
+        bandwidth=terabytes_per_second * TERA,
+        link=links[0] * GIGA,
+        network=links[1] * GIGA,
+        domain=links[2],
+        processors=processors,
+        watts=watts[0],
+        system_watts=watts[1],
+        source=source,
+    )
+
+
+_DGX = "; network: one adapter per GPU, as in"
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu(
+            *("a100", "A100-SXM4-80GB", 80, 2.039, (300, 25, 8), 108, (400, 812)),
+            f"NVIDIA A100 datasheet (2021){_DGX} DGX A100 (6.5 kW)",
+        ),
+        _gpu(
+            *("h100", "H100 80GB HBM3", 80, 3.35, (450, 50, 8), 132, (700, 1275)),
+            f"NVIDIA H100 datasheet (2023), SXM{_DGX} DGX H100 (10.2 kW)",
+        ),
+        _gpu(
+            *("h200", "H200", 141, 4.8, (450, 50, 8), 132, (700, 1275)),
+            f"NVIDIA H200 datasheet (2024), SXM{_DGX} DGX H200 (10.2 kW)",
+        ),
+        _gpu(
+            *("b200", "B200", 180, 7.7, (900, 50, 8), 148, (1000, 1788)),
+            f"HGX B200 datasheet (2024){_DGX} DGX B200 (14.3 kW)",
+        ),
+        _gpu(
+            *("gb200", "GB200", 186, 8.0, (900, 50, 72), 148, (1200, 1833)),
+            f"GB200 NVL72 datasheet (2024){_DGX} a rack of 132 kW",
+        ),
+        _gpu(
+            *("b300", "B300", 270, 7.7, (900, 100, 8), 148, (1100, 1750)),
+            f"HGX B300 datasheet (2025){_DGX} DGX B300 (14 kW)",
+        ),
+        _gpu(
+            *("gb300", "GB300", 279, 8.0, (900, 100, 72), 148, (1400, 1972)),
+            f"GB300 NVL72 datasheet (2025){_DGX} a rack of 142 kW",
+        ),
+        _gpu(
+            *("rtx5090", "GeForce RTX 5090", 32, 1.792, (64, 12.5, 8), 170, (575, 750)),
+            "RTX Blackwell whitepaper (2025); link: PCIe 5.0; network and system assumed",
+        ),
+        _gpu(
+            *("rtxpro6000", "RTX PRO 6000 Blackwell Server Edition", 96, 1.597),
+            *((64, 50, 8), 188, (600, 900)),
+            "RTX PRO 6000 Blackwell datasheet (2025); link: PCIe 5.0; network and system assumed",
+        ),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU by name, in any case, with or without spaces and dashes. Raises ValueError for another."""
+    key = "".join(letter for letter in name.lower() if letter.isalnum()).removeprefix("nvidia")
+    if key not in GPUS:
+        raise ValueError(f"gpu: must be one of {', '.join(GPUS)}, got {name!r}.{nearest(name, list(GPUS))}")
+    return GPUS[key]

@@ -1,0 +1,16 @@
+"""What a plan runs on."""
+
+from dataclasses import dataclass
+
+from fourbits.plan.gpus import Gpu
+from fourbits.plan.rates import Rates
+from fourbits.plan.software import Software
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A GPU, what it reaches, and the program that runs on it."""
+
+    gpu: Gpu
+    rates: Rates
+    software: Software

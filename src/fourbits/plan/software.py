@@ -1,0 +1,43 @@
+"""What a training program does around its GEMMs, as far as time and memory depend on it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """How a program runs a step.
+
+    fused: elementwise operations between linear layers are fused into few passes; shares_inputs: layers that
+    read the same tensor share its quantized operands; one_read: both operands of a tensor come from one read;
+    weight_bytes: of a weight as it is gathered over ranks and read by the quantizer; saves_weights: whether
+    quantized weights are kept from the forward to the backward pass; regathers: whether the backward pass
+    gathers weights again; graphs: whether one GPU replays CUDA graphs, without the host; packs_gathers:
+    whether weights travel quantized where they can.
+    """
+
+    name: str
+    fused: bool = True
+    shares_inputs: bool = True
+    one_read: bool = True
+    weight_bytes: int = 4
+    saves_weights: bool = True
+    regathers: bool = True
+    graphs: bool = True
+    packs_gathers: bool = False
+
+
+#: the trainer of this project
+FOURBITS = Software(name="fourbits", packs_gathers=True)
+#: torchtitan with its layers run one operation after the other, linear layers of TransformerEngine
+TORCHTITAN = Software(
+    name="torchtitan with TransformerEngine, only the loss compiled",
+    fused=False,
+    shares_inputs=False,
+    one_read=False,
+    weight_bytes=2,
+    graphs=False,
+)
+#: Megatron-LM as its published benchmarks run it: fused kernels, CUDA graphs, FP8 by tensor
+MEGATRON = Software(
+    name="Megatron-LM with TransformerEngine", shares_inputs=True, one_read=True, weight_bytes=2
+)

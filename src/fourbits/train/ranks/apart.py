@@ -1,0 +1,70 @@
+"""What ranks need to agree on in a thread besides training: a connection to the store and a group on CPUs."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from fourbits.train.ranks.agreement import Agreements
+
+T = TypeVar("T")
+
+
+class SavingRanks(Protocol):
+    """What the writer of a checkpoint asks of the ranks."""
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        ...
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the head of a checkpoint."""
+        ...
+
+    @property
+    def group(self) -> Any:
+        """The process group for messages on CPUs; None for that of training."""
+        ...
+
+    def agreed(self, decide: Callable[[], T]) -> T:
+        """What rank 0 decides."""
+        ...
+
+    def gathered(self, value: T) -> list[T]:
+        """The plain value of each rank."""
+        ...
+
+    def progress(self) -> None:
+        """This rank has done something that others were waiting for."""
+        ...
+
+
+class Apart:
+    """The same ranks for another thread. All ranks must create it together."""
+
+    def __init__(
+        self, store: Any, rank: int, world: int, timeout: timedelta, progress: Callable[[], None]
+    ) -> None:
+        """store: a connection of the thread's own; timeout: of messages."""
+        self.rank, self.is_first, self.progress = rank, rank == 0, progress
+        self.group = dist.new_group(backend="gloo", timeout=timeout)
+        self._world = world
+        self._agreements = Agreements(store, self.is_first, "apart")
+
+    def agreed(self, decide: Callable[[], T]) -> T:
+        """What rank 0 decides."""
+        return self._agreements.agreed(decide)
+
+    def gathered(self, value: T) -> list[T]:
+        """The plain value of each rank."""
+        return gathered(value, self._world, self.group)
+
+
+def gathered(value: T, world: int, group: Any) -> list[T]:
+    """The plain value of each rank of a group."""
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, value, group=group)
+    return found

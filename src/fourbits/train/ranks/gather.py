@@ -1,0 +1,125 @@
+"""Which form each weight travels in: codes and scales, BF16, or FP32. The bits of a step do not depend on it.
+
+A weight that its layer quantizes travels quantized, with the amax over all shards; one that is read only
+through its rounding to BF16 travels so; others as they are.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fourbits.linear.packed_shards import PackedShards, reads_as_bf16, why_not_packed
+from fourbits.linear.weight_source import set_weight_source
+from fourbits.model.lm import LanguageModel
+from fourbits.train.ranks.wire import Wire
+
+#: name of a parameter -> its whole master, FP32
+Gather = Callable[[str], Tensor]
+
+
+class Packed:
+    """A weight that travels as codes and block scales."""
+
+    def __init__(self, weight: PackedShards) -> None:
+        self.weight = weight
+
+    def sent(self, shard: Tensor) -> tuple[Tensor, ...]:
+        """The codes and scales of `RankGroup.weights_changed`."""
+        return self.weight.sent()
+
+    def arrive(self, parts: tuple[Tensor, ...], weight: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The layer takes the parts; the weight has a shape, and no values."""
+        self.weight.receive(parts)
+        if weight is not None:
+            return weight, ()
+        return torch.empty(self.weight.shape, device=parts[0].device, dtype=torch.float32), ()
+
+
+class Rounded:
+    """A weight that travels in BF16 and is widened where it arrives."""
+
+    def sent(self, shard: Tensor) -> tuple[Tensor, ...]:
+        """The shard, rounded."""
+        return (shard.to(torch.bfloat16),)
+
+    def arrive(self, parts: tuple[Tensor, ...], weight: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The values in FP32, in memory that FSDP2 frees."""
+        if weight is None:
+            found = parts[0].float()
+        else:
+            found = weight
+            found.data.copy_(parts[0])  # not counted as a change of what autograd saved
+        parts[0].untyped_storage().resize_(0)  # FSDP2 gives it memory again before the next gather
+        return found, (found,)
+
+
+class Choice(NamedTuple):
+    """How one weight travels, and why not shorter."""
+
+    form: Packed | Rounded | None
+    why: str
+    elements: int
+
+    @property
+    def word(self) -> str:
+        """The form in words."""
+        if self.form is None:
+            return "in FP32"
+        return "as codes and scales" if isinstance(self.form, Packed) else "in BF16"
+
+
+def send_short(model: LanguageModel, ranks: int, gather: Gather) -> dict[str, Choice]:
+    """Choose the forms of the linear layers of a converted model, and make their parameters travel so.
+
+    model: on the meta device, before it is sharded; ranks: that share a copy; gather: for samples of the
+    layers' health, which read whole masters. Returns the choices by the name of the parameter.
+    """
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    found: dict[str, Choice] = {}
+    for name, layer in list(model.named_modules()):
+        weight = vars(layer)["_parameters"].get("weight")
+        if isinstance(layer, nn.Linear) and weight is not None:
+            tied = uses[id(weight)] > 1
+            found[f"{name}.weight"] = choice = _choice(model, layer, ranks, tied)
+            if isinstance(choice.form, Packed):
+                values = _master(gather, f"{name}.weight")
+                set_weight_source(layer, choice.form.weight, returns=True, values=values)
+            if choice.form is not None:
+                layer.weight = nn.Parameter(Wire(weight.detach(), choice.form))
+    return found
+
+
+def _choice(model: LanguageModel, layer: nn.Linear, ranks: int, tied: bool) -> Choice:
+    rows, size = layer.out_features, layer.weight.numel()
+    if tied:
+        return Choice(None, "tied to the embedding", size)
+    why = "the model is compiled as a whole" if _is_compiled(model) else why_not_packed(layer, ranks)
+    if why is None:
+        return Choice(Packed(PackedShards(layer)), "", size)
+    if rows % ranks:
+        return Choice(None, f"{rows} rows do not divide into {ranks} equal shards", size)
+    bf16 = model.norm.out_dtype == torch.bfloat16 and reads_as_bf16(layer)
+    return Choice(Rounded() if bf16 else None, why, size)
+
+
+def describe(choices: Mapping[str, Choice]) -> list[str]:
+    """What travels how, a line per form and reason, for the log."""
+    groups: dict[tuple[str, str], list[Choice]] = {}
+    for choice in choices.values():
+        groups.setdefault((choice.word, choice.why), []).append(choice)
+    return [
+        f"{len(found)} of {len(choices)} weights travel {word}, {sum(c.elements for c in found) / 1e6:,.1f}M "
+        f"values{f': {why}' if why else ''}"
+        for (word, why), found in groups.items()
+    ]
+
+
+def _master(gather: Gather, name: str) -> Callable[[Tensor], Tensor]:
+    return lambda weight: gather(name)
+
+
+def _is_compiled(model: LanguageModel) -> bool:
+    return any(getattr(block, "_compiled_call_impl", None) is not None for block in model.blocks)

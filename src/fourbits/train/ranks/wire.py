@@ -1,0 +1,117 @@
+"""How a sharded weight travels: FSDP2's all-gather extension, on a tensor around a rank's shard.
+
+FSDP2 asks the local tensor of a sharded parameter what to send and what became of it, by two methods of a
+tensor subclass. Only FSDP2 and DTensor meet this one; optimizer, checkpoints and layers have plain tensors.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+_OPS = torch.ops.aten
+#: operators whose result is a shard, too: with which FSDP2 cuts a parameter, and modules move it
+_SHARDS: set[Any] = {
+    _OPS.alias.default,
+    _OPS.as_strided.default,
+    _OPS.clone.default,
+    _OPS.detach.default,
+    _OPS.empty_like.default,
+    _OPS.new_empty.default,
+    _OPS.new_zeros.default,
+    _OPS.slice.Tensor,
+    _OPS.split.Tensor,
+    _OPS.view.default,
+    _OPS._to_copy.default,
+}
+
+
+class Form(Protocol):
+    """What of a weight travels."""
+
+    def sent(self, shard: Tensor) -> tuple[Tensor, ...]:
+        """What this rank sends of its shard, FP32 [N / ranks, K]: rows, or rows of blocks, in their order."""
+        ...
+
+    def arrive(self, parts: tuple[Tensor, ...], weight: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Take what all ranks sent. Returns the weight's tensor, and tensors whose memory FSDP2 may free.
+
+        weight: the tensor that an earlier call returned, with its memory again; None at the first.
+        """
+        ...
+
+
+class Wire(Tensor):
+    """A rank's shard of a weight and the form in which it travels."""
+
+    shard: Tensor
+    form: Form
+
+    @staticmethod
+    def __new__(cls: type["Wire"], shard: Tensor, form: Form) -> "Wire":
+        """A tensor with the shape of the shard."""
+        return Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            cls,
+            shard.shape,
+            strides=shard.stride(),
+            storage_offset=shard.storage_offset(),
+            dtype=shard.dtype,
+            device=shard.device,
+            layout=shard.layout,
+        )
+
+    def __init__(self, shard: Tensor, form: Form) -> None:
+        self.shard, self.form = shard, form
+
+    def __repr__(self, *_: Any, **__: Any) -> str:
+        """The shard and its form."""
+        return f"Wire({self.shard!r}, {type(self.form).__name__})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        """The tensors inside, for code that looks into subclasses."""
+        return ["shard"], self.form
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], form: Any, *_: Any) -> "Wire":
+        return Wire(inner["shard"], form)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator on the shards; cutting and moving keeps the form."""
+        if func is _OPS.copy_.default:
+            plain(args[0]).copy_(plain(args[1]))
+            return args[0]
+        form = next(arg.form for arg in args if isinstance(arg, Wire))
+        found = func(*tree_map_only(Wire, plain, args), **tree_map_only(Wire, plain, dict(kwargs or {})))
+        return tree_map_only(Tensor, lambda x: Wire(x, form), found) if func in _SHARDS else found
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[Tensor, ...], None]:
+        """What FSDP2 sends."""
+        return self.form.sent(self.shard), None
+
+    def fsdp_post_all_gather(
+        self,
+        all_gather_outputs: tuple[Tensor, ...],
+        metadata: Any,
+        param_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """What has arrived. out: the weight that an earlier call returned."""
+        found = self.form.arrive(all_gather_outputs, out)
+        return found if out is None else None
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The shard itself, of a Wire or of a plain tensor."""
+    return tensor.shard if isinstance(tensor, Wire) else tensor

@@ -1,0 +1,187 @@
+"""Plans: the paper's arithmetic, layouts that the trainer runs, figures never called measured."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from fourbits.cli.main import main
+from fourbits.device import PEAK_TERAFLOPS
+from fourbits.model.counts import count_parameters, training_flops
+from fourbits.plan.assumptions import assumptions
+from fourbits.plan.claims import CLAIMS
+from fourbits.plan.communication import traffic
+from fourbits.plan.estimate import Prices, plan_run
+from fourbits.plan.gathered import gathered
+from fourbits.plan.gpus import GPUS, find_gpu
+from fourbits.plan.layouts import Layout, unsupported
+from fourbits.plan.linears import linear_groups
+from fourbits.plan.machine import Machine
+from fourbits.plan.rates import DECLARED, gemm_seconds, shape_efficiency
+from fourbits.plan.search import layouts, usable_ranks
+from fourbits.plan.software import FOURBITS
+from fourbits.recipe.presets import get_recipe
+from fourbits.train.parallel import mesh_shape, micro_batches
+from fourbits.train.presets import RUN_PRESETS
+
+PLAN_12B = plan_run(RUN_PRESETS["hybrid-12b"], GPUS["gb200"], 736)
+
+
+def test_the_12b_has_the_papers_arithmetic():
+    # arXiv:2509.25149: 62 blocks, 10T tokens, 736 sequences of 8,192 tokens; 12.3B with 131,072 tokens.
+    assert sum(PLAN_12B.parameters.values()) == 12_314_591_360
+    assert PLAN_12B.config.train.tokens_per_step == 736 * 8192 == 6_029_312
+    assert PLAN_12B.config.train.num_steps == 1_658_565  # 10T / 6.03M, the last step whole
+    assert PLAN_12B.tokens - 10 * 10**12 < 6_029_312
+
+
+def test_every_declared_rate_is_among_the_assumptions():
+    text = " ".join(assumptions(PLAN_12B))
+    shares = (DECLARED.gemm, DECLARED.gemm_low, DECLARED.attention, DECLARED.scan, DECLARED.copy)
+    for value in (*shares, DECLARED.quantize, DECLARED.quantize_stochastic, DECLARED.link, DECLARED.network):
+        assert f"{value:.2f}" in text
+    for word in ("declared by", "131,072", "restart", "GB/s", "W per GPU", "usable", "hosts"):
+        assert word in text
+
+
+def test_counts_are_those_of_the_model():
+    assert PLAN_12B.parameters == count_parameters(PLAN_12B.config.model)
+    whole = sum(training_flops(PLAN_12B.config.model, 8192).values())
+    assert sum(PLAN_12B.flops.values()) == pytest.approx(whole)
+    groups = linear_groups(PLAN_12B.config.model, get_recipe("nvfp4"))
+    assert sum(g.weights for g in groups) == PLAN_12B.parameters["linear"] + PLAN_12B.parameters["head"]
+    quantized = sum(g.count for g in groups if g.quantized)
+    assert quantized == 116  # 20 stay in BF16, of 136; of 124 in the paper, where q, k and v are one
+
+
+@pytest.mark.parametrize("gpus", [8, 64, 368])
+def test_every_layout_without_tensor_parallelism_is_one_that_the_trainer_takes(gpus):
+    config = RUN_PRESETS["hybrid-12b"]
+    found = list(layouts(config, gpus, 1))
+    assert found
+    for layout in found:
+        parallel = replace(config.parallel, replicate=layout.replicate, shard=layout.shard)
+        assert mesh_shape(parallel, layout.gpus) == (layout.replicate, layout.shard)
+        assert len(micro_batches(736 // layout.micro_batch, 0, layout.gpus)) == layout.accumulation
+        assert layout.samples == 736
+        assert unsupported(layout) is None
+
+
+def test_tensor_parallelism_is_planned_only_as_what_cannot_run():
+    assert "not implemented" in (unsupported(Layout(tensor=2, micro_batch=1, accumulation=1)) or "")
+
+
+def test_a_step_uses_no_more_ranks_than_share_its_sequences():
+    assert [usable_ranks(736, n) for n in (8, 64, 512, 736, 4096)] == [8, 46, 368, 736, 736]
+
+
+def test_a_run_that_fits_nowhere_is_refused_in_one_line(capsys):
+    assert main(["plan", "hybrid-12b", "--gpu", "rtx5090", "--gpus", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "fits" in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tiny", "--gpu", "gb20"], "Did you mean 'gb200'?"),
+        (["tiny"], "--gpu"),
+        (["tiny", "--gpu", "h100", "--gpus", "0"], "at least 1"),
+        (["tiny", "--gpu", "h100", "--price=-1"], "--price"),
+    ],
+)
+def test_mistakes_are_named(arguments, words, capsys):
+    try:
+        code = main(["plan", *arguments])
+    except SystemExit as stop:  # of argparse
+        code = stop.code
+    assert code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_json_and_tables_have_the_same_figures(capsys):
+    command = ["plan", "100m", "--gpu", "h100", "--gpus", "4", "--price", "2"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    for recipe in found["recipes"]:
+        assert f"{recipe['tokens_per_second']:,.0f}" in text
+    assert found["tokens"] == found["steps"] * found["tokens_per_step"]
+    assert found["figures"] == "predicted from declared rates"
+    assert {each["recipe"] for each in found["recipes"]} == {"bf16", "fp8", "mxfp4", "nvfp4"}
+    assert "emulated in BF16" in text
+    assert not re.search(r"(?<!not )measured", text)
+
+
+def test_a_simulation_is_shown_on_request(capsys):
+    assert main(["plan", "100m", "--gpu", "h100", "--simulate"]) == 0
+    assert "failures twice as often" in capsys.readouterr().out
+
+
+def test_cost_and_energy_follow_from_time():
+    own = PLAN_12B.estimate
+    hours = own.seconds / 3600 * 736
+    assert own.gpu_hours == pytest.approx(hours)
+    assert own.cost(Prices(gpu_hour=4.0)) == pytest.approx(4 * hours)
+    energy = hours * GPUS["gb200"].system_watts / 1000
+    assert own.cost(Prices(kwh=0.1)) == pytest.approx(0.1 * energy)
+    assert own.cost(Prices()) is None
+
+
+def test_four_bits_gain_nothing_where_they_are_emulated_and_less_than_amdahl_where_not():
+    amdahl = PLAN_12B.amdahl
+    assert 1 < amdahl.predicted < amdahl.at_peak_ratio < amdahl.at_infinity
+    emulated = plan_run(RUN_PRESETS["hybrid-1.2b"], GPUS["h200"], 1, claims=False)
+    assert emulated.amdahl.predicted < 1
+    assert not emulated.estimate.native
+
+
+def test_claims_are_ratios_of_peaks_and_steps_keep_less():
+    ratios = {claim.text: claim.of_peaks for claim in CLAIMS}
+    assert [round(value, 1) for value in ratios.values()] == [4.0, 6.0, 2.0, 3.0, 7.6]
+    for each in PLAN_12B.claims:
+        assert each.of_steps is not None
+        assert 1 < each.of_steps < each.of_peaks
+
+
+def test_every_gpu_has_a_source_and_a_peak_from_the_one_table():
+    for gpu in GPUS.values():
+        assert gpu.source
+        assert gpu.bf16_peak / 1e12 in {rates[next(iter(rates))] for rates in PEAK_TERAFLOPS.values()}
+        assert (gpu.peak("nvfp4") is not None) == (gpu.name not in ("a100", "h100", "h200"))
+    assert find_gpu("RTX Pro 6000") is GPUS["rtxpro6000"]
+
+
+def test_a_gemm_of_whole_waves_runs_at_its_share_and_others_slower():
+    h200 = GPUS["h200"]
+    whole = shape_efficiency(h200, 128 * 132, 256, 1 << 20)
+    assert whole == pytest.approx(1, abs=1e-3)
+    assert shape_efficiency(h200, 128 * 133, 256, 1 << 20) == pytest.approx(133 / 264, rel=1e-3)
+    assert shape_efficiency(h200, 128 * 132, 128, 1 << 20) == pytest.approx(0.5, rel=1e-3)
+    # 16 rows: 34 MB of weights at 4.2 TB/s take 8 us, the arithmetic in full tiles 4.
+    assert gemm_seconds(h200, DECLARED, (16, 4096, 4096), ("bf16", 2, 2)) == pytest.approx(8e-6, rel=0.05)
+
+
+def test_traffic_is_that_of_the_page_on_several_gpus():
+    # docs/scaling.md: hybrid-12b on 8 GPUs gathers twice in 0.29 s, on 64 in 0.51, on 1,024 in 0.87.
+    model = PLAN_12B.config.model
+    for shard, expected in ((8, 0.29), (64, 0.51), (1024, 0.87)):
+        layout = Layout(shard=shard, micro_batch=1, accumulation=1, gather="masters")
+        groups = linear_groups(model, get_recipe("nvfp4"))
+        found = traffic(model, groups, layout, Machine(GPUS["h200"], DECLARED, FOURBITS), 8192)
+        assert 2 * found.gather == pytest.approx(expected, rel=0.02)
+
+
+def test_packed_gathers_send_4_bits_and_a_scale_per_block():
+    model = PLAN_12B.config.model
+    groups = [g for g in linear_groups(model, get_recipe("nvfp4")) if g.quantized]
+    sent, masters = (
+        gathered(model, groups, Layout(shard=2, micro_batch=1, accumulation=1, gather=gather), FOURBITS)
+        for gather in ("packed", "masters")
+    )
+    weights = sum(group.weights for group in groups)
+    saved = (masters.total - sent.total) / weights
+    assert saved == pytest.approx(4 - (4 + 8 / 256) / 8)
