@@ -15,7 +15,7 @@ from fourbits.data.stream.manifest import MANIFEST
 from fourbits.data.stream.stream import PhasedStream
 from fourbits.data.whole_file import read_json
 from fourbits.train.config import RunConfig, load_config
-from fourbits.train.metrics import read_metrics
+from fourbits.train.metrics import read_history, read_metrics
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.samples import run_stream
 
@@ -56,7 +56,7 @@ def inspect(args: Namespace) -> dict[str, Any]:
     if args.document:
         found["document"] = _document(data, args.document)
     if config is not None:
-        _add_run(found, data, config, args)
+        _add_run(found, data, config, args, folder / "metrics.jsonl")
         found["validation_losses"] = _losses(folder / "metrics.jsonl", list(data.validation))
     elif args.step is not None or args.sample is not None:
         raise ValueError("--step and --sample need a run; pass one with --run CONFIG.")
@@ -76,7 +76,10 @@ def _open(folder: Path, config: RunConfig | None, verify: bool) -> PreparedData:
     return PreparedData.open(folder, verify=verify)
 
 
-def _add_run(found: dict[str, Any], data: PreparedData, config: RunConfig, args: Namespace) -> None:
+def _add_run(
+    found: dict[str, Any], data: PreparedData, config: RunConfig, args: Namespace, metrics: Path
+) -> None:
+    """metrics: of the run, if it has begun; after a rollback its steps read later samples."""
     train = config.train
     stream = run_stream(config, data)
     found["plan"] = [asdict(phase) for phase in phase_reads(stream, train.samples_per_step)]
@@ -86,7 +89,10 @@ def _add_run(found: dict[str, Any], data: PreparedData, config: RunConfig, args:
             raise ValueError(
                 f"--step {args.step}: must be in 0 to {train.num_steps - 1}, the steps of the run."
             )
-        found["step"] = sample_locations(stream, args.step * train.samples_per_step, train.samples_per_step)
+        offset = _data_offset(metrics, args.step)
+        stream.read_beyond(offset * train.samples_per_step)
+        first = (args.step + offset) * train.samples_per_step
+        found["step"] = sample_locations(stream, first, train.samples_per_step)
     if args.sample is not None:
         if not 0 <= args.sample < stream.total_samples:
             raise ValueError(
@@ -121,6 +127,15 @@ def _document(data: PreparedData, argument: str) -> dict[str, Any]:
     tokens = data.train[name].document(int(number)).tolist()
     text = data.tokenizer.decode(tokens)
     return {"source": name, "number": int(number), "tokens": len(tokens), "text": text}
+
+
+def _data_offset(metrics: Path, step: int) -> int:
+    """How many steps' data rollbacks have left out before a step, 0 for the first."""
+    records, _, rollbacks = read_history(metrics) if metrics.is_file() else ([], [], [])
+    for record in records:
+        if (record["kind"], record["step"]) == ("train", step + 1):
+            return record.get("data_offset", 0)
+    return rollbacks[-1]["data_offset"] if rollbacks else 0
 
 
 def _losses(path: Path, sources: list[str]) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ from fourbits.train.profile import StepProfile
 from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.launcher import place
+from fourbits.train.rollback import RollbackError
 from fourbits.train.run import run as train
 from fourbits.train.stop import exit_code
 from fourbits.train.summary import Summary
@@ -90,7 +91,7 @@ def _run(config: RunConfig, out: Path, args: Namespace, ranks: Ranks) -> int:
             on_profile=_profile_to(out, not args.json and ranks.is_first) if args.profile else None,
             ranks=ranks,
         )
-    except NonFiniteError:
+    except (NonFiniteError, RollbackError):
         if ranks.is_first:
             _write_report(out)
         raise

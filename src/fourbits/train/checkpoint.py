@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,19 @@ def write_head(unfinished: Path, step: int, state: Mapping[str, Any], records: M
     write_json(unfinished / STATE, head)
 
 
+def amend(path: Path, changes: Mapping[str, Any]) -> None:
+    """Change JSON values of a checkpoint's state, at once or not at all. OSError for a full disk."""
+    head = json.loads((path / STATE).read_text(encoding="utf-8"))
+    write_json(path / STATE, head | {"state": head["state"] | dict(changes)})
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, newest first, so that what remains is of one history."""
+    for path in reversed(checkpoints(folder)):
+        if step_of(path) > step:
+            _remove(path)
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()]
@@ -128,18 +141,27 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def remove_old(folder: Path, keep: int, keep_every: int | None = None) -> None:
+def remove_old(
+    folder: Path, keep: int, keep_every: int | None = None, needed: Container[int] = frozenset()
+) -> None:
     """Remove all but the newest `keep` checkpoints, and unfinished ones that killed runs left behind.
 
-    keep_every: checkpoints whose step is a multiple of it stay, too.
+    keep_every: checkpoints whose step is a multiple of it stay, too; needed: those of these steps, too.
     """
     for path in checkpoints(folder)[:-keep]:
-        if keep_every is not None and step_of(path) % keep_every == 0:
-            continue
-        # Rename first: a half-removed checkpoint must not look like a damaged one.
-        path.rename(path.with_name(f"{_UNFINISHED}{path.name}"))
+        step = step_of(path)
+        if step not in needed and (keep_every is None or step % keep_every):
+            _remove(path)
     for path in folder.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(path)
+
+
+def _remove(path: Path) -> None:
+    """Rename a checkpoint before it is removed: a half-removed one must not look like a damaged one."""
+    unfinished = path.with_name(f"{_UNFINISHED}{path.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    path.rename(unfinished)
+    shutil.rmtree(unfinished)
 
 
 def open_checkpoint(path: Path, rank: int = 0, world: int = 1) -> Checkpoint:

@@ -82,10 +82,11 @@ class TrainConfig:
     not depend on past steps, with the same bits. deterministic: on a GPU, forbid operations whose sums depend
     on the order in which threads finish, such as the usual backward pass of attention (docs/running.md).
     activation_checkpointing: "full" saves only the input of every block and recomputes the block in the
-    backward pass, with the same bits; "selective" does so in every second block. non_finite: stop the run or
-    skip the step when the loss or a gradient is NaN or infinite; the update is skipped in either case. spike:
-    what to do with a step whose loss is far above those before it (spikes.py): nothing, report it, or skip
-    its update. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
+    backward pass, with the same bits; "selective" does so in every second block. non_finite: stop the run,
+    skip the step, or roll back when the loss or a gradient is NaN or infinite; the update is skipped in any
+    case. spike: what to do with a step whose loss is far above those before it (spikes.py): nothing, report
+    it, skip its update, or roll back. rollback_steps: how far at least (rollback.py); max_rollbacks: how
+    often. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
     health_interval: steps between samples of the layers' health (docs/health.md), null for none.
     """
 
@@ -103,8 +104,10 @@ class TrainConfig:
     keep_every: int | None = None
     background_saves: bool = False
     time_limit: float | None = None
-    non_finite: Literal["stop", "skip"] = "stop"
-    spike: Literal["off", "report", "skip"] = "report"
+    non_finite: Literal["stop", "skip", "rollback"] = "stop"
+    spike: Literal["off", "report", "skip", "rollback"] = "report"
+    rollback_steps: int = 100
+    max_rollbacks: int = 5
     sinks: tuple[str, ...] = ()
     device: Literal["auto", "cpu", "cuda", "rocm", "xpu", "mps"] = "auto"
     backend: Literal["auto", "emulated", "native"] = "auto"
@@ -126,7 +129,7 @@ class TrainConfig:
             "health_interval",
         )
         sizes = ("micro_batch_size", "gradient_accumulation", "seq_len", "validation_samples", "log_interval")
-        for name in (*sizes, "keep_checkpoints", *optional):
+        for name in (*sizes, "keep_checkpoints", "rollback_steps", "max_rollbacks", *optional):
             value: int | None = getattr(self, name)
             if value is not None:
                 _require(value >= 1, name, "at least 1", value)
@@ -138,6 +141,13 @@ class TrainConfig:
         micro_batch = self.micro_batch_size * self.seq_len
         rule = f"a multiple of {TOKEN_UNIT}, the unit of random bits"
         _require(micro_batch % TOKEN_UNIT == 0, "micro_batch_size * seq_len", rule, micro_batch)
+        rule = "a number of steps where spike or non_finite is rollback, which needs checkpoints"
+        _require(not self.rolls_back or bool(self.checkpoint_interval), "checkpoint_interval", rule, None)
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether a spike or a value that is not finite makes the run return to a checkpoint."""
+        return "rollback" in (self.non_finite, self.spike)
 
     @property
     def samples_per_step(self) -> int:

@@ -13,7 +13,7 @@ from fourbits.train.precision import same_until
 from fourbits.train.schedule import describe_schedule, learning_rate, warmup_steps
 
 # Settings that affect where and how a run executes and what it saves, not the training itself. Only the first
-# eight can change results bitwise.
+# nine can change results bitwise.
 FREE_SETTINGS = (
     "train.device",
     "train.backend",
@@ -23,6 +23,7 @@ FREE_SETTINGS = (
     "parallel.replicate",
     "parallel.shard",
     "parallel.tensor",
+    "parallel.accumulate",
     "train.log_interval",
     "train.health_interval",
     "train.checkpoint_interval",
@@ -33,6 +34,8 @@ FREE_SETTINGS = (
     "train.time_limit",
     "train.non_finite",
     "train.spike",
+    "train.rollback_steps",
+    "train.max_rollbacks",
     "train.sinks",
     "train.cuda_graph",
     "train.activation_checkpointing",
@@ -96,12 +99,18 @@ def check_phases(old: Mapping[str, Any], new: Mapping[str, Any], samples: int, w
     before, after = ([p for p in plan["phases"] if p["first_sample"] < samples] for plan in (old, new))
     for one, other in zip(before, after, strict=False):
         same = all(one[key] == other[key] for key in ("first_sample", "slots"))
-        if not same or min(one["end_sample"], samples) != min(other["end_sample"], samples):
+        ends = (_end_in(plan, phase, samples) for plan, phase in ((old, one), (new, other)))
+        if not same or len(set(ends)) > 1:
             raise ValueError(
                 f"{where}: the length cannot change: data.phases are parts of the whole run, and samples "
                 f"that were read belong to another phase of the new one. Go on in a new folder: "
                 f"fourbits train --from {where} --out NEW."
             )
+
+
+def _end_in(plan: Mapping[str, Any], phase: Mapping[str, Any], samples: int) -> int:
+    """Where a phase ends among the first `samples` samples. After a rollback the last one has no end."""
+    return samples if phase == plan["phases"][-1] else min(phase["end_sample"], samples)
 
 
 def _rate(config: RunConfig, step: int) -> float:

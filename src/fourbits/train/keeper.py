@@ -13,7 +13,16 @@ from typing import Any
 
 from fourbits.data.whole_file import FREE_SPACE
 from fourbits.train.background import BackgroundSaver, Write
-from fourbits.train.checkpoint import Tensors, checkpoints, remove_old, save_checkpoint, step_of
+from fourbits.train.checkpoint import (
+    Tensors,
+    amend,
+    checkpoints,
+    remove_after,
+    remove_old,
+    save_checkpoint,
+    step_of,
+)
+from fourbits.train.rollback import RollbackPolicy
 
 
 class CheckpointKeeper:
@@ -27,13 +36,14 @@ class CheckpointKeeper:
         resumed: int | None,
         write: Write = save_checkpoint,
         background: BackgroundSaver | None = None,
+        rollback: RollbackPolicy | None = None,
     ) -> None:
         """keep: newest checkpoints that stay; keep_every: those of multiples of this step stay, too.
 
         resumed: step of the checkpoint that the run continues from, which has yet to prove good. background:
-        what saves in place of `write`, while training goes on.
+        what saves in place of `write`, while training goes on. rollback: those that it may need stay, too.
         """
-        self._write, self._background = write, background
+        self._write, self._background, self.rollback = write, background, rollback
         self.folder, self.keep, self.keep_every = folder, keep, keep_every
         self._unproved = resumed
 
@@ -67,24 +77,52 @@ class CheckpointKeeper:
         Not during a save, whose unfinished folder looks like one of a killed run.
         """
         if self._learn(wait=False) and self._unproved is not None and step > self._unproved:
-            self.rotate()
+            self.rotate(step)
 
-    def rotate(self) -> None:
-        """Remove old checkpoints, and unfinished ones that killed runs left behind."""
+    def rotate(self, finite: int | None = None) -> None:
+        """Remove old checkpoints, and unfinished ones that killed runs left behind.
+
+        finite: the last step that was finite, if later ones may make the run roll back.
+        """
         self.settle()
-        remove_old(self.folder, self.keep, self.keep_every)
+        needed: set[int] = set()
+        if self.rollback is not None and finite is not None:
+            needed = self.rollback.needed(self.saved(), finite)
+        remove_old(self.folder, self.keep, self.keep_every, needed)
+        self._unproved = None
+
+    def saved(self) -> list[int]:
+        """The steps that have a checkpoint, oldest first."""
+        return [step_of(path) for path in checkpoints(self.folder)]
+
+    def return_to(self, step: int, state: Mapping[str, Any]) -> None:
+        """Remove the checkpoints of later steps, and change the state of that of `step`.
+
+        In this order: a run killed in between continues from a checkpoint before the rollback, and rolls
+        back again.
+        """
+        remove_after(self.folder, step)
+        amend(self.folder / f"step_{step}", state)
         self._unproved = None
 
 
-def require_space(folder: Path, keep: int, checkpoint_bytes: int) -> None:
-    """Raises OSError unless keep + 1 checkpoints fit on the disk, counting those that are there already."""
+def require_space(
+    folder: Path, keep: int, checkpoint_bytes: int, rollback: RollbackPolicy | None = None
+) -> None:
+    """Raises OSError unless keep + 1 checkpoints fit on the disk, counting those that are there already.
+
+    rollback: it may need more of them.
+    """
+    why = "train.keep_checkpoints + 1"
+    if rollback is not None and rollback.most > keep:
+        keep, why = rollback.most, "for rollbacks, train.rollback_steps / train.checkpoint_interval + 3"
     needed = max(1, keep + 1 - len(checkpoints(folder))) * checkpoint_bytes
     free = shutil.disk_usage(folder.parent).free
     if free < needed:
         raise OSError(
             errno.ENOSPC,
             f"{free / 1e6:,.1f} MB are free, {needed / 1e6:,.1f} MB are needed: {keep + 1} checkpoints of "
-            f"{checkpoint_bytes / 1e6:,.1f} MB exist at a time (train.keep_checkpoints + 1). {FREE_SPACE}",
+            f"{checkpoint_bytes / 1e6:,.1f} MB exist at a time ({why}). {FREE_SPACE}",
             str(folder),
         )
 
@@ -93,3 +131,13 @@ def last_good(folder: Path, first_bad: int) -> Path | None:
     """The newest checkpoint that a finite step followed, where `first_bad` is the first step that was not."""
     good = [path for path in checkpoints(folder) if step_of(path) < first_bad - 1]
     return good[-1] if good else None
+
+
+def remedy_of(good: Path | None) -> str:
+    """What to do after a non-finite step. good: the last good checkpoint."""
+    if good is None:
+        return "No checkpoint before it is good: train again in another --out with a lower optim.lr."
+    return (
+        f"The last good checkpoint is {good}: continue from it with a lower learning rate, "
+        f"fourbits train --from {good} --out NEW --optim.lr LOWER."
+    )

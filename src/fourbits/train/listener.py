@@ -50,6 +50,9 @@ class RunListener:
     def note(self, text: str) -> None:
         """A message that is neither a step nor an error."""
 
+    def rollback(self, record: Record) -> None:
+        """The run returns to an earlier step. record: its line in metrics.jsonl. A note says so, too."""
+
     def end(self, summary: Record) -> None:
         """The run has ended, successfully or not. summary: the content of summary.json."""
 

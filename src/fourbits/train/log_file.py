@@ -21,10 +21,11 @@ from fourbits.data.whole_file import full_disk_remedy
 from fourbits.train.listener import ProgressPrinter, Record, RunStart
 from fourbits.train.metrics import FolderChangedError
 from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.rollback import RollbackError
 from fourbits.version import VERSION
 
 # Errors whose text says what happened and what to do; others are logged with their traceback.
-_EXPLAINED = (ValueError, OSError, KeyboardInterrupt, NonFiniteError, FolderChangedError)
+_EXPLAINED = (ValueError, OSError, KeyboardInterrupt, NonFiniteError, FolderChangedError, RollbackError)
 
 
 class LogFile(ProgressPrinter):

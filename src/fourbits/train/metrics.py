@@ -1,4 +1,8 @@
-"""metrics.jsonl: a flushed line per step and per validation, equal for resumed and uninterrupted runs."""
+"""metrics.jsonl: a flushed line per step and per validation, equal for resumed and uninterrupted runs.
+
+A line of kind "rollback" says that the run returned from "step" to the state after step "to": the lines of
+later steps before it no longer count, and the same steps follow again.
+"""
 
 import hashlib
 import json
@@ -6,12 +10,14 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from fourbits.data.whole_file import close, flush, sync, write, write_whole
 
 # Keys that depend on the machine's speed; all others are equal in an uninterrupted and in a resumed run.
 MEASURED = ("tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_bytes")
+ROLLBACK = "rollback"
+_KINDS = ("train", "validation", ROLLBACK)
 
 
 class FolderChangedError(RuntimeError):
@@ -19,28 +25,28 @@ class FolderChangedError(RuntimeError):
 
 
 class MetricsFile:
-    """An open metrics.jsonl. Each line is a JSON object with "kind" (train or validation) and "step"."""
+    """An open metrics.jsonl. Each line is a JSON object with "kind" (one of _KINDS) and "step"."""
 
-    def __init__(self, path: Path, last_step: int, sha256: str | None = None) -> None:
+    def __init__(
+        self, path: Path, last_step: int, sha256: str | None = None, size: int | None = None
+    ) -> None:
         """Open for appending after `last_step`; lines of later steps and an incomplete last line are removed.
 
-        sha256: of the lines up to `last_step`, if known. Raises ValueError if they do not reach `last_step`,
-        or if one was removed, repeated or changed: every trained step must have its line.
+        sha256, size: of the lines up to `last_step`, if known. Raises ValueError if they do not reach
+        `last_step`, or if one was removed, repeated or changed: every trained step must have its line.
         """
         self.path = path
         #: steps in a row, up to `last_step`, that were skipped because values were not finite
         self.skipped_in_a_row = 0
         keep = reached = 0
-        for number, (end, record) in enumerate(_complete_lines(path) if path.is_file() else (), 1):
-            if record is None or record["step"] > last_step:
-                break
+        for number, (end, record) in enumerate(_lines_until(path, last_step, size), 1):
             if record["step"] != reached + (record["kind"] == "train"):
                 raise ValueError(
                     f"{path}, line {number}: damaged: {record['kind']} of step {record['step']} follows step "
                     f"{reached}. Restore the file, or start again in another --out."
                 )
-            keep, reached = end, record["step"]
-            if record["kind"] == "train":
+            keep, reached = end, record["to"] if record["kind"] == ROLLBACK else record["step"]
+            if record["kind"] != "validation":
                 not_finite = record.get("skipped") and "spike_threshold" not in record
                 self.skipped_in_a_row = self.skipped_in_a_row + 1 if not_finite else 0
         if reached != last_step:
@@ -54,6 +60,8 @@ class MetricsFile:
                 f"{path}: damaged: a line up to the checkpoint's step was changed, removed or added since it "
                 "was saved. Restore the file, or start again in another --out."
             )
+        #: of all lines, in bytes
+        self.size = keep
         self._file = path.open("ab")
         if self._file.tell() > keep:
             self._file.truncate(keep)
@@ -70,6 +78,7 @@ class MetricsFile:
         write(self._file, line)
         flush(self._file)
         self._digest.update(line)
+        self.size += len(line)
 
     @property
     def sha256(self) -> str:
@@ -100,15 +109,32 @@ class MetricsFile:
         close(self._file)
 
 
+class History(NamedTuple):
+    """The complete records of a metrics.jsonl: those that count, those rolled back, and the rollbacks."""
+
+    records: list[dict[str, Any]]
+    discarded: list[dict[str, Any]]
+    rollbacks: list[dict[str, Any]]
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl that count. Raises ValueError for a damaged complete line."""
+    return read_history(path).records
+
+
+def read_history(path: Path) -> History:
     """All complete records of a metrics.jsonl. Raises ValueError for a damaged complete line."""
-    records: list[dict[str, Any]] = []
-    lines = list(_complete_lines(path))
-    for number, (_, record) in enumerate(lines, 1):
+    found = History([], [], [])
+    for number, (_, record) in enumerate(_complete_lines(path), 1):
         if record is None:
             raise ValueError(f"{path}, line {number}: damaged: not a metrics record. Remove the line.")
-        records.append(record)
-    return records
+        if record["kind"] == ROLLBACK:
+            found.rollbacks.append(record)
+            found.discarded.extend(each for each in found.records if each["step"] > record["to"])
+            found.records[:] = [each for each in found.records if each["step"] <= record["to"]]
+        else:
+            found.records.append(record)
+    return found
 
 
 def _first_bytes(path: Path, count: int) -> bytes:
@@ -118,15 +144,25 @@ def _first_bytes(path: Path, count: int) -> bytes:
         return file.read(count)
 
 
-def copy_records(source: Path, target: Path, last_step: int) -> None:
-    """Write the complete lines of `source` up to last_step to `target`. OSError for a full disk."""
+def copy_records(source: Path, target: Path, last_step: int, size: int | None = None) -> None:
+    """Write the complete lines of `source` up to last_step to `target`. OSError for a full disk.
+
+    size: of these lines, if known.
+    """
     content = source.read_bytes() if source.is_file() else b""
-    end = 0
-    for offset, record in _complete_lines(source) if content else ():
-        if record is None or record["step"] > last_step:
-            break
-        end = offset
-    write_whole(target, content[:end])
+    ends = [end for end, _ in _lines_until(source, last_step, size)]
+    write_whole(target, content[: ends[-1] if ends else 0])
+
+
+def _lines_until(path: Path, last_step: int, size: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(offset of its end, record) of each line up to a step. size: of all of them, if known.
+
+    Without it, as for checkpoints from before rollbacks, they end at the first line of a later step.
+    """
+    for end, record in _complete_lines(path) if path.is_file() else ():
+        if record is None or (record["step"] > last_step if size is None else end > size):
+            return
+        yield end, record
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -145,7 +181,9 @@ def _record(line: bytes) -> dict[str, Any] | None:
         value = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(value, dict) or value.get("kind") not in ("train", "validation"):
+    if not isinstance(value, dict) or value.get("kind") not in _KINDS:
+        return None
+    if value["kind"] == ROLLBACK and not isinstance(value.get("to"), int):
         return None
     return value if isinstance(value.get("step"), int) else None
 

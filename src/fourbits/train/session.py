@@ -16,20 +16,23 @@ from fourbits.data.whole_file import file_sha256
 from fourbits.device import Device, peak_flops, probe
 from fourbits.model.counts import training_flops
 from fourbits.train.background import BackgroundSaver
+from fourbits.train.checkpoint import Checkpoint, open_checkpoint
 from fourbits.train.config import RunConfig
 from fourbits.train.fork import Fork
 from fourbits.train.health_log import HealthLog
 from fourbits.train.imported import Imported
-from fourbits.train.keeper import CheckpointKeeper, last_good, require_space
+from fourbits.train.keeper import CheckpointKeeper, last_good, remedy_of, require_space
 from fourbits.train.listener import RunListener, RunStart
 from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
-from fourbits.train.metrics import MetricsFile, copy_records
+from fourbits.train.metrics import ROLLBACK, MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.precision import phase_name
 from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
+from fourbits.train.records import step_record, validation_record
+from fourbits.train.rollback import RollbackPolicy, Setback
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.starting import start
 from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
@@ -72,29 +75,21 @@ class Session:
         self.trainer = Trainer(config, data, torch_device, ranks)
         self.ranks = ranks = self.trainer.ranks
         self._sizes = data.sizes()
-        for note in (self.trainer.stream.rounding(), self.trainer.stream.repetition(), *ranks.notes()):
-            if note:
-                listener.note(note)
+        notes = (self.trainer.stream.rounding(), self.trainer.stream.repetition(), *ranks.notes())
+        for note in filter(None, notes):
+            listener.note(note)
         needed = self.trainer.checkpoint_bytes()
-        ranks.agreed(lambda: require_space(folder.checkpoints, config.train.keep_checkpoints, needed))
+        policy = RollbackPolicy.of(config.train, 0)
+        ranks.agreed(lambda: require_space(folder.checkpoints, config.train.keep_checkpoints, needed, policy))
         if isinstance(fork, Imported):
             fork.load(self.trainer)  # before the weights are hashed
         manifest = describe_run(self.trainer, data, self.device) if ranks.is_first else {}
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation") if ranks.is_first}
         checkpoint = start(fork, self.trainer, folder, self.device, manifest, listener)
-        self._metrics_sha256 = checkpoint.state.get("metrics") if checkpoint else None
         folder.begin(config, manifest, data.tokenizer)
-        train, resumed = config.train, checkpoint.step if checkpoint else None
-        keeper = CheckpointKeeper if ranks.is_first else FollowerKeeper
-        self.keeper = keeper(
-            *(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save),
-            background=self._saver(),
-        )
-        if fork:
-            if ranks.is_first and isinstance(fork, Fork):
-                copy_records(fork.run.metrics, folder.metrics, self.trainer.step)
-                self._metrics_sha256 = file_sha256(folder.metrics)
-            self._save(self._metrics_sha256 or sha256().hexdigest())
+        origin = manifest["ancestry"][-1]["step"] if manifest.get("ancestry") else 0
+        self.rollback = RollbackPolicy.of(config.train, origin)
+        self._keep_checkpoints(checkpoint, fork)
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
         self.peak_tokens_per_second = ranks.world * peak / flops if peak else None
@@ -104,6 +99,27 @@ class Session:
             self.health = HealthLog(folder.health, self.trainer.step, listener.note)
         self._agreed = Wishes()
         self._last = Timestamp(torch_device)
+
+    def _keep_checkpoints(self, checkpoint: Checkpoint | None, fork: Fork | Imported | None) -> None:
+        """Set up the checkpoints. One of the start is saved at once if it is another run's, or for rollbacks.
+
+        checkpoint: that the run continues from.
+        """
+        train, folder, ranks = self.config.train, self.folder, self.ranks
+        state, resumed = (checkpoint.state, checkpoint.step) if checkpoint else ({}, None)
+        self._metrics_sha256, self._metrics_size = state.get("metrics"), state.get("metrics_size")
+        keeper = CheckpointKeeper if ranks.is_first else FollowerKeeper
+        self.keeper = keeper(
+            *(folder.checkpoints, train.keep_checkpoints, train.keep_every, resumed, ranks.save),
+            background=self._saver(),
+            rollback=self.rollback,
+        )
+        if ranks.is_first and isinstance(fork, Fork):
+            copy_records(fork.run.metrics, folder.metrics, self.trainer.step, self._metrics_size)
+            self._metrics_sha256 = file_sha256(folder.metrics)
+            self._metrics_size = folder.metrics.stat().st_size
+        if fork or (self.rollback and checkpoint is None):
+            self._save(self._metrics_sha256 or sha256().hexdigest(), self._metrics_size or 0)
 
     def run(self, request: StopRequest) -> Summary:
         """Train, and write summary.json however the run ends. Raises ValueError for damaged metrics."""
@@ -116,7 +132,7 @@ class Session:
                 with contextlib.suppress(Exception):
                     self.keeper.settle()
                 good = last_good(self.folder.checkpoints, self._first_bad())
-                explained = NonFiniteError(f"{error} {_remedy_of(good)}")
+                explained = NonFiniteError(f"{error} {remedy_of(good)}")
                 self._end_with_error("non-finite", str(explained), good)
                 raise explained from error
             except KeyboardInterrupt:
@@ -152,41 +168,89 @@ class Session:
 
     def _metrics(self) -> Metrics:
         if self.ranks.is_first:
-            return MetricsFile(self.folder.metrics, self.trainer.step, self._metrics_sha256)
+            at = self.trainer.step, self._metrics_sha256, self._metrics_size
+            return MetricsFile(self.folder.metrics, *at)
         return FollowerMetrics()
 
     def _loop(self, metrics: Metrics, request: StopRequest) -> str:
-        train, trainer = self.config.train, self.trainer
+        train, trainer, last = self.config.train, self.trainer, False
         self._last = Timestamp(self.trainer.device)
-        if self.on_profile:
-            self._profile(self.on_profile, metrics)
-        while trainer.step < train.num_steps:
-            if not self.ranks.alone:
-                trainer.wishes = self._wishes(request)
-            self._record(trainer.run_step(), metrics)
-            if self.ranks.alone:
-                self._agreed = self._wishes(request)
-            last = trainer.step == train.num_steps or self._agreed.stop
-            save = last or self._agreed.save
-            if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
-                self._log_waiting(metrics)
-                self._validate(metrics)
-            if trainer.step == train.num_steps:
-                self._require_good()
-            if save or _due(trainer.step, train.checkpoint_interval):
-                self._log_waiting(metrics)
-                metrics.sync()
-                self._save(metrics.sha256)
-                self.clock.saved()
-                self._last = Timestamp(self.trainer.device)
-            if last:
-                break
+        while trainer.step < train.num_steps and not last:
+            try:
+                last = self._advance(metrics, request)
+            except Setback as setback:
+                self._roll_back(setback, metrics)
         self.keeper.settle()
         if trainer.step < train.num_steps:
             return "interrupted"
         self._require_good()  # also if all steps were done when the run was resumed
         self.keeper.rotate()
         return "finished"
+
+    def _advance(self, metrics: Metrics, request: StopRequest) -> bool:
+        """Train a step, validate and save where it is due. Returns whether to end after it."""
+        train, trainer = self.config.train, self.trainer
+        if self.on_profile:
+            profile, self.on_profile = self.on_profile, None
+            self._profile(profile, metrics)
+            if trainer.step == train.num_steps:
+                return True
+        if not self.ranks.alone:
+            trainer.wishes = self._wishes(request)
+        self._record(trainer.run_step(), metrics)
+        if self.ranks.alone:
+            self._agreed = self._wishes(request)
+        last = trainer.step == train.num_steps or self._agreed.stop
+        if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
+            self._log_waiting(metrics)
+            self._validate(metrics)
+        if trainer.step == train.num_steps:
+            self._require_good()
+        if last or self._agreed.save or _due(trainer.step, train.checkpoint_interval):
+            self._log_waiting(metrics)
+            metrics.sync()
+            self._save(metrics.sha256, metrics.size)
+            self.clock.saved()
+            self._last = Timestamp(trainer.device)
+        return last
+
+    def _roll_back(self, setback: Setback, metrics: Metrics) -> None:
+        """Return to a checkpoint before a step that went wrong, on all ranks, and leave out its data."""
+        trainer, self.waiting = self.trainer, None
+        self.keeper.settle()
+        to = self._rollback_target(setback)
+        rollbacks = trainer.rollbacks.after(setback, to)
+        samples = self.config.train.samples_per_step
+        trainer.stream.read_beyond(rollbacks.data_offset * samples)
+        record = {"kind": ROLLBACK, "step": setback.step, "to": to, "reason": setback.reason}
+        self._append(metrics, record | rollbacks._asdict())
+        metrics.sync()
+        state = {
+            "rollbacks": rollbacks._asdict(),
+            "next_sample": (to + rollbacks.data_offset) * samples,
+            "metrics": metrics.sha256,
+            "metrics_size": metrics.size,
+        }
+        self.ranks.agreed(lambda: self.keeper.return_to(to, state))
+        checkpoint = self.folder.checkpoints / f"step_{to}"
+        trainer.resume(open_checkpoint(checkpoint, self.ranks.rank, self.ranks.world))
+        if self.ranks.is_first:
+            self.health = HealthLog(self.folder.health, to, self.listener.note)
+        self.listener.rollback(record)
+        self.listener.note(
+            f"step {setback.step}: rolled back to step {to}: {setback.reason}. The data of these "
+            f"{setback.step - to} steps are left out."
+        )
+        self._last = Timestamp(trainer.device)
+
+    def _rollback_target(self, setback: Setback) -> int:
+        """The step to return to, on all ranks. Raises what `RollbackPolicy.error` returns."""
+        policy, count = self.rollback, self.trainer.rollbacks.count
+        assert policy is not None
+        to = self.ranks.agreed(lambda: policy.target(self.keeper.saved(), setback.step, count))
+        if to is None:
+            raise policy.error(setback, count, self.folder.checkpoints)
+        return to
 
     def _saver(self) -> BackgroundSaver | None:
         """What saves in the background, if the run does so. Its memory is allocated here, before any step."""
@@ -246,30 +310,20 @@ class Session:
         result = self.trainer.check(pending)
         self._agreed = result.wishes
         seconds, self._last = result.finished.seconds_since(self._last), result.finished
-        rate = self.config.train.tokens_per_step / seconds
-        record: dict[str, Any] = {
-            "kind": "train",
-            "step": result.step,
-            "tokens": result.step * self.config.train.tokens_per_step,
-            "loss": result.loss,
-            "lr": result.lr,
-            "grad_norm": result.grad_norm,
-            "skipped": result.skipped,
-            "saturated": result.saturated,
-            "tokens_per_second": rate,
-            "step_seconds": seconds,
-            "data_seconds": result.data_seconds,
-            "mfu": rate / self.peak_tokens_per_second if self.peak_tokens_per_second else None,
-            "memory_bytes": self.memory.read(),
-        }
+        tokens, peak = self.config.train.tokens_per_step, self.peak_tokens_per_second
+        record = step_record(result, tokens, seconds, peak, self.memory.read())
         if self.trainer.recipe.schedule:
             record["phase"] = self._phase(result.step)
         if pending.health is not None and self.health is not None:
             record |= self.health.take(pending.health, result.step)
         if result.spike_threshold is not None:
             record["spike_threshold"] = result.spike_threshold
+        if self.trainer.rollbacks.data_offset:
+            record["data_offset"] = self.trainer.rollbacks.data_offset
         self._append(metrics, record)
         self.listener.step(record)
+        if (setback := self.trainer.setback(result)) is not None:
+            raise setback
         if not result.skipped:
             self.keeper.proved(result.step)
 
@@ -287,40 +341,35 @@ class Session:
 
     def _validate(self, metrics: Metrics) -> None:
         losses = self.trainer.validate()
-        total = losses.pop("loss")
-        step = self.trainer.step
-        record = {"kind": "validation", "step": step, "tokens": step * self.config.train.tokens_per_step}
-        record |= {
-            "val_loss": total.per_token,
-            "val_tokens": total.tokens,
-            "val_bits_per_byte": total.bits_per_byte,
-        }
-        for name, loss in losses.items():
-            record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
+        record = validation_record(self.trainer.step, self.config.train.tokens_per_step, losses)
         self._append(metrics, record)
         self.listener.validation(record)
-        if not math.isfinite(total.per_token):
-            self._validation_failed(total.per_token)
+        if not math.isfinite(loss := losses["loss"].per_token):
+            self._validation_failed(loss)
         self._last = Timestamp(self.trainer.device)
 
     def _validation_failed(self, loss: float) -> None:
         """Raises NonFiniteError, unless later steps may still be skipped until the run recovers."""
         train, step = self.config.train, self.trainer.step
         text = f"step {step}: the validation loss is {loss}; {self.trainer.validation_origin()}"
+        if train.non_finite == "rollback":
+            raise Setback(step, text.partition(": ")[2], False)
         if train.non_finite == "stop" or step == train.num_steps:
             raise NonFiniteError(f"{text}. The weights after this step are not usable.")
         self.listener.note(text)
 
-    def _save(self, metrics_sha256: str) -> None:
+    def _save(self, metrics_sha256: str, metrics_size: int) -> None:
         step = self.trainer.step
         if streak := self.trainer.skipped_in_a_row:
             self.listener.note(f"step {step}: not saved, within a streak of {streak} skipped steps")
             return
         state: dict[str, Any] = {
-            "next_sample": step * self.config.train.samples_per_step,
+            "next_sample": self.trainer.next_sample,
+            "rollbacks": self.trainer.rollbacks._asdict(),
             "recipe": self.config.recipe.digest,
             "hashes": self._hashes,
             "metrics": metrics_sha256,
+            "metrics_size": metrics_size,
         }
         if self.trainer.spikes is not None:
             state["spikes"] = self.trainer.spikes.state()._asdict()
@@ -338,16 +387,6 @@ class Session:
             conversion=self.trainer.conversion,
             compiles=self.config.train.compile != "none",
         )
-
-
-def _remedy_of(good: Path | None) -> str:
-    """What to do after a non-finite step. good: the last good checkpoint."""
-    if good is None:
-        return "No checkpoint before it is good: train again in another --out with a lower optim.lr."
-    return (
-        f"The last good checkpoint is {good}: continue from it with a lower learning rate, "
-        f"fourbits train --from {good} --out NEW --optim.lr LOWER."
-    )
 
 
 def _due(step: int, interval: int | None) -> bool:

@@ -35,7 +35,10 @@ class MetricSink(Protocol):
     """Receives the metrics of a run."""
 
     def begin(self, run: SinkRun) -> None:
-        """The next metrics are of step run.step + 1. Metrics of later steps, from before a kill, are void."""
+        """The next metrics are of step run.step + 1. Metrics of later steps, from before a kill, are void.
+
+        Called again when the run rolls back.
+        """
         ...
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -74,9 +77,16 @@ class SinkListener(RunListener):
         self._config, self._folder, self._notify = config, folder, notify
 
     def begin(self, start: RunStart) -> None:
-        """Tell every sink where the run stands."""
+        """Pass on to every sink where the run stands."""
+        self._begin(start.step)
+
+    def rollback(self, record: Record) -> None:
+        """Begin again after an earlier step."""
+        self._begin(record["to"])
+
+    def _begin(self, step: int) -> None:
         origin = _origin(RunFolder(self._folder).ancestry())
-        run = SinkRun(self._folder, start.step, to_dict(self._config), origin)
+        run = SinkRun(self._folder, step, to_dict(self._config), origin)
         self._each(lambda sink: sink.begin(run))
 
     def step(self, record: Record) -> None:
@@ -133,6 +143,11 @@ class Listeners(RunListener):
         """For each."""
         for listener in self._listeners:
             listener.validation(record)
+
+    def rollback(self, record: Record) -> None:
+        """For each."""
+        for listener in self._listeners:
+            listener.rollback(record)
 
     def note(self, text: str) -> None:
         """For each."""

@@ -100,6 +100,7 @@ def start_from(
     """Read the checkpoint of another run."""
     checkpoint, config = fork.checkpoint, trainer.config
     trainer.resume(checkpoint, other_recipe=checkpoint.state.get("recipe") != config.recipe.digest)
+    trainer.rollbacks = trainer.rollbacks._replace(count=0)  # another run may roll back again
     schedule = describe_schedule(config.train.num_steps, config.optim)
     listener.note(f"starting from {checkpoint.path}, step {checkpoint.step}: {schedule}")
     manifest["ancestry"] = fork.ancestry(config) if trainer.ranks.is_first else []

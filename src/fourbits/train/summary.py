@@ -5,7 +5,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fourbits.train.metrics import read_metrics
+from fourbits.train.metrics import History, read_history
 
 Summary = dict[str, Any]
 
@@ -15,7 +15,9 @@ def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | N
 
     last_good: of a run that ended non-finite, the checkpoint to continue from.
     """
-    records = read_metrics(metrics) if metrics.is_file() else []
+    history = read_history(metrics) if metrics.is_file() else History([], [], [])
+    records = history.records
+    trained = [record for record in (*history.discarded, *records) if record["kind"] == "train"]
     steps = [record for record in records if record["kind"] == "train"]
     validations = [record for record in records if record["kind"] == "validation"]
     losses = [record["loss"] for record in steps if record["loss"] is not None]
@@ -34,11 +36,13 @@ def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | N
         "skipped_steps": sum(record["skipped"] for record in steps),
         "skipped_in_a_row": len(list(takewhile(_not_finite, reversed(steps)))),
         "spikes": sum("spike_threshold" in record for record in steps),
+        "rollbacks": len(history.rollbacks),
+        "rolled_back_steps": len(trained) - len(steps),
         "phases": _phases(steps),
         "last_good_checkpoint": last_good and last_good.name,
         "tokens_per_second": statistics.median(r["tokens_per_second"] for r in steps) if steps else None,
-        "seconds": sum(record["step_seconds"] for record in steps),
-        "peak_memory_bytes": max((record["memory_bytes"] for record in steps), default=None),
+        "seconds": sum(record["step_seconds"] for record in trained),
+        "peak_memory_bytes": max((record["memory_bytes"] for record in trained), default=None),
     }
 
 

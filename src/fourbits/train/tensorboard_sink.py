@@ -20,6 +20,8 @@ class TensorBoardSink:
 
         A run started with --from has a folder that names the other run, which TensorBoard shows.
         """
+        if self._writer is not None:
+            self._writer.close()
         folder = run.folder / "tensorboard" / (run.origin or "")
         self._writer = self._library.SummaryWriter(str(folder), purge_step=run.step + 1)
 

@@ -30,6 +30,7 @@ from fourbits.train.optim import MasterOptimizer, master_of
 from fourbits.train.parallel import micro_batches
 from fourbits.train.precision import recipe_of_run
 from fourbits.train.ranks.alone import Ranks, Wishes
+from fourbits.train.rollback import Rollbacks, Setback
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
 from fourbits.train.spikes import SpikeDetector, SpikeState
@@ -166,7 +167,7 @@ class Trainer:
         self.checked = 0
         self.skipped_in_a_row = 0
         self.skip_reason: str | None = None
-        self._data_seconds = 0.0
+        self._data_seconds, self.rollbacks = 0.0, Rollbacks()
         self.wishes = Wishes()  # of this process, which the next step passes on to other ranks
         self.spikes = SpikeDetector(device) if train.spike != "off" else None
         self._uncounted = torch.full((), math.nan, device=device, dtype=torch.float32)
@@ -191,10 +192,11 @@ class Trainer:
         else:
             loss = self._accumulate_gradients()
         spiked, threshold = self._spike(loss)
-        skips = spiked.float() if self.config.train.spike == "skip" else torch.zeros_like(self._blocked)
+        skips = self.config.train.spike in ("skip", "rollback")
+        skips = spiked.float() if skips else torch.zeros_like(self._blocked)
         numbers = self.optimizer.step(lr, loss, torch.maximum(self._blocked, skips), self.step)
         finite = loss.isfinite() & numbers[1].isfinite()
-        if self.config.train.non_finite == "stop":
+        if self.config.train.non_finite != "skip":
             self._blocked = torch.maximum(self._blocked, (~finite).float())
         threshold = torch.where(finite, threshold, math.nan)  # a step that is not finite is no spike
         self.step += 1
@@ -224,12 +226,21 @@ class Trainer:
         self.skip_reason = self._origin(result, norms)
         if self.config.train.non_finite == "stop":
             raise NonFiniteError(f"step {result.step}: {self.skip_reason}. The update was skipped.")
-        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW and self.config.train.non_finite == "skip":
             raise NonFiniteError(
                 f"step {result.step}: {self.skip_reason}, after {self.skipped_in_a_row - 1} skipped steps "
                 "in a row. The run does not recover."
             )
         return result
+
+    def setback(self, result: StepResult) -> Setback | None:
+        """Why the run has to roll back after a checked step, if it has to."""
+        train, threshold = self.config.train, result.spike_threshold
+        if threshold is not None and train.spike == "rollback":
+            return Setback(result.step, f"a loss spike: {result.loss:.4f} is above {threshold:.4f}", True)
+        if self.skip_reason is not None and train.non_finite == "rollback":
+            return Setback(result.step, self.skip_reason, False)
+        return None
 
     def validate(self) -> dict[str, Loss]:
         """The loss on the fixed samples of every source, and over all of them under "loss"."""
@@ -277,8 +288,17 @@ class Trainer:
         if not other_recipe:
             load_recipe_state(self.model, saved.get("recipe", {}))
         self.step = self.checked = checkpoint.step
-        if self.spikes is not None and (spikes := checkpoint.state.get("spikes")):
-            self.spikes.load(SpikeState(spikes["losses"], spikes["in_a_row"]))
+        self.skipped_in_a_row, self.skip_reason = 0, None
+        self._blocked = torch.zeros_like(self._blocked)
+        self.rollbacks = Rollbacks(**checkpoint.state.get("rollbacks", {}))
+        self.stream.read_beyond(self.rollbacks.data_offset * self.config.train.samples_per_step)
+        if self.spikes is not None:
+            self.spikes.load(SpikeState(**checkpoint.state.get("spikes", {"losses": [], "in_a_row": 0})))
+
+    @property
+    def next_sample(self) -> int:
+        """The first sample of the next step."""
+        return (self.step + self.rollbacks.data_offset) * self.config.train.samples_per_step
 
     def _prepare_capture(self) -> None:
         """Decide whether micro-batches are replayed from CUDA graphs; they are captured again if so."""
@@ -332,6 +352,7 @@ class Trainer:
         first = micro_batch * train.micro_batch_size
         self._set_step(step, micro_batch, same_weights=micro_batch > self._own[0])
         start = time.perf_counter()
+        step += self.rollbacks.data_offset
         samples = self.stream.batch(step * train.samples_per_step + first, train.micro_batch_size)
         self._data_seconds += time.perf_counter() - start
         batch = torch.from_numpy(samples)

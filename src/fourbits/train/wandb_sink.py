@@ -18,7 +18,12 @@ class WandbSink:
         self._run: Any = None
 
     def begin(self, run: SinkRun) -> None:
-        """Start or continue the run. wandb ignores steps that it has already."""
+        """Start or continue the run. wandb ignores steps that it has already.
+
+        So after a rollback its chart keeps the steps that were trained first.
+        """
+        if self._run is not None:
+            return
         place = run.folder / "wandb_id.txt"
         known = place.read_text().strip() if place.is_file() else None
         name = run.folder.absolute().name

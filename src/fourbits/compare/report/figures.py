@@ -96,7 +96,7 @@ def loss_chart(curves: LossCurves) -> Chart:
         "Cross-entropy (nats per token) over training tokens. Solid: validation. Light: training, running "
         "mean. Dotted: a new data phase begins, which shifts the training loss."
     )
-    caption += _CAPTION_OF_SWITCHES if curves.switches else ""
+    caption += _caption_of(curves.validation, curves.switches)
     return chart(draw, "Loss over training", heights=(330, 560), caption=caption)
 
 
@@ -122,8 +122,14 @@ def gap_chart(curves: GapCurves) -> Chart:
         f"Loss gap to {curves.baseline} (%) over training tokens. Solid: validation. Light: training on the "
         "same batches, running mean."
     )
-    caption += _CAPTION_OF_SWITCHES if curves.switches else ""
+    caption += _caption_of(curves.validation, curves.switches)
     return chart(draw, "Relative gap over training", heights=(330, 330), caption=caption)
+
+
+def _caption_of(lines: Sequence[Line], switches: Sequence[Switch]) -> str:
+    """What a caption says about bands and vertical lines, if there are any."""
+    bands = " Shaded: range over seeds." if any(line.low is not None for line in lines) else ""
+    return bands + (_CAPTION_OF_SWITCHES if switches else "")
 
 
 def run_loss_chart(

@@ -13,7 +13,19 @@ def comparison_details(comparison: Comparison) -> dict[str, str]:
         "parallelism": parallelism(comparison),
         "seeds": ", ".join(map(str, comparison.seeds)),
         "shared by all recipes": "per seed, checked by hash: initial weights, data order, validation samples",
+        **_all_rolled_back(comparison),
     }
+
+
+def _all_rolled_back(comparison: Comparison) -> dict[str, str]:
+    """Which runs rolled back, and so read other data than the others from there on."""
+    parts = [
+        f"{recipe}, seed {seed}: {rolled_back(run)}"
+        for recipe, runs in comparison.runs.items()
+        for seed, run in runs.items()
+        if run.rollbacks
+    ]
+    return {"other data after rollbacks": " ".join(parts)} if parts else {}
 
 
 def run_details(run: Run) -> dict[str, str]:
@@ -73,6 +85,13 @@ def repetition(run: Run) -> str:
     sources = run.manifest["data"]["plan"]["sources"]
     parts = [f"{name} {each['epochs']:.1f} times" for name, each in sources.items() if each["epochs"] > 1]
     return f"Training text repeats: all steps together read {listed(parts)}." if parts else ""
+
+
+def rolled_back(run: Run) -> str:
+    """A sentence about the run's rollbacks; "" if there are none."""
+    parts = [f"step {each['step']} to {each['to']} ({each['reason']})" for each in run.rollbacks]
+    times = {1: "once", 2: "twice"}.get(len(parts), f"{len(parts)} times")
+    return f"Rolled back {times}: {listed(parts)}." if parts else ""
 
 
 def ran_native(run: Run) -> bool:

@@ -13,7 +13,7 @@ from fourbits.compare.report.figures import metric_chart, run_loss_chart
 from fourbits.compare.report.health_section import health_section
 from fourbits.compare.report.page import render_page
 from fourbits.compare.report.precision_map import legend, precision_map
-from fourbits.compare.report.run_details import phase_starts, repetition, run_details, switches
+from fourbits.compare.report.run_details import phase_starts, repetition, rolled_back, run_details, switches
 from fourbits.compare.report.runs import Run
 from fourbits.compare.report.svg import Chart
 from fourbits.compare.report.table import judge_run
@@ -93,7 +93,7 @@ def _status(run: Run) -> str:
     finding = judge_run(run)
     speed = f"{count(run.tokens_per_second)} tokens/s (median step)."
     state = "" if finding.verdict == "stable" else f"{finding.verdict.capitalize()}: {finding.reason}."
-    return " ".join(filter(None, (state, speed, repetition(run))))
+    return " ".join(filter(None, (state, rolled_back(run), speed, repetition(run))))
 
 
 def _ended(run: Run) -> str:

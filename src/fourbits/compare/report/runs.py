@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fourbits.compare.report.curves import Curve, Steps
 from fourbits.settings import load_yaml
-from fourbits.train.metrics import read_metrics
+from fourbits.train.metrics import read_history
 from fourbits.train.run_folder import read_json
 
 Columns = dict[str, Curve]
@@ -18,7 +18,10 @@ Columns = dict[str, Curve]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. train, validation: a column per metric, a row per record, NaN where a record has no number."""
+    """One run. train, validation: a column per metric, a row per record, NaN where a record has no number.
+
+    Records of steps that were rolled back are not among them; rollbacks: the records of these events.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -26,6 +29,7 @@ class Run:
     summary: dict[str, Any]
     train: Columns
     validation: Columns
+    rollbacks: Sequence[dict[str, Any]] = ()
 
     @classmethod
     def read(cls, path: Path) -> "Run":
@@ -35,7 +39,7 @@ class Run:
                 raise ValueError(
                     f"{path}: not a run folder (no {name}). Pass a folder written by `fourbits train`."
                 )
-        records = read_metrics(path / "metrics.jsonl")
+        records, _, rollbacks = read_history(path / "metrics.jsonl")
         columns = {
             kind: columns_of([record for record in records if record["kind"] == kind])
             for kind in ("train", "validation")
@@ -50,6 +54,7 @@ class Run:
             read_json(summary) if summary.is_file() else {},
             columns["train"],
             columns["validation"],
+            rollbacks,
         )
 
     @property

@@ -149,10 +149,13 @@ class Blend:
         self._ends = np.array([phase.end for phase in self.phases], dtype=np.int64)
 
     def locate(self, samples: Int64) -> tuple[Int64, Int64]:
-        """Source and cursor of each sample. samples: int64 [n] -> (source [n], index in that source [n])."""
+        """Source and cursor of each sample. samples: int64 [n] -> (source [n], index in that source [n]).
+
+        Behind the end of the run, the last phase continues.
+        """
         source = np.empty(len(samples), dtype=np.int64)
         cursor = np.empty(len(samples), dtype=np.int64)
-        phase_of = np.searchsorted(self._ends, samples, side="right")
+        phase_of = np.searchsorted(self._ends[:-1], samples, side="right")
         for number in np.unique(phase_of):
             phase, in_phase = self.phases[number], phase_of == number
             periods, slot = np.divmod(samples[in_phase] - phase.first, len(phase.order))
@@ -163,7 +166,7 @@ class Blend:
         return source, cursor
 
     def cursors(self, sample: int) -> dict[str, int]:
-        """How many samples before `sample`, which may equal total_samples, come from each source."""
+        """How many samples before `sample`, which may be behind the end, come from each source."""
         number = min(int(np.searchsorted(self._ends, sample, side="right")), len(self.phases) - 1)
         phase = self.phases[number]
         counts = phase.cursors + phase.turns_before(sample - phase.first)

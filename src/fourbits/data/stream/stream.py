@@ -64,7 +64,8 @@ class PhasedStream:
             for name, file in sources.items()
         ]
         self.blend = Blend(list(sources), phases, total_samples)
-        self._check_size(batch_size, max_epochs)
+        self.max_epochs, self._beyond = max_epochs, 0
+        self._check_size(batch_size)
         self._cached: tuple[int, Int64, Int64] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
     @property
@@ -76,6 +77,14 @@ class PhasedStream:
     def total_samples(self) -> int:
         """Samples in the run."""
         return self.blend.total_samples
+
+    def read_beyond(self, samples: int) -> None:
+        """Let readers have so many samples behind the last one, by the weights of the last phase.
+
+        Raises ValueError for a source that all of them would read more than max_epochs times.
+        """
+        self._check_epochs(self.total_samples + samples)
+        self._beyond, self._cached = samples, (-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
     def sample(self, number: int) -> Int64:
         """One sample. Returns int64 [seq_len + 1]."""
@@ -170,7 +179,7 @@ class PhasedStream:
         cached = self._cached
         if cached[0] != block:
             first = block * CACHED_SAMPLES
-            last = min(first + CACHED_SAMPLES, self.total_samples)
+            last = min(first + CACHED_SAMPLES, self.total_samples + self._beyond)
             cached = (block, *self.locate(np.arange(first, last, dtype=np.int64)))
             self._cached = (
                 cached  # one assignment, so another thread sees either the old block or the new one
@@ -200,26 +209,30 @@ class PhasedStream:
         )
 
     def _check_range(self, low: int, high: int) -> None:
-        if low < 0 or high >= self.total_samples:
-            raise ValueError(f"samples must be in [0, {self.total_samples}), got {low} to {high}.")
+        end = self.total_samples + self._beyond
+        if low < 0 or high >= end:
+            raise ValueError(f"samples must be in [0, {end}), got {low} to {high}.")
 
-    def _check_size(self, batch_size: int, max_epochs: float | None) -> None:
+    def _check_size(self, batch_size: int) -> None:
         available = sum(windows.size for windows in self.windows)
         if available < batch_size:
             raise ValueError(
                 f"the text is smaller than one batch: {available} sequences of {self.seq_len} tokens, "
                 f"one batch needs {batch_size}. Add text, or lower the batch size or seq_len."
             )
-        ends = self.blend.cursors(self.total_samples)
+        self._check_epochs(self.total_samples)
+
+    def _check_epochs(self, samples: int) -> None:
+        ends, limit = self.blend.cursors(samples), self.max_epochs
         for name, windows in zip(self.names, self.windows, strict=True):
-            if max_epochs is not None and ends[name] > max_epochs * windows.size:
-                number = self._first_phase_beyond(name, max_epochs * windows.size)
+            if limit is not None and ends[name] > limit * windows.size:
+                number = self._first_phase_beyond(name, limit * windows.size)
                 raise ValueError(
                     f"phase {number} exceeds max_epochs for {name!r}: the run reads it "
-                    f"{ends[name] / windows.size:.2f} times, the limit is {max_epochs:g}. Add text to it, "
+                    f"{ends[name] / windows.size:.2f} times, the limit is {limit:g}. Add text to it, "
                     f"lower its weights, or raise max_epochs."
                 )
 
     def _first_phase_beyond(self, name: str, samples: float) -> int:
         ends = [self.blend.cursors(phase.end)[name] for phase in self.blend.phases]
-        return 1 + next(number for number, end in enumerate(ends) if end > samples)
+        return 1 + next((number for number, end in enumerate(ends) if end > samples), len(ends) - 1)

@@ -36,7 +36,7 @@ class FollowerFolder(RunFolder):
 class FollowerMetrics:
     """The metrics that another rank writes."""
 
-    sha256 = ""
+    sha256, size = "", 0
     skipped_in_a_row = 0
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -62,6 +62,9 @@ class FollowerKeeper(CheckpointKeeper):
         """Rank 0 removes old ones. Raises what a save in the background raised."""
         self._learn(wait=False)
 
-    def rotate(self) -> None:
+    def rotate(self, finite: int | None = None) -> None:
         """Rank 0 does it, after this."""
         self.settle()
+
+    def return_to(self, step: int, state: Mapping[str, Any]) -> None:
+        """Rank 0 does it."""

@@ -20,9 +20,14 @@ from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError, 
 from fourbits.train.ranks.launcher import Place, place
 from fourbits.train.ranks.meeting import meet
 from fourbits.train.ranks.watch import Watch
+from fourbits.train.rollback import RollbackError
 
 #: seconds that other ranks leave to rank 0 to report what all of them find, and between two looks
 _RANK_0_FIRST, _PAUSE = 30.0, 0.05
+
+
+#: errors that every rank finds alike
+_ALIKE = (ValueError, NonFiniteError, RollbackError)
 
 
 @contextmanager
@@ -63,7 +68,7 @@ def _may_speak(store: Any, rank: int, error: BaseException | None) -> bool:
     if isinstance(error, OtherRankError):
         return False
     try:
-        if rank and isinstance(error, ValueError | NonFiniteError):  # found by every rank alike
+        if rank and isinstance(error, _ALIKE):
             _wait_for_first(store)
         return store.add(FAILED, 1) == 1
     except RuntimeError:  # the process that holds the store is gone

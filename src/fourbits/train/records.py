@@ -1,0 +1,46 @@
+"""The records of a step and of a validation, lines of metrics.jsonl, in plain values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fourbits.evaluate import Loss
+from fourbits.train.trainer import StepResult
+
+
+def step_record(
+    result: StepResult, tokens_per_step: int, seconds: float, peak: float | None, memory_bytes: int
+) -> dict[str, Any]:
+    """seconds: that the step took; peak: tokens per second at the device's peak, None where it is unknown."""
+    rate = tokens_per_step / seconds
+    return {
+        "kind": "train",
+        "step": result.step,
+        "tokens": result.step * tokens_per_step,
+        "loss": result.loss,
+        "lr": result.lr,
+        "grad_norm": result.grad_norm,
+        "skipped": result.skipped,
+        "saturated": result.saturated,
+        "tokens_per_second": rate,
+        "step_seconds": seconds,
+        "data_seconds": result.data_seconds,
+        "mfu": rate / peak if peak else None,
+        "memory_bytes": memory_bytes,
+    }
+
+
+def validation_record(step: int, tokens_per_step: int, losses: Mapping[str, Loss]) -> dict[str, Any]:
+    """losses: by source, and over all of them under "loss"."""
+    total = losses["loss"]
+    record = {
+        "kind": "validation",
+        "step": step,
+        "tokens": step * tokens_per_step,
+        "val_loss": total.per_token,
+        "val_tokens": total.tokens,
+        "val_bits_per_byte": total.bits_per_byte,
+    }
+    for name, loss in losses.items():
+        if name != "loss":
+            record |= {f"val_{name}": loss.per_token, f"val_{name}_bits_per_byte": loss.bits_per_byte}
+    return record
