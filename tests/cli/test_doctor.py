@@ -71,6 +71,7 @@ def test_a_test_that_raises_has_failed_and_says_why():
 def test_doctor_fails_on_a_wrong_kernel_and_shows_it(monkeypatch, capsys):
     broken = [("attention", None, lambda: (False, "3.00 of the allowed error (dv)"))]
     monkeypatch.setattr(tests_of, "_tests", lambda device, described: broken)
+    monkeypatch.setattr("fourbits.cli.doctor.rates", lambda device, described: {})
     assert main(["doctor", "--device", "cpu", "--check"]) == 1
     out = capsys.readouterr().out
     assert "WRONG: 3.00 of the allowed error (dv)" in out
