@@ -74,6 +74,15 @@ def test_weights_in_blocks_of_16x16_travel_in_a_quarter_of_the_bytes_of_bf16(sma
     assert "as codes and scales" in found["runs"][1]["gather"][0]
 
 
+@pytest.mark.slow
+def test_gradients_that_add_up_in_shards_are_summed_after_every_micro_batch(small, tmp_path):
+    file = tmp_path / "sharded.yaml"
+    file.write_text(f"{SMALL}parallel: {{accumulate: sharded}}\n")
+    found = measured(str(file), ["bf16"], "masters")
+    sums = found["runs"][0]["traffic"]["reduce_scatter"]
+    assert (sums["calls"], sums["whole"]) == (2 * 3, 2 * 4 * found["parameters"])
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_nothing_is_gathered_where_every_rank_has_the_whole_model(small, tmp_path, ranks):
     file = tmp_path / "replicated.yaml"

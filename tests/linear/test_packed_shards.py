@@ -12,6 +12,7 @@ from fourbits.linear.step import set_step
 from fourbits.linear.weight_source import set_weight_source
 from fourbits.model.linear import Linear
 from fourbits.quant.quantize import quantize
+from fourbits.quant.tensor import QuantizedTensor
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.settings import override
@@ -27,11 +28,11 @@ def everywhere(recipe: str, **changes: Any) -> Recipe:
     return override(get_recipe(recipe), {**whole, **changes})
 
 
-def layer_of(recipe: Recipe, rows: int = N) -> Any:
+def layer_of(recipe: Recipe, device: str = "cpu") -> Any:
     torch.manual_seed(5)
-    layer = Linear(K, rows)
+    layer = Linear(K, N)
     nn.init.normal_(layer.weight)
-    model = nn.Sequential(layer)
+    model = nn.Sequential(layer).to(device)
     convert(model, recipe, seed=3)
     set_step(model, 2, 64)
     return model[0]
@@ -50,8 +51,8 @@ def gathered(layer: Any, shards: int) -> PackedShards:
     return ranks[0]
 
 
-def anything() -> Tensor:
-    return torch.full((N, K), torch.nan)
+def anything(like: Tensor) -> Tensor:
+    return torch.full_like(like, torch.nan)
 
 
 @pytest.mark.parametrize("recipe", PACKED)
@@ -62,20 +63,21 @@ def test_shards_have_the_bytes_of_the_whole(recipe, shards, largest):
     with torch.no_grad():
         layer.weight[3, 5] *= largest
     assert why_not_packed(layer, shards) is None
-    found, whole = gathered(layer, shards)(anything()), quantize(layer.weight.detach(), found_spec(layer), 1)
+    weight = layer.weight.detach()
+    whole = quantize(weight, PackedShards(layer).spec, 1)
+    assert_same_operand(gathered(layer, shards)(anything(weight)), whole)
+
+
+def assert_same_operand(found: QuantizedTensor, whole: QuantizedTensor) -> None:
     for name in ("codes", "block_scale", "global_scale"):
-        assert_same_bytes(getattr(found, name), getattr(whole, name))
+        assert_same_bytes(getattr(found, name).cpu(), getattr(whole, name).cpu(), name)
     assert (found.shape, found.axis, found.spec) == (whole.shape, whole.axis, whole.spec)
-
-
-def found_spec(layer: Any) -> Any:
-    return PackedShards(layer).spec
 
 
 def run(layer: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(Y, dX, dW)."""
-    generator = torch.Generator().manual_seed(1)
-    x, dy = (torch.randn(M, width, generator=generator).bfloat16() for width in (K, N))
+    generator, device = torch.Generator().manual_seed(1), layer.weight.device
+    x, dy = (torch.randn(M, width, generator=generator).bfloat16().to(device) for width in (K, N))
     leaf = x.requires_grad_()
     y = layer(leaf)
     y.backward(dy)
@@ -113,6 +115,19 @@ def test_a_layer_asks_again_in_the_backward_pass_and_saves_no_weight(recipe):
     assert source.calls == 2
     assert saved.count((N, K)) == 1, "the parameter, whose memory the source has freed"
     assert layer.weight.untyped_storage().size() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", PACKED)
+def test_a_gpu_packs_the_bytes_of_a_cpu_and_computes_as_with_its_own_weight(recipe):
+    layer, on_cpu = layer_of(everywhere(recipe), "cuda"), layer_of(everywhere(recipe))
+    source = gathered(layer, 2)
+    assert_same_operand(source(anything(layer.weight)), gathered(on_cpu, 2)(anything(on_cpu.weight)))
+    expected = run(layer_of(everywhere(recipe), "cuda"))
+    set_weight_source(layer, source, returns=True)
+    layer.weight.data.fill_(torch.nan)
+    for got, wanted in zip(run(layer), expected, strict=True):
+        assert_same_bytes(got, wanted)
 
 
 @pytest.mark.parametrize(

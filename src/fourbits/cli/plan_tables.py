@@ -186,7 +186,7 @@ def _checkpoints(plan: Plan) -> Table:
     table = _table("checkpoints and failures", "figure", "value")
     rows = [
         ("size", f"{sum(plan.parameters.values()) * 12 / _GIB:,.0f} GiB"),
-        ("writing one", long_duration(failures.checkpoint)),
+        ("training waits for one", f"{failures.checkpoint:.2g} s"),
         ("one failure every", long_duration(failures.between)),
         ("best interval", f"{long_duration(best)}, {max(1, round(best / step)):,} steps"),
         ("lost at that interval", f"{failures.lost(best):.1%} of the time"),

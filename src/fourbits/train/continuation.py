@@ -13,7 +13,7 @@ from fourbits.train.precision import same_until
 from fourbits.train.schedule import describe_schedule, learning_rate, warmup_steps
 
 # Settings that affect where and how a run executes and what it saves, not the training itself. Only the first
-# eight can change results bitwise.
+# nine can change results bitwise.
 FREE_SETTINGS = (
     "train.device",
     "train.backend",
@@ -23,6 +23,7 @@ FREE_SETTINGS = (
     "parallel.replicate",
     "parallel.shard",
     "parallel.tensor",
+    "parallel.accumulate",
     "train.log_interval",
     "train.health_interval",
     "train.checkpoint_interval",

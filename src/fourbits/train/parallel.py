@@ -13,7 +13,9 @@ class ParallelConfig:
     gradients are summed (hybrid sharding, as one copy per node). tensor: ranks that share a layer; only 1.
     gradients: the dtype in which gradients are summed over ranks; FP32 is what one process does. gather: what
     travels when a layer's weight is put together from its shards, with equal bits: the shortest that its
-    recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. timeout:
+    recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. accumulate:
+    gradients of a step's micro-batches add up unsharded and are summed over ranks once, or, in the memory of
+    a shard, after every micro-batch. timeout:
     seconds without progress after which a rank is reported as hung and the run ends.
     """
 
@@ -22,6 +24,7 @@ class ParallelConfig:
     tensor: int = 1
     gradients: Literal["fp32", "bf16"] = "fp32"
     gather: Literal["packed", "masters"] = "packed"
+    accumulate: Literal["unsharded", "sharded"] = "unsharded"
     timeout: float = 900.0
 
     def __post_init__(self) -> None:

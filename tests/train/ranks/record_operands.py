@@ -24,7 +24,7 @@ from fourbits.train.trainer import Trainer
 def digest(operand: Any) -> str:
     """Hash of the dequantized codes and of the global scale."""
     parts = (operand.values.contiguous().view(torch.uint8), operand.scale.reshape(1).view(torch.uint8))
-    return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
+    return hashlib.sha256(b"".join(part.cpu().numpy().tobytes() for part in parts)).hexdigest()
 
 
 def recording(gemm: Callable[..., Any], found: list[str]) -> Callable[..., Any]:
@@ -48,7 +48,7 @@ def main() -> None:
     torch.set_num_threads(1)
     calls: list[str] = []
     compute.gemm = recording(compute.gemm, calls)
-    with joined(config.parallel, "cpu") as ranks:
+    with joined(config.parallel, config.train.device) as ranks:
         data = open_data(config.data, cache)
         trainer = Trainer(with_vocabulary(config, data), data, ranks.device, ranks)
         of_micro_batch: dict[str, list[str]] = {}

@@ -79,8 +79,8 @@ def test_two_ranks_sample_the_health_of_one_process(runs):
 def test_manifests_of_one_process_and_two_ranks_have_equal_hashes(runs):
     one, two = (json.loads((out / "manifest.json").read_text()) for out in runs[:2])
     assert one["hashes"] == two["hashes"]
-    mesh = {"replicate": 1, "shard": 2}
-    assert two["parallel"] == {"ranks": 2, "mesh": mesh, "gradients": "fp32", "gather": "packed"}
+    forms = {"gradients": "fp32", "gather": "packed", "accumulate": "unsharded"}
+    assert two["parallel"] == {"ranks": 2, "mesh": {"replicate": 1, "shard": 2}, **forms}
     assert [session["ranks"] for session in two["sessions"]] == [1, 2]
 
 

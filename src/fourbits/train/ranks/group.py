@@ -125,8 +125,8 @@ class RankGroup(Ranks):
         return whole
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
-        """Sum gradients over ranks after the last micro-batch only."""
-        completes_gradients(model, last)
+        """Sum gradients over ranks after the last micro-batch only, or after each."""
+        completes_gradients(model, last or self.config.accumulate == "sharded")
 
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
         """Hand the shards of the gradients from FSDP2's parameters to the masters."""
@@ -244,6 +244,7 @@ class RankGroup(Ranks):
             "mesh": {"replicate": replicate, "shard": shard},
             "gradients": self.config.gradients,
             "gather": self.config.gather,
+            "accumulate": self.config.accumulate,
         }
 
     def _reduced(self, values: Tensor, how: Literal["max", "sum"]) -> Tensor:
