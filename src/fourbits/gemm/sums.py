@@ -3,7 +3,6 @@
 docs/nvfp4.md, section 22.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -15,12 +14,11 @@ from fourbits.gemm.reference.tensor_core import TENSOR_CORES, TensorCore
 from fourbits.gemm.reference.tensor_core_sums import Rows, chained_sum
 from fourbits.gemm.reference.tensor_core_ways import EVERY_TERM, EXACT, SHORT, ways
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import exact
 from fourbits.quant.tensor import QuantizedTensor
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
-    from fourbits.gemm.kernels import gemms, launch_chain
+    from fourbits.gemm.kernels import launch_chain
 
 #: fp32: in the order of the device's own GEMM; exact: one rounding to nearest; a chip: as its tensor cores
 Sums = Literal["fp32", "exact", "sm_100", "sm_103", "sm_90", "sm_90_fp8"]
@@ -63,10 +61,6 @@ def matmul(
     assert core is not None, "the caller has asked unsupported_sums"
     if HAS_TRITON and launch_chain.unsupported(a, b, core) is None:
         return launch_chain.matmul(a, b, core.products, out_dtype, scales, bias)
-    if HAS_TRITON and gemms.is_chain(core, a.spec, b.spec, a.codes.device):
-        left, right = (replace(exact(q), scale=scale) for q, scale in zip((a, b), scales, strict=True))
-        dtype = None if bias is None else bias.dtype
-        return gemms.kernel_gemm(left, right, out_dtype, dtype, chain=True)(left, right, bias)
     return finish(_chained(a, b, core), *scales, out_dtype, bias)
 
 
@@ -75,9 +69,7 @@ def without_host(sums: str, a: OperandSpec, b: OperandSpec, device: torch.device
     core = None if sums in ("fp32", "exact") else _instruction(sums, a, b)
     if core is None:
         return sums == "fp32"
-    return HAS_TRITON and (
-        launch_chain.unsupported_core(core, device) is None or gemms.is_chain(core, a, b, device)
-    )
+    return HAS_TRITON and launch_chain.unsupported_core(core, device) is None
 
 
 def shares_of_ways(a: QuantizedTensor, b: QuantizedTensor, sums: str) -> tuple[float, float, float]:

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from fourbits.gemm.kernels import fp8_library, launch_fp8
 from fourbits.gemm.kernels.launch_bf16 import Layout, bf16_gemm
-from fourbits.gemm.reference.tensor_core import TensorCore
-from fourbits.quant.kernels import support
-from fourbits.quant.operand import OperandSpec
+from fourbits.quant.kernels.support import unsupported_device
 from fourbits.quant.tensor import ExactOperand
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -19,7 +17,7 @@ Gemm = Callable[[ExactOperand, ExactOperand, Tensor | None], Tensor]
 
 def unsupported(a: ExactOperand, b: ExactOperand) -> str | None:
     """Why no kernel supports the GEMM of a and b, or None."""
-    if reason := support.unsupported_device(a.values.device):
+    if reason := unsupported_device(a.values.device):
         return reason
     if not (a.spec.block_format.quantized or b.spec.block_format.quantized):
         return "neither operand is quantized"
@@ -31,45 +29,24 @@ def unsupported(a: ExactOperand, b: ExactOperand) -> str | None:
     return f"no GEMM kernel for {a.values.dtype} ({a.spec.format}) by {b.values.dtype} ({b.spec.format})"
 
 
-def is_chain(core: TensorCore, a: OperandSpec, b: OperandSpec, device: torch.device) -> bool:
-    """Whether a BF16 GEMM of this device without split-K has the sums of an instruction: Hopper's own has.
-
-    With E4M3 scales all values are normal numbers of BF16, also with several levels of them.
-    """
-    if core.name != "sm_90-bf16" or device.type != "cuda" or support.unsupported_device(device):
-        return False
-    of_e4m3 = all(spec.block_format.scale == "e4m3" for spec in (a, b))
-    return of_e4m3 and torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def kernel_gemm(
-    a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: torch.dtype | None, chain: bool = False
-) -> Gemm:
-    """The plan of a GEMM for operands with the memory layout of a and b, which the kernels support.
-
-    chain: whether to sum BF16 operands in order of K, without split-K.
-    """
+def kernel_gemm(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: torch.dtype | None) -> Gemm:
+    """The plan of a GEMM for operands with the memory layout of a and b, which the kernels support."""
     if a.values.dtype in _FP8:
         by_library = fp8_library.unsupported(a, b) is None
         return functools.partial(_fp8, out_dtype=out_dtype, by_library=by_library)
     left, right = _layout(a), _layout(b)
-    return _Bf16(bf16_gemm(left, right, out_dtype, bias, a.values.device, chain), a, b, out_dtype, chain)
+    return _Bf16(bf16_gemm(left, right, out_dtype, bias, a.values.device), a, b, out_dtype)
 
 
 class _Bf16:
     """A GEMM of BF16 operands, planned for the memory layout of a and b."""
 
-    __slots__ = ("_chain", "_lie", "_multiply", "_out_dtype")
+    __slots__ = ("_lie", "_multiply", "_out_dtype")
 
     def __init__(
-        self,
-        multiply: Callable[..., Tensor],
-        a: ExactOperand,
-        b: ExactOperand,
-        out_dtype: torch.dtype,
-        chain: bool,
+        self, multiply: Callable[..., Tensor], a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype
     ) -> None:
-        self._multiply, self._out_dtype, self._chain = multiply, out_dtype, chain
+        self._multiply, self._out_dtype = multiply, out_dtype
         self._lie = a.values.stride(), a.axis, b.values.stride(), b.axis
 
     def __call__(self, a: ExactOperand, b: ExactOperand, bias: Tensor | None) -> Tensor:
@@ -79,8 +56,7 @@ class _Bf16:
             b.values.stride(),
             b.axis,
         ) != self._lie:  # the compiler may have changed layouts
-            dtype = None if bias is None else bias.dtype
-            return kernel_gemm(a, b, self._out_dtype, dtype, self._chain)(a, b, bias)
+            return kernel_gemm(a, b, self._out_dtype, None if bias is None else bias.dtype)(a, b, bias)
         return self._multiply(_rows(a.values), _rows(b.values), a.scale, b.scale, bias)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.kernels.pointer_triton import pointer_kernel
-from fourbits.gemm.kernels.tiles import SPLITS, GpuModel, Tile, best_work, ceil_div, gpu_model
+from fourbits.gemm.kernels.tiles import GpuModel, Tile, best_work, ceil_div, gpu_model
 from fourbits.gemm.kernels.tma_triton import sum_kernel, tma_kernel
 from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.launcher import Box, Launcher
@@ -42,8 +42,6 @@ class Problem(NamedTuple):
     #: dtype of the bias, if there is one
     bias: torch.dtype | None
     device: torch.device
-    #: whether every output is one chain of additions in order of K, without split-K
-    chain: bool = False
 
     @property
     def length(self) -> int:
@@ -53,28 +51,22 @@ class Problem(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 14)
 def bf16_gemm(
-    a: Layout,
-    b: Layout,
-    out_dtype: torch.dtype,
-    bias: torch.dtype | None,
-    device: torch.device,
-    chain: bool = False,
+    a: Layout, b: Layout, out_dtype: torch.dtype, bias: torch.dtype | None, device: torch.device
 ) -> "TmaGemm | PointerGemm":
-    """The plan of a GEMM of operands with these layouts. chain: whether to sum without split-K."""
+    """The plan of a GEMM of operands with these layouts."""
     gpu = gpu_model(device)
     out_bytes = b.rows * torch.empty(0, dtype=out_dtype, device="cpu").element_size()
     by_tma = gpu.tma and _tma_reads(a) and _tma_reads(b) and out_bytes % 16 == 0 and a.rows * b.rows > 0
-    return (TmaGemm if by_tma else PointerGemm)(Problem(a, b, out_dtype, bias, device, chain), gpu)
+    return (TmaGemm if by_tma else PointerGemm)(Problem(a, b, out_dtype, bias, device), gpu)
 
 
 class TmaGemm:
     """a [M, K] @ b [N, K]^T by persistent programs, split-K where that fills more SMs."""
 
     def __init__(self, problem: Problem, gpu: GpuModel) -> None:
-        a, b, self.out_dtype, bias, device, _ = problem
+        a, b, self.out_dtype, bias, device = problem
         self.M, self.N, self.K, self.empty = a.rows, b.rows, problem.length, allocator(device)
-        splits = (1,) if problem.chain else SPLITS
-        tile, self.split_k = best_work(gpu, self.M, self.N, self.K, a.axis == 0, splits)
+        tile, self.split_k = best_work(gpu, self.M, self.N, self.K, a.axis == 0)
         self.slab = ceil_div(self.M, tile.m) * tile.m
         self.parts_shape = (self.split_k * self.slab, ceil_div(self.N, 4) * 4)
         self.launch = self._product(tile, (a, b), bias is not None and self.split_k == 1, device, gpu.sms)
@@ -141,7 +133,7 @@ class PointerGemm:
     """As `TmaGemm`, with pointer loads, for any strides."""
 
     def __init__(self, problem: Problem, gpu: GpuModel) -> None:
-        a, b, self.out_dtype, bias, device, _ = problem
+        a, b, self.out_dtype, bias, device = problem
         self.M, self.N, self.K, self.empty = a.rows, b.rows, problem.length, allocator(device)
         tile = best_work(gpu, self.M, self.N, self.K, a.axis == 0, splits=(1,)).tile
         self.a, self.b = _strides(a), _strides(b)

@@ -53,7 +53,7 @@ _LARGE_MEMORY = (
 _TENSOR_MEMORY = tuple(tile._replace(stages=3) for tile in _LARGE_MEMORY if tile.programs == 1)
 _SMALL_MEMORY = (Tile(128, 128, 32, 3, 8, 0.19, 1.4, 0.19), Tile(64, 64, 32, 3, 4, 0.12, 1.0, 0.12))
 _INTERPRETED = GpuModel(8, True, (Tile(32, 32, 32, 1, 4, 1.0, 0.0, 1.0),))
-SPLITS = tuple(range(1, 9))
+_SPLITS = tuple(range(1, 9))
 #: launch time in microseconds of the kernel that adds split-K sums, and its bytes per microsecond
 _SUM_START, _SUM_RATE = 4.0, 2e6
 
@@ -71,7 +71,9 @@ def gpu_model(device: torch.device) -> GpuModel:
 
 
 @functools.lru_cache(maxsize=4096)
-def best_work(gpu: GpuModel, M: int, N: int, K: int, columns: bool, splits: tuple[int, ...] = SPLITS) -> Work:
+def best_work(
+    gpu: GpuModel, M: int, N: int, K: int, columns: bool, splits: tuple[int, ...] = _SPLITS
+) -> Work:
     """The fastest division: waves times the time of a tile, plus adding the split-K sums.
 
     columns: whether the left operand is contracted along its rows.
