@@ -25,7 +25,7 @@ from fourbits.train.ranks.apart import Apart, gathered
 from fourbits.train.ranks.gather import Choice, Packed, describe, send_short
 from fourbits.train.ranks.launcher import Place
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
-from fourbits.train.ranks.shards import collect_gradients, completes_gradients, fill, own_part, shard
+from fourbits.train.ranks.shards import begin_micro_batch, collect_gradients, fill, own_part, shard
 from fourbits.train.ranks.watch import Watch
 from fourbits.train.ranks.wire import plain
 
@@ -126,7 +126,7 @@ class RankGroup(Ranks):
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """Sum gradients over ranks after the last micro-batch only, or after each."""
-        completes_gradients(model, last or self.config.accumulate == "sharded")
+        begin_micro_batch(model, last or self.config.accumulate == "sharded", last)
 
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
         """Hand the shards of the gradients from FSDP2's parameters to the masters."""
