@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.tensor import DTensor
 
+from fourbits.linear.packed_shards import own_amaxes
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 from fourbits.train.background import BackgroundSaver
@@ -106,11 +107,12 @@ class RankGroup(Ranks):
         packed = {name: each.form for name, each in self._choices.items() if isinstance(each.form, Packed)}
         if not packed:
             return
-        own = [form.weight.own_amax(self._masters[name].detach()) for name, form in packed.items()]
-        bits = torch.stack(own).abs().view(torch.int32)
+        weights = [form.weight for form in packed.values()]
+        shards = [self._masters[name].detach() for name in packed]
+        bits = own_amaxes(weights, shards).view(torch.int32)
         dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=self._shards)
-        for (name, form), amax in zip(packed.items(), bits.view(torch.float32).unbind(), strict=True):
-            form.weight.pack(self._masters[name].detach(), amax)
+        for weight, own, amax in zip(weights, shards, bits.view(torch.float32), strict=True):
+            weight.pack(own, amax)
 
     def notes(self) -> list[str]:
         """How weights travel, for the log."""
