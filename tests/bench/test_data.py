@@ -1,5 +1,7 @@
 """The data benchmark, on small files."""
 
+import os
+
 import pytest
 
 from fourbits.bench import data, data_files
@@ -42,3 +44,11 @@ def test_a_sparse_index_is_a_token_file(tmp_path):
     file = TokenFile(data_files.sparse_index(tmp_path, documents=30, length=10))
     assert (file.num_documents, file.num_tokens) == (30, 300)
     assert file.lengths.tolist() == [10] * 30
+
+
+def test_a_system_that_cannot_drop_the_page_cache_is_said_to_have_read_from_it(tmp_path, monkeypatch):
+    """As on macOS, whose Python has neither of these."""
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    monkeypatch.delattr(os, "POSIX_FADV_DONTNEED", raising=False)
+    result = data._cold_result(data_files.token_file(tmp_path, 8192))
+    assert result.name == "read from disk or its cache, which this system does not drop"

@@ -1,4 +1,4 @@
-"""Every kernel once, for compute-sanitizer: products, policies, quantizers, Mamba layers.
+"""Every kernel once, for compute-sanitizer: products, sums, policies, quantizers, Mamba layers.
 
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests
     compute-sanitizer --error-exitcode 9 python -m gpu.sanitized
@@ -19,6 +19,7 @@ import triton.language as tl
 
 from fourbits.model.ops import self_check
 from fourbits.quant.cpu import compiled
+from support.chain_cases import checks
 from support.fused_cases import POLICIES, SMALL, differences, policy_differences
 from support.matmul_cases import SMALL as GEMMS
 from support.matmul_cases import excess
@@ -39,10 +40,12 @@ def main(planted: bool, share: int = 0, shares: int = 1) -> int:
     warnings.simplefilter("ignore", RuntimeWarning)
     every = slice(share, None, shares)
     products, policies, cases = GEMMS[every], POLICIES[every], SMALL[every]
+    sums = [check for _, check in checks("cuda")][every]
     # From the middle on, because the first shares have the policies and scans take as long to compile.
     every = slice((share + shares // 2) % shares, None, shares)
     scans, convs, norms = SCANS[every], CONVS[every], NORMS[every]
     wrong = sum(not excess(product, "cuda") <= 1 for product in products)
+    wrong += sum(bool(check()) for check in sums)
     wrong += sum(bool(policy_differences(stored, "cuda")) for stored in policies)
     wrong += sum(bool(differences(case, "cuda")) for case in cases)
     for sizes in scans:
@@ -52,7 +55,8 @@ def main(planted: bool, share: int = 0, shares: int = 1) -> int:
     wrong += sum(bool(norm_errors(case, "cuda", torch.bfloat16)) for case in norms)
     torch.cuda.synchronize()
     print(
-        f"{len(products)} products, {len(policies)} policies, {len(cases)} cases, {len(scans)} scans,",
+        f"{len(products)} products, {len(sums)} sums, {len(policies)} policies, {len(cases)} cases, "
+        f"{len(scans)} scans,",
         end=" ",
     )
     print(f"{len(convs) + len(norms)} convolutions and norms; {wrong} wrong")

@@ -22,7 +22,7 @@ from fourbits.plan.rates import DECLARED, gemm_seconds, shape_efficiency
 from fourbits.plan.search import layouts, usable_ranks
 from fourbits.plan.software import FOURBITS
 from fourbits.recipe.presets import get_recipe
-from fourbits.train.parallel import mesh_shape, micro_batches
+from fourbits.train.parallel import ParallelConfig, mesh_shape, micro_batches
 from fourbits.train.presets import RUN_PRESETS
 
 PLAN_12B = plan_run(RUN_PRESETS["hybrid-12b"], GPUS["gb200"], 736)
@@ -68,8 +68,17 @@ def test_every_layout_without_tensor_parallelism_is_one_that_the_trainer_takes(g
         assert unsupported(layout) is None
 
 
-def test_tensor_parallelism_is_planned_only_as_what_cannot_run():
-    assert "not implemented" in (unsupported(Layout(tensor=2, micro_batch=1, accumulation=1)) or "")
+def test_a_layout_that_the_trainer_refuses_is_planned_with_its_reason(capsys):
+    with pytest.raises(ValueError, match="must be at least 1") as refused:
+        ParallelConfig(shard=0)
+    reason = unsupported(Layout(shard=0, micro_batch=1, accumulation=1))
+    assert reason == str(refused.value).rstrip(".")
+    # 12.3B parameters fit 16 GPUs with 80 GB only if two of them share a layer.
+    assert main(["plan", "hybrid-12b", "--gpu", "a100", "--gpus", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "tensor parallelism" in out
+    because = unsupported(Layout(tensor=2, micro_batch=1, accumulation=1))
+    assert because is None or because in out
 
 
 def test_a_step_uses_no_more_ranks_than_share_its_sequences():

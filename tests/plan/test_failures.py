@@ -27,3 +27,4 @@ def test_failures_come_with_the_number_of_gpus():
     found = failures_of(1000, parameters=1e9, storage=1e9)
     assert found.between == pytest.approx(HOURS_BETWEEN_FAILURES * 3.6)
     assert found.checkpoint == 12.0
+    assert failures_of(1000, parameters=1e9, background=True).checkpoint == 12e9 / (1000 * 25e9)

@@ -100,7 +100,7 @@ def test_a_browser_shows_the_figures_of_the_plan(state, page: Path, plans: Grid)
     where = f"{page.as_uri()}#recipe={recipe}&length={length}&gpus={gpus}&price={price}&kwh={kwh}"
     flags = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom")
     shown = subprocess.run([CHROMIUM, *flags, where], capture_output=True, text=True, timeout=120).stdout
-    headline = html.unescape(re.search(r'<h1 id="headline">(.*?)</h1>', shown)[1])  # pyright: ignore[reportOptionalSubscript]
+    headline = html.unescape(re.search(r'<h1 id="headline"[^>]*>(.*?)</h1>', shown)[1])  # pyright: ignore[reportOptionalSubscript]
     cell = plans.cells[f"{recipe}/{length}/{gpus}"]
     if cell is None:
         assert headline == f"Does not fit on {gpus} GPU"

@@ -1,4 +1,4 @@
-"""Runs that replay CUDA graphs continue with the same bits: after kills, and beside a switch of precision.
+"""Runs that replay CUDA graphs continue with the same bits: after kills, rollbacks and switches of precision.
 
 FOURBITS_KILLS sets how often the test of kills kills (default 3). Its runs go side by side, because most of
 the time is that of starting processes.
@@ -16,9 +16,12 @@ from fourbits.linear.step import stage_of
 from fourbits.model.presets import MODEL_PRESETS
 from fourbits.recipe.schedule import Stage
 from fourbits.settings import override
+from fourbits.train import keeper
 from fourbits.train.cuda_graph import CapturedGradients
+from fourbits.train.metrics import read_history
 from fourbits.train.run import run
 from support.kills import FOURBITS, finish, kill_at_random, same_end
+from support.spiking import INFINITE, SPIKE, SPIKED, inject, of_data
 from support.stopper import Stopper
 from support.torchrun import timeless, written
 
@@ -113,3 +116,33 @@ def test_equal_runs_with_several_blocks_of_keys_have_equal_bits(tiny, data_cache
     longer = override(tiny, {"train.seq_len": 384, "train.steps": 8, "train.deterministic": True})
     folders = [trained(longer, tmp_path / name, data_cache) for name in ("one", "other")]
     same_end(*folders)
+
+
+class Killed(BaseException):
+    """Ends a run like SIGKILL: nothing is written after it."""
+
+
+@pytest.mark.parametrize("kind", [SPIKED, INFINITE])
+def test_a_run_that_rolls_back_has_the_bits_of_one_that_starts_from_there(
+    tiny, data_cache, tmp_path, monkeypatch, kind
+):
+    """The graphs of the first were captured before the rollback."""
+    settings = {"checkpoint_interval": 3, "rollback_steps": 2, "spike": "rollback", "non_finite": "rollback"}
+    rolling = override(tiny, {f"train.{name}": value for name, value in settings.items()})
+    inject(monkeypatch.setattr, kind, of_data)
+    whole = trained(rolling, tmp_path / "whole", data_cache)
+    (rollback,) = read_history(whole / "metrics.jsonl").rollbacks
+    assert (rollback["step"], rollback["to"]) == (SPIKE, 6)
+    amend = keeper.amend
+
+    def amend_and_die(*given):
+        amend(*given)
+        raise Killed
+
+    with monkeypatch.context() as context:
+        context.setattr(keeper, "amend", amend_and_die)
+        with pytest.raises(Killed):
+            trained(rolling, tmp_path / "killed", data_cache)
+    killed = trained(rolling, tmp_path / "killed", data_cache)
+    same_end(killed, whole)
+    assert timeless(killed) == timeless(whole)

@@ -68,8 +68,11 @@ def sparse_index(folder: Path, documents: int, length: int) -> Path:
     return prefix
 
 
-def evict(path: Path) -> None:
-    """Evict a file that is not mapped from the page cache."""
+def evict(path: Path) -> bool:
+    """Evict a file that is not mapped from the page cache. False where the system cannot, such as macOS."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True

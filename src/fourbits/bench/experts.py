@@ -46,7 +46,7 @@ class _Run(NamedTuple):
     extra_bytes: float | None = None
 
 
-class _Experts(nn.Module):
+class Experts(nn.Module):
     """One linear layer per expert, as a model's code has them: FP32 master weights, a grouped GEMM."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -111,8 +111,8 @@ def _runs(device: torch.device, size: Size, goals: tuple[float | None, float | N
     masters = normal(experts, rows, columns, device=device, seed=2) * 0.02
     equal = torch.arange(1, experts + 1, dtype=torch.int32, device=device) * tokens
     uneven = uneven_ends(experts, tokens).to(device)
-    plain, once, reused = _Experts(masters), _Experts(masters.to(torch.bfloat16)), _converted(masters)
-    quantized = _converted(masters)
+    plain, once, reused = Experts(masters), Experts(masters.to(torch.bfloat16)), converted_experts(masters)
+    quantized = converted_experts(masters)
     activations = 8.0 * experts * tokens * (columns + rows)
     weights = 4.0 * experts * rows * columns
     return [
@@ -132,7 +132,7 @@ def uneven_ends(experts: int, tokens: int) -> Tensor:
     return ends.to(torch.int32)
 
 
-def _step(layer: _Experts, x: Tensor, dy: Tensor, ends: Tensor, reuses: bool = False) -> Callable[[], object]:
+def _step(layer: Experts, x: Tensor, dy: Tensor, ends: Tensor, reuses: bool = False) -> Callable[[], object]:
     """Forward and backward with gradients of both inputs, those of weights FP32 and not accumulated."""
 
     def step() -> None:
@@ -147,8 +147,9 @@ def _step(layer: _Experts, x: Tensor, dy: Tensor, ends: Tensor, reuses: bool = F
     return step
 
 
-def _converted(masters: Tensor) -> _Experts:
-    layer = _Experts(masters)
+def converted_experts(masters: Tensor) -> Experts:
+    """Experts in nvfp4, from FP32 masters [E, N, K]."""
+    layer = Experts(masters)
     convert(layer, "nvfp4", keep_first=0, keep_last=0)
     set_step(layer, 0)
     return layer

@@ -1,4 +1,7 @@
-"""Show what this machine can run, which backend fourbits would choose, and why."""
+"""Show what this machine can run, which backend fourbits would choose, why, and what to type next.
+
+--check also measures memory and GEMMs, and tests every kernel that may run here, in about half a minute.
+"""
 
 import json
 import platform
@@ -12,6 +15,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
+from fourbits.bench.self_tests import rates, self_tests
 from fourbits.cli import native_report
 from fourbits.compare.terminal import print_table
 from fourbits.device import (
@@ -41,6 +45,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
+        "--check",
+        action="store_true",
+        help="measure rates, and test every kernel that may run here",
+    )
+    parser.add_argument(
         "--native",
         action="store_true",
         help="check the GPU's arithmetic against the reference: its FP4 tensor cores if it has them, else "
@@ -62,8 +71,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the findings. 1 if --native was given and the FP4 tensor cores did not pass, or a report has
-    other bytes than were recomputed.
+    """Print the findings. 1 if --native was given and the FP4 tensor cores did not pass, --check found a
+    kernel that is wrong, or a report has other bytes than were recomputed.
     """
     if args.verify is not None:
         return native_report.check(args.verify)
@@ -75,6 +84,12 @@ def run(args: Namespace) -> int:
     if args.native:
         findings["native_check"] = check_gpu(probe(args.device))
     passed = not args.native or findings["native_check"]["passed"]
+    if args.check:
+        device = probe(args.device)
+        findings["rates"] = rates(torch.device(device.torch_device), device)
+        findings["self_tests"] = [asdict(each) for each in self_tests(device)]
+        passed &= all(each["passed"] is not False for each in findings["self_tests"])
+    findings["next"] = next_command(findings)
     if args.json:
         print(json.dumps(findings, indent=2))
         return 0 if passed else 1
@@ -180,6 +195,32 @@ def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
     for package, extra in EXTRAS.items():
         missing = f"not installed (pip install 'fourbits[{extra}]')"
         found.append((package, findings["extras"][package] or missing))
+    return [*found, *_check_rows(findings), ("next", findings["next"])]
+
+
+def next_command(findings: dict[str, Any]) -> str:
+    """What to type next on this machine, and what for."""
+    wrong = [each["what"] for each in findings.get("self_tests", []) if each["passed"] is False]
+    if wrong:
+        return f"nothing: do not train here while {', '.join(wrong)} is wrong; try another version of torch"
+    if findings["idle_gpu"]:
+        return "make install (in the clone: it replaces a torch that does not use the GPU)"
+    if findings["device"]["kind"] in ("cpu", "mps", "xpu"):
+        return "fourbits demo (a tiny model in BF16 and NVFP4, a few minutes)"
+    if "self_tests" not in findings:
+        return "fourbits doctor --check (rates, and a test of every kernel, half a minute)"
+    if findings["native_blocker"] is None and "native_check" not in findings:
+        return "fourbits doctor --native --report report.json (the FP4 tensor cores, a minute)"
+    return "fourbits train 30m --train.steps 60 --out runs/30m (a first run, a minute or two)"
+
+
+def _check_rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
+    """What --check measured and tested."""
+    found = list(findings.get("rates", {}).items())
+    words = {True: "ok", False: "WRONG", None: "not run"}
+    for each in findings.get("self_tests", []):
+        spent = f" ({each['seconds']:.1f} s)" if each["passed"] is not None else ""
+        found.append((f"test: {each['what']}", f"{words[each['passed']]}: {each['detail']}{spent}"))
     return found
 
 

@@ -7,6 +7,7 @@ from rich.table import Table
 from fourbits.compare.number_format import count, long_duration, short_count
 from fourbits.plan.assumptions import assumptions
 from fourbits.plan.estimate import Estimate, Plan, Prices
+from fourbits.plan.layouts import Layout
 from fourbits.plan.plain import recipes_of
 from fourbits.plan.published import Prediction
 from fourbits.plan.road import Stage
@@ -117,7 +118,7 @@ def _memory(plan: Plan) -> Table:
 def _recipes(plan: Plan, prices: Prices) -> Table:
     priced = prices.gpu_hour is not None or prices.kwh is not None
     title = f"precisions on {plan.gpus:,} {plan.gpu.name}, each in its fastest layout; predicted"
-    columns = ("recipe", "low-precision GEMMs", "micro-batch, recomputed", "step s", "tokens/s", "per GPU")
+    columns = ("recipe", "low-precision GEMMs", "layout, recomputation", "step s", "tokens/s", "per GPU")
     more = ("MFU of BF16", "vs bf16", "time", "MWh at most")
     table = _table(title, *columns, *more, *(("cost",) if priced else ()))
     base = plan.compared[0].tokens_per_second
@@ -127,7 +128,7 @@ def _recipes(plan: Plan, prices: Prices) -> Table:
         table.add_row(
             each.recipe,
             _units(each),
-            f"{layout.micro_batch}, {layout.recompute}",
+            _layout_text(layout),
             f"{each.step_seconds:.3g}",
             count(each.tokens_per_second),
             count(each.per_gpu),
@@ -138,6 +139,12 @@ def _recipes(plan: Plan, prices: Prices) -> Table:
             *((f"{cost:,.0f}",) if cost is not None else ()),
         )
     return table
+
+
+def _layout_text(layout: Layout) -> str:
+    """Copies x shards (x ranks of tensor parallelism), sequences of a micro-batch, recomputation."""
+    ranks = f"{layout.replicate} x {layout.shard}" + (f" x {layout.tensor}" if layout.tensor > 1 else "")
+    return f"{ranks}, micro-batch {layout.micro_batch}, {layout.recompute}"
 
 
 def _megawatt_hours(value: float) -> str:
@@ -186,7 +193,7 @@ def _checkpoints(plan: Plan) -> Table:
     table = _table("checkpoints and failures", "figure", "value")
     rows = [
         ("size", f"{sum(plan.parameters.values()) * 12 / _GIB:,.0f} GiB"),
-        ("writing one", long_duration(failures.checkpoint)),
+        ("training waits for one", f"{failures.checkpoint:.2g} s"),
         ("one failure every", long_duration(failures.between)),
         ("best interval", f"{long_duration(best)}, {max(1, round(best / step)):,} steps"),
         ("lost at that interval", f"{failures.lost(best):.1%} of the time"),
@@ -255,7 +262,7 @@ def road_row(stage: Stage) -> tuple[str, ...]:
         short_count(plan.tokens),
         count(plan.config.train.num_steps),
         f"{stage.gpus} {stage.gpu}",
-        f"{layout.replicate} x {layout.shard}, micro-batch {layout.micro_batch}, {layout.recompute}",
+        _layout_text(layout),
         f"{own.choice.memory.total / _GIB:.0f}",
         f"{own.step_seconds:.2f}",
         count(own.tokens_per_second),

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from fourbits.plan.communication import LATENCY
 from fourbits.plan.estimate import Plan
-from fourbits.plan.failures import HOURS_BETWEEN_FAILURES, RESTART_SECONDS, STORAGE_RATE
+from fourbits.plan.failures import HOST_RATE, HOURS_BETWEEN_FAILURES, RESTART_SECONDS, STORAGE_RATE
 from fourbits.plan.memory import USABLE
 from fourbits.plan.rates import DECLARED
 
@@ -14,6 +14,9 @@ def assumptions(plan: Plan) -> list[str]:
     rates, gpu, model = plan.rates, plan.gpu, plan.config.model
     measured = [f.name for f in fields(rates) if getattr(rates, f.name) != getattr(DECLARED, f.name)]
     where = f"; {', '.join(n for n in measured if n != 'origin')}: {rates.origin}" if measured else ""
+    saves = f"training waits for checkpoints, written at {STORAGE_RATE / 1e9:.0f} GB/s"
+    if plan.config.train.background_saves:
+        saves = f"training waits for a copy of checkpoints at {HOST_RATE / 1e9:.0f} GB/s per GPU"
     return [
         f"peaks, bandwidths, power of {gpu.name}: declared by {gpu.source}",
         f"shares of them: large GEMMs {rates.gemm_share('bf16'):.2f} in BF16 and "
@@ -28,7 +31,6 @@ def assumptions(plan: Plan) -> list[str]:
         f"hosts keep GPUs busy unless {1e3 * rates.host_quantized:.2f} ms per quantized layer, "
         f"{1e3 * rates.host_linear:.2f} per other one, say otherwise",
         f"one GPU fails every {HOURS_BETWEEN_FAILURES:,.0f} h (arXiv:2407.21783), a restart takes "
-        f"{RESTART_SECONDS / 60:.0f} min, checkpoints are written at {STORAGE_RATE / 1e9:.0f} GB/s, and "
-        "training waits for them",
+        f"{RESTART_SECONDS / 60:.0f} min, {saves}",
         f"{gpu.system_watts:,.0f} W per GPU for the whole system, always; no cooling of the room",
     ]

@@ -151,7 +151,11 @@ def plan_run(
         compared=compared,
         amdahl=_amdahl(config, machine, own),
         claims=tuple(found),
-        failures=failures_of(own.choice.layout.gpus, sum(parameters.values())),
+        failures=failures_of(
+            own.choice.layout.gpus,
+            sum(parameters.values()),
+            background=config.train.background_saves,
+        ),
         cannot_run=unsupported(own.choice.layout),
         alternatives=_alternatives(config, machine, own.choice.layout),
     )

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 #: masters and both moments, FP32
 CHECKPOINT_BYTES = 12
-#: what a restart takes, and what all ranks together write: assumed
-RESTART_SECONDS, STORAGE_RATE = 600.0, 10e9
+#: what a restart takes, what all ranks together write, and what a GPU copies to its host: assumed
+RESTART_SECONDS, STORAGE_RATE, HOST_RATE = 600.0, 10e9, 25e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,16 @@ def failures_of(
     parameters: float,
     hours_between: float = HOURS_BETWEEN_FAILURES,
     storage: float = STORAGE_RATE,
-    restart: float = RESTART_SECONDS,
+    background: bool = False,
 ) -> Failures:
-    """For a cluster. hours_between: of one GPU; storage: bytes per second of the whole run."""
+    """For a cluster.
+
+    hours_between: of one GPU; storage: bytes per second of the whole run; background: whether training waits
+    for a copy in the host's memory only.
+    """
+    rate = HOST_RATE * gpus if background else storage
     return Failures(
         between=hours_between * 3600 / gpus,
-        restart=restart,
-        checkpoint=CHECKPOINT_BYTES * parameters / storage,
+        restart=RESTART_SECONDS,
+        checkpoint=CHECKPOINT_BYTES * parameters / rate,
     )

@@ -55,5 +55,5 @@ def unsupported(layout: Layout) -> str | None:
     try:
         ParallelConfig(replicate=layout.replicate, shard=layout.shard, tensor=layout.tensor)
     except ValueError as error:
-        return str(error).partition(". ")[0]
+        return str(error).partition(". ")[0].rstrip(".")
     return None

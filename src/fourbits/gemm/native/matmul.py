@@ -47,8 +47,10 @@ def native_operand(q: QuantizedTensor, row_multiple: int = 1) -> NativeOperand:
     if size[0] > 1:
         scales = scales.repeat_interleave(size[0], 0)[:rows]
     more_rows, more_bytes = -rows % row_multiple, -width % (_CONTRACTION // 2)
-    codes = pad(q.codes, (0, more_bytes, 0, more_rows))
-    scales = pad(scales, (0, more_bytes // 8, 0, more_rows))
+    codes = q.codes
+    if more_rows or more_bytes:  # padding by nothing would copy
+        codes = pad(codes, (0, more_bytes, 0, more_rows))
+        scales = pad(scales, (0, more_bytes // 8, 0, more_rows))
     return NativeOperand(codes, swizzle_scales(scales).view(torch.float8_e4m3fn), q.global_scale)
 
 
