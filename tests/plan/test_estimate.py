@@ -38,7 +38,14 @@ def test_the_12b_has_the_papers_arithmetic():
 
 def test_every_declared_rate_is_among_the_assumptions():
     text = " ".join(assumptions(PLAN_12B))
-    shares = (DECLARED.gemm, DECLARED.gemm_low, DECLARED.attention, DECLARED.scan, DECLARED.copy)
+    shares = (
+        DECLARED.gemm,
+        DECLARED.gemm_low,
+        DECLARED.attention,
+        DECLARED.scan,
+        DECLARED.copy,
+        DECLARED.elementwise,
+    )
     for value in (*shares, DECLARED.quantize, DECLARED.quantize_stochastic, DECLARED.link, DECLARED.network):
         assert f"{value:.2f}" in text
     for word in ("declared by", "131,072", "restart", "GB/s", "W per GPU", "usable", "hosts"):

@@ -21,8 +21,9 @@ def assumptions(plan: Plan) -> list[str]:
         f"peaks, bandwidths, power of {gpu.name}: declared by {gpu.source}",
         f"shares of them: large GEMMs {rates.gemm_share('bf16'):.2f} in BF16 and "
         f"{rates.gemm_share('nvfp4'):.2f} in FP4, attention {rates.attention:.2f} and scan "
-        f"{rates.scan:.2f} of the BF16 peak, memory {rates.copy:.2f}, quantizers {rates.quantize:.2f} "
-        f"(stochastic {rates.quantize_stochastic:.2f}) of copying, links {rates.link:.2f}, network "
+        f"{rates.scan:.2f} of the BF16 peak, memory {rates.copy:.2f}; elementwise work "
+        f"{rates.elementwise:.2f}, quantizers {rates.quantize:.2f} (stochastic "
+        f"{rates.quantize_stochastic:.2f}) of copying, links {rates.link:.2f}, network "
         f"{rates.network:.2f}{where}",
         f"vocabulary of {model.vocab_size:,}: of data.vocab_size and data.model_vocab_size",
         "steps of the configuration, whole ones; no time for validation, health samples or loading data",
