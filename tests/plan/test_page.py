@@ -20,10 +20,10 @@ from fourbits.plan.machine import Machine
 from fourbits.plan.rates import DECLARED
 from fourbits.plan.search import usable_ranks
 from fourbits.plan.software import FOURBITS
-from fourbits.train.preset_figures import with_vocabulary
+from fourbits.train.preset_figures import with_expected_vocabulary
 from fourbits.train.presets import RUN_PRESETS
 
-CONFIG = with_vocabulary(RUN_PRESETS["hybrid-8b"])
+CONFIG = with_expected_vocabulary(RUN_PRESETS["hybrid-8b"])
 GRID = grid(CONFIG, GPUS["h100"], 64)
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
