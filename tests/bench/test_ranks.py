@@ -40,19 +40,24 @@ def measured(small, recipes, gather, ranks=2):
     return json.loads(ended.stdout)
 
 
-#: values of the small model: linear layers of its blocks, their norms, embedding (as many as the head), norm
-LINEAR, NORMS, TABLE, NORM = 4 * 32 * 32 + 2 * 32 * 64, 2 * 32, 64 * 32, 32
+#: values of the small model: linear layers of its two blocks, embedding (as many as the head), a norm
+ATTENTION, FFN, TABLE, NORM = 4 * 32 * 32, 2 * 32 * 64, 64 * 32, 32
 
 
 def gathered(linear, head):
-    """Bytes that a step gathers: blocks twice per micro-batch, the rest once. linear, head: per weight."""
-    return int(2 * (2 * (LINEAR * linear + 4 * NORMS) + TABLE * (4 + head) + 4 * NORM))
+    """Bytes that a step gathers. linear, head: bytes per weight.
+
+    In both micro-batches the first block for the forward and for the backward pass, and the last one for
+    both; the rest once.
+    """
+    blocks = 2 * (ATTENTION * linear + 4 * NORM) + FFN * linear + 4 * NORM
+    return int(2 * blocks + TABLE * (4 + head) + 4 * NORM)
 
 
 def test_two_ranks_are_compared_with_one_and_send_what_sharding_needs(small):
     found = measured(small, ["bf16", "nvfp4"], "masters")
     assert (found["ranks"], found["micro_batches"], found["tokens_per_micro_batch"]) == (2, 2, [1, 32])
-    assert found["parameters"] == LINEAR + NORMS + 2 * TABLE + NORM
+    assert found["parameters"] == ATTENTION + FFN + 2 * TABLE + 3 * NORM
     assert [run["recipe"] for run in found["runs"]] == ["bf16", "nvfp4"]
     for run, bar in zip(found["runs"], found["bars"], strict=True):
         assert bar["value"] == pytest.approx(run["tokens_per_second"] / run["tokens_per_second_alone"])
@@ -60,7 +65,7 @@ def test_two_ranks_are_compared_with_one_and_send_what_sharding_needs(small):
         sums, gathers = run["traffic"]["reduce_scatter"], run["traffic"]["all_gather"]
         # FP32 gradients of every parameter, once per step: of two blocks, and of the rest
         assert (sums["calls"], sums["whole"], 2 * sums["own"]) == (3, 4 * found["parameters"], sums["whole"])
-        assert (gathers["calls"], gathers["whole"]) == (2 * (2 * 2 + 1), gathered(4, 4))
+        assert (gathers["calls"], gathers["whole"]) == (2 * 3 + 1, gathered(4, 4))
         assert 2 * gathers["own"] == gathers["whole"]
 
 

@@ -4,6 +4,7 @@ An operand depends on more than its own blocks only through the tensor's amax. S
 are quantized with the amax of all of them, one after the other, are the codes and scales of the whole weight.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.linear.weight_source import check_table
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import own_amaxes, quantizer
+from fourbits.quant.quantize import quantizer
 from fourbits.quant.request import OperandInputs, OperandRequest, signature_of
 from fourbits.quant.tensor import QuantizedTensor
 from fourbits.recipe.recipe import GemmTable, table_from_text
@@ -29,10 +30,6 @@ class PackedShards:
         self.shape = (layer.out_features, layer.in_features)
         self._own: QuantizedTensor | None = None
         self._gathered: tuple[Tensor, ...] | None = None
-
-    def own_amax(self, shard: Tensor) -> Tensor:
-        """The amax of a shard [N / ranks, K], fp32 scalar; 0 for formats without a scale per tensor."""
-        return own_amaxes(shard, (self._request(),), (OperandInputs(),))[0]
 
     def pack(self, shard: Tensor, amax: Tensor) -> None:
         """Quantize this rank's shard. amax: fp32 scalar, the largest of all shards."""
@@ -75,6 +72,19 @@ class PackedShards:
 
     def _request(self) -> OperandRequest:
         return OperandRequest(self.spec, 1, True, "given" if self.spec.tensor_scaled else "own")
+
+
+def own_amaxes(weights: Sequence[PackedShards], shards: Sequence[Tensor]) -> Tensor:
+    """The amaxes of what will be quantized of shards, fp32 [n]; as int32 bits they have the same order.
+
+    Rounding to BF16 keeps the order of values, so it can come last.
+    """
+    norms = torch._foreach_norm(list(shards), torch.inf)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    largest = torch.stack(norms)
+    rounded = largest.to(torch.bfloat16).to(torch.float32)
+    rounds = [weight.spec.source == "bf16" for weight in weights]
+    found = [r if yes else x for r, x, yes in zip(rounded, largest, rounds, strict=True)]
+    return (rounded if all(rounds) else torch.stack(found)).abs()  # a negative NaN would be the smallest
 
 
 def why_not_packed(layer: nn.Module, ranks: int) -> str | None:

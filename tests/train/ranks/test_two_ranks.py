@@ -59,6 +59,14 @@ def test_two_ranks_end_with_the_masters_of_one_process(runs):
     assert_same_masters(*runs[:2])
 
 
+def test_one_rank_with_two_micro_batches_per_step_has_the_masters_of_one_process(runs, unclipped, tmp_path):
+    """Embedding, norm and head are gathered once per step, and again after each update and validation."""
+    ended = torchrun(1, ["train", written(unclipped, tmp_path), "--out", str(tmp_path / "rank")])
+    assert ended.returncode == 0, ended.stderr
+    assert_same_masters(runs[0], tmp_path / "rank")
+    assert timeless(tmp_path / "rank", "grad_norm") == timeless(runs[0], "grad_norm")
+
+
 def test_two_ranks_record_the_losses_of_one_process(runs):
     one, two, _ = runs
     assert timeless(two, "grad_norm") == timeless(one, "grad_norm")

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.tensor import DTensor
 
+from fourbits.linear.packed_shards import own_amaxes
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 from fourbits.train.background import BackgroundSaver
@@ -25,7 +26,7 @@ from fourbits.train.ranks.apart import Apart, gathered
 from fourbits.train.ranks.gather import Choice, Packed, describe, send_short
 from fourbits.train.ranks.launcher import Place
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
-from fourbits.train.ranks.shards import collect_gradients, completes_gradients, fill, own_part, shard
+from fourbits.train.ranks.shards import begin_micro_batch, collect_gradients, fill, own_part, shard
 from fourbits.train.ranks.watch import Watch
 from fourbits.train.ranks.wire import plain
 
@@ -106,11 +107,12 @@ class RankGroup(Ranks):
         packed = {name: each.form for name, each in self._choices.items() if isinstance(each.form, Packed)}
         if not packed:
             return
-        own = [form.weight.own_amax(self._masters[name].detach()) for name, form in packed.items()]
-        bits = torch.stack(own).abs().view(torch.int32)
+        weights = [form.weight for form in packed.values()]
+        shards = [self._masters[name].detach() for name in packed]
+        bits = own_amaxes(weights, shards).view(torch.int32)
         dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=self._shards)
-        for (name, form), amax in zip(packed.items(), bits.view(torch.float32).unbind(), strict=True):
-            form.weight.pack(self._masters[name].detach(), amax)
+        for weight, own, amax in zip(weights, shards, bits.view(torch.float32), strict=True):
+            weight.pack(own, amax)
 
     def notes(self) -> list[str]:
         """How weights travel, for the log."""
@@ -126,7 +128,7 @@ class RankGroup(Ranks):
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """Sum gradients over ranks after the last micro-batch only, or after each."""
-        completes_gradients(model, last or self.config.accumulate == "sharded")
+        begin_micro_batch(model, last or self.config.accumulate == "sharded", last)
 
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
         """Hand the shards of the gradients from FSDP2's parameters to the masters."""

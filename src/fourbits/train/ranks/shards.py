@@ -26,8 +26,10 @@ def shard(model: LanguageModel, mesh: DeviceMesh, gradients: Literal["fp32", "bf
     """
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
     policy = MixedPrecisionPolicy(reduce_dtype=dtype, cast_forward_inputs=False)
-    for part in (*model.blocks, model):
-        fully_shard(part, mesh=mesh, mp_policy=policy)
+    for block in model.blocks:  # the backward pass begins with the last one, which stays until then
+        last = block is model.blocks[-1]
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not last)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     for module in _sharded(model):
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
@@ -63,10 +65,15 @@ def own_part(parameter: DTensor, whole: Tensor) -> Tensor:
     return parts[own] if own < len(parts) else whole[:0]
 
 
-def completes_gradients(model: nn.Module, last: bool) -> None:
-    """Whether the next backward pass sums gradients over ranks, or only adds to this rank's."""
+def begin_micro_batch(model: nn.Module, sums: bool, last: bool) -> None:
+    """Whether the next backward pass sums gradients over ranks, and is the last that needs these weights.
+
+    What is in no block is gathered once for all micro-batches of a step: in each of them it has to be there
+    from the beginning to the end anyway.
+    """
     assert isinstance(model, FSDPModule)
-    model.set_requires_gradient_sync(last)
+    model.set_requires_gradient_sync(sums)
+    model.set_reshard_after_backward(last, recurse=False)
 
 
 def collect_gradients(parameters: Mapping[str, DTensor], masters: Mapping[str, nn.Parameter]) -> None:
