@@ -22,6 +22,7 @@ from fourbits.plan.rates import DECLARED, gemm_seconds, shape_efficiency
 from fourbits.plan.search import layouts, usable_ranks
 from fourbits.plan.software import FOURBITS
 from fourbits.recipe.presets import get_recipe
+from fourbits.train.config import load_config
 from fourbits.train.parallel import ParallelConfig, mesh_shape, micro_batches
 from fourbits.train.presets import RUN_PRESETS
 
@@ -38,7 +39,14 @@ def test_the_12b_has_the_papers_arithmetic():
 
 def test_every_declared_rate_is_among_the_assumptions():
     text = " ".join(assumptions(PLAN_12B))
-    shares = (DECLARED.gemm, DECLARED.gemm_low, DECLARED.attention, DECLARED.scan, DECLARED.copy)
+    shares = (
+        DECLARED.gemm,
+        DECLARED.gemm_low,
+        DECLARED.attention,
+        DECLARED.scan,
+        DECLARED.copy,
+        DECLARED.elementwise,
+    )
     for value in (*shares, DECLARED.quantize, DECLARED.quantize_stochastic, DECLARED.link, DECLARED.network):
         assert f"{value:.2f}" in text
     for word in ("declared by", "131,072", "restart", "GB/s", "W per GPU", "usable", "hosts"):
@@ -194,3 +202,23 @@ def test_packed_gathers_send_4_bits_and_a_scale_per_block():
     weights = sum(group.weights for group in groups)
     saved = (masters.total - sent.total) / weights
     assert saved == pytest.approx(4 - (4 + 8 / 256) / 8)
+
+
+def test_a_prepared_folder_sets_the_vocabulary(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five six seven eight nine ten\n" * 400, encoding="utf-8")
+    folder = tmp_path / "tokens"
+    assert main(["data", "prepare", str(text), "--out", str(folder), "--vocab-size", "400"]) == 0
+    capsys.readouterr()
+    command = ["plan", "tiny", "--gpu", "h100", "--data.paths", str(folder), "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    vocabulary = found["parameters"]["embedding"] // 128
+    assert vocabulary <= 400  # and not the 2,048 of data.vocab_size
+    assert any(f"vocabulary of {vocabulary:,}" in line for line in found["assumptions"])
+
+
+def test_a_schedule_is_named_as_not_planned():
+    config = load_config("100m", RUN_PRESETS, {"recipe": "nvfp4+late-forward"})
+    assert any("schedule" in line for line in assumptions(plan_run(config, GPUS["h100"], 1, claims=False)))
+    assert not any("schedule" in line for line in assumptions(PLAN_12B))

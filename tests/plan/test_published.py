@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fourbits.plan.calibration import calibrated, gpu_of, load_calibration
 from fourbits.plan.published import CASES, Prediction, predict
 from fourbits.plan.rates import DECLARED
 
@@ -58,6 +59,21 @@ def row(found: Prediction) -> str:
 @pytest.mark.parametrize("found", FOUND, ids=IDS)
 def test_the_page_has_the_figures_of_the_code(found):
     assert row(found) in PAGE
+
+
+RECORDED = load_calibration(Path(__file__).parent / "h200.json")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.gpu == "h200"], ids=lambda case: case.name)
+def test_with_its_measured_rates_a_gpu_is_predicted_within_15_percent(case):
+    found = predict(case, calibrated(RECORDED, gpu_of(RECORDED)))
+    assert abs(found.speed_deviation) <= 0.15
+    packed = ", packed" if case.recipe.saved_inputs == "packed" else ""
+    speeds = (
+        f"{found.tokens_per_second:,.0f} | {case.tokens_per_second:,.0f} | {found.speed_deviation:+.0%} |"
+    )
+    name = f"{case.name}, {case.layout.micro_batch} x {case.seq_len}"
+    assert f"| {name} | {case.recipe.name}{packed} | {speeds}" in PAGE
 
 
 def test_nothing_is_fitted_to_a_case():

@@ -1,7 +1,9 @@
 """Measure a machine for `fourbits plan --calibration`: memory, GEMMs, quantizers, attention, scan, link.
 
 The calls are those of training: operands of linear layers as they are quantized, forward and backward passes
-of attention and scan. On a GPU it takes less than a minute, most of it compiling.
+of attention and scan. On a GPU they follow one another for a while, after a warm-up of seconds, because a GPU
+that works all the time runs at lower clocks: large GEMMs on an H200 at 0.70 of the peak, and at 0.80 for the
+first tenth of a second. It takes less than a minute, most of it compiling.
 """
 
 import time
@@ -13,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fourbits.bench.ssd import both_passes, scan_arguments
-from fourbits.bench.timing import copy_bandwidth, median_seconds, normal
+from fourbits.bench.timing import copy_bandwidth, median_seconds, normal, product_rate
 from fourbits.device import probe, unsupported_fp4
 from fourbits.gemm.matmul import gemm
 from fourbits.gemm.native.self_check import NATIVE
@@ -31,6 +33,8 @@ from fourbits.train.ranks.alone import Ranks
 from fourbits.version import VERSION
 
 Log = Callable[[str], None]
+#: seconds of GEMMs before anything is measured, and of each call that is
+_WARM_UP, _LONG = 3.0, 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ def calibrate(ranks: Ranks, log: Log = lambda line: None) -> Calibration:
     def told(what: str) -> None:
         log(f"{time.monotonic() - began:5.1f} s  {what}")
 
+    _warm_up(device)
     copy = copy_bandwidth(device)
     told(f"memory {copy / 1e12:.2f} TB/s")
     gemms = _gemms(device, sizes, missing, told)
@@ -104,6 +109,28 @@ def calibrate(ranks: Ranks, log: Log = lambda line: None) -> Calibration:
     )
 
 
+def _warm_up(device: torch.device) -> None:
+    """Bring a GPU to the clocks of continuous work."""
+    end = time.monotonic() + _WARM_UP
+    while device.type == "cuda" and time.monotonic() < end:
+        product_rate(device)
+
+
+def _sustained_seconds(run: Callable[[], object], device: torch.device, sizes: Sizes) -> float:
+    """The mean time of a call among many that follow one another; on a CPU the median of a few."""
+    once = median_seconds(run, device, sizes.repeats, cold=False)
+    if device.type != "cuda":
+        return once
+    calls = max(10, round(_LONG / once))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) * 1e-3 / calls
+
+
 def _gemms(device: torch.device, sizes: Sizes, missing: dict[str, str], told: Log) -> tuple[GemmTime, ...]:
     """Every unit that the device has, over the shapes."""
     units: dict[str, Callable[[Tensor, Tensor], Callable[[], object]]] = {
@@ -119,7 +146,7 @@ def _gemms(device: torch.device, sizes: Sizes, missing: dict[str, str], told: Lo
     for m, n, k in sizes.gemms:
         a, b = (normal(rows, k, device=device, seed=rows).to(torch.bfloat16) for rows in (m, n))
         for unit, call in units.items():
-            seconds = median_seconds(call(a, b), device, sizes.repeats, cold=False)
+            seconds = _sustained_seconds(call(a, b), device, sizes)
             found.append(GemmTime(unit=unit, m=m, n=n, k=k, seconds=seconds))
             told(f"{unit} GEMM {m} x {n} x {k}: {found[-1].rate / 1e12:,.1f} TFLOP/s")
     return tuple(found)
@@ -174,7 +201,7 @@ def _attention_rate(device: torch.device, sizes: Sizes) -> float:
         return torch.autograd.grad(y, (q, k, v), dy)
 
     flops = 12.0 * (tokens + 1) / 2 * heads * channels * batch * tokens
-    return flops / median_seconds(run, device, sizes.repeats, cold=False)
+    return flops / _sustained_seconds(run, device, sizes)
 
 
 def _scan_rate(device: torch.device, sizes: Sizes, missing: dict[str, str]) -> float | None:
@@ -191,7 +218,7 @@ def _scan_rate(device: torch.device, sizes: Sizes, missing: dict[str, str]) -> f
 
     run = both_passes(scan, args, dy)
     flops = training_flops(model, tokens)["scan"] / model.pattern.count("M") * batch * tokens
-    return flops / median_seconds(run, device, sizes.repeats, cold=False)
+    return flops / _sustained_seconds(run, device, sizes)
 
 
 def _link_rate(ranks: Ranks, sizes: Sizes) -> tuple[float | None, int]:

@@ -20,7 +20,7 @@ from fourbits.plan.published import CASES, predict
 from fourbits.plan.rates import DECLARED, Rates
 from fourbits.plan.road import ROAD
 from fourbits.train.config import RunConfig, load_config
-from fourbits.train.preset_figures import with_vocabulary
+from fourbits.train.preset_figures import with_expected_vocabulary
 from fourbits.train.presets import RUN_PRESETS
 
 EXAMPLE = "fourbits plan hybrid-12b --gpu gb200 --gpus 736 --price 4"
@@ -80,7 +80,7 @@ def _config(args: Namespace) -> RunConfig:
 
 
 def _write_page(args: Namespace, prices: Prices) -> int:
-    gpu, config = find_gpu(args.gpu), with_vocabulary(_config(args))
+    gpu, config = find_gpu(args.gpu), with_expected_vocabulary(_config(args))
     found = grid(config, gpu, args.gpus, _rates(args.calibration, gpu))
     name = Path(args.config).stem if args.config not in RUN_PRESETS else args.config
     args.html.write_text(plan_page(name, config, gpu, found, prices), encoding="utf-8")

@@ -177,10 +177,8 @@ def _dgrad_weight(plan: LinearPlan, step: GradientPlan, call: LinearCall, saved:
         (operand,) = _operands(step.weight, call, call.weight)
         assert not isinstance(operand, Corrected)
         return operand
-    kept = saved.weight
-    if kept is None and call.quantized_weight is not None:
-        kept = exact(call.quantized_weight)
-    kept = kept or _exact(plan.weight, call, call.weight)
+    received = None if call.quantized_weight is None else exact(call.quantized_weight)
+    kept = saved.weight or received or _exact(plan.weight, call, call.weight)
     if plan.shares_weight:
         return ExactOperand(kept.values, kept.scale, 0, kept.spec)  # square blocks: the same along both axes
     table = plan.table if plan.table.dgrad.rhs.source == "forward" else weight_from_forward(plan.table)

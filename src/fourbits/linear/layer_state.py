@@ -12,14 +12,13 @@ from fourbits.linear.blend import Blend
 from fourbits.linear.layer_phases import LayerPhases
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.operand_cache import KeptWeight
-from fourbits.linear.plan import LinearPlan
+from fourbits.linear.plan import LinearPlan, PlanKey
 from fourbits.linear.sr_counter import SrCounter, moved_on, new_counter, of_shard
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OPERAND_ROLES, draws
 from fourbits.quant.tensor import QuantizedTensor
 from fourbits.recipe.recipe import GemmTable, table_from_text
 
-PlanKey = tuple[Any, ...]
 #: the layer's weight, or what is left of it -> its quantized operand
 WeightSource = Callable[[Tensor], QuantizedTensor]
 #: most calls of a layer in a micro-batch that are distinguished
@@ -125,6 +124,10 @@ class Tap(Protocol):
         ...
 
 
+#: table, counter, amax and layer of a call
+TapArguments = tuple[str, Tensor, Tensor | None, int]
+
+
 class LayerState:
     """Table, number, random counter and recipe state of one converted layer."""
 
@@ -225,6 +228,16 @@ class LayerState:
     def traced_counter_on(self, device: torch.device) -> Tensor:
         """As `counter_on`, for a graph."""
         return self.counter_on(device) if self.counter is None else self.counter.traced_on(device)
+
+    def tapped(
+        self, x: Tensor, weight: Tensor, received: QuantizedTensor | None, called: TapArguments
+    ) -> Tap | None:
+        """Show a forward pass to a tap that waits for one. Returns the tap if it wants the backward, too."""
+        if self.tap is None or not self.tap.waits:
+            return None
+        if received is not None:
+            weight = received.dequantize() if self.weight_values is None else self.weight_values(weight)
+        return self.tap if self.tap.forward(x, weight, *called) else None
 
     def call_counter(self, device: torch.device, config: CallConfig, tokens: int) -> Tensor:
         """The counter of one eager call, which nothing writes later."""

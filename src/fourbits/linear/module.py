@@ -13,19 +13,16 @@ from fourbits.linear.corrected import Operands
 from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
 from fourbits.linear.functional import functional_matmul, refuse_transform, under_torch_func
 from fourbits.linear.health import look_at
-from fourbits.linear.layer_state import CallConfig, LayerState, PlanKey
+from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
-from fourbits.linear.plan import LinearPlan, linear_plan, reads_through_bf16
+from fourbits.linear.plan import LinearPlan, eager_plan
 from fourbits.linear.sr_counter import warn_of_own_steps
 from fourbits.linear.traced import linear, once_differentiable, traced_gradients
 from fourbits.linear.weight_source import received_weight
 from fourbits.quant.quantize import exact
-from fourbits.quant.request import signature_of
 from fourbits.quant.tensor import QuantizedTensor
 
-#: plans that a layer keeps, which bounds memory where every input has a new shape
-_PLANS_KEPT = 256
 _last_input = SharedInput()
 
 
@@ -77,10 +74,8 @@ class _QuantizedMatmul(torch.autograd.Function):
         ctx.plan, ctx.state = eager.plan, eager.state  # not the input
         ctx.columns, ctx.config, ctx.counter = x.shape[1], config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
-        tap = eager.state.tap if eager.state.tap is not None and eager.state.tap.waits else None
-        seen = None if tap is None else _values_of(eager, weight)
         called = (config.table, counter_used, amax, config.layer)
-        ctx.tap = tap if tap is not None and seen is not None and tap.forward(x, seen, *called) else None
+        ctx.tap = eager.state.tapped(x, weight, eager.quantized_weight, called)
         return y
 
     @staticmethod
@@ -93,11 +88,11 @@ class _QuantizedMatmul(torch.autograd.Function):
             ctx.tap.backward(dy)
         if not runs_eagerly(dy):
             if ctx.state.weight_returns:
-                received = exact(received_weight(ctx.state, ctx.state.weight_source, weight))
-                parts[:2] = [received.values, received.scale]
-            kept = [part is not None for part in parts]
+                kept = exact(received_weight(ctx.state, weight))
+                parts[:2] = [kept.values, kept.scale]
+            present = [part is not None for part in parts]
             saved = [part for part in parts if part is not None]
-            grads = traced_gradients(ctx, dy, x, weight, saved, kept, counter, amax, needs)
+            grads = traced_gradients(ctx, dy, x, weight, saved, present, counter, amax, needs)
             if ctx.config.counts_itself:
                 ctx.state.forget_calls()
         else:
@@ -122,25 +117,15 @@ def _eager_forward(
     """Y, `flattened` operands and recorded stats; may reuse operands that other calls have computed."""
     plan, state = eager.plan, eager.state
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
+    received = eager.quantized_weight, state.weight_returns
     y, saved = forward(
         plan,
-        LinearCall(
-            *(x, weight, counter, config.layer, observer),
-            *(eager.quantized_weight, state.weight_returns),
-        ),
+        LinearCall(x, weight, counter, config.layer, observer, *received),
         bias,
         None if eager.source is None else eager.reuse_input,
         eager.reuse_weight if state.counter is not None and config.observes else None,
     )
     return y, flattened(saved), None if observer is None else observer.recorded(FORWARD)
-
-
-def _values_of(eager: EagerCall, weight: Tensor) -> Tensor:
-    """The values of W before it was quantized, or those of its codes where it arrived without."""
-    if eager.quantized_weight is None:
-        return weight
-    values = eager.state.weight_values
-    return eager.quantized_weight.dequantize() if values is None else values(weight)
 
 
 def _eager_backward(
@@ -156,9 +141,7 @@ def _eager_backward(
     """The gradients of X, W and bias, None where not needed."""
     plan, config = ctx.plan, ctx.config
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
-    received = None
-    if ctx.state.weight_returns and needs[0]:
-        received = received_weight(ctx.state, ctx.state.weight_source, weight)
+    received = received_weight(ctx.state, weight) if ctx.state.weight_returns and needs[0] else None
     call = LinearCall(x, weight, counter, config.layer, observer, received)
     saved = unflattened(plan.table, parts, (dy.shape[0], ctx.columns))
     grads = backward(plan, call, saved, dy, (needs[0], needs[1], needs[2]))
@@ -242,9 +225,7 @@ def traced_matmul(
     counter, recipe_tensors = state.traced_counter_on(x.device), state.recipe_tensors(x.device)
     if state.counts_itself and not config.counts_itself:  # another layer of a group advances it
         counter = counter.clone()
-    parts: list[Tensor] = []
-    if state.weight_source is not None:
-        parts = weight_parts(received_weight(state, state.weight_source, weight))
+    parts = [] if state.weight_source is None else weight_parts(received_weight(state, weight))
     return linear(
         *(x, weight, bias, counter, *recipe_tensors),
         *(config.layer, config.table, config.measured, config.slot, config.counts_itself, config.training),
@@ -262,10 +243,8 @@ def eager_matmul(
     of_bias = None if bias is None else bias.dtype
     of_weight = weight.dtype, weight.shape, weight.stride(), weight.device
     key = (x.dtype, x.shape, x.stride(), x.device, of_weight, of_bias, dtype, needs, config.table)
-    plan, casts = state.plans.get(key) or _planned(state, key, x, weight)
-    received = None
-    if state.weight_source is not None:
-        received = received_weight(state, state.weight_source, weight)
+    plan, casts = state.plans.get(key) or eager_plan(state.plans, key, x, weight, past)
+    received = None if state.weight_source is None else received_weight(state, weight)
     eager = EagerCall(plan, state, input if needs[1] and shareable(input) else None, received)
     counter, recipe_tensors = state.counter_on(x.device), state.recipe_tensors(x.device)
     x = x.to(dtype) if casts else x
@@ -273,20 +252,6 @@ def eager_matmul(
         used = state.call_counter(x.device, config, x.shape[0])
         return forward(plan, LinearCall(x, weight, used, config.layer, None, received), bias)[0]
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)
-
-
-def _planned(state: LayerState, key: PlanKey, x: Tensor, weight: Tensor) -> tuple[LinearPlan, bool]:
-    """The plan of calls with this key, and whether autocast's cast precedes it; the layer keeps both."""
-    *_, bias, dtype, needs, table = key
-    signature, past = signature_of(x), state.recipe_state is not None
-    fused = (dtype, x.dtype) == (torch.bfloat16, torch.float32) and not past
-    casts = dtype != x.dtype and not (fused and reads_through_bf16(table, signature, needs[1]))
-    signature = signature._replace(dtype=dtype if casts else x.dtype)
-    planned = linear_plan(table, signature, signature_of(weight), dtype, needs, bias, past), casts
-    if len(state.plans) >= _PLANS_KEPT:
-        state.plans.clear()
-    state.plans[key] = planned
-    return planned
 
 
 def runs_eagerly(x: Tensor) -> bool:

@@ -7,8 +7,10 @@ tensors only. docs/nvfp4.md, section 2, has the table of the three GEMMs.
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fourbits.gemm.matmul import Gemm
 from fourbits.gemm.sums import Epilogue, Sums
@@ -16,11 +18,16 @@ from fourbits.linear.observer import has_policy
 from fourbits.linear.sr_counter import KEY_FIELDS
 from fourbits.quant.correction import Correction, correction_of
 from fourbits.quant.quantize import Quantizer, one_pass, quantizer
-from fourbits.quant.request import OPERAND_ROLES, OperandRequest, Signature
+from fourbits.quant.request import OPERAND_ROLES, OperandRequest, Signature, signature_of
 from fourbits.recipe.recipe import GemmTable, table_from_text
 
 #: (role, contraction axis) of the operands that a backward pass may quantize from W and X
 DGRAD_WEIGHT, WGRAD_INPUT = (("dgrad.rhs", 0),), (("wgrad.rhs", 0),)
+
+#: what tells the eager calls of a layer from each other
+PlanKey = tuple[Any, ...]
+#: plans that a layer keeps, which bounds memory where every input has a new shape
+_PLANS_KEPT = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -144,6 +151,25 @@ def linear_plan(
         weight_is_private=observed or _request(parsed, "fprop.rhs", 1, observed).draws,
         sums=(parsed.sums, parsed.epilogue),
     )
+
+
+def eager_plan(
+    plans: dict[PlanKey, tuple[LinearPlan, bool]], key: PlanKey, x: Tensor, weight: Tensor, past: bool
+) -> tuple[LinearPlan, bool]:
+    """The plan of a layer's calls with this key, and whether autocast's cast precedes it; kept in `plans`.
+
+    past: whether amaxes depend on past steps.
+    """
+    *_, bias, dtype, needs, table = key
+    signature = signature_of(x)
+    fused = (dtype, x.dtype) == (torch.bfloat16, torch.float32) and not past
+    casts = dtype != x.dtype and not (fused and reads_through_bf16(table, signature, needs[1]))
+    signature = signature._replace(dtype=dtype if casts else x.dtype)
+    planned = linear_plan(table, signature, signature_of(weight), dtype, needs, bias, past), casts
+    if len(plans) >= _PLANS_KEPT:
+        plans.clear()
+    plans[key] = planned
+    return planned
 
 
 def side(table: GemmTable, signature: Signature, roles: Sequence[tuple[str, int]], observed: bool) -> Side:

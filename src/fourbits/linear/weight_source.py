@@ -44,9 +44,10 @@ def set_weight_source(
     state.weight_returns, state.weight_values = returns and source is not None, values
 
 
-def received_weight(state: LayerState, source: WeightSource, weight: Tensor) -> QuantizedTensor:
-    """What a source returns for a weight. Raises ValueError if it does not fit the layer."""
-    received = source(weight)
+def received_weight(state: LayerState, weight: Tensor) -> QuantizedTensor:
+    """What the source of a layer that has one returns for a weight. Raises ValueError if it does not fit."""
+    assert state.weight_source is not None
+    received = state.weight_source(weight)
     if not isinstance(received, QuantizedTensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             f"weight_source: must return a QuantizedTensor, got {type(received).__name__}. Return what "

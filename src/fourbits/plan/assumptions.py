@@ -14,17 +14,22 @@ def assumptions(plan: Plan) -> list[str]:
     rates, gpu, model = plan.rates, plan.gpu, plan.config.model
     measured = [f.name for f in fields(rates) if getattr(rates, f.name) != getattr(DECLARED, f.name)]
     where = f"; {', '.join(n for n in measured if n != 'origin')}: {rates.origin}" if measured else ""
+    scheduled = bool(plan.config.recipe.schedule)
     saves = f"training waits for checkpoints, written at {STORAGE_RATE / 1e9:.0f} GB/s"
     if plan.config.train.background_saves:
-        saves = f"training waits for a copy of checkpoints at {HOST_RATE / 1e9:.0f} GB/s per GPU"
+        scheduled = bool(plan.config.recipe.schedule)
+    saves = f"training waits for a copy of checkpoints at {HOST_RATE / 1e9:.0f} GB/s per GPU"
     return [
         f"peaks, bandwidths, power of {gpu.name}: declared by {gpu.source}",
         f"shares of them: large GEMMs {rates.gemm_share('bf16'):.2f} in BF16 and "
         f"{rates.gemm_share('nvfp4'):.2f} in FP4, attention {rates.attention:.2f} and scan "
-        f"{rates.scan:.2f} of the BF16 peak, memory {rates.copy:.2f}, quantizers {rates.quantize:.2f} "
-        f"(stochastic {rates.quantize_stochastic:.2f}) of copying, links {rates.link:.2f}, network "
+        f"{rates.scan:.2f} of the BF16 peak, memory {rates.copy:.2f}; elementwise work "
+        f"{rates.elementwise:.2f}, quantizers {rates.quantize:.2f} (stochastic "
+        f"{rates.quantize_stochastic:.2f}) of copying, links {rates.link:.2f}, network "
         f"{rates.network:.2f}{where}",
-        f"vocabulary of {model.vocab_size:,}: of data.vocab_size and data.model_vocab_size",
+        f"vocabulary of {model.vocab_size:,}: of a prepared folder, or data.vocab_size and "
+        "data.model_vocab_size",
+        *(["the recipe's precision schedule is not planned: every step is that of its table"] * scheduled),
         "steps of the configuration, whole ones; no time for validation, health samples or loading data",
         f"{USABLE:.0%} of the memory usable; weights gathered block by block, as parallel.gather sends them",
         f"{1e6 * LATENCY:.0f} us per rank and ring; sums over copies wait, all other traffic overlaps",

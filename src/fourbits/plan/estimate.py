@@ -16,7 +16,7 @@ from fourbits.plan.software import FOURBITS, Software
 from fourbits.plan.step import linear_seconds, step_of
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.config import RunConfig
-from fourbits.train.preset_figures import with_vocabulary
+from fourbits.train.preset_figures import with_expected_vocabulary
 
 #: the precisions that every plan compares
 COMPARED = ("bf16", "fp8", "mxfp4", "nvfp4")
@@ -131,7 +131,7 @@ def plan_run(
     """Plan a run on so many GPUs. Raises ValueError if it fits in no layout, and unless gpus is positive."""
     if gpus < 1:
         raise ValueError(f"plan: gpus must be at least 1, got {gpus}.")
-    config = with_vocabulary(config)
+    config = with_expected_vocabulary(config)
     machine = Machine(gpu, rates, software)
     own = estimate(config, machine, gpus)
     compared = tuple(

@@ -16,7 +16,7 @@ from fourbits.plan.search import usable_ranks
 from fourbits.plan.software import FOURBITS
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.config import RunConfig
-from fourbits.train.preset_figures import with_vocabulary
+from fourbits.train.preset_figures import with_expected_vocabulary
 
 #: powers of two up to this many GPUs, each lowered to a number that shares a step's sequences
 MOST_GPUS = 4096
@@ -39,7 +39,7 @@ class Grid:
 
 def grid(config: RunConfig, gpu: Gpu, gpus: int, rates: Rates = DECLARED) -> Grid:
     """Plan a run for every choice. gpus: the number to start with. Raises ValueError if that does not fit."""
-    config = with_vocabulary(config)
+    config = with_expected_vocabulary(config)
     plan = plan_run(config, gpu, gpus, rates, claims=False)
     machine = Machine(gpu, rates, FOURBITS)
     recipes = tuple(dict.fromkeys((*COMPARED, config.recipe.name)))

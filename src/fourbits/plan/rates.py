@@ -15,10 +15,10 @@ class Rates:
     """Shares of a GPU's declared figures.
 
     gemm, gemm_low: of the dense peak of BF16, and of FP8 and FP4, by a GEMM of full tiles and long sums;
-    attention, scan: of the BF16
-    peak, forward and backward, by FLOPs of model/counts.py; copy: of the memory's bandwidth; quantize,
-    quantize_stochastic: of copying the same bytes; link, network: of their bandwidth, by collectives;
-    hidden: of communication that can overlap with computation, the part that does.
+    attention, scan: of the BF16 peak, forward and backward, by FLOPs of model/counts.py; copy: of the
+    memory's bandwidth; elementwise, quantize, quantize_stochastic: of copying the same bytes, by norms, sums,
+    activations, loss and optimizer, and by quantizers; link, network, copies: of the links' bandwidth, by
+    collectives.
     """
 
     gemm: float = 0.68
@@ -26,6 +26,7 @@ class Rates:
     #: formats whose share was measured, in place of these
     gemm_of: tuple[tuple[str, float], ...] = ()
     attention: float = 0.45
+    elementwise: float = 0.80
     scan: float = 0.10
     copy: float = 0.88
     quantize: float = 0.75

@@ -62,7 +62,7 @@ def step_of(
     micro_batch = sum(parts.values())
     parts = {name: seconds * layout.accumulation for name, seconds in parts.items()}
     parts[HOST] = layout.accumulation * max(0.0, _host(model, groups, layout, machine) - micro_batch)
-    parts[OPTIMIZER] = OPTIMIZER_BYTES * _parameters(model, layout) / layout.shard / _copy(machine)
+    parts[OPTIMIZER] = OPTIMIZER_BYTES * _parameters(model, layout) / layout.shard / _moves(machine)
     parts[WAITING] = waiting(found, micro_batch, layout, machine.software)
     return Step({k: v for k, v in parts.items() if v}, low * _times(layout))
 
@@ -86,6 +86,11 @@ def _parameters(model: ModelConfig, layout: Layout) -> float:
 
 def _copy(machine: Machine) -> float:
     return copy_rate(machine.gpu, machine.rates)
+
+
+def _moves(machine: Machine) -> float:
+    """Bytes per second of elementwise work."""
+    return _copy(machine) * machine.rates.elementwise
 
 
 def _gemms(
@@ -151,17 +156,17 @@ def _between(
     model: ModelConfig, seq_len: int, tokens: int, layout: Layout, machine: Machine
 ) -> dict[str, float]:
     """Seconds in a micro-batch of what is between linear layers."""
-    flops, copy, rates = training_flops(model, seq_len), _copy(machine), machine.rates
+    flops, moves, rates = training_flops(model, seq_len), _moves(machine), machine.rates
     share = tokens / layout.tensor
     peak = machine.gpu.bf16_peak
     moved = sum(elementwise_bytes(model, machine.software.fused).values())
     chunks = tokens / chunk_length(tokens, model.vocab_size, GPU_CHUNK_LOGITS)
     head = 12.0 * model.vocab_size * model.d_model * (chunks - 1)
     return {
-        "attention": share * (flops["attention"] / (peak * rates.attention) + attention_bytes(model) / copy),
+        "attention": share * (flops["attention"] / (peak * rates.attention) + attention_bytes(model) / moves),
         "SSD scan": share * flops["scan"] / (peak * rates.scan),
-        "norms and elementwise": share * moved / copy,
-        "loss": (share * loss_bytes(model) + head / layout.tensor) / copy,
+        "norms and elementwise": share * moved / moves,
+        "loss": (share * loss_bytes(model) + head / layout.tensor) / moves,
     }
 
 
@@ -172,7 +177,7 @@ def _weights(groups: list[LinearGroup], layout: Layout, machine: Machine) -> flo
     cast = 2 * (machine.software.weight_bytes + 2.0) if machine.software.weight_bytes > 2 else 0.0
     added = 12.0 * (layout.accumulation - 1) / layout.accumulation
     moved = sum(g.weights * ((0.0 if g.quantized else cast) + added) for g in groups)
-    return moved / layout.tensor / _copy(machine)
+    return moved / layout.tensor / _moves(machine)
 
 
 def _host(model: ModelConfig, groups: list[LinearGroup], layout: Layout, machine: Machine) -> float:

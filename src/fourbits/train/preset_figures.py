@@ -4,9 +4,12 @@ Speeds are those of the nvfp4 recipe, emulated; docs/benchmarks.md has commits a
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
+from fourbits.data.stream.dataset import PreparedData
+from fourbits.data.stream.manifest import is_prepared
 from fourbits.device import Device, peak_flops
 from fourbits.model.counts import count_parameters, training_flops
 from fourbits.train.config import RunConfig
@@ -63,15 +66,18 @@ def preset_figures() -> list[PresetFigures]:
     return [figures_of(name, config) for name, config in RUN_PRESETS.items()]
 
 
-def with_vocabulary(config: RunConfig) -> RunConfig:
-    """The run with the vocabulary that its model gets when the data are opened, if its tokenizer fills it."""
-    vocabulary = max(config.data.vocab_size, config.data.model_vocab_size)
+def with_expected_vocabulary(config: RunConfig) -> RunConfig:
+    """The run with its model's vocabulary to be: a prepared folder's, else the largest that it may be."""
+    paths = config.data.paths
+    prepared = len(paths) == 1 and is_prepared(Path(paths[0]))
+    own = PreparedData.open(paths[0]).tokenizer.vocab_size if prepared else config.data.vocab_size
+    vocabulary = max(own, config.data.model_vocab_size)
     return replace(config, model=replace(config.model, vocab_size=vocabulary))
 
 
 def figures_of(name: str, config: RunConfig) -> PresetFigures:
     """The figures of one preset."""
-    config = with_vocabulary(config)
+    config = with_expected_vocabulary(config)
     parameters = sum(count_parameters(config.model).values())
     measured = MEASURED.get(name)
     tokens = config.train.num_steps * config.train.tokens_per_step

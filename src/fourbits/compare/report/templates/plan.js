@@ -15,6 +15,13 @@ function duration(seconds) {
 
 const cost = (cell, price, kwh) => cell.gpu_hours * price + cell.megawatt_hours * 1000 * kwh;
 
+/* On which tensor cores the GEMMs of a recipe run. */
+function units(cell, recipe) {
+  if (!cell.native) return "Emulated: GEMMs run in BF16 on operands with the codes and scales of " + recipe + ".";
+  if (recipe.startsWith("fp8")) return "GEMMs on FP8 tensor cores.";
+  return "GEMMs on tensor cores of their own, which fourbits has not run yet.";
+}
+
 function chosen() {
   return {
     recipe: document.querySelector("input[name=recipe]:checked").value,
@@ -75,9 +82,7 @@ function show() {
     bars(at("memory"), cell.memory, cell.memory_bytes, (value) => gib(value) + " GiB");
     bars(at("step"), cell.step, cell.step_seconds, (value) => digits(1000 * value, 1) + " ms");
   }
-  at("native").textContent = cell === null || now.recipe === "bf16" ? ""
-    : cell.native ? "Low-precision GEMMs on tensor cores of their own; fourbits has not run FP4 tensor cores yet."
-      : "Emulated: GEMMs run in BF16 on operands with the codes and scales of " + now.recipe + ".";
+  at("native").textContent = cell === null || now.recipe === "bf16" ? "" : units(cell, now.recipe);
   const state = new URLSearchParams(now);
   history.replaceState(null, "", "#" + state);
 }
@@ -85,7 +90,10 @@ function show() {
 function start() {
   const state = new URLSearchParams(location.hash.slice(1));
   const [recipe, length, gpus] = grid.start.split("/");
-  const index = (values, name, otherwise) => Math.max(0, values.indexOf(Number(state.get(name) ?? otherwise)));
+  const index = (values, name, otherwise) => {
+    const found = values.indexOf(Number(state.get(name) ?? otherwise));
+    return found >= 0 ? found : values.indexOf(Number(otherwise));
+  };
   at("gpus").max = grid.gpus.length - 1;
   at("length").max = grid.lengths.length - 1;
   at("gpus").value = index(grid.gpus, "gpus", gpus);
