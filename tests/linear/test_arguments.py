@@ -1,6 +1,7 @@
 """What the functions of a conversion take: parts of a model everywhere, and one short error otherwise."""
 
 import copy
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,26 @@ def model() -> nn.Sequential:
 def test_what_is_no_model_is_named(name, call, wrong):
     with pytest.raises(ValueError, match=f"^{name}: model must be an nn.Module or a list of them, got"):
         call(wrong)
+
+
+def test_set_step_of_a_model_that_was_never_converted_is_an_error():
+    plain = model()
+    with pytest.raises(
+        ValueError, match=r"^set_step: model must have been converted, got a Sequential .*convert\("
+    ):
+        fb.set_step(plain, 0)
+    with pytest.raises(ValueError, match=r"^set_step: model must have been converted"):
+        fb.set_step([plain, model()], 0)
+
+
+def test_set_step_does_nothing_to_a_model_that_stays_in_bf16_nor_to_copies_and_wrappers_of_it():
+    baseline = model()
+    fb.convert(baseline, "bf16")
+    wrapped = nn.Sequential(copy.deepcopy(baseline))
+    for each in (baseline, wrapped, [baseline, model()], pickle.loads(pickle.dumps(baseline))):
+        fb.set_step(each, 0)
+    keys = baseline.state_dict().keys()
+    assert keys == model().state_dict().keys()
 
 
 def test_parts_of_a_model_go_through_every_function():

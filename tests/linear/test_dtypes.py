@@ -167,3 +167,58 @@ def test_a_weight_of_a_dtype_that_no_operand_can_have_is_left_alone_with_the_rea
     assert first.reason == f"its weight is {name}, not one of float32, bfloat16, float16"
     assert (first.quantized, second.quantized) == (False, True)
     assert type(model[0]) is nn.Linear
+
+
+def test_a_model_whose_every_layer_has_such_a_dtype_is_refused_at_conversion():
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).double()
+    with pytest.raises(
+        ValueError,
+        match=r"^convert: weights of linear layers must be float32, .* got float64 in all 2 .*\.float\(\)",
+    ):
+        convert(model, "nvfp4")
+    assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]
+    convert(model, "bf16")  # restores, and has nothing to refuse
+
+
+def test_a_weight_that_is_cast_after_the_conversion_is_named():
+    model = nn.Linear(32, 32)
+    convert(model, "nvfp4")
+    model.double()
+    with pytest.raises(
+        ValueError, match=r"^QuantizedLinear: its weight must be float32, .* got torch\.float64"
+    ):
+        model(torch.ones(4, 32, dtype=torch.float64))
+
+
+def test_a_weight_created_in_inference_mode_evaluates_and_is_refused_in_training():
+    with torch.inference_mode():
+        model = nn.Linear(32, 32)
+        convert(model, "nvfp4")
+        expected = model(torch.ones(4, 32))
+    with pytest.raises(ValueError, match=r"^QuantizedLinear: a weight that is trained .*inference_mode"):
+        model(torch.ones(4, 32))
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(torch.ones(4, 32)), expected)
+    copied = copy.deepcopy(model)
+    set_step(copied, 0)
+    copied(torch.ones(4, 32)).sum().backward()
+    assert copied.weight.grad is not None
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "nemotron3-super", "quartet2"])
+def test_a_model_converted_in_inference_mode_trains_outside_of_it(recipe):
+    found = []
+    for inference in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(32, 32)
+        with torch.inference_mode(inference):
+            convert(model, recipe)
+            set_step(model, 0)
+            model(torch.ones(16, 32))
+        for step in range(2):
+            model.zero_grad()
+            set_step(model, step + 1)
+            model(torch.linspace(-1, 1, 16 * 32).reshape(16, 32)).square().sum().backward()
+        found.append(grad_of(model.weight))
+    assert torch.equal(*found)

@@ -113,8 +113,16 @@ def test_what_the_source_multiplies_by_is_listed_whatever_its_name():
     assert rows(Raw()) == dict.fromkeys(NAMES, ((32, 32), "parameter of Raw, which is not a linear layer"))
 
 
-def test_what_is_added_or_looked_up_is_not():
-    assert list(rows(Added())) == ["up"]
+def test_what_is_added_or_looked_up_is_not_counted_but_named():
+    summary = fb.convert(Added(), "nvfp4-naive")
+    assert [row.name for row in summary.rows] == ["up"]
+    assert [(other.name, other.shape) for other in summary.others] == [
+        ("pos_embed", (16, 32)),
+        ("cls_token", (4, 32)),
+        ("layer_scale", (4, 32)),
+    ]
+    assert summary.share_of_flops == 1.0
+    assert "3 not counted   bf16     no product by it was found in the source" in str(summary)
 
 
 @pytest.mark.filterwarnings("ignore:fourbits. convert quantized nothing")
@@ -267,3 +275,121 @@ def test_a_table_is_one_row_however_many_read_it():
     assert list(rows(Reader(MinimalGPT()))) == ["inner.wte.weight", "inner.body"]
     own = nn.ModuleDict({"embed": OwnHead(64, 32), "body": nn.Linear(32, 32)})
     assert rows(own)["embed.weight"] == ((64, 32), "embedding that OwnHead also multiplies by")
+
+
+class Many(nn.Module):
+    """One of each parameter that no product reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(64, 32), nn.LayerNorm([4, 32])
+        self.depthwise = nn.Conv1d(32, 32, 4, groups=32)
+        self.experts_bias = nn.Parameter(torch.zeros(4, 32))
+        self.named = nn.ParameterDict({"query": torch.randn(32, 32)})
+        self.listed = nn.ParameterList([torch.randn(32, 32)])
+        self.body = nn.Linear(32, 32)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 32))  # a vector
+
+
+def test_every_parameter_of_two_dimensions_is_in_the_summary_once_whatever_it_is_called():
+    model = Many()
+    summary = fb.convert(model, "nvfp4-naive", include="body")  # which is the last layer, and no head
+    assert {other.name: other.reason for other in summary.others} == {
+        "table.weight": "embedding table",
+        "norm.weight": "norm",
+        "norm.bias": "norm",
+        "depthwise.weight": "depthwise convolution",
+        "experts_bias": "bias",
+        "named.query": "no product by it was found in the source",
+    }
+    named = [row.name for row in summary.rows] + [other.name for other in summary.others]
+    assert sorted(named) == sorted({*named})
+    matrices = {name for name, p in model.named_parameters() if sum(size > 1 for size in p.shape) > 1}
+    assert {f"{name}.weight" if name == "body" else name for name in named} == matrices
+    table = {"name": "table.weight", "shape": [64, 32], "reason": "embedding table"}
+    assert table in summary.to_dict()["others"]  # pyright: ignore[reportOperatorIssue]
+
+
+def times(x: Tensor, matrix: Tensor) -> Tensor:
+    return x @ matrix.t()
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(32, 32) / 6)
+
+
+class Elsewhere(nn.Module):
+    """Multiplies by parameters called query or table, each in a place that its own class does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.pos_mix = (nn.Parameter(torch.randn(32, 32) / 6) for _ in range(2))
+        self.keyed = nn.ParameterDict({"query": torch.randn(32, 32)})
+        self.tables = nn.ParameterList([torch.randn(32, 32) / 6 for _ in range(2)])
+        self.inner, self.body = Table(), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = times(x, self.query) @ getattr(self, "pos_mix") + self.inner.table.T @ x.t()  # noqa: B009
+        for table in self.tables:
+            x = F.linear(x, table.to(x.dtype))
+        return self.body(x @ self.keyed["query"])
+
+
+def test_a_parameter_that_a_helper_a_container_or_another_module_multiplies_by_is_counted():
+    model = Elsewhere()
+    of = dict.fromkeys(("query", "pos_mix"), "parameter of Elsewhere, which is not a linear layer")
+    of |= {f"tables.{i}": "parameter of Elsewhere, which is not a linear layer" for i in range(2)}
+    of |= {"keyed.query": "parameter of Elsewhere, which is not a linear layer"}
+    of |= {"inner.table": "parameter of Table, which is not a linear layer", "body": "recipe nvfp4-naive"}
+    summary = fb.convert(model, "nvfp4-naive")
+    assert {row.name: row.reason for row in summary.rows} == of
+    assert summary.others == ()
+    assert summary.share_of_flops == pytest.approx(1 / 7)
+
+
+class Hidden(nn.Module):
+    """Multiplies by parameters that its source does not show, before and after its only linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.table, self.pos_added, self.mask_of = (
+            nn.Parameter(torch.randn(32, 32) / 6) for _ in range(4)
+        )
+        self.body, self.embed = nn.Linear(32, 32), nn.Embedding(64, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        own = dict(self.named_parameters())
+        x = torch.cat([self.embed(tokens), own["pos_added"][:4]]) + own["pos_added"][: len(tokens) + 4]
+        x = x * own["mask_of"][: len(x)] @ own["query"].to(torch.bfloat16).float()
+        return self.body(x) @ own["table"].t()
+
+
+def test_the_audit_names_a_parameter_that_a_product_multiplied_by_and_the_summary_does_not_count():
+    model = Hidden()
+    assert len(fb.convert(model, "nvfp4-naive", include="body").others) == 5
+    fb.set_step(model, 0)
+    loss = model(torch.arange(12)).square().mean()
+    loss.backward()
+    report = fb.audit(model)
+    assert (report.called, report.multiplied) == (("body",), ("query",))
+    assert (report.claimed_share, report.called_share) == (1.0, 0.5)
+    assert "multiplied, in high precision: query" in str(report)
+    report = fb.audit(model, loss)  # also what comes after the last quantized layer
+    assert report.multiplied == ("query", "table")
+    assert report.called_share == pytest.approx(1 / 3)
+
+
+def test_the_first_optimizer_step_warns_of_such_a_parameter_once():
+    model = Hidden()
+    fb.convert(model, "nvfp4-naive", include="body")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(2):
+        fb.set_step(model, number)
+        model(torch.arange(12)).square().mean().backward()
+        if number:
+            optimizer.step()  # a second warning would be an error
+        else:
+            with pytest.warns(UserWarning, match=r"products multiply by query, .* 50% .*, not 100%"):
+                optimizer.step()

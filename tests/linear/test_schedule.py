@@ -68,7 +68,7 @@ def differ(a: list[Tensor], b: list[Tensor]) -> list[bool]:
 
 
 def test_a_phase_in_bf16_has_the_bits_of_the_plain_model_and_the_next_those_of_the_recipe():
-    model, plain, quantized = (model_of(r) for r in (recipe_of(START), None, recipe_of()))
+    model, plain, quantized = (model_of(r) for r in (recipe_of(START), "bf16", recipe_of()))
     assert_equal(results(model, SWITCH - 1), results(plain, SWITCH - 1))
     assert_equal(results(model, SWITCH), results(quantized, SWITCH))
     assert any(differ(results(model, SWITCH), results(plain, SWITCH)))
@@ -223,15 +223,34 @@ def test_an_audit_claims_nothing_of_layers_in_bf16_and_finds_bypassed_ones_after
     model = model_of(recipe_of(START))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     results(model, 0)
-    assert not audit(model).bypassed
+    report = audit(model)
+    assert (report.called, report.bypassed, report.unused, report.in_bf16) == ((), (), (), ("0", "2"))
+    assert (report.claimed_share, report.called_share) == (1.0, 0.0)
+    assert report.phases == ("phase start of the schedule: forward and backward in bf16, 2 layers",)
+    assert "in BF16 by a phase 2 quantized layers" in str(report)
+    assert f"\n  {report.phases[0]}" in str(report)
     optimizer.step()
 
     def bypassing(x: Tensor) -> Tensor:
         return nn.functional.linear(model[1](model[0](x)), model[2].weight)
 
     results(model, SWITCH, bypassing)
+    report = audit(model)
+    assert (report.called, report.bypassed, report.in_bf16, report.phases) == (("0",), ("2",), (), ())
     with pytest.warns(UserWarning, match=r"high precision \(2\)"):
         optimizer.step()
+
+
+def test_an_audit_names_a_phase_that_changes_some_gemms_or_layers():
+    model = model_of(recipe_of(LATE, replace(START, layers=("0",))))
+    results(model, 0)
+    report = audit(model)
+    assert (report.called, report.in_bf16) == (("2",), ("0",))
+    assert report.phases == ("phase start of the schedule: forward and backward of 0 in bf16, 1 layer",)
+    results(model, SWITCH)
+    report = audit(model)
+    assert (report.called, report.in_bf16) == (("0", "2"), ())
+    assert report.phases == ("phase late of the schedule: forward in bf16, 2 layers",)
 
 
 def test_a_summary_lists_phases_and_evaluation_follows_them():

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fourbits.linear.convert import convert
@@ -141,3 +142,56 @@ def test_parts_that_contain_each_other_are_refused():
 def test_a_number_of_blocks_is_whole_or_a_share_in_text(count):
     with pytest.raises(ValueError, match="must be a count or a share such as '8/62'"):
         convert(nn.Sequential(nn.Linear(32, 32)), "nvfp4", keep_last=count)
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.conv = nn.Embedding(64, 32), nn.Conv1d(32, 32, 3)
+        self.mlp = nn.ModuleDict({"up": nn.Linear(32, 64), "down": nn.Linear(64, 32)})
+        self.experts = Experts()
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_proj = nn.Parameter(torch.randn(2, 32, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, self.up_proj)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("mlp.up.weight", {"mlp.up"}),  # as named_parameters and PEFT write it
+        ("mlp.*.weight", {"mlp.up", "mlp.down"}),
+        ("*.weight", {"mlp.up", "mlp.down", "experts.up_proj"}),
+        ("experts.up_proj", {"experts.up_proj"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:fourbits. no output head was found")
+@pytest.mark.filterwarnings("ignore:fourbits. convert quantized nothing")
+def test_a_pattern_may_name_a_layers_weight(pattern, expected):
+    every = {"mlp.up", "mlp.down", "experts.up_proj"}
+    assert quantized(convert(Mixed(), "nvfp4", include=pattern)) == expected
+    assert quantized(convert(Mixed(), "nvfp4", exclude=pattern)) == every - expected
+
+
+@pytest.mark.filterwarnings("ignore:fourbits. no output head was found")
+@pytest.mark.parametrize(
+    ("pattern", "what"),
+    [("conv.weight", "convolution"), ("conv", "convolution"), ("embed.weight", "embedding table")],
+)
+def test_what_stays_in_bf16_may_be_excluded_and_not_included(pattern, what):
+    assert quantized(convert(Mixed(), "nvfp4", exclude=pattern)) == {"mlp.up", "mlp.down", "experts.up_proj"}
+    name = f"{pattern.partition('.')[0]}.weight"
+    with pytest.raises(ValueError, match=rf"include must .* got '{pattern}', which matches '{name}': {what}"):
+        convert(Mixed(), "nvfp4", include=pattern)
+
+
+@pytest.mark.parametrize("pattern", ["mlp.weight", "mlp.up.bias"])
+def test_a_weight_that_no_layer_has_is_an_error(pattern):
+    """A container has none, so the pattern means no layer inside it."""
+    with pytest.raises(ValueError, match=rf"got '{pattern}', which matches none\. The nearest is 'mlp"):
+        convert(Mixed(), "nvfp4", exclude=pattern)

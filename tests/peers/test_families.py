@@ -56,9 +56,11 @@ def backward(model: Any, inputs: Inputs) -> float:
     return loss.item()
 
 
-def unmentioned(model: nn.Module, read: set[str], summary: ConversionSummary) -> set[str]:
-    """Parameters that products read and no row names, by any of the names that they have."""
-    rows = {row.name for row in summary.rows}
+def unmentioned(
+    model: nn.Module, read: set[str], summary: ConversionSummary, others: bool = False
+) -> set[str]:
+    """Parameters that no row names, by any of the names that they have. others: nor what is not counted."""
+    rows = {row.name for row in (*summary.rows, *(summary.others if others else ()))}
     names: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), set()).add(name)
@@ -90,12 +92,17 @@ def test_a_family_converts_without_gaps_and_trains(family):
         )  # Albert repeats one block
         summary = convert(model, "nvfp4", **kept)
         assert unmentioned(model, read.names, summary) == set()
+        matrices = {name for name, p in model.named_parameters() if sum(size > 1 for size in p.shape) > 1}
+        assert unmentioned(model, matrices, summary, others=True) == set()
         quantized = {row.name for row in summary.rows if row.quantized}
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         set_step(model, 0)
-        losses = [backward(model, inputs)]
-        report = audit(model)
+        loss = model(**inputs).loss
+        loss.backward()
+        losses = [loss.item()]
+        report = audit(model, loss)
         assert set(report.called) == quantized, f"bypassed {report.bypassed}, unused {report.unused}"
+        assert report.multiplied == ()
         cosine = torch.cosine_similarity(gradients(model, quantized), gradients(plain, quantized), dim=0)
         assert cosine >= LOWER.get(family, COSINE), cosine
         for step in range(1, STEPS):

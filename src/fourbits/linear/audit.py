@@ -8,8 +8,8 @@ are gradients, compares the two once and warns.
 
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,47 +17,30 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fourbits.linear.arguments import model_parts
+from fourbits.linear.audit_report import AuditReport
+from fourbits.linear.graph_products import note_products_of, was_multiplied
 from fourbits.linear.health import described, gradients_seen
-from fourbits.linear.layer_state import converted_state
+from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.linear.ops import calls_seen
 from fourbits.linear.stacked.layer import converted_layers
-from fourbits.linear.weights import named_modules
+from fourbits.linear.weights import multiplied_weights, named_modules, other_parameters
 
 #: optimizer steps after which the audit gives up on a model that was never called
 _PATIENCE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class AuditReport:
-    """What was claimed and what ran; names of layers, and weights as shares of all that GEMMs read."""
-
-    called: tuple[str, ...]
-    #: not called, although a gradient reached the weight: other code multiplies by it, in high precision
-    bypassed: tuple[str, ...]
-    #: not called, without a gradient: not needed so far, or frozen and perhaps bypassed
-    unused: tuple[str, ...]
-    #: quantized share of the weights that GEMMs read, as the summary has it, and as it ran
-    claimed_share: float
-    called_share: float
-    #: findings about gradients, each with its remedy
-    gradients: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [
-            f"called {len(self.called)}, bypassed {len(self.bypassed)}, unused {len(self.unused)} quantized "
-            f"layers; {self.claimed_share:.1%} of the weights claimed, {self.called_share:.1%} called"
-        ]
-        lines += [f"  bypassed: {name}" for name in self.bypassed]
-        lines += [f"  unused: {name}" for name in self.unused]
-        return "\n".join([*lines, *(f"  {finding}" for finding in self.gradients)])
-
-
 class _Watched:
     """A conversion whose first training step is still to come."""
 
-    def __init__(self, layers: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, layers: Sequence[tuple[str, Any]], others: Sequence[tuple[str, nn.Parameter]]) -> None:
         self.layers = [(name, weakref.ref(module)) for name, module in layers]
+        self._others = [(name, weakref.ref(parameter)) for name, parameter in others]
         self.steps = 0
+
+    def others(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameters that the conversion did not count."""
+        found = ((name, reference()) for name, reference in self._others)
+        return [(name, parameter) for name, parameter in found if parameter is not None]
 
     def alive(self) -> list[tuple[str, Any]]:
         """Its layers that are still converted."""
@@ -69,23 +52,34 @@ _watched: list[_Watched] = []
 _hooks: list[Any] = []
 
 
-def audit(model: nn.Module | Sequence[nn.Module]) -> AuditReport:
+def audit(model: nn.Module | Sequence[nn.Module], loss: Tensor | None = None) -> AuditReport:
     """Compare the layers that are quantized with those that were called since the conversion.
 
-    model: what `convert` was given. Raises ValueError for what is no module.
+    model: what `convert` was given. loss: of a step without torch.compile, before or after its backward; its
+    graph shows every product, where the report otherwise knows those before a quantized layer. Raises
+    ValueError for what is no module.
 
     Call it after a training step, best between backward and the optimizer's step, while the gradients that
     show a bypassed layer are there. On a GPU it reads a few numbers from the device.
     """
-    return _compared(list(converted_layers(named_modules(model_parts(model, "audit")))))
+    modules = named_modules(model_parts(model, "audit"))
+    if loss is not None:
+        note_products_of(loss)
+    return _compared(list(converted_layers(modules)), _not_counted(modules))
 
 
-def watch(modules: Sequence[tuple[str, nn.Module]]) -> None:
-    """Have the first training step after a conversion audited."""
-    watch_layers(list(converted_layers(modules)), modules)
+def watch(
+    modules: Sequence[tuple[str, nn.Module]], others: Sequence[tuple[str, nn.Parameter, str]] = ()
+) -> None:
+    """Have the first training step after a conversion audited. others: parameters that it did not count."""
+    watch_layers(list(converted_layers(modules)), modules, others)
 
 
-def watch_layers(layers: Sequence[tuple[str, Any]], modules: Sequence[tuple[str, nn.Module]] = ()) -> None:
+def watch_layers(
+    layers: Sequence[tuple[str, Any]],
+    modules: Sequence[tuple[str, nn.Module]] = (),
+    others: Sequence[tuple[str, nn.Parameter, str]] = (),
+) -> None:
     """Have the next training step audited for these layers. modules: whose earlier audits are dropped."""
     converted = {id(module) for _, module in modules} | {id(layer) for _, layer in layers}
     for watched in _watched:
@@ -95,9 +89,14 @@ def watch_layers(layers: Sequence[tuple[str, Any]], modules: Sequence[tuple[str,
             calls_seen.discard(key)
             gradients_seen.pop(key, None)
     if layers:
-        _watched.append(_Watched(layers))
+        _watched.append(_Watched(layers, [(name, parameter) for name, parameter, _ in others]))
         if not _hooks:
             _hooks.append(register_optimizer_step_pre_hook(_before_optimizer_step))
+
+
+def _not_counted(modules: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of two or more dimensions that no row of the summary is about."""
+    return [(name, each) for name, each, _ in other_parameters(modules, multiplied_weights(modules))]
 
 
 def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -112,8 +111,8 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for watched in list(_watched):
         layers = watched.alive()
         watched.steps += 1
-        if any(_was_called(module) or _has_gradient(module) for _, module in layers):
-            reports.append(_compared(layers))
+        if any(_is_plain(module) or _was_called(module) or _has_gradient(module) for _, module in layers):
+            reports.append(_compared(layers, watched.others()))
         elif layers and watched.steps < _PATIENCE:
             continue
         _watched.remove(watched)
@@ -123,10 +122,12 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         _warn_of(report)
 
 
-def _compared(layers: Sequence[tuple[str, Any]]) -> AuditReport:
-    called = [name for name, module in layers if _was_called(module)]
-    missing = {name: module for name, module in layers if not _was_called(module)}
+def _compared(layers: Sequence[tuple[str, Any]], others: Sequence[tuple[str, nn.Parameter]]) -> AuditReport:
+    plain = [name for name, module in layers if _is_plain(module)]
+    called = [name for name, module in layers if name not in plain and _was_called(module)]
+    missing = {name: module for name, module in layers if name not in plain and not _was_called(module)}
     bypassed = [name for name, module in missing.items() if _has_gradient(module)]
+    multiplied = {name: each.numel() for name, each in others if was_multiplied(each)}
     sizes = {name: sum(p.numel() for p in module.parameters() if p.dim() > 1) for name, module in layers}
     states = [(name, state) for name, module in layers if (state := converted_state(module)) is not None]
     numberings = {id(s.numbering): s.numbering for _, s in states if s.numbering is not None}
@@ -136,17 +137,36 @@ def _compared(layers: Sequence[tuple[str, Any]]) -> AuditReport:
         tuple(bypassed),
         tuple(name for name in missing if name not in bypassed),
         sum(sizes.values()) / whole,
-        sum(sizes[name] for name in called) / whole,
+        sum(sizes[name] for name in called) / (whole + sum(multiplied.values())),
         described([(name, _first_gradient(module)) for name, module in layers]),
+        tuple(multiplied),
+        tuple(plain),
+        _phases([state for _, state in states]),
     )
+
+
+def _phases(states: Sequence[LayerState]) -> tuple[str, ...]:
+    """The phases of schedules that are in force, each with what it does to how many layers."""
+    found: list[str] = []
+    for state in states:
+        if state.phases is not None and state.numbering is not None:
+            stage, phases = state.numbering.stage, state.phases.phases
+            now = [phases[index][0] for index in (*stage.full, *stage.blending) if index in phases]
+            found += [f"phase {phase.name} of the schedule: {phase.describe()}" for phase in now]
+    counts = Counter(found)
+    return tuple(f"{phase}, {count} {'layer' if count == 1 else 'layers'}" for phase, count in counts.items())
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether the phase of a layer quantizes nothing, so that nothing of it is claimed now."""
+    state = converted_state(module)
+    return state is not None and state.plain
 
 
 def _was_called(module: Any) -> bool:
     """Whether a layer ran, eagerly or in a traced graph; one expert's call counts for its group."""
     state = converted_state(module)
     assert state is not None
-    if state.plain:  # in this phase nothing of it is claimed
-        return True
     return bool(state.plans) or state.called or not calls_seen.isdisjoint(_operator_keys(module))
 
 
@@ -182,6 +202,13 @@ def _warn_of(report: AuditReport) -> None:
             f"{_never_called(len(report.bypassed))}; other code multiplies by the weight in high precision "
             f"({names}). {report.claimed_share:.0%} of the weights were claimed, {report.called_share:.0%} "
             "ran. Name them in exclude; fourbits.audit(model) lists them."
+        )
+    if report.multiplied:
+        names = ", ".join(report.multiplied[:3]) + (", ..." if len(report.multiplied) > 3 else "")
+        _warn(
+            f"products multiply by {names}, which convert did not count as weights. They stay in high "
+            f"precision; with them {report.called_share:.0%} of the weights ran quantized, not "
+            f"{report.claimed_share:.0%}."
         )
     for finding in report.gradients:
         _warn(finding)

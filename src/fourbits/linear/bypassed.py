@@ -1,19 +1,17 @@
 """Linear layers whose weight other code reads without calling them, so that converting them has no effect.
 
-PyTorch's and mamba_ssm's fused kernels are known by name; other code is read: a class that mentions
-`self.child.weight` and the child for nothing else multiplies by that weight itself. What neither shows, the
-audit after the first training step does.
+PyTorch's and mamba_ssm's fused kernels are known by name; other code is read: a class that reads a layer's
+weight, through variables, loops and the functions it passes it to, and does nothing else with the layer
+multiplies by that weight itself. What neither shows, the audit after the first training step does.
 """
 
-import ast
-import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from fourbits.linear.products import FACTS
-from fourbits.linear.source import computing_nodes, own_attribute
+from fourbits.linear.handles import Path
+from fourbits.linear.uses import reached, uses_of
 from fourbits.linear.weights import is_linear
 
 #: packages whose mixers call mamba_ssm's kernels; the second holds remote code loaded with a checkpoint
@@ -24,23 +22,40 @@ def bypassed_layers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
     """Linear layers whose weight is read without calling the module: name -> reason."""
     kernels = importlib.util.find_spec("mamba_ssm") is not None
     kernels = kernels or any(getattr(module, "use_kernels", False) is True for _, module in modules)
+    names = {id(module): name for name, module in modules}
     found: dict[str, str] = {}
     for name, module in modules:
         kind = type(module).__name__
-        for child in _read_in_source(type(module)):
-            if is_linear(getattr(module, child, None)):
-                found[f"{name}.{child}".lstrip(".")] = f"{kind} reads this weight and never calls the layer"
+        for layer in _only_read(module):
+            if id(layer) in names:
+                found[names[id(layer)]] = f"{kind} reads this weight and never calls the layer"
         for child in _read_by_kernels(module, kernels):
             found[f"{name}.{child}".lstrip(".")] = f"a fused kernel of {kind} reads this weight directly"
     return found
+
+
+def _only_read(module: nn.Module) -> list[nn.Module]:
+    """Linear layers below a module whose weight its class reads, and which it does nothing else with."""
+    uses = uses_of(type(module))
+    layers = [each for path in uses.read for each in reached(module, path) if is_linear(each)]
+    if not layers:
+        return []
+    used = {id(inner) for path in uses.used for each in _called(module, path) for inner in each.modules()}
+    return [layer for layer in layers if id(layer) not in used]
+
+
+def _called(module: nn.Module, path: Path) -> Iterator[nn.Module]:
+    """The modules that code which uses a path may call: those at its end, or the owner of its last name."""
+    ends = [each for each in reached(module, path) if isinstance(each, nn.Module)]
+    if not ends and len(path) > 1:  # self.layer.forward
+        ends = [each for each in reached(module, path[:-1]) if isinstance(each, nn.Module)]
+    yield from ends
 
 
 def _read_by_kernels(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
     """Names of the children whose weights a module's fused kernels read without calling their forward."""
     if isinstance(module, nn.MultiheadAttention):
         return ("out_proj",)
-    if isinstance(module, nn.TransformerEncoderLayer):
-        return ("linear1", "linear2")
     home = type(module).__module__.partition(".")[0]
     if home not in _HOMES_OF_MAMBA or not hasattr(module, "conv1d"):
         return ()
@@ -48,28 +63,3 @@ def _read_by_kernels(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
     if home == "mamba_ssm":
         return ("x_proj", "dt_proj", "out_proj") + (("in_proj",) if hasattr(module, "x_proj") else ())
     return ("x_proj", "dt_proj", "out_proj") if mamba_kernels else ("dt_proj",)
-
-
-@functools.cache
-def _read_in_source(cls: type[nn.Module]) -> frozenset[str]:
-    """Children whose weight the class's methods read, and which they mention for nothing else."""
-    read, used = set[str](), set[str]()
-    for base in cls.__mro__:
-        if base.__module__.partition(".")[0] in ("torch", "builtins", "fourbits"):
-            continue
-        parents = {child: node for node in computing_nodes(base) for child in ast.iter_child_nodes(node)}
-        for node, parent in parents.items():
-            child = own_attribute(node)
-            if child is None:
-                continue
-            about = parent.attr if isinstance(parent, ast.Attribute) else ""
-            if about not in ("weight", "bias"):
-                used.add(child)
-            elif about == "weight" and not _is_fact(parents.get(parent)):
-                read.add(child)
-    return frozenset(read - used)
-
-
-def _is_fact(node: ast.AST | None) -> bool:
-    """Whether a node reads something of a tensor that is no matrix, as .dtype."""
-    return isinstance(node, ast.Attribute) and node.attr in FACTS

@@ -11,6 +11,19 @@ from fourbits.linear.selection import Selection
 from fourbits.recipe.recipe import Recipe, table_digest
 from fourbits.settings import to_dict
 
+#: set on the parts of a model by `convert`, also where it quantizes nothing; copies keep it
+_MARK = "_fourbits_converted"
+
+
+def mark_converted(model: nn.Module) -> None:
+    """Note that `convert` was called on a model."""
+    vars(model)[_MARK] = True
+
+
+def was_converted(model: nn.Module) -> bool:
+    """Whether `convert` was called on a model, or on one inside it."""
+    return any(_MARK in vars(module) for module in model.modules())
+
 
 class Conversion(NamedTuple):
     """The arguments of a call of `convert`."""

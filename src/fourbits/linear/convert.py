@@ -17,9 +17,12 @@ from fourbits.linear.adopt import adopt, adopt_stacked, restore
 from fourbits.linear.arguments import model_parts, patterns_of, require_choice, with_kept_blocks
 from fourbits.linear.audit import watch
 from fourbits.linear.checkpoint_state import new_recipe_states
+from fourbits.linear.conversion import mark_converted
+from fourbits.linear.fast_path import settle_fast_paths
 from fourbits.linear.findings import (
     notes_of,
     quantizes,
+    require_dtypes,
     require_recipe_matches,
     require_stacks,
     warn_of_gaps,
@@ -30,12 +33,12 @@ from fourbits.linear.native_gemms import emulated_gemms, made_native
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.placement import Decider
 from fourbits.linear.precision import enter_stage
-from fourbits.linear.selection import Filter, Selection, require_matches
+from fourbits.linear.selection import Filter, Selection, covers, require_matches
 from fourbits.linear.stacked.fused import unsupported_fused
 from fourbits.linear.stacked.layer import converted_layers
 from fourbits.linear.stacks import Stack, find_stacks, named_stacks
-from fourbits.linear.summary import ConversionSummary, LinearReport, StackReport, precision_of
-from fourbits.linear.weights import Weight, multiplied_weights, named_modules
+from fourbits.linear.summary import ConversionSummary, LinearReport, OtherParameter, StackReport, precision_of
+from fourbits.linear.weights import Weight, multiplied_weights, named_modules, other_parameters
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.provenance import forget
 from fourbits.recipe.recipe import GemmTable, Recipe
@@ -74,7 +77,8 @@ def convert(
     seed: the seed of all random bits, in [0, 2**32). backend: the GEMM backend; "native" uses Blackwell FP4
     tensor cores for the GEMMs they support, after a self-check. Returns the precision of each layer, with the
     reason; warns if no layer is quantized. Raises ValueError for an unknown recipe, for a pattern that
-    matches nothing, and for native on a GPU without FP4 tensor cores or one that fails the self-check.
+    matches nothing, for linear layers none of which is in FP32, BF16 or FP16, and for native on a GPU without
+    FP4 tensor cores or one that fails the self-check.
     """
     parts = model_parts(model)
     require_choice(seed, backend, min_size, filter_fn)
@@ -88,15 +92,25 @@ def convert(
         keep_first=keep_first,
         keep_last=keep_last,
     )
-    modules = named_modules(parts)
-    names = [layer.name for layer in multiplied_weights(modules) if layer.kind != "other"]
+    if quantizes(chosen):
+        _require(selection, named_modules(parts))
+    return converted(parts, chosen, selection, seed, backend)
+
+
+def _require(selection: Selection, modules: Sequence[tuple[str, nn.Module]]) -> None:
+    """Raises ValueError for a pattern that matches nothing, and for layers of which none can be quantized."""
+    weights = multiplied_weights(modules)
+    layers = [weight for weight in weights if weight.kind != "other"]
+    require_dtypes(layers)
+    names = [layer.name for layer in layers]
+    others = {weight.name: weight.why for weight in weights if weight.kind == "other"}
+    others |= {name: what for name, _, what in other_parameters(modules, weights)}
     containers = [name for name, module in modules if any(True for _ in module.children())]
     layer = "the name of a linear layer or of a module around one"
-    if quantizes(chosen):
-        require_matches("include", selection.include or (), names, layer)
-        require_matches("exclude", selection.exclude or (), names, layer)
-        require_matches("stacks", selection.stacks or (), containers, "the name of a container of blocks")
-    return converted(parts, chosen, selection, seed, backend)
+    require_matches("include", selection.include or (), names, layer, others)
+    excluded = [each for each in selection.exclude or () if not any(covers(each, name) for name in others)]
+    require_matches("exclude", excluded, names, layer)
+    require_matches("stacks", selection.stacks or (), containers, "the name of a container of blocks")
 
 
 def converted(
@@ -115,7 +129,8 @@ def converted(
     if backend == "native":
         require_native()
     modules = named_modules(parts)
-    weights = list(multiplied_weights(modules))
+    weights = multiplied_weights(modules)
+    others = other_parameters(modules, weights)
     layers = [weight for weight in weights if weight.kind != "other"]
     names = [layer.name for layer in layers]
     require_recipe_matches(chosen, names)
@@ -129,10 +144,12 @@ def converted(
     decider = Decider(modules, found, chosen, selection)
     decisions = _decided(weights, decider, backend)
     rows = _rows(decisions, decider, seed)
+    settle_fast_paths(modules)
     if chosen.schedule:
         enter_stage(list(converted_layers(modules)), step)
     for part in parts:
         new_recipe_states(part)
+        mark_converted(part)
         forget(getattr(part, "config", None))  # what a saved model says of another conversion
     parameters = {id(p): p.numel() for _, module in modules for p in module.parameters(recurse=False)}
     summary = ConversionSummary(
@@ -142,9 +159,10 @@ def converted(
         sum(parameters.values()),
         tuple(_report_of(stack, chosen) for stack in found),
         (*notes_of(chosen, names, found), *phase_notes(chosen, [each.phases for each in decisions])),
+        tuple(OtherParameter(name, tuple(parameter.shape), what) for name, parameter, what in others),
     )
     warn_of_gaps(summary, chosen, modules, found, selection.include)
-    watch(modules)
+    watch(modules, others)
     return summary
 
 
@@ -178,6 +196,7 @@ def _decided(weights: Sequence[Weight], decider: Decider, backend: Backend) -> l
                 table, reason = _on_tensor_cores(table, reason)
             if weight.holds_several and (why := unsupported_fused(table.to_text(), weight.weight)):
                 reason = f"{reason}; loop of {weight.layers} linear layers, because {why}"
+            reason = f"{reason}; {weight.why}" if weight.why else reason
             phases = phases_of(recipe, weight.name, table, backend == "native", weight.holds_several)
         decisions.append(_Decision(weight, table, reason, phases))
     quantized = {each.weight.name: each.phases for each in decisions if each.table is not None}

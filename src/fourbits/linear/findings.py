@@ -4,10 +4,13 @@ import warnings
 from collections.abc import Sequence
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fourbits.linear.selection import Selection, matches, nearest_module
 from fourbits.linear.stacks import Stack
 from fourbits.linear.summary import ConversionSummary
+from fourbits.linear.weights import Weight
+from fourbits.quant.arguments import DTYPES
 from fourbits.recipe.presets import RECIPES
 from fourbits.recipe.recipe import LayerRule, Recipe
 
@@ -47,6 +50,18 @@ def require_stacks(selection: Selection, stacks: Sequence[Stack]) -> None:
                 f"convert: {option}={kept!r} needs a stack of blocks, and none was found. Name one with "
                 "stacks=, or the layers to keep with exclude=."
             )
+
+
+def require_dtypes(layers: Sequence[Weight]) -> None:
+    """Raises ValueError if all linear layers have weights of a floating dtype that no operand can have."""
+    weights = [layer.weight for layer in layers]
+    found = {weight.dtype for weight in weights if not is_lazy(weight)}
+    if found and not any(dtype in DTYPES or not dtype.is_floating_point for dtype in found):
+        got = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+        raise ValueError(
+            f"convert: weights of linear layers must be float32, bfloat16 or float16, got {got} in all "
+            f"{len(layers)} of them. Call model.float() or model.bfloat16() first."
+        )
 
 
 def notes_of(recipe: Recipe, names: Sequence[str], stacks: Sequence[Stack]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.corrected import Operands
 from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
 from fourbits.linear.functional import functional_matmul, refuse_transform, under_torch_func
+from fourbits.linear.graph_products import note_products
 from fourbits.linear.health import look_at
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
@@ -84,6 +85,7 @@ class _QuantizedMatmul(torch.autograd.Function):
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
         if ctx.state.awaits_gradient:
             look_at(ctx.state, dy)
+            note_products(ctx)
         if ctx.tap is not None:
             ctx.tap.backward(dy)
         if not runs_eagerly(dy):

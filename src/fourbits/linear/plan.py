@@ -16,6 +16,7 @@ from fourbits.gemm.matmul import Gemm
 from fourbits.gemm.sums import Epilogue, Sums
 from fourbits.linear.observer import has_policy
 from fourbits.linear.sr_counter import KEY_FIELDS
+from fourbits.quant.arguments import DTYPES
 from fourbits.quant.correction import Correction, correction_of
 from fourbits.quant.quantize import Quantizer, one_pass, quantizer
 from fourbits.quant.request import OPERAND_ROLES, OperandRequest, Signature, signature_of
@@ -158,9 +159,10 @@ def eager_plan(
 ) -> tuple[LinearPlan, bool]:
     """The plan of a layer's calls with this key, and whether autocast's cast precedes it; kept in `plans`.
 
-    past: whether amaxes depend on past steps.
+    past: whether amaxes depend on past steps. Raises ValueError for a weight that cannot be used.
     """
     *_, bias, dtype, needs, table = key
+    _require_usable(weight, needs[1])
     signature = signature_of(x)
     fused = (dtype, x.dtype) == (torch.bfloat16, torch.float32) and not past
     casts = dtype != x.dtype and not (fused and reads_through_bf16(table, signature, needs[1]))
@@ -170,6 +172,20 @@ def eager_plan(
         plans.clear()
     plans[key] = planned
     return planned
+
+
+def _require_usable(weight: Tensor, trains: bool) -> None:
+    """Raises ValueError for a weight of a dtype it was not converted with, or that autograd cannot save."""
+    if weight.dtype not in DTYPES:
+        raise ValueError(
+            f"QuantizedLinear: its weight must be float32, bfloat16 or float16, got {weight.dtype}. Cast the "
+            'model back, or restore its layers with fourbits.convert(model, "bf16").'
+        )
+    if trains and weight.is_inference():
+        raise ValueError(
+            "QuantizedLinear: a weight that is trained must not be created in torch.inference_mode, got one "
+            "that was. Build the model outside of it, or train a copy: copy.deepcopy(model)."
+        )
 
 
 def side(table: GemmTable, signature: Signature, roles: Sequence[tuple[str, int]], observed: bool) -> Side:

@@ -84,9 +84,12 @@ class Roles:
         plain = plain_name(name)
         if (_HEAD.search(plain) if self._blocks else _UNMISTAKABLE.match(plain)) is not None:
             return "head by its name"
-        if rows in self._vocabularies and self._order[name] == self._last_linear:
+        place = self._order[
+            name if name in self._order else name.rpartition(".")[0]
+        ]  # or that of a parameter
+        if rows in self._vocabularies and place == self._last_linear:
             return f"head: as many columns as the embedding has rows, {rows}"
-        return "follows the last block" if self._blocks and self._order[name] > self._last_block else ""
+        return "follows the last block" if self._blocks and place > self._last_block else ""
 
     def _in_block(self, name: str) -> bool:
         return any(f"{name}.".startswith(f"{block}.") for block in self._blocks)

@@ -1,7 +1,7 @@
 """A caller's choice of layers: names to include and exclude, a function, a smallest size."""
 
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -55,33 +55,51 @@ class Selection:
 
 
 def covers(pattern: str, name: str) -> bool:
-    """Whether a pattern matches a module's name, or that of a module around it."""
-    return any(matches(outer, (pattern,)) for outer in _outwards(name))
+    """Whether a pattern matches a layer's name, or that of a module around it."""
+    return matches(name, (pattern,)) or any(_matches(outer, pattern) for outer in _outwards(name))
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a module's name, or that name without its wrappers, matches any pattern.
+    """Whether a layer's name, or that name without its wrappers, matches any pattern.
 
-    A pattern may name a layer's weight, as named_parameters does.
+    A pattern may name the layer's weight, as named_parameters does.
     """
-    names = {name, plain_name(name)}
-    patterns = [pattern.removesuffix(".weight") for pattern in patterns]
-    return any(fnmatch.fnmatchcase(each, pattern) for pattern in patterns for each in names)
+    return any(_matches(each, pattern) for pattern in patterns for each in (name, f"{name}.weight"))
 
 
-def require_matches(option: str, patterns: Iterable[str], names: Sequence[str], what: str) -> None:
-    """Raises ValueError for a pattern that matches none of the names, or the modules around them."""
+def _matches(name: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(each, pattern) for each in (name, plain_name(name)))
+
+
+def require_matches(
+    option: str,
+    patterns: Iterable[str],
+    names: Sequence[str],
+    what: str,
+    others: Mapping[str, str] | None = None,
+) -> None:
+    """Raises ValueError for a pattern that matches none of the names, or the modules around them.
+
+    others: names that a pattern matches in vain, and what each is.
+    """
     for pattern in patterns:
-        if not any(covers(pattern, name) for name in names):
-            raise ValueError(
-                f"convert: {option} must match {what}, got {pattern!r}, which matches none."
-                f"{nearest_module(pattern, names)} '*' also matches dots; print(model) shows the names."
-            )
+        if any(covers(pattern, name) for name in names):
+            continue
+        for name, kind in (others or {}).items():
+            if covers(pattern, name):
+                raise ValueError(
+                    f"convert: {option} must match {what}, got {pattern!r}, which matches {name!r}: {kind}. "
+                    "That stays in high precision; remove the pattern."
+                )
+        raise ValueError(
+            f"convert: {option} must match {what}, got {pattern!r}, which matches none."
+            f"{nearest_module(pattern, names)} '*' also matches dots; print(model) shows the names."
+        )
 
 
 def nearest_module(pattern: str, names: Sequence[str]) -> str:
     """' The nearest is X.' for the module whose name, or end of a name, looks most like a pattern."""
-    bare = pattern.strip("*.")
+    bare = pattern.removesuffix(".weight").strip("*.")
     depth = bare.count(".") + 1
     ends: dict[str, str] = {}
     for name in names:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fourbits.linear.weights import is_linear, multiplied_weights
+from fourbits.linear.weights import is_linear, linear_layers
 
 Named = tuple[str, nn.Module]
 #: containers whose entries run side by side, not one after another
@@ -130,7 +130,7 @@ def _stage(name: str, entry: nn.Module) -> list[Named]:
 
 def _widths(module: nn.Module) -> tuple[tuple[int, int], ...]:
     """The shapes of the linear layers, which distinguish stages of different widths."""
-    return tuple(w.shape for w in multiplied_weights([*module.named_modules()]) if w.kind != "other")
+    return tuple(w.shape for w in linear_layers([*module.named_modules()]))
 
 
 def _size(module: nn.Module) -> int:

@@ -13,6 +13,7 @@ from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.arguments import model_parts
 from fourbits.linear.checkpoint_state import recipe_states_of
+from fourbits.linear.conversion import was_converted
 from fourbits.linear.numbering import Numbering, keep_apart
 from fourbits.linear.precision import blend_weights, changes_at, enter_stage, numberings_with_schedule
 from fourbits.linear.sr_counter import SrCounter
@@ -79,7 +80,7 @@ def set_step(
     the step. If you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured
     tensors before each replay, and capture it again whenever `stage_of(model)` changes. Does nothing to a
     model without converted layers, such as one restored with recipe "bf16". Raises ValueError for values out
-    of range, and for a model that is none.
+    of range, for a model that is none, and for one that `convert` never saw.
     """
     for name, number in (("step", step), ("first_token", first_token)):
         if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -92,12 +93,24 @@ def set_step(
             "Count the tokens of a step from 0."
         )
     parts = [model] if isinstance(model, nn.Module) else model_parts(model, "set_step")
-    for found in _in_phase(parts, step):
+    in_phase = _in_phase(parts, step)
+    if not any(found.counters for found in in_phase):
+        _require_converted(parts)
+    for found in in_phase:
         first = found.position.aligned(step, first_token)
         for tracked in found.recipe_states:
             tracked.advance(step, reduce)
         for counter in found.counters:
             counter.advance(step, first, same_weights)
+
+
+def _require_converted(parts: Sequence[nn.Module]) -> None:
+    """Raises ValueError if `convert` was called on none of the parts, nor on a model inside one."""
+    if not any(was_converted(part) for part in parts):
+        raise ValueError(
+            f"set_step: model must have been converted, got a {type(parts[0]).__name__} that convert was not "
+            'called on. Call fourbits.convert(model, recipe) first; recipe "bf16" leaves it as it is.'
+        )
 
 
 def enter_phase(model: nn.Module, step: int) -> None:

@@ -35,6 +35,16 @@ class LinearReport:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherParameter:
+    """A parameter of two or more dimensions that no matrix multiplication is known to read."""
+
+    name: str
+    shape: tuple[int, ...]
+    #: what it seems to be
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StackReport:
     """A run of blocks, and how many of the first and last stay in BF16."""
 
@@ -61,6 +71,9 @@ class ConversionSummary:
     stacks: tuple[StackReport, ...] = ()
     #: what else a reader should know, such as names of the recipe that no layer has
     notes: tuple[str, ...] = ()
+    #: parameters of two or more dimensions in no row, and what each seems to be; they count in no share but
+    #: that of all parameters
+    others: tuple[OtherParameter, ...] = ()
 
     @property
     def share_of_linears(self) -> float:
@@ -96,6 +109,7 @@ class ConversionSummary:
             "stacks": [
                 {"name": s.name, "blocks": s.blocks, "first": s.first, "last": s.last} for s in self.stacks
             ],
+            "others": [{"name": o.name, "shape": list(o.shape), "reason": o.reason} for o in self.others],
             "notes": list(self.notes),
         }
 
@@ -103,10 +117,16 @@ class ConversionSummary:
         counts = Counter((row.layers, row.precision, row.reason) for row in self.rows)
         lines = [f"recipe {self.recipe} ({self.digest})"]
         kinds = [_counted(n, layers) for (layers, *_), n in counts.items()]
-        width = max([len("linear layers"), *map(len, kinds)])
+        width = max(
+            len(kind) for kind in ("linear layers", *kinds, *(["not counted"] if self.others else []))
+        )
         lines += [
             f"  {n:4d} {kind:<{width}} {precision:<8} {reason}"
             for kind, ((_, precision, reason), n) in zip(kinds, counts.items(), strict=True)
+        ]
+        lines += [
+            f"  {n:4d} {'not counted':<{width}} {'bf16':<8} {reason}"
+            for reason, n in Counter(other.reason for other in self.others).items()
         ]
         lines += [f"  {line}" for line in (*map(str, self.stacks), *self.notes)]
         lines.append(

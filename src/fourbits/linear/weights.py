@@ -1,21 +1,22 @@
 """Every parameter of a model that a matrix multiplication reads, whether or not it can be quantized.
 
 Linear layers are known by their class. Other parameters are listed, with the reason for which they stay in
-high precision, if the source of their module multiplies by them, or if their shape and name are those of a
-matrix: embedding tables, norms, depthwise convolutions and what is added or looked up are none.
+high precision, if the source of a class multiplies by them, or if their shape and name are those of a
+matrix. All that is left is in `other_parameters`: embedding tables, norms, depthwise convolutions, and what
+seems to be added or looked up. So a parameter of two or more dimensions is in one of the two in any case.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter, is_lazy
+from torch.nn.parameter import is_lazy
 
-from fourbits.linear.products import multiplied_paths
 from fourbits.linear.stacked.find import stacked_parameters
+from fourbits.linear.uses import multiplied_parameters
 
 Kind = Literal["linear", "transposed", "group", "stacked", "other"]
 #: smallest last side of a raw parameter of three dimensions that is listed; taps of convolutions are smaller
@@ -41,7 +42,7 @@ class Weight:
     kind: Kind
     #: (out_features, in_features), with out_features summed over the layers of a group
     shape: tuple[int, int]
-    #: for others: why it is not quantized
+    #: for others: why it is not quantized; for linear layers: what else multiplies by the weight
     why: str = ""
     #: the name of the weight in its module
     parameter: str = "weight"
@@ -52,6 +53,16 @@ class Weight:
     def weight(self) -> Any:
         """The parameter, for all but others."""
         return getattr(self.module, self.parameter)
+
+    @property
+    def covered(self) -> list[nn.Parameter]:
+        """The parameters that its row is about."""
+        held = self.module._parameters
+        own = [held.get(self.parameter), *([] if self.kind in ("other", "stacked") else [held.get("bias")])]
+        parametrized = self.module._modules.get("parametrizations")
+        if parametrized is not None and self.parameter in parametrized:
+            own += parametrized[self.parameter].parameters()
+        return [parameter for parameter in own if parameter is not None]
 
     @property
     def layers(self) -> int:
@@ -97,24 +108,62 @@ def named_modules(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[Weight]:
-    """What matrix multiplications read, in the order of the modules."""
-    tables = set[int]()
+def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
+    """What matrix multiplications read, in the order of the modules; each other parameter once."""
+    multiplied, seen = multiplied_parameters(modules), set[int]()
+    layers = {
+        name: [_with_readers(each, multiplied) for each in _layers(name, module)] for name, module in modules
+    }
+    for weight in (weight for found in layers.values() for weight in found):
+        seen |= {id(parameter) for parameter in weight.covered}
+    weights: list[Weight] = []
     for name, module in modules:
-        layer: Any = module
-        if is_group(module):
-            rows = len(layer.weight) * layer.out_features
-            yield Weight(name, layer, "group", (rows, layer.in_features))
-        elif isinstance(module, nn.Linear):
-            yield Weight(name, layer, "linear", (layer.out_features, layer.in_features))
-            yield from _others(name, module, ("weight", "bias"))
-        elif is_transposed(module):
-            yield Weight(name, layer, "transposed", (layer.weight.shape[1], layer.weight.shape[0]))
-        else:
-            stacked = stacked_parameters(name, module)
-            yield from _stacked(name, module, stacked)
-            yield from _others(name, module, stacked)
-            yield from _tables(name, module, tables)
+        weights += layers[name]
+        for weight in _others(name, module, multiplied):
+            ids = {id(parameter) for parameter in weight.covered}
+            if not ids or not ids <= seen:
+                seen |= ids
+                weights.append(weight)
+    return weights
+
+
+def _with_readers(layer: Weight, multiplied: Mapping[int, str]) -> Weight:
+    """The layer, with the class that multiplies by its weight besides, such as a tied decoder."""
+    by = multiplied.get(id(vars(layer.module)["_parameters"].get("weight")), "")
+    if layer.kind not in ("linear", "transposed") or not by:
+        return layer
+    return replace(layer, why=f"{by} also multiplies by this weight, in high precision")
+
+
+def linear_layers(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
+    """What can be quantized, in the order of the modules: linear layers, groups of them, stacked weights."""
+    return [weight for name, module in modules for weight in _layers(name, module)]
+
+
+def other_parameters(
+    modules: Sequence[tuple[str, nn.Module]], weights: Sequence[Weight]
+) -> list[tuple[str, nn.Parameter, str]]:
+    """Parameters of two or more dimensions that are in no weight: (name, parameter, what it seems to be)."""
+    seen = {id(parameter) for weight in weights for parameter in weight.covered}
+    found: list[tuple[str, nn.Parameter, str]] = []
+    for name, module in modules:
+        for own, parameter in module.named_parameters(recurse=False):
+            if _is_matrix(parameter) and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.append((_label(name, own)[0], parameter, _what(module, own)))
+    return found
+
+
+def _layers(name: str, module: nn.Module) -> Iterator[Weight]:
+    layer: Any = module
+    if is_group(module):
+        yield Weight(name, layer, "group", (len(layer.weight) * layer.out_features, layer.in_features))
+    elif isinstance(module, nn.Linear):
+        yield Weight(name, layer, "linear", (layer.out_features, layer.in_features))
+    elif is_transposed(module):
+        yield Weight(name, layer, "transposed", (layer.weight.shape[1], layer.weight.shape[0]))
+    else:
+        yield from _stacked(name, module, stacked_parameters(name, module))
 
 
 def _stacked(name: str, module: nn.Module, found: Mapping[str, bool]) -> Iterator[Weight]:
@@ -126,57 +175,63 @@ def _stacked(name: str, module: nn.Module, found: Mapping[str, bool]) -> Iterato
         yield Weight(where, module, "stacked", (count * rows, columns), "", own, transposed)
 
 
-def _others(name: str, module: nn.Module, known: Collection[str] = ()) -> Iterator[Weight]:
-    """Parameters of a module without the known ones."""
-    if "parametrizations" in name.split("."):
-        return
-    multiplied = multiplied_paths(type(module))
-    if isinstance(module, _LOOKED_UP + _NORMS):
-        table = isinstance(module, nn.Embedding) and "weight" in multiplied
-        known = (*known, "bias") if table else (*known, "weight", "bias")
+def _others(name: str, module: nn.Module, multiplied: Mapping[int, str]) -> Iterator[Weight]:
+    """Parameters of a module that products read, or seem to. multiplied: see `multiplied_parameters`."""
     if isinstance(module, _CONVOLUTIONS + _TRANSPOSED):
         weight: Any = module.weight
-        depthwise = module.groups > 1 and module.groups == module.in_channels
-        if not depthwise and not is_lazy(weight):
+        if not _is_depthwise(module) and not is_lazy(weight):
             shape = (weight.shape[0], weight[0].numel())
             yield Weight(f"{name}.weight".lstrip("."), module, "other", shape, "convolution")
-        known = (*known, "weight", "bias")
     for own, parameter in module.named_parameters(recurse=False):
-        if own in known or isinstance(parameter, UninitializedParameter):
+        convolves = own == "weight" and isinstance(module, _CONVOLUTIONS + _TRANSPOSED)
+        if convolves or is_lazy(parameter) or not parameter.is_floating_point() or parameter.dim() < 2:
             continue
-        shape = [size for size in parameter.shape if size != 1]
+        where, label = _label(name, own)
+        sides = [size for size in parameter.shape if size != 1]
         taps = parameter.dim() > 2 and parameter.shape[-1] < SMALLEST_SIDE
-        looks_like_one = not taps and not _NOT_MULTIPLIED.search(own)
-        depthwise = parameter.dim() > 2 and parameter.shape[1] == 1
-        if len(shape) > 1 and ((own in multiplied and not depthwise) or looks_like_one):
-            rows = torch.Size(shape[:-1]).numel()
-            where, why = f"{name}.{own}".lstrip("."), _why(module, own, 2 if taps else len(shape))
-            yield Weight(where, module, "other", (rows, shape[-1]), why)
+        per_channel = parameter.dim() > 2 and parameter.shape[1] == 1  # a kernel for each channel
+        by = "" if per_channel else multiplied.get(id(parameter), "")
+        known = taps or (own == "weight" and isinstance(module, _LOOKED_UP + _NORMS))
+        if by or (len(sides) > 1 and not known and not _NOT_MULTIPLIED.search(label)):
+            shape = torch.Size(sides[:-1]).numel(), [1, *sides][-1]
+            yield Weight(where, module, "other", shape, _why(module, own, 2 if taps else len(sides), by), own)
 
 
-def _tables(name: str, module: nn.Module, seen: set[int]) -> Iterator[Weight]:
-    """Tables of embeddings that the module's source also multiplies by, as output heads do; each once."""
-    for path in sorted(multiplied_paths(type(module))):
-        owner, _, own = path.rpartition(".")
-        table: Any = _submodule(module, owner) if own == "weight" and owner else None
-        if isinstance(table, nn.Embedding) and id(table) not in seen:
-            seen.add(id(table))
-            why = f"embedding that {type(module).__name__} also multiplies by"
-            shape = (table.num_embeddings, table.embedding_dim)
-            yield Weight(f"{name}.{path}".lstrip("."), table, "other", shape, why)
+def _label(name: str, own: str) -> tuple[str, str]:
+    """A parameter's name in the model, and in its module: for a parametrized one that of the result."""
+    owner, parametrizations, label = f".{name}".rpartition(".parametrizations.")
+    label = label if parametrizations else own
+    return f"{owner if parametrizations else name}.{label}".strip("."), label
 
 
-def _submodule(module: nn.Module, path: str) -> nn.Module | None:
-    found: Any = module
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, nn.Module) else None
+def _is_depthwise(module: Any) -> bool:
+    return module.groups > 1 and module.groups == module.in_channels
 
 
-def _why(module: nn.Module, own: str, dims: int) -> str:
+def _is_matrix(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has two sides or more."""
+    whole = not is_lazy(parameter) and parameter.is_floating_point()
+    return whole and sum(size != 1 for size in parameter.shape) > 1
+
+
+def _what(module: nn.Module, own: str) -> str:
+    """What a parameter that no product is known to read seems to be."""
+    if isinstance(module, _LOOKED_UP):
+        return "embedding table"
+    if isinstance(module, _NORMS):
+        return "norm"
+    if isinstance(module, _CONVOLUTIONS + _TRANSPOSED):
+        return "depthwise convolution"
+    return "bias" if "bias" in own else "no product by it was found in the source"
+
+
+def _why(module: nn.Module, own: str, dims: int, by: str) -> str:
+    """Why a parameter is not quantized. by: the class that multiplies by it, if its source shows one."""
     kind = type(module).__name__
-    if isinstance(module, nn.Embedding) and own == "weight":
-        return f"embedding that {kind} also multiplies by"
+    if isinstance(module, _LOOKED_UP) and own == "weight":
+        return f"embedding that {by} also multiplies by"
+    if isinstance(module, nn.ParameterList | nn.ParameterDict) and by:
+        return f"parameter of {by}, which is not a linear layer"
     if isinstance(module, nn.Linear):
         return f"further parameter of {kind}"
     if isinstance(module, nn.MultiheadAttention):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fourbits.linear.flat import autocast
 from fourbits.linear.functional import refuse_transform, under_torch_func
+from fourbits.linear.graph_products import note_products
 from fourbits.linear.health import look_at
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.module import runs_eagerly
@@ -112,6 +113,7 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.state.awaits_gradient:
             look_at(ctx.state, dy)
+            note_products(ctx)
         grads = _backward(ctx, dy.contiguous(), gradients if runs_eagerly(dy) else _traced_gradients)
         if ctx.counts_itself:
             ctx.counter[1] += 1

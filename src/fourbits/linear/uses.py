@@ -1,0 +1,192 @@
+"""What a module's class does with what the module holds: call it, read its weight, multiply by it.
+
+Functions, methods and autograd functions that a method passes modules or parameters to are read, too, where
+their source is known. Elsewhere what is passed on counts as called.
+"""
+
+import ast
+import fnmatch
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from fourbits.linear.handles import NOTHING, Path, Paths, Scope
+from fourbits.linear.products import factors
+from fourbits.linear.source import Source, computing_methods, source_of
+
+#: calls within calls that are followed
+_DEEPEST = 3
+#: functions that look at their argument without computing with it
+_LOOK = frozenset(
+    ("isinstance", "hasattr", "getattr", "setattr", "len", "type", "id", "print", "str")
+    + ("repr", "enumerate", "zip", "list", "tuple", "reversed", "iter", "sorted", "cast")
+    + ("callable", "issubclass", "range")
+)
+#: attributes of a layer that are no tensors, or none that a product reads
+_PLAIN = frozenset(["bias", "in_features", "out_features", "training", "weight_dtype", "nf"])
+
+
+class Uses(NamedTuple):
+    """Paths below a module, as its class treats them."""
+
+    #: modules whose weight is read in another way than by calling them
+    read: Paths = NOTHING
+    #: what is called, or passed to code that may call it
+    used: Paths = NOTHING
+    #: factors of matrix multiplications, and what they are computed from
+    factors: Paths = NOTHING
+
+    def joined(self, other: "Uses") -> "Uses":
+        """Both."""
+        return Uses(*(mine | others for mine, others in zip(self, other, strict=True)))
+
+
+@functools.cache
+def uses_of(cls: type[nn.Module]) -> Uses:
+    """What the methods of a class do with what its modules hold; nothing without a source."""
+    found = Uses()
+    for method in computing_methods(cls):
+        found = found.joined(_uses(method, {"self": frozenset({()})}, cls, 0))
+    return found
+
+
+def reached(module: Any, path: Path) -> Iterator[Any]:
+    """The modules and parameters that a path leads to; a path ends at a parameter."""
+    if not path or not isinstance(module, nn.Module):
+        yield module
+        return
+    held = vars(module)
+    key, inside = path[0], {**held["_modules"], **held["_parameters"]}
+    if "parametrizations" in inside:
+        inside = {**vars(inside["parametrizations"])["_modules"], **inside}
+    chosen = [each for name, each in inside.items() if fnmatch.fnmatchcase(name, key)]
+    for each in chosen:
+        if each is not None:
+            yield from reached(each, path[1:])
+    if not chosen:  # behind a wrapper, or nothing of a module
+        for name in ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"):
+            if name in inside:
+                yield from reached(inside[name], path)
+
+
+def multiplied_parameters(modules: Iterable[tuple[str, nn.Module]]) -> dict[int, str]:
+    """id() of each parameter that a class multiplies by, in it or in a module below -> the class's name."""
+    found: dict[int, str] = {}
+    for _, module in modules:
+        for path in uses_of(type(module)).factors - {()}:
+            for end in reached(module, path):
+                for parameter in _held(end):
+                    found.setdefault(id(parameter), type(module).__name__)
+    return found
+
+
+def _held(end: Any) -> Iterable[nn.Parameter]:
+    """A parameter, or those of what stands for several or for what they are computed from."""
+    if isinstance(end, nn.Parameter):
+        return (end,)
+    several = isinstance(end, nn.ParameterList | nn.ParameterDict | ParametrizationList)
+    return end.parameters(recurse=False) if several else ()
+
+
+def _uses(source: Source, bound: Mapping[str, Paths], cls: type, depth: int) -> Uses:
+    """What a function does, whose variables `bound` stand for what is below self."""
+    scope = Scope(source.syntax, bound)
+    nodes = [*ast.walk(source.syntax)]
+    parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+    multiplied = NOTHING.union(*(scope.derived(factor) for node in nodes for factor in factors(node)))
+    found, followed = Uses(NOTHING, NOTHING, multiplied), set[ast.AST]()
+    for node in nodes:
+        if isinstance(node, ast.Call) and depth < _DEEPEST:
+            inner, passed = _passed_on(node, source, scope, cls)
+            if inner is not None and passed:
+                followed |= {*node.args, *(keyword.value for keyword in node.keywords)}
+                found = found.joined(_uses(inner, passed, cls, depth + 1))
+    read, used = set[Path](), set[Path]()
+    for node, parent in parents.items():
+        paths = scope.paths(node) - {()}
+        if not paths or node in followed or _continues(node, parent, scope) or _is_only_named(node, parents):
+            continue
+        for path in paths:
+            if "weight" in path[1:]:
+                read.add(path[: path.index("weight", 1)])
+            elif path[-1] not in _PLAIN:
+                used.add(path)
+    return found.joined(Uses(frozenset(read), frozenset(used)))
+
+
+def _continues(node: ast.AST, parent: ast.AST, scope: Scope) -> bool:
+    """Whether the parent stands for the same or for something inside, and is judged instead."""
+    if isinstance(parent, ast.Attribute | ast.Subscript):
+        return True
+    return isinstance(parent, ast.Call | ast.IfExp | ast.BoolOp) and bool(scope.paths(parent))
+
+
+def _is_only_named(node: Any, parents: Mapping[ast.AST, ast.AST]) -> bool:
+    """Whether an expression is assigned to a variable, iterated, looked at or replaced, not computed with."""
+    parent = parents.get(node)
+    if not isinstance(getattr(node, "ctx", None), ast.Load | None):
+        return True
+    if isinstance(parent, ast.Call):
+        if node is parent.func:
+            iterated = isinstance(parents.get(parent), ast.For | ast.comprehension)
+            return iterated and getattr(node, "attr", "") in ("items", "named_children")
+        return getattr(parent.func, "id", "") in _LOOK or _initializes(parent.func)
+    if isinstance(parent, ast.Assign):
+        return all(isinstance(target, ast.Name | ast.Tuple) for target in parent.targets)
+    if isinstance(parent, ast.For | ast.comprehension):
+        return node is parent.iter
+    if isinstance(parent, ast.Tuple | ast.List):  # a, b = self.a, self.b; for m in (self.a, self.b)
+        return _is_only_named(parent, parents)
+    return isinstance(parent, ast.AnnAssign | ast.NamedExpr | ast.Compare | ast.If | ast.Expr)
+
+
+def _initializes(function: ast.AST) -> bool:
+    """Whether a function is one of torch.nn.init."""
+    return isinstance(function, ast.Attribute) and ast.unparse(function.value).split(".")[-1] == "init"
+
+
+def _passed_on(
+    call: ast.Call, source: Source, scope: Scope, cls: type
+) -> tuple[Source | None, dict[str, Paths]]:
+    """The function that a call runs, if its source is known, and what is below self among its arguments."""
+    given = [(scope.paths(arg) or scope.derived(arg)) for arg in call.args]
+    named = {k.arg: scope.paths(k.value) or scope.derived(k.value) for k in call.keywords if k.arg}
+    if not any(paths - {()} for paths in (*given, *named.values())):
+        return None, {}
+    inner, bound = _callee(call.func, source, scope, cls)
+    if inner is None:
+        return None, {}
+    arguments = inner.syntax.args
+    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)][len(bound) :]
+    passed = {**bound, **dict(zip(names, given, strict=False)), **named}
+    fits = len(given) <= len(names) and not any(isinstance(arg, ast.Starred) for arg in call.args)
+    return (inner, {name: paths for name, paths in passed.items() if paths}) if fits else (None, {})
+
+
+def _callee(
+    function: ast.AST, source: Source, scope: Scope, cls: type
+) -> tuple[Source | None, dict[str, Paths]]:
+    """The function behind a call, and its first arguments that the call does not name."""
+    if isinstance(function, ast.Name):
+        for node in ast.walk(source.syntax):
+            if isinstance(node, ast.FunctionDef) and node.name == function.id and node is not source.syntax:
+                return Source(node, source.names), {}
+        return source_of(source.names.get(function.id)), {}
+    if not isinstance(function, ast.Attribute):
+        return None, {}
+    if isinstance(function.value, ast.Name) and () in scope.names.get(function.value.id, NOTHING):
+        method = getattr(cls, function.attr, None)
+        static = isinstance(vars(cls).get(function.attr), staticmethod)
+        inner = source_of(method)
+        if inner is None:
+            return None, {}
+        first = [] if static else [inner.syntax.args.args[0].arg] if inner.syntax.args.args else []
+        return inner, dict.fromkeys(first, frozenset({()}))
+    owner: Any = source.names.get(getattr(function.value, "id", ""))
+    if function.attr == "apply":  # of an autograd function
+        inner = source_of(getattr(owner, "forward", None))
+        return inner, dict.fromkeys(["ctx"] if inner and inner.syntax.args.args else [], NOTHING)
+    return source_of(getattr(owner, function.attr, None) if owner is not None else None), {}
