@@ -40,13 +40,13 @@ def test_a_report_is_plain_data_with_a_result_for_everything_measured(bench, nam
 
 
 def test_sums_are_measured_on_normal_wide_and_recorded_operands():
-    """Of normal operands every output is proven exact, with random scales none."""
+    """Normal operands take one dot per instruction, random scales need every term."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "COMPILE_FROM", 1 << 62)
         patch.setattr(sums, "_REPEATS", 1)
         report = sums.bench_sums(CPU)
     units = {result.name.split(", ", 1)[1]: result.unit for result in report.results[:3]}
-    assert "100% exact" in units["normal"]
+    assert "100% short" in units["normal"]
     assert " 0% exact, 100% every term" in units["random scales"]
     recorded = [result.name for result in report.results[3:]]
     assert {name.rsplit(", ", 1)[1] for name in recorded} == {"fprop", "dgrad", "wgrad"}

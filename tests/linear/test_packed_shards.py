@@ -73,6 +73,13 @@ def assert_same_operand(found: QuantizedTensor, whole: QuantizedTensor) -> None:
     assert (found.shape, found.axis, found.spec) == (whole.shape, whole.axis, whole.spec)
 
 
+@pytest.mark.parametrize(("recipe", "times"), [("nvfp4", 3.9), ("nvfp4-46", 3.9), ("quartet2", 3.55)])
+def test_what_is_sent_is_a_quarter_of_bf16_in_blocks_of_16x16_and_more_in_blocks_of_1x16(recipe, times):
+    layer = layer_of(everywhere(recipe))
+    sent = gathered(layer, 1).sent()
+    assert 2 * layer.weight.numel() / sum(part.nbytes for part in sent) >= times
+
+
 def run(layer: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(Y, dX, dW)."""
     generator, device = torch.Generator().manual_seed(1), layer.weight.device

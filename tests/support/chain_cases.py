@@ -18,7 +18,8 @@ import fourbits as fb
 from fourbits.gemm import sums as dispatcher
 from fourbits.gemm.kernels import launch_chain
 from fourbits.gemm.kernels.chain_triton import DONE, EVERY_TERM, EXACT, add_toward_zero
-from fourbits.gemm.reference.tensor_core import to_fp32, toward_zero
+from fourbits.gemm.reference.tensor_core import TENSOR_CORES, to_fp32, toward_zero
+from fourbits.gemm.reference.tensor_core_ways import ways
 from fourbits.gemm.sums import Epilogue, Sums
 from fourbits.quant.cpu import compiled
 from fourbits.quant.tensor import QuantizedTensor
@@ -64,11 +65,16 @@ def differences(
 
 
 def states(a: QuantizedTensor, b: QuantizedTensor, products: int, device: Device) -> set[str]:
-    """Which ways the tiles of a GEMM take."""
+    """Which ways the tiles of a GEMM take, if they are those of the reference's proof."""
     left, right = (operands.moved(q, device) for q in (a, b))
     layouts = launch_chain.stored(left), launch_chain.stored(right)
     gemm = launch_chain.chain_gemm(*layouts, products, torch.float32, None, left.codes.device)
-    return {STATES[state] for state in gemm.states(left, right).unique().tolist()}
+    found = gemm.states(left, right).cpu()
+    core, (height, width) = TENSOR_CORES["sm_100-fp4"], gemm.tile
+    expected = ways(dispatcher._rows(a, core), dispatcher._rows(b, core), core, (height, width))
+    return (
+        {STATES[state] for state in found.unique().tolist()} if torch.equal(found.long(), expected) else set()
+    )
 
 
 def edge(octaves: int, last: int, seed: int) -> tuple[QuantizedTensor, QuantizedTensor]:

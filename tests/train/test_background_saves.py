@@ -2,12 +2,15 @@
 
 import errno
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import torch
 
-from fourbits.settings import override
+from fourbits.settings import dump_yaml, override, to_dict
 from fourbits.train import checkpoint
 from fourbits.train.background import BackgroundSaver
 from fourbits.train.checkpoint import checkpoints, load_tensors, open_checkpoint, save_checkpoint
@@ -18,6 +21,24 @@ from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 
 PATIENCE = 60  # seconds
+
+#: a run whose save of step 4 writes its first file, and no second one. Arguments: YAML file, run folder, data
+HANGS = """
+import sys, threading
+from pathlib import Path
+from fourbits.train import checkpoint
+from fourbits.train.config import load_config
+from fourbits.train.run import run
+from fourbits.train.stop import StopRequest
+file, out, data = sys.argv[1:]
+write = checkpoint._write_tensors
+def hanging(path, tensors):
+    if path.parent.name.endswith("step_4") and path.name.startswith("optimizer"):
+        threading.Event().wait()
+    return write(path, tensors)
+checkpoint._write_tensors = hanging
+run(load_config(file, {}), Path(out), stop=StopRequest(), data_cache=Path(data))
+"""
 
 
 class Gate:
@@ -149,3 +170,27 @@ def test_a_save_that_fails_ends_the_run_and_says_so(config, data_cache, tmp_path
     with pytest.raises(OSError, match="No space left"):
         run(settings, tmp_path / "run", stop=StopRequest(), data_cache=data_cache)
     assert '"ended": "failed"' in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_sigkill_during_a_save_leaves_the_checkpoint_before_it_and_the_run_goes_on_from_there(
+    config, data_cache, tmp_path
+):
+    changes = {"train.checkpoint_interval": 2, "train.keep_checkpoints": 1, "train.background_saves": True}
+    settings = override(config, {**changes, "train.steps": 5})
+    run(settings, tmp_path / "whole", stop=StopRequest(), data_cache=data_cache)
+    out, file = tmp_path / "killed", tmp_path / "run.yaml"
+    file.write_text(dump_yaml(to_dict(settings)))
+    process = subprocess.Popen([sys.executable, "-c", HANGS, str(file), str(out), str(data_cache)])
+    saves, metrics = out / "checkpoints", out / "metrics.jsonl"
+    deadline = time.monotonic() + PATIENCE
+    while not (metrics.exists() and '"step": 5,' in metrics.read_text()):  # trained on during the save
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert names(saves) == [".unfinished-step_4", "step_2"]
+    assert run(settings, out, stop=StopRequest(), data_cache=data_cache)["ended"] == "finished"
+    assert names(saves) == ["step_5"]
+    one, two = (open_trained(each) for each in (tmp_path / "whole", out))
+    assert all(master.equal(two.masters[name]) for name, master in one.masters.items())

@@ -68,7 +68,8 @@ class RanksRequest:
         given = {name: value for name, value in requested.items() if value is not None}
         shared = {"gradients": self.gradients, "gather": self.gather}
         shared = {name: value for name, value in shared.items() if value is not None}
-        train, parallel = replace(config.train, **given), replace(config.parallel, **shared)
+        train = replace(config.train, cuda_graph=False, **given)  # which several ranks do without
+        parallel = replace(config.parallel, **shared)
         return replace(config, train=train, parallel=parallel)
 
 

@@ -1,5 +1,7 @@
 """Renders a page from its template: text is escaped, and the page contains everything it shows."""
 
+import re
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fourbits.compare import number_format
@@ -8,8 +10,12 @@ NUMBER_FILTERS = ("count", "loss", "mebibytes", "percent", "plural", "ratio", "s
 
 
 def render_page(template: str, **values: object) -> str:
-    """Fill a template of templates/ with values; a value that the template needs but lacks is an error."""
-    return environment().get_template(template).render(**values)
+    """Fill a template of templates/ with values; a value that the template needs but lacks is an error.
+
+    No line breaks between a number and its per cent sign.
+    """
+    page = environment().get_template(template).render(**values)
+    return re.sub(r"(\d) %", "\\1\N{NO-BREAK SPACE}%", page)
 
 
 def environment() -> Environment:

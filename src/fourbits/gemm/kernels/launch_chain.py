@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fourbits.gemm.kernels.chain_operand_triton import chain_operand_kernel
 from fourbits.gemm.kernels.chain_terms_triton import chain_terms_kernel
-from fourbits.gemm.kernels.chain_triton import DONE, EVERY_TERM, EXACT, chain_kernel
+from fourbits.gemm.kernels.chain_triton import chain_kernel
 from fourbits.gemm.kernels.tiles import ceil_div, gpu_model
 from fourbits.gemm.reference.tensor_core import TensorCore
 from fourbits.quant.kernels import support
@@ -84,14 +84,6 @@ def matmul(
     return gemm(a, b, scales, bias)
 
 
-def shares_of_ways(a: QuantizedTensor, b: QuantizedTensor, products: int) -> tuple[float, float, float]:
-    """Shares of tiles that take the short way, that lose no bit, that need every term."""
-    gemm = chain_gemm(stored(a), stored(b), products, torch.float32, None, a.codes.device)
-    states = gemm.states(a, b).flatten().tolist()
-    done, exact, every = (states.count(way.value) / len(states) for way in (DONE, EXACT, EVERY_TERM))
-    return done, exact, every
-
-
 def stored(q: QuantizedTensor) -> Stored:
     """The memory layout of an FP4 operand."""
     size = q.spec.block_size
@@ -136,6 +128,7 @@ class ChainGemm:
         self.parts = ceil_div(self.steps, sizes.steps)
         self.width = products & -products  # of a dot: 64, or 32 where an instruction has 96 products
         self.sides = tuple(_Side(x, self, products, device, sizes) for x in (a, b))
+        self.tile = sizes.m, sizes.n
         self.grid = ceil_div(self.M, sizes.m), ceil_div(self.N, sizes.n)
         options: Options = {
             "HAS_BIAS": bias is not None,

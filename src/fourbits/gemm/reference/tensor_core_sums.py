@@ -95,8 +95,7 @@ def _extent(rows: Rows, core: TensorCore) -> tuple[Tensor, Tensor, Tensor]:
     values = rows.values()
     zero = values == 0
     field = (values.view(torch.int64) >> 52) & 0x7FF
-    significand = (values.view(torch.int64) & ((1 << 52) - 1)) | (1 << 52)
-    last = field - 1023 - 52 + torch.frexp((significand & -significand).to(torch.float64))[1] - 1
+    last = last_bits(values)
     if core.group > 1 and rows.scales is not None:  # a group's exponent is that of its scales
         blocks = rows.scales.shape[1]
         exponent = split(rows.scales.to(torch.float64).abs(), rows.scales.dtype)[1]
@@ -106,6 +105,13 @@ def _extent(rows: Rows, core: TensorCore) -> tuple[Tensor, Tensor, Tensor]:
     norm = torch.linalg.vector_norm(values, dim=1) * (1 + 2.0**-40)
     norm = torch.where(torch.isfinite(values).all(1), norm, torch.inf)
     return exponent.amax(1), torch.where(zero, _HIGHEST, last).amin(1), norm
+
+
+def last_bits(values: Tensor) -> Tensor:
+    """Exponents of the last bits of fp64 numbers that are not subnormal, int64; of 0 without meaning."""
+    field = (values.view(torch.int64) >> 52) & 0x7FF
+    significand = (values.view(torch.int64) & ((1 << 52) - 1)) | (1 << 52)
+    return field - 1023 - 52 + torch.frexp((significand & -significand).to(torch.float64))[1] - 1
 
 
 def _exact_steps(a: Rows, b: Rows, core: TensorCore) -> Tensor:
