@@ -1,5 +1,6 @@
 """The product of two operands: the exact-sum reference, and the emulated product within its bound."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -173,3 +174,15 @@ def test_an_operand_stored_along_axis_0_multiplies_like_its_transpose_along_axis
     along_1 = quantize(x.t(), OperandSpec(rht=16), axis=1)
     b = quantize(torch.randn(16, 48), OperandSpec(rht=16))
     assert_same_bytes(matmul(along_0, b, torch.float32), matmul(along_1, b, torch.float32))
+
+
+@pytest.mark.parametrize("name", ["b", "bias", "alpha"])
+def test_tensors_on_several_devices_are_refused(name):
+    a, b = (quantize(torch.ones(16, 16), OperandSpec()) for _ in range(2))
+    away = torch.device("meta")
+    if name == "b":
+        b = replace(b, codes=b.codes.to(away))
+    sums = {"sums": "exact", "alpha": torch.ones((), device=away)} if name == "alpha" else {}
+    bias = torch.zeros(16, device=away) if name == "bias" else None
+    with pytest.raises(ValueError, match=f"{name} must be on a's device, cpu, got meta"):
+        matmul(a, b, bias=bias, **sums)

@@ -51,6 +51,9 @@ class GemmCase:
     shape: tuple[int, int, int]
     out_dtype: torch.dtype = torch.bfloat16
     bias: bool = False
+    #: whether the bias' entries lie apart in memory, and all in one place
+    apart: bool = False
+    one_entry: bool = False
     #: whether the left operand's values are stored transposed, as kernels leave transformed rows
     transposed: bool = False
     #: whether the product of both global scales overflows in FP32, though none of values does
@@ -63,6 +66,7 @@ class GemmCase:
         extra = " + bias" if self.bias else ""
         extra += (", transposed" if self.transposed else "") + (", large" if self.large else "")
         extra += ", far apart" if self.far_apart else ""
+        extra += (" apart" if self.apart else "") + (" of one entry" if self.one_entry else "")
         return f"{self.layout} {'x'.join(map(str, self.shape))} {str(self.out_dtype)[6:]}{extra}"
 
 
@@ -78,6 +82,9 @@ def excess(case: GemmCase, device: torch.device | str = "cpu") -> float:
     if case.far_apart:
         x, w = x * 2.0**120, w * 2.0**-120
     bias = torch.randn(N, generator=generator) if case.bias else None
+    if case.apart or case.one_entry:
+        table = torch.randn(N, 4, generator=generator)
+        bias = table[:, 1] if case.apart else table[0, :1].expand(N)
     sides = ((x, spec_a, axis_a), (w, spec_b, axis_b))
     kept = [(t if axis == 1 else t.t().contiguous(), spec, axis) for t, spec, axis in sides]
     left, right = (_operand(t, spec, axis, device) for t, spec, axis in kept)
@@ -116,6 +123,8 @@ SPLIT = [
 SMALL = [
     *(GemmCase(layout, (48, 80, 64), bias=True) for layout in LAYOUTS),
     *(GemmCase(layout, (33, 40, 50), torch.float32) for layout in LAYOUTS),
+    *(GemmCase(layout, (33, 40, 50), bias=True, apart=True) for layout in ("fprop", "fp8 fprop")),
+    *(GemmCase(layout, (33, 40, 50), bias=True, one_entry=True) for layout in ("fprop", "fp8 fprop")),
     GemmCase("fprop", (48, 80, 64), transposed=True),
     *(GemmCase("fprop", shape, torch.float32, large=True) for shape in ((48, 80, 64), (33, 40, 50))),
     *(GemmCase("fprop", shape, torch.float32, far_apart=True) for shape in ((48, 80, 64), (33, 40, 50))),

@@ -48,10 +48,15 @@ def matmul(
     other than fp32. docs/nvfp4.md, sections 12 and 22.
 
     Raises ValueError if the contraction sizes or transforms of a and b differ, for an out_dtype other than
-    bfloat16, float16 and float32, for a bias without exactly one entry per row of b, and for operands that
-    the sums do not support.
+    bfloat16, float16 and float32, for a bias without exactly one entry per row of b, for tensors on several
+    devices, and for operands that the sums do not support.
     """
     _check_types(a, b, out_dtype)
+    for name, tensor in (("b", b.codes), ("bias", bias), ("alpha", alpha)):
+        if tensor is not None and tensor.device != a.codes.device:
+            raise ValueError(
+                f"matmul: {name} must be on a's device, {a.codes.device}, got {tensor.device}. Move it there."
+            )
     if a.contraction_size != b.contraction_size:
         raise ValueError(
             f"matmul: a and b must have equal contraction sizes, got {a.contraction_size} (axis {a.axis} of "

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.kernels import fp8_library, launch_fp8
+from fourbits.gemm.kernels.bias import readable
 from fourbits.gemm.kernels.launch_bf16 import Layout, bf16_gemm
 from fourbits.quant.kernels.support import unsupported_device
 from fourbits.quant.tensor import ExactOperand
@@ -57,6 +58,7 @@ class _Bf16:
             b.axis,
         ) != self._lie:  # the compiler may have changed layouts
             return kernel_gemm(a, b, self._out_dtype, None if bias is None else bias.dtype)(a, b, bias)
+        bias = readable(bias, a.values.device)
         return self._multiply(_rows(a.values), _rows(b.values), a.scale, b.scale, bias)
 
 
@@ -80,7 +82,7 @@ def _fp8(
     a: ExactOperand, b: ExactOperand, bias: Tensor | None, *, out_dtype: torch.dtype, by_library: bool
 ) -> Tensor:
     if not by_library:
-        return launch_fp8.matmul(a, b, out_dtype, bias)
+        return launch_fp8.matmul(a, b, out_dtype, readable(bias, a.values.device))
     if bias is None and out_dtype in (torch.bfloat16, torch.float32):
         return fp8_library.matmul(a, b, out_dtype)
     total = fp8_library.matmul(a, b, torch.float32)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fourbits.gemm.kernels.bias import readable
 from fourbits.gemm.kernels.chain_operand_triton import chain_operand_kernel
 from fourbits.gemm.kernels.chain_terms_triton import chain_terms_kernel
 from fourbits.gemm.kernels.chain_triton import chain_kernel
@@ -193,6 +194,7 @@ class ChainGemm:
         out = self.empty((self.M, self.N), (self.N, 1), self.out_dtype)
         done = self.empty(self.grid, (self.grid[1], 1), torch.int32)
         left, right = (side.prepared(q) for side, q in zip(self.sides, (a, b), strict=True))
+        bias = readable(bias, a.codes.device)
         last = scales[0] if bias is None else bias
         self.short(
             *(left.values, right.values, out, self.N, done),
