@@ -49,7 +49,7 @@ def test_every_declared_rate_is_among_the_assumptions():
     )
     for value in (*shares, DECLARED.quantize, DECLARED.quantize_stochastic, DECLARED.link, DECLARED.network):
         assert f"{value:.2f}" in text
-    for word in ("declared by", "131,072", "restart", "GB/s", "W per GPU", "usable", "hosts"):
+    for word in ("declared by", "131,072", "restart", "GB/s", "W per GPU", "usable", "host"):
         assert word in text
 
 

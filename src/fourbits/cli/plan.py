@@ -1,4 +1,4 @@
-"""Plan a run on a cluster before it is paid for: memory, layout, time, energy, cost, checkpoints.
+"""Plan a run on a cluster before you pay for it: memory, layout, time, energy, cost, checkpoints.
 
 CONFIG is a preset or a YAML file; settings change it, as in `fourbits train`. Every figure is predicted, from
 data sheets and declared efficiencies; docs/plan.md shows how far such predictions were from measurements.

@@ -33,8 +33,8 @@ def assumptions(plan: Plan) -> list[str]:
         "steps of the configuration, whole ones; no time for validation, health samples or loading data",
         f"{USABLE:.0%} of the memory usable; weights gathered block by block, as parallel.gather sends them",
         f"{1e6 * LATENCY:.0f} us per rank and ring; sums over copies wait, all other traffic overlaps",
-        f"hosts keep GPUs busy unless {1e3 * rates.host_quantized:.2f} ms per quantized layer, "
-        f"{1e3 * rates.host_linear:.2f} per other one, say otherwise",
+        f"launches take the host {1e3 * rates.host_quantized:.2f} ms per quantized layer, "
+        f"{1e3 * rates.host_linear:.2f} per other one, which counts where GPUs take less",
         f"one GPU fails every {HOURS_BETWEEN_FAILURES:,.0f} h (arXiv:2407.21783), a restart takes "
         f"{RESTART_SECONDS / 60:.0f} min, {saves}",
         f"{gpu.system_watts:,.0f} W per GPU for the whole system, always; no cooling of the room",
