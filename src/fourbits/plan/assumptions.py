@@ -32,7 +32,7 @@ def assumptions(plan: Plan) -> list[str]:
         "steps of the configuration, whole ones; no time for validation, health samples or loading data",
         f"{USABLE:.0%} of the memory usable; weights gathered block by block, as parallel.gather sends them",
         f"{1e6 * LATENCY:.0f} us per rank and ring; sums over copies wait, at {rates.copies:.2f} "
-        "of the network, and so do weights and gradients of the embedding and the head; other traffic overlaps",
+        "of the network, and so do weights and gradients of embedding and head; other traffic overlaps",
         "shard groups lie within one link domain, which a rack may not divide into",
         "days, energy and cost without failures and checkpoints, which the last table adds",
         f"launches take the host {1e3 * rates.host_quantized:.2f} ms per quantized layer, "
