@@ -45,10 +45,9 @@ help:
 	@echo "make test-gpu  run the tests that need a CUDA device, and compute-sanitizer if installed (make sanitize)"
 	@echo "make test-peers compare with torchao, compressed-tensors, modelopt and fouroversix, and train in the loops of"
 	@echo "                Lightning, PEFT, TRL and torchtitan, and evaluate with lm-evaluation-harness, in an environment of"
-	@echo "                their own; then the slow tests: kernels built"
-	@echo "                for more GPUs, memory accesses checked in more cases"
+	@echo "                their own; then the slow tests: kernels built for more GPUs, kills, small disks"
 	@echo "make docs      build the documentation into site/, in an environment of its own"
-	@echo "make bench     print the speed of quantizer, linear, training step and data"
+	@echo "make bench     print the speed of quantizers, linear layers, sums, the scan, training steps and data"
 	@echo "make clean     remove caches and build products (the environment and runs stay)"
 
 $(BIN)/python:

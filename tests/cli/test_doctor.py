@@ -25,7 +25,10 @@ PASSED = [{"what": "attention", "passed": True}, {"what": "experts", "passed": N
         (GPU, "fourbits doctor --check"),
         ({**GPU, "self_tests": PASSED}, "fourbits train 30m"),
         ({**GPU, "self_tests": PASSED, "native_blocker": None}, "fourbits doctor --native"),
-        ({**GPU, "self_tests": [{"what": "attention", "passed": False}]}, "nothing: do not train"),
+        (
+            {**GPU, "self_tests": [{"what": "attention", "passed": False}]},
+            "do not train here: attention failed",
+        ),
     ],
 )
 def test_the_next_command_follows_from_the_findings(findings, command):
@@ -75,7 +78,7 @@ def test_doctor_fails_on_a_wrong_kernel_and_shows_it(monkeypatch, capsys):
     assert main(["doctor", "--device", "cpu", "--check"]) == 1
     out = capsys.readouterr().out
     assert "WRONG: 3.00 of the allowed error (dv)" in out
-    assert "do not train here while attention is wrong" in out
+    assert "do not train here: attention failed" in out
     assert main(["doctor", "--device", "cpu", "--check", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["self_tests"][0]["passed"] is False
 

@@ -22,6 +22,7 @@ from fourbits.plan.rates import DECLARED, gemm_seconds, shape_efficiency
 from fourbits.plan.search import layouts, usable_ranks
 from fourbits.plan.software import FOURBITS
 from fourbits.recipe.presets import get_recipe
+from fourbits.settings import override
 from fourbits.train.config import load_config
 from fourbits.train.parallel import ParallelConfig, mesh_shape, micro_batches
 from fourbits.train.presets import RUN_PRESETS
@@ -37,6 +38,14 @@ def test_the_12b_has_the_papers_arithmetic():
     assert PLAN_12B.tokens - 10 * 10**12 < 6_029_312
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_the_assumptions_say_what_training_waits_for(background):
+    config = override(PLAN_12B.config, {"train.background_saves": background})
+    text = " ".join(assumptions(replace(PLAN_12B, config=config)))
+    assert ("waits for a copy of checkpoints" in text) == background
+    assert ("waits for checkpoints, written at" in text) != background
+
+
 def test_every_declared_rate_is_among_the_assumptions():
     text = " ".join(assumptions(PLAN_12B))
     shares = (
@@ -49,7 +58,7 @@ def test_every_declared_rate_is_among_the_assumptions():
     )
     for value in (*shares, DECLARED.quantize, DECLARED.quantize_stochastic, DECLARED.link, DECLARED.network):
         assert f"{value:.2f}" in text
-    for word in ("declared by", "131,072", "restart", "GB/s", "W per GPU", "usable", "hosts"):
+    for word in ("declared by", "131,072", "restart", "GB/s", "W per GPU", "usable", "host"):
         assert word in text
 
 
@@ -222,3 +231,30 @@ def test_a_schedule_is_named_as_not_planned():
     config = load_config("100m", RUN_PRESETS, {"recipe": "nvfp4+late-forward"})
     assert any("schedule" in line for line in assumptions(plan_run(config, GPUS["h100"], 1, claims=False)))
     assert not any("schedule" in line for line in assumptions(PLAN_12B))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("hybrid-12b", "--gpu", "h100", "--price", "nan"),
+            "must be a number of at least 0, such as 2.5, got 'nan'",
+        ),
+        (("hybrid-12b", "--gpu", "h100", "--power-price", "4,5"), "such as 2.5, got '4,5'"),
+        (("--road", "--json"), "plan: --road takes no --json, got both. Leave one out."),
+        (("hybrid-12b", "--gpu", "h100", "--json", "--simulate"), "--json takes no --simulate"),
+        (("hybrid-12b", "--gpu", "h100", "--published"), "--published takes no CONFIG"),
+    ],
+)
+def test_options_without_effect_and_odd_prices_are_refused(options, message, capsys):
+    try:
+        code = main(["plan", *options])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_steps_of_many_sequences_are_planned_at_once():
+    many = override(RUN_PRESETS["30m"], {"train.gradient_accumulation": 10**9})
+    assert next(iter(layouts(many, 1, 1))).shard == 1

@@ -56,6 +56,20 @@ def test_a_command_of_the_page_parses_and_its_settings_build_a_run(words):
         load_config(args.config, RUN_PRESETS, {**args.overrides, **recipe})
 
 
+@pytest.mark.parametrize("stage", ROAD[2:], ids=lambda stage: stage.preset)
+def test_the_run_of_a_stage_on_many_gpus_has_the_layout_of_its_plan(stage):
+    (words,) = (words for words in COMMANDS if {"train", stage.preset} <= set(words))
+    arguments = words[words.index("fourbits") + 2 :]
+    args = parse("train", load("train"), arguments)
+    config = load_config(stage.preset, RUN_PRESETS, args.overrides)
+    layout, train = stage.plan().estimate.choice.layout, config.train
+    assert (config.parallel.replicate or 1) == layout.replicate
+    assert train.micro_batch_size == layout.micro_batch
+    assert train.gradient_accumulation == layout.accumulation * layout.data_ranks
+    assert train.activation_checkpointing == "none"
+    assert layout.recomputed == 0
+
+
 def test_every_stage_has_a_section_with_lint_plan_and_a_run():
     for stage in ROAD:
         names = {words[words.index("fourbits") + 1] for words in COMMANDS if stage.preset in words}

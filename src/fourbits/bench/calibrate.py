@@ -77,17 +77,17 @@ def calibrate(ranks: Ranks, log: Log = lambda line: None) -> Calibration:
     began = time.monotonic()
     missing: dict[str, str] = {}
 
-    def told(what: str) -> None:
+    def report(what: str) -> None:
         log(f"{time.monotonic() - began:5.1f} s  {what}")
 
     _warm_up(device)
     copy = copy_bandwidth(device)
-    told(f"memory {copy / 1e12:.2f} TB/s")
-    gemms = _gemms(device, sizes, missing, told)
+    report(f"memory {copy / 1e12:.2f} TB/s")
+    gemms = _gemms(device, sizes, missing, report)
     nearest, stochastic = (_quantizer_rate(device, sizes, rounding) for rounding in ("rne", "sr"))
-    told(f"quantizers {nearest / copy:.2f} and {stochastic / copy:.2f} of it")
+    report(f"quantizers {nearest / copy:.2f} and {stochastic / copy:.2f} of it")
     attention = _attention_rate(device, sizes)
-    told(f"attention {attention / 1e12:.1f} TFLOP/s")
+    report(f"attention {attention / 1e12:.1f} TFLOP/s")
     scan = _scan_rate(device, sizes, missing)
     link, world = _link_rate(ranks, sizes)
     if world == 1:
@@ -131,7 +131,7 @@ def _sustained_seconds(run: Callable[[], object], device: torch.device, sizes: S
     return start.elapsed_time(end) * 1e-3 / calls
 
 
-def _gemms(device: torch.device, sizes: Sizes, missing: dict[str, str], told: Log) -> tuple[GemmTime, ...]:
+def _gemms(device: torch.device, sizes: Sizes, missing: dict[str, str], report: Log) -> tuple[GemmTime, ...]:
     """Every unit that the device has, over the shapes."""
     units: dict[str, Callable[[Tensor, Tensor], Callable[[], object]]] = {
         "bf16": _bf16_gemm,
@@ -148,7 +148,7 @@ def _gemms(device: torch.device, sizes: Sizes, missing: dict[str, str], told: Lo
         for unit, call in units.items():
             seconds = _sustained_seconds(call(a, b), device, sizes)
             found.append(GemmTime(unit=unit, m=m, n=n, k=k, seconds=seconds))
-            told(f"{unit} GEMM {m} x {n} x {k}: {found[-1].rate / 1e12:,.1f} TFLOP/s")
+            report(f"{unit} GEMM {m} x {n} x {k}: {found[-1].rate / 1e12:,.1f} TFLOP/s")
     return tuple(found)
 
 

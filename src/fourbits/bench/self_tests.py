@@ -72,7 +72,7 @@ def self_tests(described: Device, budget: float = BUDGET) -> list[SelfTest]:
         if why_not is not None:
             found.append(SelfTest(what, None, why_not, 0.0))
         elif start - began > budget:
-            found.append(SelfTest(what, None, f"the {budget:.0f} s for all tests are over", 0.0))
+            found.append(SelfTest(what, None, f"the time for all tests, {budget:.0f} s, is used up", 0.0))
         else:
             passed, detail = _result(run)
             found.append(SelfTest(what, passed, detail, time.monotonic() - start))

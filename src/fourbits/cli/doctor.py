@@ -202,7 +202,7 @@ def next_command(findings: dict[str, Any]) -> str:
     """What to type next on this machine, and what for."""
     wrong = [each["what"] for each in findings.get("self_tests", []) if each["passed"] is False]
     if wrong:
-        return f"nothing: do not train here while {', '.join(wrong)} is wrong; try another version of torch"
+        return f"do not train here: {', '.join(wrong)} failed; try another version of torch"
     if findings["idle_gpu"]:
         return "make install (in the clone: it replaces a torch that does not use the GPU)"
     if findings["device"]["kind"] in ("cpu", "mps", "xpu"):

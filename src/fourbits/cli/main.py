@@ -84,8 +84,8 @@ def _require_alone(name: str) -> None:
     where = place()
     if where is not None and where.world > 1 and name not in ("train", "bench"):  # which looks for itself
         raise ValueError(
-            f"runs in one process, and torchrun started {where.world}. Use torchrun for fourbits train and "
-            "fourbits bench ranks only."
+            f"runs in one process, and torchrun started {where.world}. Use torchrun for fourbits train, "
+            "fourbits bench ranks and fourbits bench calibrate only."
         )
 
 

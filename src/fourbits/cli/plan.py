@@ -1,11 +1,12 @@
-"""Plan a run on a cluster before it is paid for: memory, layout, time, energy, cost, checkpoints.
+"""Plan a run on a cluster before you pay for it: memory, layout, time, energy, cost, checkpoints.
 
 CONFIG is a preset or a YAML file; settings change it, as in `fourbits train`. Every figure is predicted, from
 data sheets and declared efficiencies; docs/plan.md shows how far such predictions were from measurements.
 """
 
 import json
-from argparse import ArgumentParser, Namespace
+import math
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 from fourbits.cli.plan_tables import plan_tables, published_table, road_table, simulation
@@ -47,7 +48,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the plan, or with --published what plans were worth."""
+    """Print the plan, or with --published predictions beside measurements."""
+    _refuse_ignored(args)
     if args.published:
         return _published(args.json, args.calibration)
     if args.road:
@@ -126,7 +128,27 @@ def _published(as_json: bool, calibration: Path | None) -> int:
 
 
 def _price(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ArgumentTypeError(f"must be a number of at least 0, such as 2.5, got {text!r}")
     return value
+
+
+def _refuse_ignored(args: Namespace) -> None:
+    """Raises ValueError for options that the chosen output has no use for."""
+    output = next((name for name in ("published", "road", "html") if getattr(args, name)), None)
+    if args.json and output is None:
+        output = "json"
+    ignored = {
+        "published": ("config", "gpu", "road", "html", "simulate"),
+        "road": ("config", "gpu", "html", "simulate", "json", "calibration"),
+        "html": ("simulate", "json"),
+        "json": ("simulate",),
+    }
+    for name in ignored.get(output or "", ()):
+        if getattr(args, name):
+            shown = "CONFIG" if name == "config" else f"--{name}"
+            raise ValueError(f"plan: --{output} takes no {shown}, got both. Leave one out.")

@@ -1,6 +1,7 @@
 """Recipe state, for checkpoints: the amax history and layouts that a recipe keeps between steps.
 
 It is not part of a model's state_dict, whose keys stay those of nn.Linear. docs/nvfp4.md, sections 16 and 17.
+Random bits have no state: `set_step` with the step of the checkpoint restores them (sr_counter.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -27,7 +27,7 @@ class Gpu:
 
     device: its name as the driver reports it; memory: bytes; bandwidth: of its memory, bytes read plus
     written per second; link, network: bytes per second that it sends to GPUs of its domain (NVLink or PCIe),
-    and of other domains; domain: GPUs that the link connects; processors: streaming multiprocessors; watts:
+    and of other domains; domain: GPUs that the link connects; sms: streaming multiprocessors; watts:
     of the GPU at most; system_watts: of a server or rack at most, per GPU.
     """
 
@@ -38,7 +38,7 @@ class Gpu:
     link: float
     network: float
     domain: int
-    processors: int
+    sms: int
     watts: float
     system_watts: float
     source: str
@@ -71,7 +71,7 @@ def _gpu(
     gigabytes: float,
     terabytes_per_second: float,
     links: tuple[float, float, int],
-    processors: int,
+    sms: int,
     watts: tuple[float, float],
     source: str,
 ) -> Gpu:
@@ -84,7 +84,7 @@ def _gpu(
         link=links[0] * GIGA,
         network=links[1] * GIGA,
         domain=links[2],
-        processors=processors,
+        sms=sms,
         watts=watts[0],
         system_watts=watts[1],
         source=source,

@@ -56,7 +56,7 @@ DECLARED = Rates()
 
 #: rows and columns of an output tile, and the length of a sum that a tile's start and end cost
 TILE, RAMP = (128, 256), 128
-#: the share of the processors that a GEMM of fewer tiles than processors keeps busy, by cutting its sums
+#: the share of the SMs that a GEMM of fewer tiles than SMs keeps busy, by split-K
 SPLIT = 0.8
 
 
@@ -64,8 +64,8 @@ def shape_efficiency(gpu: Gpu, m: int, n: int, k: int) -> float:
     """The share of a large GEMM's rate that an [m, k] x [k, n] one can have: tiles, waves, and short sums."""
     rows, columns = -(-m // TILE[0]), -(-n // TILE[1])
     used = m * n / (rows * TILE[0] * columns * TILE[1])
-    waves = rows * columns / gpu.processors
-    busy = SPLIT if waves < 1 else waves / -(-rows * columns // gpu.processors)
+    waves = rows * columns / gpu.sms
+    busy = SPLIT if waves < 1 else waves / -(-rows * columns // gpu.sms)
     return used * busy * k / (k + RAMP)
 
 

@@ -1,5 +1,6 @@
 """The fastest layout of a step on N GPUs that fits their memory."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -107,4 +108,5 @@ def usable_ranks(samples: int, ranks: int) -> int:
 
 
 def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
