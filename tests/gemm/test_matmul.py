@@ -182,7 +182,7 @@ def test_tensors_on_several_devices_are_refused(name):
     away = torch.device("meta")
     if name == "b":
         b = replace(b, codes=b.codes.to(away))
-    sums = {"sums": "exact", "alpha": torch.ones((), device=away)} if name == "alpha" else {}
+    alpha = torch.ones((), device=away) if name == "alpha" else None
     bias = torch.zeros(16, device=away) if name == "bias" else None
     with pytest.raises(ValueError, match=f"{name} must be on a's device, cpu, got meta"):
-        matmul(a, b, bias=bias, **sums)
+        matmul(a, b, bias=bias, sums="exact", alpha=alpha)
