@@ -98,7 +98,7 @@ def test_the_page_contains_everything_it_shows_and_its_data_are_the_grid(page: P
     assert "Predicted, not measured." in text
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium; the data that it shows are tested above")
+@pytest.mark.skipif(not CHROMIUM, reason="needs a browser on the machine; the page's data are tested above")
 @pytest.mark.parametrize("state", STATES, ids=str)
 def test_a_browser_shows_the_figures_of_the_plan(state, page: Path, plans: Grid):
     recipe, length, gpus, price, kwh = state

@@ -14,7 +14,7 @@ _PAUSE = 0.02
 
 
 class Agreements:
-    """A row of decisions. All ranks ask for them in the same order; each row has a prefix of its own."""
+    """A sequence of decisions. All ranks ask in the same order; each sequence has a prefix of its own."""
 
     def __init__(self, store: Any, is_first: bool, prefix: str = "agreed") -> None:
         """store: of a thread of its own, if another thread may block in a store."""

@@ -130,7 +130,7 @@ class Ranks:
         save_checkpoint(folder, step, files, state)
 
     def saver(self) -> BackgroundSaver:
-        """What saves while training goes on. All ranks must create it together."""
+        """The background saver. All ranks must create it together."""
         return BackgroundSaver(save_checkpoint, self)
 
     def local(self, tensor: Tensor) -> Tensor:

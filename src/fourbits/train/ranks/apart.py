@@ -21,7 +21,7 @@ class SavingRanks(Protocol):
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes the head of a checkpoint."""
+        """Whether this process writes the metadata of a checkpoint."""
         ...
 
     @property

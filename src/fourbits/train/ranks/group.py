@@ -189,7 +189,7 @@ class RankGroup(Ranks):
         return gathered(value, self.world, None)
 
     def saver(self) -> BackgroundSaver:
-        """What saves while training goes on: over a group on CPUs of its own."""
+        """The background saver, with a process group on CPUs of its own."""
         shape = mesh_shape(self.config, self.world)
         if self.device.type != "cpu":
             self._host_mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
