@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fourbits.compile_notice import compilation_disabled
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.whole_file import file_sha256
 from fourbits.device import Device, peak_flops, probe
@@ -385,7 +386,7 @@ class Session:
             backend=self.trainer.backend_reason,
             data=self._sizes,
             conversion=self.trainer.conversion,
-            compiles=self.config.train.compile != "none",
+            compiles=self.config.train.compile != "none" and not compilation_disabled(),
         )
 
 
