@@ -24,7 +24,7 @@ _QUIET = 2.0
 
 
 def compilation_disabled() -> bool:
-    """Whether the user has disabled torch.compile, by TORCH_COMPILE_DISABLE=1; one warning says what that costs.
+    """Whether the user has disabled torch.compile (TORCH_COMPILE_DISABLE=1); one warning says what it costs.
 
     A function compiled with fullgraph=True then raises instead of running, so callers run it uncompiled.
     """

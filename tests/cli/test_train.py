@@ -65,7 +65,9 @@ def test_with_torch_compile_disabled_a_run_is_that_of_uncompiled_code_and_a_warn
     with dynamo_config.patch(disable=True), caplog.at_level("WARNING", logger="fourbits"):
         assert train(config, "--out", tmp_path / "disabled", "--train.compile", "regions") == 0
     assert "torch.compile is disabled" in caplog.text
-    losses = [read_metrics(tmp_path / name / "metrics.jsonl")[0]["loss"] for name in ("uncompiled", "disabled")]
+    losses = [
+        read_metrics(tmp_path / name / "metrics.jsonl")[0]["loss"] for name in ("uncompiled", "disabled")
+    ]
     assert losses[0] == losses[1]
 
 

@@ -130,7 +130,7 @@ def _document(data: PreparedData, argument: str) -> dict[str, Any]:
 
 
 def _data_offset(metrics: Path, step: int) -> int:
-    """How many steps' data rollbacks have left out before a step, 0 for the first."""
+    """Steps whose data rollbacks have skipped before a step; 0 for the first."""
     records, _, rollbacks = read_history(metrics) if metrics.is_file() else ([], [], [])
     for record in records:
         if (record["kind"], record["step"]) == ("train", step + 1):

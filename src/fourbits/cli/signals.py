@@ -11,7 +11,7 @@ NAMES = ("SIGTERM", "SIGHUP")
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal to end. It unwinds like Ctrl-C, so whatever cleans up after that cleans up after this."""
+    """Raised by a signal to end. It unwinds the stack as Ctrl-C does, so the same cleanup runs."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

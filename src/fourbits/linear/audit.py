@@ -146,7 +146,7 @@ def _compared(layers: Sequence[tuple[str, Any]], others: Sequence[tuple[str, nn.
 
 
 def _phases(states: Sequence[LayerState]) -> tuple[str, ...]:
-    """The phases of schedules that are in force, each with what it does to how many layers."""
+    """The active phases of schedules, each with what it does to how many layers."""
     found: list[str] = []
     for state in states:
         if state.phases is not None and state.numbering is not None:

@@ -22,7 +22,7 @@ class AuditReport:
     multiplied: tuple[str, ...] = ()
     #: layers that the current phase of the recipe's schedule has in BF16
     in_bf16: tuple[str, ...] = ()
-    #: the phases in force, with the number of layers that each concerns
+    #: the active phases, with the number of layers that each concerns
     phases: tuple[str, ...] = ()
 
     def __str__(self) -> str:

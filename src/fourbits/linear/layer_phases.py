@@ -21,7 +21,7 @@ class LayerPhases(NamedTuple):
     native: bool
 
     def table(self, indices: Sequence[int]) -> GemmTable:
-        """The layer's table while these phases are in force."""
+        """The layer's table while these phases are active."""
         chosen = [self.phases[index] for index in indices if index in self.phases]
         table = with_phases(self.base, chosen)
         return made_native(table) if self.native else table

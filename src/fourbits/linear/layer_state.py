@@ -101,7 +101,7 @@ class Calls:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the calls with gradients have met, each call a multiple of 16."""
+        """Tokens of the calls with gradients so far, each call rounded up to a multiple of 16."""
         return self._starts[1][-1]
 
 
@@ -116,11 +116,11 @@ class Tap(Protocol):
     def forward(
         self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
     ) -> bool:
-        """A forward pass; returns whether its backward pass is wanted, too."""
+        """A forward pass; returns whether its backward pass is needed, too."""
         ...
 
     def backward(self, dy: Tensor) -> None:
-        """The backward pass of a call that was wanted."""
+        """The backward pass of a call whose forward asked for it."""
         ...
 
 

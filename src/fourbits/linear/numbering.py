@@ -28,7 +28,7 @@ class Numbering:
         self.selection = selection
         #: how many weights GEMMs read in what was converted, quantized or not
         self.weights = weights
-        #: which phases of the recipe's schedule are in force, and the weights of those that blend, by device
+        #: which phases of the recipe's schedule are active, and the weights of those that blend, by device
         self.stage = Stage()
         self.blends: dict[torch.device, BlendWeight] = {}
 

@@ -145,7 +145,7 @@ def share_counters(model: nn.Module) -> None:
 
 
 def stage_of(model: nn.Module | Sequence[nn.Module]) -> tuple[Stage, ...]:
-    """The phases in force, as indices of the recipe's schedule, for each conversion with one.
+    """The active phases, as indices of the recipe's schedule, for each conversion with one.
 
     model: what `set_step` was given.
     """

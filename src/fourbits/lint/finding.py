@@ -1,4 +1,4 @@
-"""A finding of lint, and what its rules look at."""
+"""A finding of lint, and what its rules inspect."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -137,5 +137,5 @@ class Mamba2(RegionModule):
         return self.conv_weight.squeeze(1).t().contiguous()
 
     def fused(self, projected: Tensor) -> bool:
-        """Whether kernels compute what is between the projections."""
+        """Whether kernels compute everything between the projections."""
         return use_kernels(projected.device, projected.dtype, *self.sizes)

@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def checked_inputs(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
 ) -> tuple[int, Tensor | None, Tensor | None]:
-    """(axis 0 or 1, amax fp32 scalar, key int64 [5]) on x's device. Raises ValueError for what is none."""
+    """(axis 0 or 1, amax fp32 scalar, key int64 [5]) on x's device. Raises ValueError for anything else."""
     _check_types(x, spec, axis, amax)
     if x.dim() != 2:
         raise ValueError(f"quantize: x must be 2-D, got shape {list(x.shape)}. Flatten x first.")

@@ -127,7 +127,7 @@ class RunShape(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Indices of the phases in force in a step: wholly, and those that blend, at most one."""
+    """Indices of the phases that are active in a step: fully, and while they blend (at most one)."""
 
     full: tuple[int, ...] = ()
     blending: tuple[int, ...] = ()

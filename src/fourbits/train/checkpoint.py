@@ -99,7 +99,7 @@ def appearing(target: Path) -> Generator[Path]:
 
 
 def not_saved(error: OSError, target: Path) -> OSError:
-    """What to tell about a checkpoint that could not be written."""
+    """The message about a checkpoint that could not be written."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     text = f"{reason}; step {step_of(target)} was not saved, earlier checkpoints are intact"
     return OSError(error.errno, f"{text}{full_disk_remedy(error.errno)}", str(target))
@@ -113,7 +113,7 @@ def write_head(unfinished: Path, step: int, state: Mapping[str, Any], records: M
 
 
 def amend(path: Path, changes: Mapping[str, Any]) -> None:
-    """Change JSON values of a checkpoint's state, at once or not at all. OSError for a full disk."""
+    """Change JSON values of a checkpoint's state, atomically. OSError for a full disk."""
     head = json.loads((path / STATE).read_text(encoding="utf-8"))
     write_json(path / STATE, head | {"state": head["state"] | dict(changes)})
 

@@ -1,4 +1,4 @@
-"""log.txt: what a run tells its user, with times, so that it is still known when the terminal is gone.
+"""log.txt: what a run prints, with times, so that it outlives the terminal.
 
 A resumed run appends. The log never ends a run: where it cannot be written, the run reports it and continues.
 """

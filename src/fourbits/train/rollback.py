@@ -1,4 +1,4 @@
-"""Rolling back: a run returns to a checkpoint before a step that went wrong, and leaves out the data since.
+"""Rolling back: a run returns to a checkpoint before a step that went wrong, and skips the data since.
 
 The weights that led to a loss spike or to a NaN may be bad some steps before anything shows, so that skipping
 one update does not help (PaLM, arXiv:2204.02311, section 5.1: restart about 100 steps before the spike,
@@ -30,13 +30,13 @@ class RollbackError(RuntimeError):
 
 
 class Rollbacks(NamedTuple):
-    """What a run has rolled back so far. data_offset: steps whose data were left out."""
+    """The rollbacks of a run so far. data_offset: steps whose data they skipped."""
 
     count: int = 0
     data_offset: int = 0
 
     def after(self, setback: Setback, to: int) -> "Rollbacks":
-        """Once more, to the checkpoint of step `to`."""
+        """One more rollback, to the checkpoint of step `to`."""
         return Rollbacks(self.count + 1, self.data_offset + setback.step - to)
 
 

@@ -216,7 +216,7 @@ class Session:
         return last
 
     def _roll_back(self, setback: Setback, metrics: Metrics) -> None:
-        """Return to a checkpoint before a step that went wrong, on all ranks, and leave out its data."""
+        """Return to a checkpoint before a step that went wrong, on all ranks, and skip its data."""
         trainer, self.waiting = self.trainer, None
         self.keeper.settle()
         to = self._rollback_target(setback)
@@ -240,7 +240,7 @@ class Session:
         self.listener.rollback(record)
         self.listener.note(
             f"step {setback.step}: rolled back to step {to}: {setback.reason}. The data of these "
-            f"{setback.step - to} steps are left out."
+            f"{setback.step - to} steps are skipped."
         )
         self._last = Timestamp(trainer.device)
 

@@ -1,4 +1,4 @@
-"""Launch a Triton kernel again and again at the cost of a function call.
+"""Launch a Triton kernel repeatedly, each time at the cost of a function call.
 
 `kernel[grid](...)` inspects every argument of every launch to find the compiled kernel, which takes longer
 than many of our kernels run. A Launcher belongs to a plan in which all of that is fixed: its first call goes
