@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fourbits.linear import health
 from fourbits.linear.audit import audit
 from fourbits.linear.convert import convert
+from fourbits.linear.dominant_tokens import lost_blocks_and_large_rows
 from fourbits.linear.feature_shard import shard_features
-from fourbits.linear.health import lost_blocks_and_large_rows
 from fourbits.linear.limited_rows import limited
 from fourbits.linear.step import set_step
 from fourbits.recipe.presets import get_recipe

@@ -18,7 +18,7 @@ from fourbits.train.keeper import CheckpointKeeper, require_space
 from fourbits.train.metrics import MEASURED, MetricsFile, read_history
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.opening import with_vocabulary
-from fourbits.train.rollback import RollbackError, RollbackPolicy, Rollbacks, Setback
+from fourbits.train.rollback import RollbackCause, RollbackError, RollbackPolicy, Rollbacks
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer
@@ -373,7 +373,7 @@ def test_a_length_may_change_after_a_run_has_read_behind_its_end():
 
 
 def test_a_setback_counts_the_data_of_all_steps_since_the_target():
-    assert Rollbacks(1, 3).after(Setback(20, "", True), 12) == Rollbacks(2, 11)
+    assert Rollbacks(1, 3).after(RollbackCause(20, "", True), 12) == Rollbacks(2, 11)
 
 
 def test_data_inspect_shows_the_samples_that_a_step_read_in_the_end(train, tmp_path, monkeypatch, capsys):

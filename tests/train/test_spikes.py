@@ -30,7 +30,7 @@ SPIKE = 9  # the step whose loss is a hundred times as large, by fabrication
 def looks(losses, detector=None):
     """Whether each loss is a spike, and the threshold that it was compared with."""
     detector = detector or SpikeDetector(CPU)
-    found = [detector.look(torch.tensor(loss, dtype=torch.float32)) for loss in losses]
+    found = [detector.compare(torch.tensor(loss, dtype=torch.float32)) for loss in losses]
     return [bool(spiked) for spiked, _ in found], [float(threshold) for _, threshold in found]
 
 

@@ -3,8 +3,8 @@
 from rich.table import Table
 from rich.text import Text
 
-from fourbits.evaluation.evaluate_model import Evaluated
-from fourbits.evaluation.subject import BF16
+from fourbits.evaluation.evaluate_model import EvaluationResults
+from fourbits.evaluation.evaluated_model import BF16
 from fourbits.harness.score_rows import Precisions, score_rows
 
 
@@ -58,7 +58,7 @@ def task_table(precisions: Precisions) -> Table | None:
     return table
 
 
-def precision_note(found: Evaluated, recipe: str) -> list[str]:
+def precision_note(found: EvaluationResults, recipe: str) -> list[str]:
     """What the numbers above depend on, in lines."""
     notes: list[str] = []
     if found.layers:

@@ -18,8 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fourbits.linear.arguments import model_parts
 from fourbits.linear.audit_report import AuditReport
+from fourbits.linear.dominant_tokens import described, gradients_seen
 from fourbits.linear.graph_products import note_products_of, was_multiplied
-from fourbits.linear.health import described, gradients_seen
 from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.linear.ops import calls_seen
 from fourbits.linear.stacked.layer import converted_layers

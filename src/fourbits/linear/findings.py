@@ -93,7 +93,7 @@ def warn_of_gaps(
     if not quantizes(recipe):
         return
     if not any(row.quantized for row in summary.rows):
-        _warn(f"convert quantized nothing by recipe {recipe.name}. print(summary) gives the reason for each weight.")
+        _warn(f"convert quantized nothing by recipe {recipe.name}. print(summary) says why.")
     if stacks:
         _warn_of_rules(recipe, names)
     _warn_of_head(summary, modules, stacks, include)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fourbits.linear.amax_history import depends_on_the_past
+from fourbits.linear.amax_history import depends_on_past_steps
 from fourbits.linear.bypassed import bypassed_layers
 from fourbits.linear.lookalikes import computes_like_linear, hides_forward
 from fourbits.linear.roles import Roles
@@ -46,7 +46,7 @@ class Decider:
         kept = self._unsupported(layer) or self.selection.excluded_because(layer)
         if kept is None and not self.selection.names(layer.name):
             kept = self._kept_because(layer)
-        if kept is None and layer.holds_several and depends_on_the_past(table):
+        if kept is None and layer.holds_several and depends_on_past_steps(table):
             kept = "groups of linear layers do not support amax policies or adaptive layouts"
         if kept is not None:
             return None, kept

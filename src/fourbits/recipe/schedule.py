@@ -170,7 +170,7 @@ def check_steps(schedule: Sequence[PrecisionPhase]) -> None:
         _require_extent(phase, start, end, phase.blend_in, phase.blend_out, end is not None)
         for other in schedule[:index]:
             if "*" in phase.layers or "*" in other.layers or set(phase.layers) & set(other.layers):
-                require_apart(phase, other, "")
+                require_no_overlap(phase, other, "")
             blends = [_blend_steps(each) for each in (phase, other)]
             if any(a[0] < b[1] and b[0] < a[1] for a in blends[0] for b in blends[1]):
                 raise ValueError(
@@ -179,7 +179,7 @@ def check_steps(schedule: Sequence[PrecisionPhase]) -> None:
                 )
 
 
-def require_apart(phase: PrecisionPhase, other: PrecisionPhase, layer: str) -> None:
+def require_no_overlap(phase: PrecisionPhase, other: PrecisionPhase, layer: str) -> None:
     """Raises ValueError if two phases of one layer set one GEMM in the same step."""
     (start, end), (other_start, other_end) = phase.span, other.span
     shared = [name for name in phase.affected if name in other.affected]

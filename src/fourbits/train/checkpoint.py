@@ -62,7 +62,7 @@ def save_checkpoint(folder: Path, step: int, files: Mapping[str, Tensors], state
             f"{name}.safetensors": _write_tensors(unfinished / f"{name}.safetensors", tensors)
             for name, tensors in files.items()
         }
-        write_head(unfinished, step, state, records)
+        write_state_file(unfinished, step, state, records)
     return target
 
 
@@ -105,7 +105,9 @@ def not_saved(error: OSError, target: Path) -> OSError:
     return OSError(error.errno, f"{text}{full_disk_remedy(error.errno)}", str(target))
 
 
-def write_head(unfinished: Path, step: int, state: Mapping[str, Any], records: Mapping[str, Any]) -> None:
+def write_state_file(
+    unfinished: Path, step: int, state: Mapping[str, Any], records: Mapping[str, Any]
+) -> None:
     """Write state.json. records: by file, what `record_of` says."""
     version = SHARDED if any("/" in name for name in records) else VERSION
     head = {"format": FORMAT, "version": version, "step": step, "state": dict(state), "files": dict(records)}

@@ -61,10 +61,10 @@ class CheckpointKeeper:
 
     def settle(self) -> None:
         """Wait for a save in the background. Raises what it raised."""
-        self._learn(wait=True)
+        self._check_save(wait=True)
 
-    def _learn(self, wait: bool) -> bool:
-        """Take notice of a save that has ended, or raise its error. Returns whether none is under way."""
+    def _check_save(self, wait: bool) -> bool:
+        """Record a background save that has ended, or raise its error. Returns whether none is running."""
         if self._background is None:
             return True
         saved = self._background.ended(wait=wait)
@@ -76,7 +76,7 @@ class CheckpointKeeper:
 
         Not during a save, whose unfinished folder looks like one of a killed run.
         """
-        if self._learn(wait=False) and self._unproved is not None and step > self._unproved:
+        if self._check_save(wait=False) and self._unproved is not None and step > self._unproved:
             self.rotate(step)
 
     def rotate(self, finite: int | None = None) -> None:

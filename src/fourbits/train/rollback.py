@@ -16,8 +16,8 @@ from fourbits.train.config import TrainConfig
 from fourbits.train.non_finite import NonFiniteError
 
 
-class Setback(Exception):  # noqa: N818 - a decision, which the run acts on
-    """The numbers of a step are such that the run rolls back."""
+class RollbackCause(Exception):  # noqa: N818 - a decision, which the run acts on
+    """Why a run rolls back: the numbers of a step."""
 
     def __init__(self, step: int, reason: str, finite: bool) -> None:
         """step: 1 for the first. finite: whether it was a spike, and not a NaN or an infinity."""
@@ -35,9 +35,9 @@ class Rollbacks(NamedTuple):
     count: int = 0
     data_offset: int = 0
 
-    def after(self, setback: Setback, to: int) -> "Rollbacks":
+    def after(self, cause: RollbackCause, to: int) -> "Rollbacks":
         """One more rollback, to the checkpoint of step `to`."""
-        return Rollbacks(self.count + 1, self.data_offset + setback.step - to)
+        return Rollbacks(self.count + 1, self.data_offset + cause.step - to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class RollbackPolicy:
         target = self.target(saved, finite + 1)
         return {step for step in saved if self._counts(step) and (target is None or step >= target)}
 
-    def error(self, setback: Setback, count: int, checkpoints: Path) -> NonFiniteError | RollbackError:
+    def error(self, cause: RollbackCause, count: int, checkpoints: Path) -> NonFiniteError | RollbackError:
         """What ends a run that cannot roll back. count: how often it did; checkpoints: their folder."""
         why = f"No checkpoint is {self.steps} steps older (train.rollback_steps)"
         if count >= self.limit:
             why = f"The run has rolled back {count} times, as often as train.max_rollbacks allows"
-        text = f"step {setback.step}: {setback.reason}. {why}."
-        if not setback.finite:
+        text = f"step {cause.step}: {cause.reason}. {why}."
+        if not cause.finite:
             return NonFiniteError(text)
         return RollbackError(
             f"{text} Rerun the command with train.spike report, or start from an earlier checkpoint with a "

@@ -51,9 +51,9 @@ def check_native(device: torch.device, multiply: Product = NATIVE) -> tuple[Find
     """All findings of the self-check on a device. A check that raises an error has not passed."""
     findings: list[Finding] = []
     for name in _GEMMS:
-        findings += _or_what_stopped(name, functools.partial(_gemm_findings, name, device, multiply))
-    findings += _or_what_stopped("stochastic rounding", functools.partial(_rounding_findings, device))
-    findings += _or_what_stopped("sums", functools.partial(_sums_findings, device, multiply))
+        findings += _findings_or_error(name, functools.partial(_gemm_findings, name, device, multiply))
+    findings += _findings_or_error("stochastic rounding", functools.partial(_rounding_findings, device))
+    findings += _findings_or_error("sums", functools.partial(_sums_findings, device, multiply))
     return tuple(findings)
 
 
@@ -85,7 +85,7 @@ def share_of_bound(
     return float(((out.double() - true).abs() / allowed.clamp_min(torch.finfo(torch.float32).tiny)).max())
 
 
-def _or_what_stopped(what: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _findings_or_error(what: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     """The findings of a check, or the error that it raised."""
     try:
         return check()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fourbits.linear.health import lost_blocks_and_large_rows
+from fourbits.linear.dominant_tokens import lost_blocks_and_large_rows
 from fourbits.linear.monitor.operand import (
     STATS,
     Sample,

@@ -111,7 +111,7 @@ def stochastic(values, noise, GRID: tl.constexpr):
     """Magnitudes of values rounded up where noise + floor(256 f) >= 256. noise: uint32 below 256.
 
     Subnormals are lifted into the first normal binade, so that the grid's last bit is the same mantissa bit.
-    Bits below the 11th of the mantissa are cut first: 8-bit rounding does not depend on them, and without them
+    Bits below the 11th of the mantissa are cut first: 8-bit rounding ignores them, and without them
     the lift is exact.
     """
     LEAST: tl.constexpr = 2.0**GRID.min_exponent

@@ -29,14 +29,14 @@ CallKey = tuple[int, ...]
 gradients_seen: dict[CallKey, Tensor | None] = {}
 
 
-def look_at(state: LayerState, dy: Tensor) -> None:
+def measure_first_gradient(state: LayerState, dy: Tensor) -> None:
     """Measure a layer's first output gradient. dy: [M, N]."""
     if _can_be_measured(dy):
         state.awaits_gradient = False
         state.gradient = _measured(dy, state.table)
 
 
-def look_in_graph(key: CallKey, table: str, dy: Tensor) -> None:
+def measure_first_gradient_in_graph(key: CallKey, table: str, dy: Tensor) -> None:
     """Measure a layer's first output gradient in an operator, which knows the layer's key only.
 
     The two numbers go to the host, once: under reduce-overhead an operator runs in the memory pool of CUDA
