@@ -71,6 +71,8 @@ def precision_note(found: EvaluationResults, recipe: str) -> list[str]:
         notes.append(
             "--limit: not all questions, so these scores are trials, and a run's folder has none of them"
         )
-    if cut := max((score["cut_prompts"] for score in scores), default=0):
-        notes.append(f"{cut} prompts lost their beginning, because with their answer they exceed max_seq_len")
+    if truncated := max((score["cut_prompts"] for score in scores), default=0):
+        notes.append(
+            f"{truncated} prompts lost their beginning, because with their answers they exceed max_seq_len"
+        )
     return notes

@@ -240,7 +240,7 @@ def _end_token(tokenizer: Tokenizer | None, end_token: int | None) -> int | None
         return end_token
     if end_token not in (None, tokenizer.end_id):
         raise ValueError(
-            f"save_hf: end_token must be the tokenizer's, {tokenizer.end_id}, got {end_token}. Leave it out."
+            f"save_hf: end_token must be the tokenizer's, {tokenizer.end_id}, got {end_token}. Remove it."
         )
     return tokenizer.end_id
 

@@ -40,7 +40,7 @@ class HarnessModel(TemplateLM):
     """A TextModel for the harness: log-likelihoods, rolling log-likelihoods and answers.
 
     ranks: the processes that share the work; None: this one alone. report: receives progress. notes: how many
-    prompts were cut, for the results.
+    prompts were truncated, for the results.
     """
 
     def __init__(self, text: TextModel, report: Report | None = None, ranks: Ranks | None = None) -> None:
@@ -119,10 +119,10 @@ class HarnessModel(TemplateLM):
         for (num_tokens, sampling), indexes in groups.items():
             texts = [requests[index].args[0] for index in indexes]
             stops = [_stops(requests[index].args[1]) for index in indexes]
-            answers, cut = self.text.continued(
+            answers, truncated = self.text.continued(
                 texts, num_tokens, stops, sampling, self._progress(ANSWERING, len(found), len(requests))
             )
-            self.cut_prompts += cut
+            self.cut_prompts += truncated
             found |= dict(zip(indexes, answers, strict=True))
         return [found[index] for index in range(len(requests))]
 

@@ -54,8 +54,8 @@ def _can_be_measured(dy: Tensor) -> bool:
 def _measured(dy: Tensor, text: str) -> Tensor | None:
     table = table_from_text(text)
     formats = {table.operand(role).format for role in ("dgrad.lhs", "wgrad.lhs")}
-    looks = table.gradient_rows == "any" and "nvfp4" in formats
-    return lost_blocks_and_large_rows(dy) if looks else None
+    affected = table.gradient_rows == "any" and "nvfp4" in formats
+    return lost_blocks_and_large_rows(dy) if affected else None
 
 
 def lost_blocks_and_large_rows(dy: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Uses(NamedTuple):
     factors: Paths = NOTHING
 
     def joined(self, other: "Uses") -> "Uses":
-        """Both."""
+        """The paths of both."""
         return Uses(*(mine | others for mine, others in zip(self, other, strict=True)))
 
 

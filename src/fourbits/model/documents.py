@@ -1,6 +1,6 @@
 """Packed documents: which tokens of a sequence belong together, from the token that ends each document.
 
-A training sequence is cut from concatenated documents. The number of a token's document is the count of end
+A training sequence is a part of concatenated documents. The number of a token's document is the count of end
 tokens before it, so it follows from the tokens alone.
 """
 

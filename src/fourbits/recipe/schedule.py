@@ -63,7 +63,7 @@ class PrecisionPhase:
         if isinstance(given, str) or not all(isinstance(each, str) for each in given):
             raise ValueError(f"layers must be a list of patterns of layer names, got {given!r}. Pass a list.")
         if not self.layers:
-            raise ValueError("layers must be patterns of layer names, got none. Leave it out for all layers.")
+            raise ValueError("layers must be patterns of layer names, got none. Omit it for all layers.")
         names: Sequence[str] = (self.gemms,) if isinstance(self.gemms, str) else self.gemms
         known = tuple(_GROUPS) if isinstance(self.gemms, str) else GEMMS
         for name in names:

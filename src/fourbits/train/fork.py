@@ -49,7 +49,7 @@ class Fork:
         if changed:
             raise ValueError(
                 f"--from {self.checkpoint.path}: {changed[0]} must be that of the run it comes from. "
-                "Leave it out, or train from the beginning."
+                "Remove the option, or train from the beginning."
             )
         own, other = stored.train.tokens_per_step, config.train.tokens_per_step
         if own != other:
