@@ -63,8 +63,8 @@ def policy_of(table: GemmTable) -> list[tuple[float, float, float, float]]:
 
 
 def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor, Tensor]:
-    """Amaxes and counters after the end of a step: pending becomes the newest entry of the history, counts are
-    added to the totals, and recorded layout statistics choose the layout.
+    """Amaxes and counters after the end of a step: pending becomes the newest entry of the history, counts
+    are added to the totals, and recorded layout statistics choose the layout.
     """
     pending, history = amaxes[..., PENDING], amaxes[..., HISTORY:]
     length = policy[..., LENGTH]
