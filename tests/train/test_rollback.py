@@ -242,7 +242,7 @@ def test_a_validation_loss_that_is_not_finite_rolls_back(train, tmp_path, monkey
         return {name: Loss(math.nan, loss.tokens, 1) for name, loss in found.items()}
 
     monkeypatch.setattr(Trainer, "validate", nan_at_the_second)
-    monkeypatch.setattr(Trainer, "validation_origin", lambda self: "values are not finite in the loss itself")
+    monkeypatch.setattr(Trainer, "non_finite_cause", lambda self: "values are not finite in the loss itself")
     summary, _ = train()
     (rollback,) = read_history(tmp_path / "run" / "metrics.jsonl").rollbacks
     assert (rollback["step"], rollback["to"], summary["ended"]) == (8, 6, "finished")
@@ -302,7 +302,7 @@ def test_the_target_is_the_newest_checkpoint_of_the_interval_that_is_old_enough(
 
 
 def test_a_run_started_from_another_rolls_back_to_where_it_started():
-    policy = RollbackPolicy(steps=100, interval=10, limit=5, origin=33)
+    policy = RollbackPolicy(steps=100, interval=10, limit=5, start_step=33)
     assert policy.target([33, 40, 50], 60) == 33
     assert policy.target([33, 40, 50], 140) == 40
     assert policy.target([35], 140) is None

@@ -77,9 +77,9 @@ class CheckpointKeeper:
         Not during a save, whose unfinished folder looks like one of a killed run.
         """
         if self._check_save(wait=False) and self._unproved is not None and step > self._unproved:
-            self.rotate(step)
+            self.remove_old(step)
 
-    def rotate(self, finite: int | None = None) -> None:
+    def remove_old(self, finite: int | None = None) -> None:
         """Remove old checkpoints, and unfinished ones that killed runs left behind.
 
         finite: the last step that was finite, if later ones may make the run roll back.

@@ -42,19 +42,19 @@ class Rollbacks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RollbackPolicy:
-    """Where a run rolls back to. steps: at least so far; origin: the step that its own steps follow."""
+    """Where a run rolls back to. steps: at least so far; start_step: the step that its own steps follow."""
 
     steps: int
     interval: int
     limit: int
-    origin: int = 0
+    start_step: int = 0
 
     @classmethod
-    def of(cls, train: TrainConfig, origin: int) -> "RollbackPolicy | None":
+    def of(cls, train: TrainConfig, start_step: int) -> "RollbackPolicy | None":
         """The policy of a run's settings; None if it does not roll back."""
         if not train.rolls_back or train.checkpoint_interval is None:
             return None
-        return cls(train.rollback_steps, train.checkpoint_interval, train.max_rollbacks, origin)
+        return cls(train.rollback_steps, train.checkpoint_interval, train.max_rollbacks, start_step)
 
     @property
     def most(self) -> int:
@@ -62,13 +62,13 @@ class RollbackPolicy:
         return self.steps // self.interval + 2
 
     def target(self, saved: Sequence[int], bad: int, count: int = 0) -> int | None:
-        """The newest of the saved steps that is `steps` before step `bad`, or the origin; None without one.
+        """The newest of the saved steps that is `steps` before step `bad`, or the start_step; None without one.
 
         saved: steps with a checkpoint; count: how often the run has rolled back, None if often enough.
         """
         if count >= self.limit:
             return None
-        latest = max(bad - self.steps, self.origin)
+        latest = max(bad - self.steps, self.start_step)
         return max((step for step in saved if step <= latest and self._counts(step)), default=None)
 
     def needed(self, saved: Sequence[int], finite: int) -> set[int]:
@@ -90,4 +90,4 @@ class RollbackPolicy:
         )
 
     def _counts(self, step: int) -> bool:
-        return step % self.interval == 0 or step == self.origin
+        return step % self.interval == 0 or step == self.start_step

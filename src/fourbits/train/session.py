@@ -88,8 +88,8 @@ class Session:
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation") if ranks.is_first}
         checkpoint = start(fork, self.trainer, folder, self.device, manifest, listener)
         folder.begin(config, manifest, data.tokenizer)
-        origin = manifest["ancestry"][-1]["step"] if manifest.get("ancestry") else 0
-        self.rollback = RollbackPolicy.of(config.train, origin)
+        start_step = manifest["ancestry"][-1]["step"] if manifest.get("ancestry") else 0
+        self.rollback = RollbackPolicy.of(config.train, start_step)
         self._keep_checkpoints(checkpoint, fork)
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
@@ -185,7 +185,7 @@ class Session:
         if trainer.step < train.num_steps:
             return "interrupted"
         self._require_good()  # also if all steps were done when the run was resumed
-        self.keeper.rotate()
+        self.keeper.remove_old()
         return "finished"
 
     def _advance(self, metrics: Metrics, request: StopRequest) -> bool:
