@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.exchange.families import family_of
-from fourbits.exchange.nvfp4_layouts import Layout, PackedWeight
+from fourbits.exchange.nvfp4_layouts import CheckpointLayout, PackedWeight
 from fourbits.exchange.state import rounded
 from fourbits.exchange.weights import hf_names, require_finite
 from fourbits.model.config import ModelConfig
@@ -28,7 +28,7 @@ class Quantization:
     ours; all other parameters are written in the export's dtype.
     """
 
-    layout: Layout
+    layout: CheckpointLayout
     weights: frozenset[str]
     #: (name, master [N, K]) -> codes and scales
     pack: Callable[[str, Tensor], PackedWeight]

@@ -62,7 +62,7 @@ class RollbackPolicy:
         return self.steps // self.interval + 2
 
     def target(self, saved: Sequence[int], bad: int, count: int = 0) -> int | None:
-        """The newest of the saved steps that is `steps` before step `bad`, or the start_step; None without one.
+        """The newest of the saved steps that is `steps` before step `bad`, or start_step; else None.
 
         saved: steps with a checkpoint; count: how often the run has rolled back, None if often enough.
         """
