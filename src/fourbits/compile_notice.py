@@ -1,4 +1,4 @@
-"""What users are told about compilation: that it takes more than a moment, and that they have disabled it.
+"""Messages about compilation: that it takes more than a moment, and that the user has disabled it.
 
 Compilations that follow each other closely are reported as one, through the logger `fourbits`: a warning once
 they have taken longer than a user waits without wondering, and another when they have ended. Nothing is

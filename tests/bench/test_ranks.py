@@ -59,7 +59,7 @@ def test_two_ranks_are_compared_with_one_and_send_what_sharding_needs(small, who
     found = measured(small, ["bf16", whole], "packed")
     assert (found["ranks"], found["micro_batches"], found["tokens_per_micro_batch"]) == (2, 2, [1, 32])
     assert found["parameters"] == ATTENTION + FFN + 2 * TABLE + 3 * NORM
-    assert [run["recipe"] for run in found["runs"]] == ["bf16", "whole"]
+    assert [run["recipe"] for run in found["runs"]] == ["bf16", whole]
     for run, bar in zip(found["runs"], found["bars"], strict=True):
         assert bar["value"] == pytest.approx(run["tokens_per_second"] / run["tokens_per_second_alone"])
         assert run["tokens_per_second"] == pytest.approx(2 * 64 / run["seconds"])

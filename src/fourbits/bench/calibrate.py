@@ -39,7 +39,7 @@ _WARM_UP, _LONG = 3.0, 0.4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured: GEMMs (m, n, k), a tensor to quantize, attention (batch, tokens, heads, KV heads,
+    """The measured sizes: GEMMs (m, n, k), a tensor to quantize, attention (batch, tokens, heads, KV heads,
     channels of a head), a preset's scan (preset, batch, tokens), and numbers that each rank sends.
     """
 

@@ -59,7 +59,7 @@ def task_table(precisions: Precisions) -> Table | None:
 
 
 def precision_note(found: EvaluationResults, recipe: str) -> list[str]:
-    """What the numbers above depend on, in lines."""
+    """Notes on what the numbers above depend on."""
     notes: list[str] = []
     if found.layers:
         notes.append(

@@ -61,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def table_of(rows: list[Verified], found: dict[str, Any]) -> Table:
-    """What was recomputed, by entry."""
+    """The recomputed entries."""
     title = f"{found['device']['name']}, {found['product']} GEMMs"
     table = Table("entry", "status", "detail", title=title, title_justify="left")
     for row in rows:

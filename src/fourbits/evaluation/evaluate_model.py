@@ -18,7 +18,7 @@ CALIBRATION = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
-    """What is evaluated. recipe: bf16, or one that is compared with it; text: whether a loss is measured.
+    """Options of an evaluation. recipe: bf16, or one to compare with it; text: whether a loss is measured.
 
     data, seq_len, samples: see `EvaluatedModel.texts`. limit: questions per task. batch_size: in sequences.
     """

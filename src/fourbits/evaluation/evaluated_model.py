@@ -1,4 +1,4 @@
-"""What is evaluated: a run's checkpoint, or a transformers model in a folder."""
+"""The model that is evaluated: a run's checkpoint, or a transformers model in a folder."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager

@@ -171,7 +171,7 @@ def _was_called(module: Any) -> bool:
 
 
 def _first_gradient(module: Any) -> Tensor | None:
-    """What was measured of a layer's first output gradient, eagerly or in a traced graph."""
+    """The measurement of a layer's first output gradient, eagerly or in a traced graph."""
     state = converted_state(module)
     if state is not None and state.gradient is not None:
         return state.gradient
@@ -181,7 +181,7 @@ def _first_gradient(module: Any) -> Tensor | None:
 
 
 def _operator_keys(module: Any) -> list[tuple[int, int, int]]:
-    """What operators note of calls of a layer, or of a group's layers."""
+    """The keys by which operators record calls of a layer, or of a group's layers."""
     weight: Any = module.weight
     state = converted_state(module)
     assert state is not None

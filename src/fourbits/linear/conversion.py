@@ -1,4 +1,4 @@
-"""What a model was converted with: recipe, choice of layers, seed, and a hash of what its layers compute."""
+"""The record of a conversion: recipe, choice of layers, seed, and a hash of what its layers compute."""
 
 import hashlib
 from typing import NamedTuple

@@ -77,7 +77,7 @@ def _share(counted: Tensor, of: Tensor) -> Tensor:
 
 
 def described(layers: Sequence[tuple[str, Tensor | None]]) -> tuple[str, ...]:
-    """What was found, with the remedy; nothing if no gradient was dominated by a few tokens.
+    """The finding, with the remedy; nothing if no gradient was dominated by a few tokens.
 
     layers: name, and what was measured of its first output gradient.
     """

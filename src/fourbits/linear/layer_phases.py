@@ -14,7 +14,7 @@ from fourbits.settings import nearest
 
 
 class LayerPhases(NamedTuple):
-    """What a schedule does to a layer: its table outside of all phases, and the phases by their index."""
+    """The effect of a schedule on a layer: its table outside of all phases, and the phases by their index."""
 
     base: GemmTable
     phases: dict[int, tuple[PrecisionPhase, GemmTable]]

@@ -1,4 +1,4 @@
-"""Which table a linear layer gets, and why: the recipe's rules, the caller's choice, the model's facts."""
+"""The table that a linear layer gets, and why: the recipe's rules, the caller's choice, the model itself."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -26,7 +26,7 @@ _UNMISTAKABLE = re.compile(r"(?:lm_head|heads?|classifier|score|qa_outputs|fc)(?
 
 
 class Roles:
-    """What is known of a model's layers by their place in it."""
+    """The roles of a model's layers, by their place in it."""
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]], stacks: Sequence[Stack]) -> None:
         self._modules = dict(modules)

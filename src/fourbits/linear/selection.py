@@ -15,7 +15,7 @@ Filter = Callable[[nn.Module, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a caller of `convert` chooses. None means all layers, the stacks found, the recipe's blocks."""
+    """The choice of a caller of `convert`. None means all layers, the stacks found, the recipe's blocks."""
 
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None

@@ -29,5 +29,5 @@ def same_as_before(documents: Tensor, back: int) -> Tensor:
 
 
 def same_document(documents: Tensor) -> Tensor:
-    """Which pairs of tokens share a document. int [B, T] -> bool [B, T (t), T (s)]."""
+    """Mask of the pairs of tokens that share a document. int [B, T] -> bool [B, T (t), T (s)]."""
     return documents[:, :, None] == documents[:, None, :]

@@ -55,7 +55,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def _check_types(x: object, spec: object, axis: object, amax: object) -> None:
-    """What annotations say, for callers who do not check them."""
+    """Checks of annotated types, for callers who do not run a type checker."""
     if not isinstance(x, Tensor) or x.layout != torch.strided:
         got = x.layout if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"quantize: x must be a dense tensor, got {got}. Convert it first.")

@@ -14,7 +14,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def autocast_disabler(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """What opens the context of `without_autocast` on a device, for plans that open it in each call."""
+    """A function that opens the context of `without_autocast` on a device, for plans to call each time."""
     return (
         nullcontext
         if device.type == "meta"

@@ -174,7 +174,7 @@ def fake_quantized(x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key:
 def quantized_and_back(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
 ) -> Tensor:
-    """What dequantizing `quantize`'s operand gives, in x's dtype; arguments as there, without a transform."""
+    """x quantized by `quantize` and dequantized to its dtype; arguments as there, without a transform."""
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
     if not _skips_kernels(x):
         request = OperandRequest(spec, axis, False, "own" if amax is None else "given")

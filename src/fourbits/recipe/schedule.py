@@ -118,7 +118,7 @@ class PrecisionPhase:
 
 
 class RunShape(NamedTuple):
-    """What turns points into steps. data_starts: first steps of the second and later phases of the data."""
+    """The shape of a run, which turns points into steps. data_starts: first steps of later phases of the data."""
 
     steps: int
     warmup: int = 0

@@ -210,7 +210,7 @@ def open_checkpoint(path: Path, rank: int = 0, world: int = 1) -> Checkpoint:
 
 
 def _malformed(head: dict[str, Any]) -> str | None:
-    """What is malformed in the rest of a state.json, or None."""
+    """The first malformed part of the rest of a state.json, or None."""
     files = head.get("files")
     if not isinstance(files, dict) or not isinstance(head.get("state"), dict):
         return "it must hold 'files' and 'state'"

@@ -70,7 +70,7 @@ class Fork:
             )
 
     def ancestry(self, config: RunConfig) -> list[dict[str, Any]]:
-        """What manifest.json records: the runs that this one comes from, oldest first."""
+        """The record in manifest.json: the runs that this one comes from, oldest first."""
         before = read_json(self.run.manifest) if self.run.manifest.is_file() else {}
         entry = {
             "run": str(self.run.path.absolute()),

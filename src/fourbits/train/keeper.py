@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay: the newest, every N-th, and always the last one that proved good.
+"""The checkpoints of a run that stay: the newest, every N-th, and always the last one that proved good.
 
 The weights after step N are first used by step N + 1. So a checkpoint of step N is good once step N + 1 had a
 finite loss and finite gradients, and only then older checkpoints are removed. Within a streak of skipped
@@ -134,7 +134,7 @@ def last_good(folder: Path, first_bad: int) -> Path | None:
 
 
 def remedy_of(good: Path | None) -> str:
-    """What to do after a non-finite step. good: the last good checkpoint."""
+    """The remedy after a non-finite step. good: the last good checkpoint."""
     if good is None:
         return "No checkpoint before it is good: train again in another --out with a lower optim.lr."
     return (

@@ -122,7 +122,7 @@ class _Messages(logging.Handler):
 
 
 class _Lines:
-    """What rich needs of a file, for lines that are printed whole."""
+    """The file interface that rich needs, for lines that are printed whole."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write

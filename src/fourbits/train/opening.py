@@ -1,4 +1,4 @@
-"""What a run finds when it starts: its text, its settings, and the checkpoint of another run."""
+"""The state that a run starts from: its text, its settings, and the checkpoint of another run."""
 
 import shutil
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ RESERVED_NAMES = ("loss", "tokens", "bits_per_byte")
 
 @dataclass(frozen=True)
 class Opened:
-    """What there is before a run: its text, its settings, and where it starts from."""
+    """The state before a run: its text, its settings, and where it starts from."""
 
     data: PreparedData
     config: RunConfig
@@ -31,7 +31,7 @@ class Opened:
     finished: Summary | None
 
     def shared(self) -> dict[str, Any]:
-        """What other ranks take from this one, in plain values."""
+        """The part that other ranks take from this one, in plain values."""
         settings = dump_yaml(to_dict(self.config))
         return {"settings": settings, "forks": self.fork is not None, "finished": self.finished}
 
@@ -115,7 +115,7 @@ def _opened(
 
 
 def _source_of(path: Path) -> Fork | Imported:
-    """What a path of --from names. Raises ValueError."""
+    """The checkpoint or model at a path of --from. Raises ValueError."""
     return Imported.of(path) if is_imported(path) else Fork.of(path)
 
 

@@ -77,7 +77,7 @@ class RollbackPolicy:
         return {step for step in saved if self._counts(step) and (target is None or step >= target)}
 
     def error(self, cause: RollbackCause, count: int, checkpoints: Path) -> NonFiniteError | RollbackError:
-        """What ends a run that cannot roll back. count: how often it did; checkpoints: their folder."""
+        """The error of a run that cannot roll back. count: its rollbacks; checkpoints: their folder."""
         why = f"No checkpoint is {self.steps} steps older (train.rollback_steps)"
         if count >= self.limit:
             why = f"The run has rolled back {count} times, as often as train.max_rollbacks allows"

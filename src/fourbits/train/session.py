@@ -254,7 +254,7 @@ class Session:
         return to
 
     def _saver(self) -> BackgroundSaver | None:
-        """What saves in the background, if the run does so. Its memory is allocated here, before any step."""
+        """The background saver, if the run has one. Its memory is allocated here, before any step."""
         if not self.config.train.background_saves:
             return None
         saver = self.ranks.saver()
@@ -262,7 +262,7 @@ class Session:
         return saver
 
     def _wishes(self, request: StopRequest) -> Wishes:
-        """What this process was asked since the last time."""
+        """The requests that this process received since the last call."""
         save = request.take_save() or self.clock.save_due()
         return Wishes(request.signal or 0, self.clock.is_up(), save)
 

@@ -22,7 +22,7 @@ _NORMAL = 1.4826
 
 
 class SpikeState(NamedTuple):
-    """What a checkpoint keeps: the losses in the window, oldest first, and the spikes in a row."""
+    """The state in a checkpoint: the losses in the window, oldest first, and the spikes in a row."""
 
     losses: Sequence[float]
     in_a_row: int

@@ -34,7 +34,7 @@ class OperandLayout(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What a GEMM's plan depends on besides the GPU."""
+    """The key of a GEMM plan, apart from the GPU."""
 
     a: OperandLayout
     b: OperandLayout

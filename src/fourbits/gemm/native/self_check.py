@@ -154,7 +154,7 @@ def quantized_on(
 
 
 def _sums_findings(device: torch.device, multiply: Product) -> list[Finding]:
-    """Which chip's sums these are: reported, since any within the bound may train."""
+    """The chip whose sums these are: reported only, since any sums within the bound may train."""
     return [Finding("sums", True, str(examine_sums(device, multiply)))]
 
 

@@ -1,4 +1,4 @@
-"""Which tiles of a GEMM the kernels of FP4 sums compute by one dot per instruction, and why that is exact.
+"""The tiles of a GEMM that kernels of FP4 sums compute by one dot per instruction, and the proof.
 
 The twin of the proof in `kernels/chain_operand_triton.py` and `chain_triton.py`. docs/nvfp4.md, section 22.4.
 """

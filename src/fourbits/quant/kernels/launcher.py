@@ -173,7 +173,7 @@ def _ready(kernel: Any, boxes: tuple[Box, ...]) -> _Compiled | None:
 
 
 def _map_maker(meta: dict[str, Any], box: Box) -> Callable[[int], Any]:
-    """What encodes the tensor map of an address, as Triton's launcher would."""
+    """A function that encodes the tensor map of an address, as Triton's launcher would."""
     utils: Any = driver.active.utils  # pyright: ignore[reportAttributeAccessIssue]
     fill, dtypes = utils.fill_tma_descriptor, nvidia.TMA_DTYPE_DEVICE_TO_HOST
     swizzle, size, dtype = meta["swizzle"], meta["elem_size"], dtypes[meta["elem_type"]]

@@ -115,7 +115,7 @@ def tall(config: KernelConfig | None) -> int:
 
 
 def group(config: KernelConfig) -> int:
-    """What a contraction is padded to: 16, or the size of the transform."""
+    """The multiple that a contraction is padded to: 16, or the size of the transform."""
     return max(16, config.transform.size) if config.transform is not None else 16
 
 
