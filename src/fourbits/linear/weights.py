@@ -136,7 +136,7 @@ def _with_readers(layer: Weight, multiplied: Mapping[int, str]) -> Weight:
 
 
 def linear_layers(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
-    """The weights that can be quantized, in the order of the modules: linear layers, groups, stacked weights."""
+    """Weights that can be quantized, in the order of the modules: linear layers, groups, stacked ones."""
     return [weight for name, module in modules for weight in _layers(name, module)]
 
 

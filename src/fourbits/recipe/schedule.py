@@ -118,7 +118,7 @@ class PrecisionPhase:
 
 
 class RunShape(NamedTuple):
-    """The shape of a run, which turns points into steps. data_starts: first steps of later phases of the data."""
+    """The shape of a run, which turns points into steps. data_starts: first steps of later data phases."""
 
     steps: int
     warmup: int = 0

@@ -35,8 +35,8 @@ FIELDS = (
 
 
 class Measured(NamedTuple):
-    """Measurements of a layer's first call in a sample: fp32 [FIELDS], NaN where unknown; the element codes of
-    a part of W in Fprop.
+    """Measurements of a layer's first call in a sample: fp32 [FIELDS], NaN where unknown; the element codes
+    of a part of W in Fprop.
     """
 
     values: Tensor
