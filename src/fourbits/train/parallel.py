@@ -15,9 +15,9 @@ class ParallelConfig:
     travels when a layer's weight is put together from its shards, with equal bits: the shortest that its
     recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. gather_weights:
     consecutive blocks are gathered and their gradients summed together, in groups of at least so many
-    weights; 0: each block by itself. accumulate: gradients of a step's micro-batches add up unsharded and are summed over ranks once, or, in the memory of
-    a shard, after every micro-batch. timeout:
-    seconds without progress after which a rank is reported as hung and the run ends.
+    weights; 0: each block by itself. accumulate: gradients of a step's micro-batches add up unsharded and are
+    summed over ranks once, or, in the memory of a shard, after every micro-batch. timeout: seconds without
+    progress after which a rank is reported as hung and the run ends.
     """
 
     replicate: int = 1
