@@ -175,7 +175,7 @@ def licensed(sources: Sequence[Source], arguments: Sequence[str]) -> list[Source
 
 
 def build_corpus(args: Namespace) -> int:
-    """Build the named corpus."""
+    """Build the corpus of this name, and print its sources."""
     if args.name == STDLIB and (args.debs or args.max_mb is not None):
         raise ValueError(f"--debs and --max-mb apply to {DEBIAN} only. Remove them.")
     if args.name == DEBIAN:

@@ -37,7 +37,7 @@ def add_inspect(parser: ArgumentParser) -> None:
 
 
 def inspect(args: Namespace) -> dict[str, Any]:
-    """Everything requested, as plain values."""
+    """Collect what the options ask for, as plain values."""
     folder = Path(args.folder)
     run = args.run or (str(folder / "config.yaml") if (folder / "config.yaml").is_file() else None)
     config = None if run is None else load_config(run, RUN_PRESETS)

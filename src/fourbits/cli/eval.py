@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Evaluate."""
+    """Evaluate the model, and print or store the results."""
     if args.no_text and not args.tasks:
         raise ValueError("--no-text: leaves nothing to evaluate. Name --tasks, or remove the option.")
     options = EvalOptions(

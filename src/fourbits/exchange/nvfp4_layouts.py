@@ -40,7 +40,7 @@ class PackedWeight:
     global_scale: Tensor
 
     def rows(self, first: int, last: int) -> "PackedWeight":
-        """Some rows of it."""
+        """The rows first to last - 1 of this weight."""
         return PackedWeight(self.codes[first:last], self.block_scale[first:last], self.global_scale)
 
     def dequantize(self) -> Tensor:

@@ -52,15 +52,15 @@ class HarnessModel(TemplateLM):
             self._rank, self._world_size = ranks.rank, ranks.world_size
 
     def all_gather(self, tensor: Any) -> Any:
-        """See Ranks."""
+        """As `Ranks`, which this model stands for in the harness."""
         return self.ranks.all_gather(tensor) if self.ranks else super().all_gather(tensor)
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """See Ranks."""
+        """As `Ranks`, which this model stands for in the harness."""
         return self.ranks.gather_object(obj, dst) if self.ranks else super().gather_object(obj, dst)
 
     def barrier(self) -> None:
-        """See Ranks."""
+        """As `Ranks`, which this model stands for in the harness."""
         if self.ranks:
             self.ranks.barrier()
 

@@ -98,7 +98,7 @@ class Scope:
         return _union(found) if all(found) else NOTHING
 
     def _follow(self, node: ast.AST) -> None:
-        """Note what a statement assigns."""
+        """Record the variables that a statement assigns."""
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 self._assign(target, node.value)

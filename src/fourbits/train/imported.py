@@ -47,7 +47,7 @@ class Imported:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """The folder of the imported model."""
         return self.opened.folder
 
     @property

@@ -134,7 +134,7 @@ class _Lines:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: lines are written at once."""
 
 
 def _loggers() -> list[logging.Logger]:

@@ -218,7 +218,7 @@ class Prepared(NamedTuple):
 
 
 class _Side:
-    """One operand of a plan."""
+    """One FP4 operand of a ChainGemm: its layout and launch."""
 
     def __init__(self, x: Stored, gemm: ChainGemm, products: int, device: torch.device, sizes: Sizes) -> None:
         self.x, self.gemm = x, gemm

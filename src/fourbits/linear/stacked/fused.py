@@ -51,7 +51,7 @@ class Shape(NamedTuple):
 
     @property
     def out_features(self) -> int:
-        """N."""
+        """Columns of Y: N."""
         return self.weight[2 if self.transposed else 1]
 
 
@@ -71,7 +71,7 @@ class ExpertsPlan:
 
     @property
     def groups(self) -> int:
-        """E."""
+        """Number of experts: E."""
         return self.shape.weight[0]
 
     def roles(self, *roles: str) -> tuple[OperandRequest, ...]:

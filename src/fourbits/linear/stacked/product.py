@@ -192,7 +192,7 @@ def _backward(ctx: Any, dy: Tensor, compute: Callable[..., list[Tensor | None]])
 def _traced_gradients(
     call: GroupedCall, dy: Tensor, saved: Sequence[Tensor], needs: list[bool]
 ) -> list[Tensor | None]:
-    """The gradients by the operator."""
+    """The gradients of X, W and bias, computed by the operator."""
     tensors = (dy, call.x, call.weight, call.offsets, call.counters, list(saved))
     found = iter(experts_backward(*tensors, call.layer, call.table, call.transposed, needs))
     return [next(found) if need else None for need in needs]
