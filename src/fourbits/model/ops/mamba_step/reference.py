@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fourbits.model.ops.gated_norm.reference import gated_group_norm
+from fourbits.model.ops.gated_norm.op import gated_group_norm
 from fourbits.model.ops.inputs import at_least_fp32
 from fourbits.model.ops.mamba_step.weights import StepWeights
 
