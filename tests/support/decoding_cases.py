@@ -8,7 +8,7 @@ Run as a program, it checks small cases in Triton's interpreter:
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,7 +50,8 @@ STEPS = (
 
 
 def weights_of(case: Step, device: str, dtype: torch.dtype = torch.float32) -> StepWeights:
-    """Parameters as initialization draws them: A in [1, 16], dt from 0.001 to 0.1."""
+    """FP32 parameters as initialization draws them, A in [1, 16], dt from 0.001 to 0.1; in a dtype."""
+    torch.manual_seed(0)
     heads = case.groups * case.heads_per_group
     inner = heads * case.head_dim
     channels = inner + 2 * case.groups * case.state_size
@@ -63,8 +64,8 @@ def weights_of(case: Step, device: str, dtype: torch.dtype = torch.float32) -> S
         torch.rand(heads) + 0.5,
         torch.rand(inner) + 0.5,
     )
-    parameters = (value.to(device, dtype) for value in drawn)
-    return StepWeights(*parameters, case.groups, 1e-5, case.min_time_step)
+    taps, bias, dt_bias, a_log, d, gain = (value.to(device, dtype) for value in drawn)
+    return StepWeights(taps, bias, dt_bias, a_log, d, gain, case.groups, 1e-5, case.min_time_step)
 
 
 def step_errors(case: Step, device: str, dtype: torch.dtype) -> list[str]:
@@ -72,12 +73,8 @@ def step_errors(case: Step, device: str, dtype: torch.dtype) -> list[str]:
 
     projected is a part of a wider tensor, and the largest time steps exceed 20.
     """
-    torch.manual_seed(0)
     weights = weights_of(case, device)
-    parameters = {field.name: getattr(weights, field.name) for field in fields(weights)}
-    exact_weights = StepWeights(
-        **{name: value.double() if isinstance(value, Tensor) else value for name, value in parameters.items()}
-    )
+    exact_weights = weights_of(case, device, torch.float64)
     heads = case.groups * case.heads_per_group
     width, channels = sum(weights.widths), weights.widths[1]
     inputs = torch.zeros(case.rows, 3, channels, dtype=dtype, device=device)

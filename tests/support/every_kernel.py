@@ -250,14 +250,11 @@ def decoding(groups: int, per_group: int, head_dim: int) -> list[Start]:
     """The launches for one token of a mixer with states of 128, of 64 sequences."""
     heads, fp32 = groups * per_group, torch.float32
     channels = heads * head_dim + 2 * groups * 128
-    weights = StepWeights(
-        on_gpu(channels, 1, 4, dtype=fp32),
-        on_gpu(channels, dtype=fp32),
-        *(on_gpu(heads, dtype=fp32) for _ in range(3)),
-        on_gpu(heads * head_dim, dtype=fp32),
-        num_groups=groups,
-        eps=1e-5,
+    taps, bias, gain = (
+        on_gpu(*sizes, dtype=fp32) for sizes in ((channels, 1, 4), (channels,), (heads * head_dim,))
     )
+    dt_bias, a_log, d = (on_gpu(heads, dtype=fp32) for _ in range(3))
+    weights = StepWeights(taps, bias, dt_bias, a_log, d, gain, groups, 1e-5)
     projected, inputs = on_gpu(64, sum(weights.widths)), on_gpu(64, 3, channels)
     state, begins = on_gpu(64, heads, head_dim, 128, dtype=fp32), on_gpu(64, dtype=torch.bool)
     with recording(mamba_step_triton, gated_norm_triton) as starts:
