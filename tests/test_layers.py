@@ -75,6 +75,8 @@ ENTRIES = {
     "linear/amax_policy.py",
     "linear/fake_shapes.py",
     "model/ops/self_check.py",
+    "model/ops/add_norm/op.py",
+    "model/ops/mamba_step/op.py",
     "model/ops/conv/op.py",
     "model/ops/gated_norm/op.py",
     "model/ops/ssd/op.py",
