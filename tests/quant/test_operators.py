@@ -11,7 +11,7 @@ from torch.library import opcheck
 
 import fourbits as fb
 from fourbits import OperandSpec
-from fourbits.quant import quantize as _registers_operators  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from fourbits.gemm.matmul import _flat  # importing it registers the operators
 from fourbits.quant.cpu import compiled as compiler
 from fourbits.quant.traced import spec_from_text, spec_to_text
 from support.assertions import assert_same_operand
@@ -44,6 +44,13 @@ def test_the_compiler_is_told_what_operators_return(name, shape, axis):
         operators = [QUANTIZE] if spec.rht else [QUANTIZE, FAKE_QUANTIZE]
         for operator in operators:
             opcheck(operator, args, test_utils=("test_faketensor", "test_schema"))
+
+
+@pytest.mark.parametrize("name", ["sr-rht", "mxfp4", "double"])
+def test_the_compiler_is_told_what_a_product_returns(name):
+    a, b = (fb.quantize(torch.randn(shape), SPECS[name], 1, sr_key=KEY) for shape in ((45, 50), (33, 50)))
+    args = (*_flat(a), *_flat(b), torch.float16, torch.randn(33), "fp32", "separate", None)
+    opcheck(torch.ops.fourbits.matmul_packed.default, args, test_utils=("test_faketensor", "test_schema"))
 
 
 def test_gradients_are_registered_as_the_compiler_expects():

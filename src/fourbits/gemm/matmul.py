@@ -14,9 +14,12 @@ from fourbits.gemm import sums as tensor_cores
 from fourbits.gemm.cpu import matmul as plain
 from fourbits.gemm.native import matmul as native
 from fourbits.gemm.sums import Epilogue, Sums, unsupported_sums
+from fourbits.operators import operator
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import Operand, exact
+from fourbits.quant.scale_codes import cast_bytes
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
+from fourbits.quant.traced import spec_from_text, spec_to_text
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -67,12 +70,73 @@ def matmul(
         raise ValueError(
             f"matmul: bias must have one entry per stored row of b, [{b.rows}], got {list(bias.shape)}."
         )
+    if torch.compiler.is_compiling() and not (bias is not None and bias.requires_grad):
+        return matmul_packed(*_flat(a), *_flat(b), out_dtype, bias, sums, epilogue, alpha)
     if sums == "fp32" and epilogue == "separate" and alpha is None:
         return multiply(exact(a), exact(b), out_dtype, bias)
     _check_sums(a, b, sums, epilogue, alpha)
     _check_transforms(a.spec, b.spec)
     with torch.autocast(a.codes.device.type, enabled=False):
         return tensor_cores.matmul(a, b, out_dtype, bias, sums, epilogue, alpha)
+
+
+def _flat(q: QuantizedTensor) -> tuple[list[Tensor], str, int, list[int]]:
+    """An operand as arguments of `matmul_packed`: E8M0 scales as uint8, for which compilers have code."""
+    scale = q.block_scale
+    scale = cast_bytes(scale, torch.uint8) if q.spec.block_format.scale == "e8m0" else scale
+    return [q.codes, scale, q.global_scale], spec_to_text(q.spec), q.axis, list(q.shape)
+
+
+def _packed(tensors: list[Tensor], spec: str, axis: int, shape: list[int]) -> QuantizedTensor:
+    """Inverse of `_flat`."""
+    codes, scale, global_scale = tensors
+    parsed = spec_from_text(spec)
+    scale = scale.view(torch.float8_e8m0fnu) if parsed.block_format.scale == "e8m0" else scale
+    return QuantizedTensor(codes, scale, global_scale, axis, (shape[0], shape[1]), parsed)
+
+
+def _fake_matmul(
+    a: list[Tensor],
+    a_spec: str,
+    a_axis: int,
+    a_shape: list[int],
+    b: list[Tensor],
+    b_spec: str,
+    b_axis: int,
+    b_shape: list[int],
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+    sums: Sums,
+    epilogue: Epilogue,
+    alpha: Tensor | None,
+) -> Tensor:
+    del a_spec, b_spec, b, bias, sums, epilogue, alpha
+    return a[0].new_empty((a_shape[1 - a_axis], b_shape[1 - b_axis]), dtype=out_dtype)
+
+
+@operator(
+    "matmul_packed(Tensor[] a, str a_spec, int a_axis, SymInt[] a_shape, Tensor[] b, str b_spec, int b_axis, "
+    "SymInt[] b_shape, ScalarType out_dtype, Tensor? bias, str sums, str epilogue, Tensor? alpha) -> Tensor",
+    _fake_matmul,
+)
+def matmul_packed(
+    a: list[Tensor],
+    a_spec: str,
+    a_axis: int,
+    a_shape: list[int],
+    b: list[Tensor],
+    b_spec: str,
+    b_axis: int,
+    b_shape: list[int],
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+    sums: Sums,
+    epilogue: Epilogue,
+    alpha: Tensor | None,
+) -> Tensor:
+    """`matmul` in a graph, where the compiler must not trace how kernels are launched; operands are `_flat`."""
+    left, right = _packed(a, a_spec, a_axis, a_shape), _packed(b, b_spec, b_axis, b_shape)
+    return matmul(left, right, out_dtype, bias, sums=sums, epilogue=epilogue, alpha=alpha).contiguous()
 
 
 def multiply(a: Operand, b: Operand, out_dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
