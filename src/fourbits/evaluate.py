@@ -55,13 +55,13 @@ class HeldOut:
 
 
 class Share(Protocol):
-    """What an evaluation asks of the processes that share it. all: [k] of each -> [world, k]."""
+    """What an evaluation asks of the processes that share it; several may share each batch, too."""
 
-    rank: int
-    world: int
+    data_rank: int
+    data_ranks: int
 
-    def all(self, values: Tensor) -> Tensor:
-        """Values of all processes."""
+    def losses(self, own: Tensor) -> Tensor:
+        """FP32 [k], losses of this process's batches -> [data_ranks, k]."""
         ...
 
 
@@ -82,7 +82,7 @@ def evaluate(
             own = batches if share is None else _own(batches, share)
             losses = [model.loss(*split_sample(b.to(device, non_blocking=True)))[0] for b in own]
             if share is not None:  # the ranks' batches alternate, so this is the order of one process
-                losses = share.all(torch.stack(losses)).t().flatten()[: len(batches)].unbind()
+                losses = share.losses(torch.stack(losses)).t().flatten()[: len(batches)].unbind()
             for loss in losses:
                 total += loss
             sums[name] = total
@@ -143,9 +143,9 @@ def uncompiled(model: nn.Module) -> Generator[None]:
 
 
 def _own(batches: list[Tensor], share: Share) -> list[Tensor]:
-    """Every world-th batch. All processes get as many, because a model's shards are gathered for each."""
-    rounds = -(-len(batches) // share.world)
-    return [batches[min(i * share.world + share.rank, len(batches) - 1)] for i in range(rounds)]
+    """Every data_ranks-th batch. All get as many, because a model's shards are gathered for each."""
+    rounds = -(-len(batches) // share.data_ranks)
+    return [batches[min(i * share.data_ranks + share.data_rank, len(batches) - 1)] for i in range(rounds)]
 
 
 def _batches(samples: Tensor, size: int) -> Iterator[Tensor]:

@@ -27,7 +27,6 @@ from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer, master_of
-from fourbits.train.parallel import micro_batches
 from fourbits.train.precision import recipe_of_run
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.rollback import Rollbacks, Setback
@@ -134,7 +133,7 @@ class Trainer:
         train = config.train
         self.config, self.device = config, device
         self.ranks = Ranks(device) if ranks is None else ranks
-        self._own = micro_batches(train.gradient_accumulation, self.ranks.rank, self.ranks.world)
+        self._own = self.ranks.micro_batches(train.gradient_accumulation)
         self.step = 0
         self.stream = run_stream(config, data)
         self.held_out = {
@@ -188,6 +187,7 @@ class Trainer:
         sample = None
         if self._samples_health():
             with self.kernel_by_kernel(), sampling(self.model) as sample:
+                self.ranks.whole_samples(sample)
                 loss = self._accumulate_gradients()
         else:
             loss = self._accumulate_gradients()

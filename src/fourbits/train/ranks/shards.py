@@ -17,19 +17,22 @@ from torch.distributed.tensor import DTensor
 from fourbits.model.config import ModelConfig
 from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
+from fourbits.train.ranks.layouts import Layouts
 
 
-def shard(model: LanguageModel, mesh: DeviceMesh, gradients: Literal["fp32", "bf16"]) -> None:
+def shard(
+    model: LanguageModel, blocks: DeviceMesh, rest: DeviceMesh, gradients: Literal["fp32", "bf16"]
+) -> None:
     """Cut the parameters of a converted model on the meta device, in place; block by block, then the rest.
 
-    mesh: replicate x shard. gradients: the dtype in which gradients are summed.
+    blocks, rest: meshes, replicate x shard. gradients: the dtype in which gradients are summed.
     """
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
     policy = MixedPrecisionPolicy(reduce_dtype=dtype, cast_forward_inputs=False)
     for block in model.blocks:  # the backward pass begins with the last one, which stays until then
         last = block is model.blocks[-1]
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not last)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=blocks, mp_policy=policy, reshard_after_forward=not last)
+    fully_shard(model, mesh=rest, mp_policy=policy)
     for module in _sharded(model):
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
@@ -37,32 +40,19 @@ def shard(model: LanguageModel, mesh: DeviceMesh, gradients: Literal["fp32", "bf
 
 @torch.no_grad()
 def fill(
-    parameters: Mapping[str, DTensor],
-    masters: Mapping[str, Tensor],
-    config: ModelConfig,
-    seed: int,
-    *,
-    hashed: bool,
+    layouts: Layouts, masters: Mapping[str, Tensor], config: ModelConfig, seed: int, *, hashed: bool
 ) -> str | None:
-    """Give the masters, this rank's shards of the parameters, their initial weights: drawn whole, then cut.
+    """Give the masters, this rank's parts of the parameters, their initial weights: drawn whole, then cut.
 
     So they do not depend on the number of ranks. Returns, if `hashed`, the SHA-256 of names and weights.
     """
     digest = hashlib.sha256()
-    for name, parameter in parameters.items():
-        whole = initial_value(name, parameter.shape, config, seed)
+    for name, master in masters.items():
+        whole = initial_value(name, layouts.shape(name), config, seed)
         if hashed:
             digest.update(name.encode() + whole.contiguous().numpy().tobytes())
-        masters[name].copy_(own_part(parameter, whole))
+        master.copy_(layouts.own_part(name, whole))
     return digest.hexdigest() if hashed else None
-
-
-def own_part(parameter: DTensor, whole: Tensor) -> Tensor:
-    """The part of a whole tensor that is this rank's shard of a parameter: FSDP2 cuts rows, in equal runs."""
-    mesh = parameter.device_mesh
-    ranks, own = mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1)
-    parts = whole.chunk(ranks) if ranks > 1 else (whole,)
-    return parts[own] if own < len(parts) else whole[:0]
 
 
 def begin_micro_batch(model: nn.Module, sums: bool, last: bool) -> None:
