@@ -1,4 +1,4 @@
-"""A step whose linear layers read recorded inputs and gradients, and a step in FP32; also a program for ranks.
+"""A step whose linear layers read recorded inputs and gradients, and one in FP32; also a program for ranks.
 
 Arguments: a YAML file, the folder of prepared text, a recording, a folder for rank_K.pt.
 """
@@ -149,10 +149,8 @@ def part_of_layer(ranks: Any) -> Callable[[str, str, Tensor], Tensor]:
 @contextmanager
 def in_fp32() -> Generator[None]:
     """Models built inside have activations in FP32."""
-    modules = [
-        alone,
-        *([sys.modules[name] for name in ("fourbits.train.ranks.group",) if name in sys.modules]),
-    ]
+    group = sys.modules.get("fourbits.train.ranks.group")
+    modules = [alone] if group is None else [alone, group]
     for module in modules:
         vars(module)["LanguageModel"] = partial(LanguageModel, compute_dtype=torch.float32)
     try:
@@ -175,12 +173,17 @@ def fp32_trainer(config: RunConfig, cache: Path, ranks: Ranks | None = None) -> 
 
 
 def gradients_of(trainer: Trainer) -> dict[str, Tensor]:
-    """The loss of a step under "loss", and the gradient of every parameter, whole."""
+    """The gradient of every parameter, whole; "loss" of a step, "validation" loss, "norms" of gradients."""
     found = {"loss": trainer._accumulate_gradients()}
+    norms: list[Tensor] = []
     for name, master in trainer.masters.items():
         assert master.grad is not None
+        norms.append(master.grad.norm())
         stored: Any = trainer.ranks.stored(name, master.grad)
         found[name] = stored.full_tensor() if hasattr(stored, "full_tensor") else stored
+    found["norms"] = trainer.ranks.norms(torch.stack(norms))
+    trainer.step = 1
+    found["validation"] = torch.tensor(trainer.validate()["loss"].per_token)
     return {name: tensor.clone() for name, tensor in found.items()}
 
 
@@ -198,6 +201,7 @@ def main() -> None:
             found[recomputed] = plain(calls), health
         group: Any = ranks
         cuts = {name: tuple(group._layouts.cut(f"{name}.weight")) for _, name in given}
+        found["notes"] = ranks.notes()
         found["place"] = group.tensor_rank, group.shape.tensor, cuts
         torch.save(found, out / f"rank_{ranks.rank}.pt")
 

@@ -61,15 +61,16 @@ class Shared(NamedTuple):
     folder: Path
 
 
-@pytest.fixture(scope="module")
-def shared(config, tmp_path_factory, data_cache) -> Shared:
-    settings = override(replace(config, model=MODEL), STOCHASTIC)
+@pytest.fixture(scope="module", params=["stochastic"])
+def shared(request, config, tmp_path_factory, data_cache) -> Shared:
+    changes = STOCHASTIC if request.param == "stochastic" else {}
+    settings = override(replace(config, model=MODEL), changes)
     open_data(settings.data, data_cache)
     folder = tmp_path_factory.mktemp("shared")
     recording, health = replay.replayed(replay.trainer_of(settings, data_cache))
     torch.save(replay.plain(recording), folder / "recording.pt")
     gradients = replay.gradients_of(replay.fp32_trainer(settings, data_cache))
-    bounds = dict.fromkeys(gradients, 0.0)
+    bounds = {name: GAMMA * float(gradient.norm()) for name, gradient in gradients.items()}
     for seed in range(3):
         moved = replay.gradients_of(moved_by_gamma(replay.fp32_trainer(settings, data_cache), seed))
         for name, gradient in gradients.items():
@@ -80,8 +81,8 @@ def shared(config, tmp_path_factory, data_cache) -> Shared:
 def moved_by_gamma(trainer: Trainer, seed: int) -> Trainer:
     """Every weight multiplied by 1 + GAMMA or 1 - GAMMA.
 
-    A sum of n terms in another order is the sum of terms that are off by gamma_n at most (Higham, Accuracy and
-    Stability, section 4.2), so that a result in another order is that of weights and activations so changed.
+    A sum of n terms in another order is the sum of terms that are off by gamma_n at most (Higham, Accuracy
+    and Stability, section 4.2), so that a step in another order is one of weights that are off as much.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -139,8 +140,9 @@ def assert_slices(calls: Any, recording: replay.Recording, place: Any, gemms: tu
                 assert_same_bytes(scale, its, message)
 
 
-def check(shared: Shared, ranks: int, tensor: int, cache: Path) -> None:
+def check(shared: Shared, ranks: int, tensor: int, cache: Path, packed: bool = False) -> None:
     found = replayed(shared, ranks, tensor, cache)
+    assert any("as codes and scales" in note for note in found[0]["notes"]) == packed
     seen = [key for each in found[::tensor] for key in each["none"][0]]
     assert sorted(seen) == sorted(shared.recording)  # each micro-batch on one rank of those that share tokens
     for each in found:
@@ -157,6 +159,11 @@ def test_two_ranks_that_share_layers(shared, data_cache):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tensor", [2, 4])
-def test_four_ranks_that_share_layers(shared, data_cache, tensor):
-    check(shared, 4, tensor, data_cache)
+def test_four_ranks_that_share_layers(shared, data_cache):
+    check(shared, 4, 4, data_cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", ["nvfp4"], indirect=True)
+def test_two_pairs_of_ranks_whose_weights_travel_as_codes(shared, data_cache):
+    check(shared, 4, 2, data_cache, packed=True)
