@@ -13,12 +13,13 @@ SMALL = """
 model: {vocab_size: 64, d_model: 32, pattern: "*-", d_ffn: 64, num_heads: 2, num_kv_heads: 2, head_dim: 16}
 train: {steps: 1, micro_batch_size: 1, gradient_accumulation: 4, seq_len: 32, compile: none}
 """
+BY_ITSELF = "parallel: {gather_weights: 0"
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     file = tmp_path_factory.mktemp("bench") / "small.yaml"
-    file.write_text(SMALL)
+    file.write_text(f"{SMALL}{BY_ITSELF}}}\n")
     return str(file)
 
 
@@ -33,8 +34,9 @@ def whole(tmp_path_factory):
     return str(file)
 
 
-def measured(small, recipes, gather, ranks=2):
+def measured(small, recipes, gather, ranks=2, tensor=1):
     words = ["bench", "ranks", "--preset", small, "--recipes", *recipes, "--repeats", "1"]
+    words += ["--tensor", str(tensor)]
     ended = torchrun(ranks, [*words, "--device", "cpu", "--json", "--gather", gather])
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
@@ -69,6 +71,20 @@ def test_two_ranks_are_compared_with_one_and_send_what_sharding_needs(small):
         assert 2 * gathers["own"] == gathers["whole"]
 
 
+def test_ranks_that_share_layers_send_activations_in_bf16(small):
+    """Two mixers gather tokens and scatter sums, forward and backward, in two micro-batches."""
+    found = measured(small, ["nvfp4"], "packed", tensor=2)
+    (run,) = found["runs"]
+    assert (found["ranks"], found["tensor"], found["micro_batches"]) == (2, 2, 2)
+    assert run["tokens_per_second"] == pytest.approx(64 / run["seconds"])
+    messages, tokens = 2 * 2 * 2, 32 * 32 * 2
+    sums, gathers = run["traffic"]["reduce_scatter"], run["traffic"]["all_gather"]
+    # embedding, head and norm are cut over both ranks
+    rest = TABLE * (4 + 2) + 4 * NORM
+    assert (gathers["calls"], gathers["whole"]) == (messages + 1, messages * tokens + rest)
+    assert (sums["calls"], sums["whole"]) == (messages + 1, messages * tokens + 4 * (2 * TABLE + NORM))
+
+
 def test_weights_in_blocks_of_16x16_travel_in_a_quarter_of_the_bytes_of_bf16(small, whole):
     """Half a byte per value, a byte per 256 of them: 3.97 times fewer than BF16, as the profiler counts."""
     found = measured(small, ["bf16", whole], "packed")
@@ -82,7 +98,7 @@ def test_weights_in_blocks_of_16x16_travel_in_a_quarter_of_the_bytes_of_bf16(sma
 @pytest.mark.slow
 def test_gradients_that_add_up_in_shards_are_summed_after_every_micro_batch(small, tmp_path):
     file = tmp_path / "sharded.yaml"
-    file.write_text(f"{SMALL}parallel: {{accumulate: sharded}}\n")
+    file.write_text(f"{SMALL}{BY_ITSELF}, accumulate: sharded}}\n")
     found = measured(str(file), ["bf16"], "masters")
     sums = found["runs"][0]["traffic"]["reduce_scatter"]
     assert (sums["calls"], sums["whole"]) == (2 * 3, 2 * 4 * found["parameters"])

@@ -20,10 +20,11 @@ class ParallelConfig:
     ranks that share the layers of blocks and the tokens of a micro-batch (tensor and sequence parallelism).
     gradients: the dtype in which gradients are summed over ranks; FP32 is what one process does. gather: what
     travels when a layer's weight is put together from its shards, with equal bits: the shortest that its
-    recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. accumulate:
-    gradients of a step's micro-batches add up unsharded and are summed over ranks once, or, in the memory of
-    a shard, after every micro-batch. timeout:
-    seconds without progress after which a rank is reported as hung and the run ends.
+    recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. gather_weights:
+    consecutive blocks are gathered and their gradients summed together, in groups of at least so many
+    weights; 0: each block by itself. accumulate: gradients of a step's micro-batches add up unsharded and are
+    summed over ranks once, or, in the memory of a shard, after every micro-batch. timeout: seconds without
+    progress after which a rank is reported as hung and the run ends.
     """
 
     replicate: int = 1
@@ -31,6 +32,7 @@ class ParallelConfig:
     tensor: int = 1
     gradients: Literal["fp32", "bf16"] = "fp32"
     gather: Literal["packed", "masters"] = "packed"
+    gather_weights: int = 64 << 20
     accumulate: Literal["unsharded", "sharded"] = "unsharded"
     timeout: float = 900.0
 
@@ -39,6 +41,11 @@ class ParallelConfig:
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"parallel.{name} must be at least 1, got {value}.")
+        if self.gather_weights < 0:
+            raise ValueError(
+                f"parallel.gather_weights must be at least 0, which gathers each block by itself, got "
+                f"{self.gather_weights}."
+            )
         if self.timeout <= 0:
             raise ValueError(f"parallel.timeout must be above 0 seconds, got {self.timeout}.")
 

@@ -103,7 +103,7 @@ class RankGroup(Ranks):
             cuts = cut_layers(model, self._tensor_ranks())
         if self.config.gather == "packed":
             self._choices = send_short(model, self._sharing, self._whole)
-        shard(model, self.meshes.blocks, self.meshes.rest, self.config.gradients)
+        shard(model, self.meshes, self.config.gradients, self.config.gather_weights)
         model.to_empty(device=self.device)
         self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
         self._layouts = Layouts(self.meshes, self._parameters, cuts)

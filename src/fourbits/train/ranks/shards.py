@@ -1,4 +1,4 @@
-"""A model over ranks: FSDP2 gathers a block's FP32 master weights before it, and sums gradients after it.
+"""A model over ranks: FSDP2 gathers some blocks' FP32 master weights before them, and sums gradients after.
 
 A layer quantizes the gathered weight, so its codes are those of one process. Gradients are sums, not means:
 the loss is divided by the tokens of all ranks.
@@ -10,29 +10,30 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from fourbits.model.config import ModelConfig
 from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
-from fourbits.train.ranks.layouts import Layouts
+from fourbits.train.ranks.block_groups import block_groups
+from fourbits.train.ranks.layouts import Layouts, Meshes
 
 
 def shard(
-    model: LanguageModel, blocks: DeviceMesh, rest: DeviceMesh, gradients: Literal["fp32", "bf16"]
+    model: LanguageModel, meshes: Meshes, gradients: Literal["fp32", "bf16"], gather_weights: int
 ) -> None:
-    """Cut the parameters of a converted model on the meta device, in place; block by block, then the rest.
+    """Cut the parameters of a converted model on the meta device, in place; groups of blocks, then the rest.
 
-    blocks, rest: meshes, replicate x shard. gradients: the dtype in which gradients are summed.
+    gradients: the dtype in which gradients are summed. gather_weights: see ParallelConfig.
     """
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
     policy = MixedPrecisionPolicy(reduce_dtype=dtype, cast_forward_inputs=False)
-    for block in model.blocks:  # the backward pass begins with the last one, which stays until then
-        last = block is model.blocks[-1]
-        fully_shard(block, mesh=blocks, mp_policy=policy, reshard_after_forward=not last)
-    fully_shard(model, mesh=rest, mp_policy=policy)
+    groups = block_groups(model.blocks, gather_weights)
+    for group in groups:  # the backward pass begins with the last one, which stays until then
+        last = group is groups[-1]
+        fully_shard(group, mesh=meshes.blocks, mp_policy=policy, reshard_after_forward=not last)
+    fully_shard(model, mesh=meshes.rest, mp_policy=policy)
     for module in _sharded(model):
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
