@@ -63,6 +63,7 @@ def test_what_ranks_cannot_share_is_refused_with_what_to_set(changes, message):
         cut_model(**changes)
 
 
+@pytest.mark.filterwarnings("ignore:.*no output head was found")
 def test_a_quantized_head_is_refused(monkeypatch):
     monkeypatch.setattr("fourbits.linear.roles.Roles.head", lambda *_: "")
     with pytest.raises(ValueError, match=r"Put head into recipe.keep_bf16.names"):
