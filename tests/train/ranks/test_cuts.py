@@ -1,5 +1,7 @@
 """How parameters and layers are cut over ranks that share them, in one process."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def test_runs_say_where_rows_of_segments_are_in_the_whole():
         assert all(part[own] == first for own, first in rows_of(cut.segments, rank, 4))
 
 
-def cut_model(recipe="nvfp4", compiled="none", **changes):
+def cut_model(recipe: str = "nvfp4", compiled: Any = "none", **changes: Any):
     with torch.device("meta"):
         model = LanguageModel(config())
     convert(model, override(get_recipe(recipe), changes).for_run(steps=10, warmup=1, decay=2))
@@ -67,4 +69,4 @@ def test_what_ranks_cannot_share_is_refused_with_what_to_set(changes, message):
 def test_a_quantized_head_is_refused(monkeypatch):
     monkeypatch.setattr("fourbits.linear.roles.Roles.head", lambda *_: "")
     with pytest.raises(ValueError, match=r"Put head into recipe.keep_bf16.names"):
-        cut_model(**{"keep_bf16.names": ("blocks.0.*",)})
+        cut_model("nvfp4", "none", **{"keep_bf16.names": ("blocks.0.*",)})

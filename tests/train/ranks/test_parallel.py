@@ -1,5 +1,7 @@
 """The settings that say how ranks share a run, and the micro-batches of each."""
 
+from typing import Any
+
 import pytest
 
 from fourbits.model.config import ModelConfig
@@ -53,9 +55,9 @@ def test_a_mesh_has_ranks_that_share_layers():
     assert mesh_shape(ParallelConfig(replicate=2, tensor=2), 8) == (2, 2, 2)
 
 
-def model(**changes):
+def model(**changes: Any) -> ModelConfig:
     """Of every kind of block, which 2 ranks can share."""
-    sizes = {"d_ffn": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    sizes: dict[str, Any] = {"d_ffn": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
     sizes |= {"mamba_num_heads": 32, "mamba_head_dim": 4, "state_size": 16, "num_groups": 2}
     return ModelConfig(vocab_size=384, d_model=32, pattern="TM", **{**sizes, **changes})
 

@@ -51,7 +51,8 @@ def cut_layers(model: LanguageModel, ranks: TensorRanks) -> dict[str, Cut]:
     _refuse(model, ranks.size)
     cuts = {name: Cut(parameter.shape) for name, parameter in model.named_parameters()}
     for name, mixer in list(_mixers(model)):
-        for own, layer in mixer.named_children():
+        children: list[tuple[str, Any]] = list(mixer.named_children())
+        for own, layer in children:
             if own in _COLUMNS + _ROWS:
                 cut = Cut(layer.weight.shape, 0 if own in _COLUMNS else 1, _segments(own, mixer))
                 cuts[f"{name}.{own}.weight"] = cut
