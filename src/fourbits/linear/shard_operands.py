@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.amax_reduction import out_runs, with_reduced_amaxes
-from fourbits.linear.corrected import Corrected, Operands
 from fourbits.linear.plan import Side
 from fourbits.linear.sr_counter import of_shard
 from fourbits.quant.quantize import Operand, quantizer
@@ -25,7 +24,7 @@ _OUT_FEATURES = {"fprop.rhs": 0, "dgrad.rhs": 0, "dgrad.lhs": 1, "wgrad.lhs": 1}
 
 def shard_operands(
     side: Side, x: Tensor, inputs: tuple[OperandInputs, ...], target: StatsTarget | None
-) -> Operands:
+) -> tuple[Operand, ...]:
     """The operands of a shard's tensor, with the amax of the whole and the whole's random bits."""
     inputs = with_reduced_amaxes(side.reduction, side.roles, x, side.requests, inputs)
     runs, dim = out_runs(side.reduction), _OUT_FEATURES.get(side.roles[0])
@@ -33,7 +32,7 @@ def shard_operands(
         return side.quantize(x, inputs, target)
     assert target is None, "amax policies are refused where a shard has several runs"
     ends = [*(own for own, _ in runs[1:]), x.shape[dim]]
-    found: list[Operands] = []
+    found: list[tuple[Operand, ...]] = []
     for (own, whole), end in zip(runs, ends, strict=True):
         part = x.narrow(dim, own, end - own).contiguous()
         moved = [given._replace(counter=_from(given.counter, whole)) for given in inputs]
@@ -45,7 +44,7 @@ def _from(counter: Tensor | None, first_out: int) -> Tensor | None:
     return None if counter is None else of_shard(counter, 0, first_out)
 
 
-def _joined(parts: Sequence[Operand | Corrected], dim: int) -> Operand:
+def _joined(parts: Sequence[Operand], dim: int) -> Operand:
     """One operand from those of consecutive parts of its tensor along a dimension, which cut no block."""
     exact = [part for part in parts if isinstance(part, ExactOperand)]
     assert len(exact) == len(parts), "packed operands are refused where a shard has several runs"
