@@ -29,7 +29,7 @@ from fourbits.train.checkpoint import (
     sync_path,
     write_state_file,
 )
-from fourbits.train.ranks.apart import SavingRanks
+from fourbits.train.ranks.background_ranks import SavingRanks
 from fourbits.train.ranks.failure import OtherRankError
 from fourbits.train.ranks.shard_writer import ShardWriter, shard_files
 
