@@ -1,4 +1,4 @@
-"""Ranks: what a run asks of the processes that train together. Here: a single one, which asks nobody."""
+"""Ranks: the interface of a run to the processes that train it. Here: a single process."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class RankRequests(NamedTuple):
-    """What a rank has been asked between steps: by a signal (its number or 0), its time limit, or to save."""
+    """Requests to a rank between steps: a signal (its number or 0), its time limit, or to save."""
 
     signal: int = 0
     time_up: bool = False
@@ -30,7 +30,7 @@ class RankRequests(NamedTuple):
 
 
 class StepSums(NamedTuple):
-    """What a step sums over its micro-batches, on the device.
+    """The sums of a step over its micro-batches, on the device.
 
     loss: FP32 scalar, the mean over the step's tokens; saturated: int64 [2], saturated and all blocks, or
     None; asked: FP32 [3], the requests of any rank.

@@ -1,4 +1,4 @@
-"""Which format each weight travels in: codes and scales, BF16, or FP32. The bits of a step do not depend on it.
+"""The format in which each weight is gathered: codes and scales, BF16, or FP32. It changes no bit of a step.
 
 A weight that its layer quantizes travels quantized, with the amax over all shards; one that is read only
 through its rounding to BF16 travels so; others as they are.
@@ -106,7 +106,7 @@ def _choice(model: LanguageModel, layer: nn.Linear, ranks: int, tied: bool) -> C
 
 
 def describe(choices: Mapping[str, Choice]) -> list[str]:
-    """What travels how, a line per format and reason, for the log."""
+    """The formats of all weights, a line per format and reason, for the log."""
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in choices.values():
         groups.setdefault((choice.word, choice.why), []).append(choice)
