@@ -79,7 +79,7 @@ def evaluate(
         for name, held_out in sources.items():
             total = torch.zeros((), device=device, dtype=torch.float32)
             batches = list(_batches(held_out.samples, batch_size))
-            own = batches if share is None else _own(batches, share)
+            own = batches if share is None else own_batches(batches, share)
             losses = [model.loss(*split_sample(b.to(device, non_blocking=True)))[0] for b in own]
             if share is not None:  # the ranks' batches alternate, so this is the order of one process
                 losses = share.all(torch.stack(losses)).t().flatten()[: len(batches)].unbind()
@@ -142,7 +142,7 @@ def uncompiled(model: nn.Module) -> Generator[None]:
         compile_regions(model, mode)
 
 
-def _own(batches: list[Tensor], share: Share) -> list[Tensor]:
+def own_batches(batches: list[Tensor], share: Share) -> list[Tensor]:
     """Every world-th batch. All processes get as many, because a model's shards are gathered for each."""
     rounds = -(-len(batches) // share.world)
     return [batches[min(i * share.world + share.rank, len(batches) - 1)] for i in range(rounds)]

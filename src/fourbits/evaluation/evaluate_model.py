@@ -6,11 +6,13 @@ from typing import Any
 
 from fourbits.evaluate import HeldOut, evaluate, total_loss
 from fourbits.evaluation.cost import differences, loss_values, total
+from fourbits.evaluation.shared import HarnessRanks
 from fourbits.evaluation.subject import BF16, Subject
 from fourbits.generate.held import HeldLayer, calibrate, in_use
 from fourbits.harness.scoring import Report
 from fourbits.harness.tasks import Tasks, run_tasks
 from fourbits.harness.text_model import TextModel
+from fourbits.train.ranks.alone import Ranks
 
 #: samples of each source that amaxes of inputs are measured on
 CALIBRATION = 8
@@ -47,9 +49,11 @@ class Evaluated:
 
 
 def evaluate_model(
-    subject: Subject, options: EvalOptions, tasks: Tasks | None, report: Report | None = None
+    subject: Subject, options: EvalOptions, tasks: Tasks | None, ranks: Ranks, report: Report | None = None
 ) -> Evaluated:
     """Evaluate in BF16 and, unless options.recipe is bf16, in that recipe's precision as well.
+
+    ranks: processes that share the work, each with a subject of its own; scores of tasks are on rank 0 only.
 
     The amaxes of inputs are held, measured on samples of the text or taken from the checkpoint, so that no
     result depends on a batch. Raises ValueError as the parts do.
@@ -65,25 +69,32 @@ def evaluate_model(
             batches = [text.samples[:CALIBRATION, :-1].clamp(min=0).to(device) for text in texts.values()]
             calibrate(subject.model, layers, batches)
         if options.text:
-            for precision, values in _on_text(subject, layers, recipe, texts, options.batch_size).items():
+            measured = _on_text(subject, layers, recipe, texts, options.batch_size, ranks)
+            for precision, values in measured.items():
                 found[precision]["text"] = values
     if tasks is not None:
         text = TextModel(subject.model, subject.tokenizer, subject.prefix)
+        sharing = HarnessRanks(ranks) if ranks.world > 1 else None
         for precision, part in found.items():
             with in_use(layers if precision != BF16 else ()):
-                part["tasks"] = run_tasks(tasks, text, limit=options.limit, report=report)
+                part["tasks"] = run_tasks(tasks, text, limit=options.limit, report=report, ranks=sharing)
     return Evaluated(found, len(layers))
 
 
 def _on_text(
-    subject: Subject, layers: Sequence[HeldLayer], recipe: str, texts: Mapping[str, HeldOut], batch_size: int
+    subject: Subject,
+    layers: Sequence[HeldLayer],
+    recipe: str,
+    texts: Mapping[str, HeldOut],
+    batch_size: int,
+    ranks: Ranks,
 ) -> dict[str, dict[str, Any]]:
     """For each precision the values of every source and of all text."""
     if not layers:
-        losses = evaluate(subject.model, texts, batch_size)
+        losses = evaluate(subject.model, texts, batch_size, ranks)
         sources = {name: loss_values(loss) for name, loss in losses.items()}
         return {BF16: {"sources": sources, "all": loss_values(total_loss(losses.values()))}}
-    each = differences(subject.model, layers, texts, batch_size)
+    each = differences(subject.model, layers, texts, batch_size, ranks)
     every = total(each)
     plain = {name: loss_values(one.bf16) for name, one in each.items()}
     quantized = {name: one.of_quantized() for name, one in each.items()}
