@@ -13,7 +13,7 @@ import triton
 import fourbits
 from fourbits.gemm.kernels import launch_chain, launch_fp8
 from fourbits.gemm.kernels import launch_grouped as grouped_gemms
-from fourbits.gemm.kernels.launch_bf16 import Layout, bf16_gemm
+from fourbits.gemm.kernels.launch_bf16 import OperandLayout, bf16_gemm
 from fourbits.gemm.kernels.tiles import gpu_model
 from fourbits.linear.kernels import observe_triton
 from fourbits.model.ops.add_norm.kernels import add_norm_triton
@@ -125,7 +125,7 @@ def _multiplying() -> Generator[tuple[str, list[Start]]]:
             a = on_gpu(*((M, K) if axes[0] else (K, M)))
             b = on_gpu(*((N, K) if axes[1] else (K, N)))
             layouts = [
-                Layout((x.shape[0], x.shape[1]), x.stride(0), axis, True)
+                OperandLayout((x.shape[0], x.shape[1]), x.stride(0), axis, True)
                 for x, axis in zip((a, b), axes, strict=True)
             ]
             with recording() as starts:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fourbits.evaluation.evaluate_model import EvalOptions, evaluate_model
-from fourbits.evaluation.subject import open_subject
+from fourbits.evaluation.evaluated_model import open_model
 from fourbits.harness.results import add_results
 from fourbits.harness.tasks import TaskOptions, load_tasks
 from fourbits.train.config import TrainConfig
@@ -33,10 +33,10 @@ def checkpoint_evaluation(train: TrainConfig, ranks: Ranks) -> Callable[[Path], 
     options = EvalOptions(text=TEXT in train.evaluate)
 
     def evaluate(checkpoint: Path) -> None:
-        subject = open_subject(checkpoint, ranks.device)
-        found = evaluate_model(subject, options, tasks, ranks, lambda *_: ranks.progress())
+        model = open_model(checkpoint, ranks.device)
+        found = evaluate_model(model, options, tasks, ranks, lambda *_: ranks.progress())
         if ranks.is_first:
-            assert subject.run is not None
-            add_results(subject.run.folder, subject.run.step, found.precisions)
+            assert model.run is not None
+            add_results(model.run.folder, model.run.step, found.precisions)
 
     return evaluate

@@ -1,4 +1,4 @@
-"""What a recipe costs a model: both forward passes on the same text, token by token."""
+"""The cost of a recipe to a model: both forward passes on the same text, token by token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fourbits.evaluate import HeldOut, Loss, Share, own_batches, split_sample
+from fourbits.evaluate import EvaluationRanks, HeldOut, Loss, own_batches, split_sample
 from fourbits.generate.decoder import ready
 from fourbits.generate.held import HeldLayer, in_use
 from fourbits.model.lm import LanguageModel
@@ -44,11 +44,11 @@ def differences(
     layers: Sequence[HeldLayer],
     sources: Mapping[str, HeldOut],
     batch_size: int,
-    share: Share,
+    ranks: EvaluationRanks,
 ) -> dict[str, Difference]:
     """The difference that quantized layers make, for each source. model: in BF16; layers: calibrated.
 
-    share: processes that take turns with the batches, see `evaluate`.
+    ranks: processes that take turns with the batches, see `evaluate`.
     """
     found: dict[str, Difference] = {}
     for name, held_out in sources.items():
@@ -56,9 +56,9 @@ def differences(
         with ready(model):
             own = [
                 _summed(model, layers, batch.to(model.embed.weight.device))
-                for batch in own_batches(batches, share)
+                for batch in own_batches(batches, ranks)
             ]
-        each = share.all(torch.stack(own).flatten()).unflatten(1, (-1, 4))  # [world, batches, 4]
+        each = ranks.all(torch.stack(own).flatten()).unflatten(1, (-1, 4))  # [world, batches, 4]
         sums = torch.zeros(4, dtype=torch.float64, device="cpu")
         for batch in each.transpose(0, 1).flatten(0, 1)[: len(batches)]:
             sums += batch

@@ -25,7 +25,7 @@ _DECAY_HEADS = 16
 
 
 class Decays(NamedTuple):
-    """What `decays_kernel` writes."""
+    """The outputs of `decays_kernel`."""
 
     table: Tensor
     chunk: Tensor
