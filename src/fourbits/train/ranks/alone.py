@@ -117,6 +117,10 @@ class Ranks:
         """values: [k] of each rank -> [world, k]."""
         return values[None]
 
+    def gathered(self, value: T) -> list[T]:
+        """The plain value of each rank."""
+        return [value]
+
     def stored(self, name: str, shard: Tensor) -> Tensor:
         """What a checkpoint holds of a master, or of a tensor of its shape: the whole, or a DTensor."""
         return shard
