@@ -55,13 +55,13 @@ class HeldOut:
 
 
 class EvaluationRanks(Protocol):
-    """The processes that share an evaluation, as it needs them; several may share each batch, too."""
+    """The processes that share an evaluation, as it needs them. all: [k] of each -> [world, k]."""
 
-    data_rank: int
-    data_ranks: int
+    rank: int
+    world: int
 
-    def losses(self, own: Tensor) -> Tensor:
-        """FP32 [k], losses of this process's batches -> [data_ranks, k]."""
+    def all(self, values: Tensor) -> Tensor:
+        """Values of all processes."""
         ...
 
 
@@ -82,10 +82,10 @@ def evaluate(
         for name, held_out in sources.items():
             total = torch.zeros((), device=device, dtype=torch.float32)
             batches = list(_batches(held_out.samples, batch_size))
-            own = batches if ranks is None else _own(batches, ranks)
+            own = batches if ranks is None else own_batches(batches, ranks)
             losses = [model.loss(*split_sample(b.to(device, non_blocking=True)))[0] for b in own]
             if ranks is not None:  # the ranks' batches alternate, so this is the order of one process
-                losses = ranks.losses(torch.stack(losses)).t().flatten()[: len(batches)].unbind()
+                losses = ranks.all(torch.stack(losses)).t().flatten()[: len(batches)].unbind()
             for loss in losses:
                 total += loss
             sums[name] = total
@@ -145,10 +145,10 @@ def uncompiled(model: nn.Module) -> Generator[None]:
         compile_regions(model, mode)
 
 
-def _own(batches: list[Tensor], ranks: EvaluationRanks) -> list[Tensor]:
-    """Every data_ranks-th batch. All get as many, because a model's shards are gathered for each."""
-    rounds = -(-len(batches) // ranks.data_ranks)
-    return [batches[min(i * ranks.data_ranks + ranks.data_rank, len(batches) - 1)] for i in range(rounds)]
+def own_batches(batches: list[Tensor], ranks: EvaluationRanks) -> list[Tensor]:
+    """Every world-th batch. All processes get as many, because a model's shards are gathered for each."""
+    rounds = -(-len(batches) // ranks.world)
+    return [batches[min(i * ranks.world + ranks.rank, len(batches) - 1)] for i in range(rounds)]
 
 
 def _batches(samples: Tensor, size: int) -> Iterator[Tensor]:

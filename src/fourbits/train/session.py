@@ -63,6 +63,7 @@ class Session:
         fork: Fork | Imported | None = None,
         started: float | None = None,
         ranks: Ranks | None = None,
+        on_checkpoint: Callable[[Path], None] | None = None,
     ) -> None:
         """Build the trainer, continue from the newest checkpoint or start from `fork`, write the manifest.
 
@@ -70,6 +71,7 @@ class Session:
         """
         self.clock = Clock(config.train, time.monotonic() if started is None else started)
         self.folder, self.config, self.listener, self.on_profile = folder, config, listener, on_profile
+        self.on_checkpoint = on_checkpoint
         self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
         torch_device = torch.device(self.device.torch_device)
         self.memory = PeakMemory(torch_device)
@@ -212,6 +214,9 @@ class Session:
             metrics.sync()
             self._save(metrics.sha256, metrics.size)
             self.clock.saved()
+            if self.on_checkpoint and train.evaluates(trainer.step) and not trainer.skipped_in_a_row:
+                self.keeper.settle()
+                self.on_checkpoint(self.folder.checkpoints / f"step_{trainer.step}")
             self._last = Timestamp(trainer.device)
         return last
 

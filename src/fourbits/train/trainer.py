@@ -246,7 +246,7 @@ class Trainer:
 
     def validate(self) -> dict[str, Loss]:
         """The loss on the fixed samples of every source, and over all of them under "loss"."""
-        train, ranks = self.config.train, None if self.ranks.alone else self.ranks
+        train, ranks = self.config.train, None if self.ranks.alone else self.ranks.over_data()
         if ranks is not None:  # random bits as one process has them, after its last micro-batch
             self._set_step(self.step - 1, train.gradient_accumulation - 1, same_weights=False)
         losses = evaluate(self.model, self.held_out, train.micro_batch_size, ranks)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fourbits.evaluate import EvaluationRanks
 from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.monitor.health import Sampling
 from fourbits.model.config import ModelConfig
@@ -120,13 +121,17 @@ class Ranks:
         """values: [k] of each rank -> [world, k]."""
         return values[None]
 
+    def gathered(self, value: T) -> list[T]:
+        """The plain value of each rank."""
+        return [value]
+
     def micro_batches(self, accumulation: int) -> range:
         """Those of a step that this process computes. Raises ValueError if they do not divide."""
         return range(accumulation)
 
-    def losses(self, own: Tensor) -> Tensor:
-        """The losses of each data rank's micro-batches, FP32 [data ranks, k]. own: [k] of this process."""
-        return own[None]
+    def over_data(self) -> EvaluationRanks:
+        """The ranks with micro-batches of their own, for an evaluation of the model in training."""
+        return self
 
     def whole_samples(self, taken: Sampling) -> None:
         """Make a sample of the layers' health one of whole tensors. All ranks take it together."""

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.tensor import DTensor
 
+from fourbits.evaluate import EvaluationRanks
 from fourbits.linear.monitor.health import Sampling
 from fourbits.linear.packed_shards import own_amaxes
 from fourbits.model.config import ModelConfig
@@ -36,6 +38,15 @@ from fourbits.train.ranks.watch import Watch
 from fourbits.train.ranks.whole_tap import sample_whole
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DataRanks:
+    """Ranks that share layers as one. all: losses [k] of this rank's tokens -> [world, k], of all tokens."""
+
+    rank: int
+    world: int
+    all: Callable[[Tensor], Tensor]
 
 
 class RankGroup(Ranks):
@@ -200,9 +211,11 @@ class RankGroup(Ranks):
         """Those of a step that this rank computes. Raises ValueError if they do not divide."""
         return micro_batches(accumulation, self.data_rank, self.data_ranks, self.shape.tensor)
 
-    def losses(self, own: Tensor) -> Tensor:
-        """The losses of each data rank's micro-batches, from those of this rank's tokens of its own."""
-        return self._over_tokens(self.all(own.double()))
+    def over_data(self) -> EvaluationRanks:
+        """The ranks with micro-batches of their own, each of which may be several that share their tokens."""
+        return DataRanks(
+            self.data_rank, self.data_ranks, lambda own: self._over_tokens(self.all(own.double()))
+        )
 
     def _over_tokens(self, parts: Tensor) -> Tensor:
         """FP64 [world, k], losses of each rank's tokens -> FP32 [data ranks, k], those of micro-batches."""
