@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -40,13 +39,15 @@ from fourbits.train.ranks.whole_tap import sample_whole
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
 class DataRanks:
-    """Ranks that share layers as one. all: losses [k] of this rank's tokens -> [world, k], of all tokens."""
+    """Ranks that share layers as one."""
 
-    rank: int
-    world: int
-    all: Callable[[Tensor], Tensor]
+    def __init__(self, rank: int, world: int, losses: Callable[[Tensor], Tensor]) -> None:
+        self.rank, self.world, self._losses = rank, world, losses
+
+    def all(self, values: Tensor) -> Tensor:
+        """Losses [k] of this rank's tokens -> [world, k], of all tokens."""
+        return self._losses(values)
 
 
 class RankGroup(Ranks):
@@ -213,9 +214,10 @@ class RankGroup(Ranks):
 
     def over_data(self) -> EvaluationRanks:
         """The ranks with micro-batches of their own, each of which may be several that share their tokens."""
-        return DataRanks(
-            self.data_rank, self.data_ranks, lambda own: self._over_tokens(self.all(own.double()))
-        )
+        return DataRanks(self.data_rank, self.data_ranks, self._losses_of_data)
+
+    def _losses_of_data(self, own: Tensor) -> Tensor:
+        return self._over_tokens(self.all(own.double()))
 
     def _over_tokens(self, parts: Tensor) -> Tensor:
         """FP64 [world, k], losses of each rank's tokens -> FP32 [data ranks, k], those of micro-batches."""
