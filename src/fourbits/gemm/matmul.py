@@ -5,7 +5,7 @@ docs/nvfp4.md, section 12.
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,13 +13,11 @@ from torch import Tensor
 from fourbits.gemm import sums as tensor_cores
 from fourbits.gemm.cpu import matmul as plain
 from fourbits.gemm.native import matmul as native
-from fourbits.gemm.sums import Epilogue, Sums, unsupported_sums
-from fourbits.operators import operator
+from fourbits.gemm.sums import Epilogue, Sums, check_sums
+from fourbits.gemm.traced import flat, graph_matmul
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import Operand, exact
-from fourbits.quant.scale_codes import cast_bytes
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-from fourbits.quant.traced import spec_from_text, spec_to_text
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -71,72 +69,16 @@ def matmul(
             f"matmul: bias must have one entry per stored row of b, [{b.rows}], got {list(bias.shape)}."
         )
     if torch.compiler.is_compiling() and not (bias is not None and bias.requires_grad):
-        return matmul_packed(*_flat(a), *_flat(b), out_dtype, bias, sums, epilogue, alpha)
+        return _in_graph(*flat(a), *flat(b), out_dtype, bias, sums, epilogue, alpha)
     if sums == "fp32" and epilogue == "separate" and alpha is None:
         return multiply(exact(a), exact(b), out_dtype, bias)
-    _check_sums(a, b, sums, epilogue, alpha)
+    check_sums(a, b, sums, epilogue, alpha)
     _check_transforms(a.spec, b.spec)
     with torch.autocast(a.codes.device.type, enabled=False):
         return tensor_cores.matmul(a, b, out_dtype, bias, sums, epilogue, alpha)
 
 
-def _flat(q: QuantizedTensor) -> tuple[list[Tensor], str, int, list[int]]:
-    """An operand as arguments of `matmul_packed`: E8M0 scales as uint8, for which compilers have code."""
-    scale = q.block_scale
-    scale = cast_bytes(scale, torch.uint8) if q.spec.block_format.scale == "e8m0" else scale
-    return [q.codes, scale, q.global_scale], spec_to_text(q.spec), q.axis, list(q.shape)
-
-
-def _packed(tensors: list[Tensor], spec: str, axis: int, shape: list[int]) -> QuantizedTensor:
-    """Inverse of `_flat`."""
-    codes, scale, global_scale = tensors
-    parsed = spec_from_text(spec)
-    scale = scale.view(torch.float8_e8m0fnu) if parsed.block_format.scale == "e8m0" else scale
-    return QuantizedTensor(codes, scale, global_scale, axis, (shape[0], shape[1]), parsed)
-
-
-def _fake_matmul(
-    a: list[Tensor],
-    a_spec: str,
-    a_axis: int,
-    a_shape: list[int],
-    b: list[Tensor],
-    b_spec: str,
-    b_axis: int,
-    b_shape: list[int],
-    out_dtype: torch.dtype,
-    bias: Tensor | None,
-    sums: Sums,
-    epilogue: Epilogue,
-    alpha: Tensor | None,
-) -> Tensor:
-    del a_spec, b_spec, b, bias, sums, epilogue, alpha
-    return a[0].new_empty((a_shape[1 - a_axis], b_shape[1 - b_axis]), dtype=out_dtype)
-
-
-@operator(
-    "matmul_packed(Tensor[] a, str a_spec, int a_axis, SymInt[] a_shape, Tensor[] b, str b_spec, int b_axis, "
-    "SymInt[] b_shape, ScalarType out_dtype, Tensor? bias, str sums, str epilogue, Tensor? alpha) -> Tensor",
-    _fake_matmul,
-)
-def matmul_packed(
-    a: list[Tensor],
-    a_spec: str,
-    a_axis: int,
-    a_shape: list[int],
-    b: list[Tensor],
-    b_spec: str,
-    b_axis: int,
-    b_shape: list[int],
-    out_dtype: torch.dtype,
-    bias: Tensor | None,
-    sums: Sums,
-    epilogue: Epilogue,
-    alpha: Tensor | None,
-) -> Tensor:
-    """`matmul` in a graph, where the compiler must not trace how kernels are launched; operands are `_flat`."""
-    left, right = _packed(a, a_spec, a_axis, a_shape), _packed(b, b_spec, b_axis, b_shape)
-    return matmul(left, right, out_dtype, bias, sums=sums, epilogue=epilogue, alpha=alpha).contiguous()
+_in_graph = graph_matmul(matmul)
 
 
 def multiply(a: Operand, b: Operand, out_dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -193,27 +135,6 @@ def _check_transforms(a: OperandSpec, b: OperandSpec) -> None:
             f"matmul: a and b must have the same transform, which cancels only then, got {a.transform} and "
             f"{b.transform}. Give both operands the same rht and rht_signs."
         )
-
-
-def _check_sums(
-    a: QuantizedTensor, b: QuantizedTensor, sums: str, epilogue: str, alpha: Tensor | None
-) -> None:
-    if epilogue not in get_args(Epilogue):
-        raise ValueError(f"matmul: epilogue must be separate or product, got {epilogue!r}.")
-    if sums == "fp32":
-        asked = "epilogue" if alpha is None else "alpha"
-        raise ValueError(
-            f"matmul: {asked} needs sums other than fp32, whose kernels have one epilogue, got {sums!r}. Set "
-            f"sums, or remove {asked}."
-        )
-    if reason := unsupported_sums(sums, a.spec, b.spec):
-        raise ValueError(f"matmul: sums: {reason}. Use sums='fp32'.")
-    if alpha is not None and (alpha.dtype != torch.float32 or alpha.numel() != 1):
-        raise ValueError(
-            f"matmul: alpha must be one float32 number, got {alpha.dtype} {list(alpha.shape)}. Convert it."
-        )
-    if alpha is not None and epilogue != "separate":
-        raise ValueError("matmul: alpha replaces both global scales, and takes no epilogue. Remove one.")
 
 
 def _check_types(a: object, b: object, out_dtype: object) -> None:
