@@ -199,9 +199,7 @@ def assert_slices_of_the_whole(
     run(layer_of(recipe, None, None), None)
     whole = dict(operands)
     assert set(whole) >= {"fprop.lhs", "fprop.rhs", "dgrad.lhs", "wgrad.lhs", "wgrad.rhs"}
-    turns = (
-        3 if recipe.name == "quartet2" else 2
-    )  # the third: amaxes of re-quantized operands
+    turns = 3 if recipe.name == "quartet2" else 2  # the third: amaxes of re-quantized operands
     for turn in range(turns):
         for half in (0, 1):
             ranks.rank, split = half, Split(kind, half)
