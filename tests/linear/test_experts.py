@@ -280,7 +280,7 @@ def test_experts_called_in_chunks_draw_in_a_graph_what_they_draw_eagerly():
         call(given).sin().sum().backward()
         assert given.grad is not None
         found.append(given.grad)
-    assert_same_bytes(*found)
+    assert_same_bytes(found[0], found[1])
 
 
 def test_flops_are_those_of_the_rows_that_experts_multiply():

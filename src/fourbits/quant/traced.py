@@ -7,6 +7,7 @@ import ast
 import functools
 import operator
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +44,10 @@ def spec_from_text(text: str) -> OperandSpec:
     """Inverse of `spec_to_text`."""
     call = ast.parse(f"f({text})", mode="eval").body
     assert isinstance(call, ast.Call)
-    found = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
-    return OperandSpec(**{name: float.fromhex(v) if name in _FLOATS else v for name, v in found.items()})
+    found: dict[str, Any] = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    for name in _FLOATS:
+        found[name] = float.fromhex(found[name])
+    return OperandSpec(**found)
 
 
 def fake_fake_quantize(x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None) -> Tensor:
