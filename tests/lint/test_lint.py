@@ -75,7 +75,8 @@ def test_a_recipe_called_fp4_without_4_bits_is_named():
 
 
 @pytest.mark.parametrize(
-    ("tensor", "expected"), [(2, []), (8, []), (16, ["mamba-groups"]), (3, ["shards", "mamba-groups"])]
+    ("tensor", "expected"),
+    [(2, []), (4, []), (8, ["shards"]), (16, ["shards", "mamba-groups"]), (3, ["shards", "mamba-groups"])],
 )
 def test_shards_must_not_cut_blocks_or_groups(tensor, expected):
     assert rules("hybrid-8b", tensor=tensor) == expected

@@ -79,7 +79,7 @@ def test_every_layout_without_tensor_parallelism_is_one_that_the_trainer_takes(g
     assert found
     for layout in found:
         parallel = replace(config.parallel, replicate=layout.replicate, shard=layout.shard)
-        assert mesh_shape(parallel, layout.gpus) == (layout.replicate, layout.shard)
+        assert mesh_shape(parallel, layout.gpus) == (layout.replicate, layout.shard, 1)
         assert len(micro_batches(736 // layout.micro_batch, 0, layout.gpus)) == layout.accumulation
         assert layout.samples == 736
         assert unsupported(layout) is None

@@ -11,6 +11,7 @@ from fourbits.plan.machine import Machine
 from fourbits.plan.memory import USABLE, Memory, memory_of
 from fourbits.plan.step import Step, step_of
 from fourbits.train.config import RunConfig
+from fourbits.train.parallel import uneven
 
 #: ranks of tensor parallelism that are tried where nothing fits without it
 _TENSOR = (2, 4, 8)
@@ -36,7 +37,7 @@ class Subject:
 
     @property
     def model(self) -> ModelConfig:
-        """The model."""
+        """The configuration of the model."""
         return self.config.model
 
     @property
@@ -64,7 +65,8 @@ def best_layout(subject: Subject, gpus: int) -> Choice:
     """
     limit = USABLE * subject.machine.gpu.memory
     smallest = float("inf")
-    for tensor in (1, *(t for t in _TENSOR if t <= gpus)):
+    model, seq_len = subject.model, subject.config.train.seq_len
+    for tensor in (1, *(t for t in _TENSOR if t <= gpus and not [*uneven(model, seq_len, t)])):
         fitting: list[Choice] = []
         for without in layouts(subject.config, gpus, tensor):
             for share in RECOMPUTED.values():  # less recomputation is always faster

@@ -27,9 +27,8 @@ from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer, master_of
-from fourbits.train.parallel import micro_batches
 from fourbits.train.precision import recipe_of_run
-from fourbits.train.ranks.alone import Ranks, Wishes
+from fourbits.train.ranks.alone import RankRequests, Ranks
 from fourbits.train.rollback import RollbackCause, Rollbacks
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
@@ -60,7 +59,7 @@ class StepResult:
     #: the threshold that the loss exceeds, if it is a spike
     spike_threshold: float | None
     #: what any of several ranks was asked when the step began; nothing, of a process that trains alone
-    wishes: Wishes
+    requests: RankRequests
     finished: Timestamp
 
 
@@ -86,7 +85,7 @@ class PendingStep:
     ) -> None:
         """Begin to copy a step's numbers to the host.
 
-        numbers: wishes, loss, spike threshold (NaN: no spike), share of saturated blocks, whether skipped,
+        numbers: requests, loss, spike threshold (NaN: no spike), share of saturated blocks, whether skipped,
         gradient norm, norm per parameter. health: a sample that was taken in the step.
         """
         self.health = health
@@ -115,7 +114,7 @@ class PendingStep:
             self.data_seconds,
             None if math.isnan(share) else share,
             None if math.isnan(spike) else spike,
-            Wishes(int(signal), bool(time_up), bool(save)),
+            RankRequests(int(signal), bool(time_up), bool(save)),
             self._finished,
         )
         return result, norms
@@ -134,7 +133,7 @@ class Trainer:
         train = config.train
         self.config, self.device = config, device
         self.ranks = Ranks(device) if ranks is None else ranks
-        self._own = micro_batches(train.gradient_accumulation, self.ranks.rank, self.ranks.world)
+        self._own = self.ranks.micro_batches(train.gradient_accumulation)
         self.step = 0
         self.stream = run_stream(config, data)
         self.held_out = {
@@ -168,7 +167,7 @@ class Trainer:
         self.skipped_in_a_row = 0
         self.skip_reason: str | None = None
         self._data_seconds, self.rollbacks = 0.0, Rollbacks()
-        self.wishes = Wishes()  # of this process, which the next step passes on to other ranks
+        self.requests = RankRequests()  # of this process, which the next step passes on to other ranks
         self.spikes = SpikeDetector(device) if train.spike != "off" else None
         self._uncounted = torch.full((), math.nan, device=device, dtype=torch.float32)
 
@@ -188,6 +187,7 @@ class Trainer:
         sample = None
         if self._samples_health():
             with self.kernel_by_kernel(), sampling(self.model) as sample:
+                self.ranks.whole_samples(sample)
                 loss = self._accumulate_gradients()
         else:
             loss = self._accumulate_gradients()
@@ -246,7 +246,7 @@ class Trainer:
 
     def validate(self) -> dict[str, Loss]:
         """The loss on the fixed samples of every source, and over all of them under "loss"."""
-        train, ranks = self.config.train, None if self.ranks.alone else self.ranks
+        train, ranks = self.config.train, None if self.ranks.alone else self.ranks.over_data()
         if ranks is not None:  # random bits as one process has them, after its last micro-batch
             self._set_step(self.step - 1, train.gradient_accumulation - 1, same_weights=False)
         losses = evaluate(self.model, self.held_out, train.micro_batch_size, ranks)
@@ -322,7 +322,7 @@ class Trainer:
             loss = captured(samples, micro_batch == 0) if captured else self._gradients(samples)
             self.ranks.add(loss)
         self.ranks.collect_gradients(self.masters)
-        self._sums = self.ranks.sums(saturated_and_all(self.model), self.wishes)
+        self._sums = self.ranks.sums(saturated_and_all(self.model), self.requests)
         return self._sums.loss
 
     def _spike(self, loss: Tensor) -> tuple[Tensor, Tensor]:

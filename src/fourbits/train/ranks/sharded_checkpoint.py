@@ -29,7 +29,7 @@ from fourbits.train.checkpoint import (
     sync_path,
     write_state_file,
 )
-from fourbits.train.ranks.apart import SavingRanks
+from fourbits.train.ranks.background_ranks import SavingRanks
 from fourbits.train.ranks.failure import OtherRankError
 from fourbits.train.ranks.shard_writer import ShardWriter, shard_files
 
@@ -59,7 +59,7 @@ def save_shards(
 
 
 def load_shards(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor] | None:
-    """This rank's shards of the tensors of one part; None for a part that is a single file of one process.
+    """The tensors of one part, DTensors with this rank's shards; None for a single file of one process.
 
     expected: DTensors or tensors. Raises ValueError for other names, shapes or dtypes.
     """
@@ -68,7 +68,7 @@ def load_shards(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[st
         return None
     found = {key: torch.empty_like(tensor) for key, tensor in expected.items()}
     load(found, storage_reader=HuggingFaceStorageReader(str(checkpoint.path / name)))
-    return {key: x.to_local() if isinstance(x, DTensor) else x for key, x in found.items()}
+    return found
 
 
 def _write(ranks: SavingRanks, unfinished: Path, files: Mapping[str, Tensors]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _write(ranks: SavingRanks, unfinished: Path, files: Mapping[str, Tensors]) -
 
 
 def _own_error(error: CheckpointException, rank: int) -> BaseException:
-    """What this rank met in a save that failed, or that it was another one."""
+    """The error of this rank in a failed save, or a message that another one failed."""
     if (own := error.failures.get(rank)) is not None:
         return own[0]
     other, (cause, _) = next(iter(error.failures.items()))
