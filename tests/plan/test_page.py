@@ -213,7 +213,8 @@ def test_prices_that_are_none_are_those_that_the_page_starts_with(address, page:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_only_tables_scroll_sideways(width, page: Path, tmp_path):
     measured = tmp_path / "measured.html"
-    script = "<script>{ const e = document.documentElement; document.title = e.scrollWidth - e.clientWidth; }</script>"
+    measure = "const e = document.documentElement; document.title = e.scrollWidth - e.clientWidth;"
+    script = f"<script>{{ {measure} }}</script>"
     measured.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{script}</body>"), "utf-8")
     assert "<title>0</title>" in shown(measured, width=width)
 
