@@ -37,7 +37,7 @@ def test_shipped_recipes_have_the_findings_of_the_page(preset, recipe):
     assert rules(preset, recipe=recipe) == (row[1].split(", ") if row else [])
 
 
-#: per rule: a preset, settings with the mistake, settings near them without it, all rules that the mistake breaks
+#: per rule: a preset, settings with the mistake, settings near them without it, what the mistake breaks
 EXAMPLES: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[str]]] = {
     "final-blocks": (
         "transformer-1.2b",

@@ -195,6 +195,7 @@ def test_shard_groups_that_leave_gpus_of_a_domain_over_are_named():
         (["tiny", "--gpu", "gb20"], "Did you mean 'gb200'?"),
         (["tiny"], "--gpu"),
         (["tiny", "--gpu", "h100", "--gpus", "0"], "at least 1"),
+        (["tiny", "--gpu", "h100", "--gpus", "nan"], "a whole number of at least 1, such as 64"),
         (["tiny", "--gpu", "h100", "--price=-1"], "--price"),
     ],
 )
@@ -322,6 +323,10 @@ def test_a_schedule_is_named_as_not_planned():
         ),
         (("hybrid-12b", "--gpu", "h100", "--power-price", "4,5"), "such as 2.5, got '4,5'"),
         (("--road", "--json"), "plan: --road takes no --json, got both. Leave one out."),
+        (("--road", "--gpus", "8"), "--road takes no --gpus"),
+        (("--road", "--price", "0"), "--road takes no --price"),
+        (("--published", "--power-price", "1"), "--published takes no --power-price"),
+        (("--published", "--optim.lr", "1"), "--published takes no --optim.lr"),
         (("hybrid-12b", "--gpu", "h100", "--json", "--simulate"), "--json takes no --simulate"),
         (("hybrid-12b", "--gpu", "h100", "--published"), "--published takes no CONFIG"),
     ],

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from fourbits.lint.finding import Finding, Subject, is_4_bits
 from fourbits.linear.selection import matches
+from fourbits.lint.finding import Finding, Subject, is_4_bits
 from fourbits.recipe.recipe import GemmTable, has_4_bits
 
 _PAPER = "arXiv:2509.25149"
@@ -23,8 +23,8 @@ def final_blocks(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "final-blocks",
             f"{kept} of the last blocks in BF16, of {blocks} (keep_bf16.last_blocks {keep.last_blocks!r})",
-            f"In {_PAPER} a 12B model diverged with its last blocks in FP4; it kept 8 of 62 in BF16, and 4 in "
-            "ablations.",
+            f"In {_PAPER} a 12B model diverged with its last blocks in FP4; 8 of 62 were kept in BF16, and 4 "
+            "in ablations.",
             "Set recipe.keep_bf16.last_blocks to '8/62', or let a late phase of recipe.schedule end in BF16.",
         )
 
