@@ -64,7 +64,7 @@ def rates(device: torch.device, described: Device) -> dict[str, str]:
 
 
 def self_tests(described: Device, budget: float = BUDGET) -> list[SelfTest]:
-    """Every test, those that compile nothing first: a slow compiler must not use up the time of all others."""
+    """Every test. Those that compile nothing come first, so that a slow compiler does not cost them."""
     device = torch.device(described.torch_device)
     began, found = time.monotonic(), list[SelfTest]()
     for what, why_not, run in _tests(device, described):
