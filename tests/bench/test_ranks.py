@@ -13,12 +13,13 @@ SMALL = """
 model: {vocab_size: 64, d_model: 32, pattern: "*-", d_ffn: 64, num_heads: 2, num_kv_heads: 2, head_dim: 16}
 train: {steps: 1, micro_batch_size: 1, gradient_accumulation: 4, seq_len: 32, compile: none}
 """
+BY_ITSELF = "parallel: {gather_weights: 0"
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     file = tmp_path_factory.mktemp("bench") / "small.yaml"
-    file.write_text(SMALL)
+    file.write_text(f"{SMALL}{BY_ITSELF}}}\n")
     return str(file)
 
 
@@ -82,7 +83,7 @@ def test_weights_in_blocks_of_16x16_travel_in_a_quarter_of_the_bytes_of_bf16(sma
 @pytest.mark.slow
 def test_gradients_that_add_up_in_shards_are_summed_after_every_micro_batch(small, tmp_path):
     file = tmp_path / "sharded.yaml"
-    file.write_text(f"{SMALL}parallel: {{accumulate: sharded}}\n")
+    file.write_text(f"{SMALL}{BY_ITSELF}, accumulate: sharded}}\n")
     found = measured(str(file), ["bf16"], "masters")
     sums = found["runs"][0]["traffic"]["reduce_scatter"]
     assert (sums["calls"], sums["whole"]) == (2 * 3, 2 * 4 * found["parameters"])

@@ -10,6 +10,7 @@ from fourbits.data.config import DataConfig, open_data
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.model.config import ModelConfig
 from fourbits.train.config import OptimConfig, RunConfig, TrainConfig
+from fourbits.train.parallel import ParallelConfig
 
 TEXT = "the block scale of a tensor is its amax over six and every code is a step on that grid"
 
@@ -73,6 +74,7 @@ def config(texts) -> RunConfig:
             device="cpu",
             compile="none",
         ),
+        parallel=ParallelConfig(gather_weights=8000),  # of three blocks, the first two share a gather
     )
 
 

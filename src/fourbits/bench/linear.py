@@ -73,7 +73,7 @@ def _results(
     size = "x".join(map(str, shape))
     recipes = {
         f"{size} nvfp4": (_everywhere("nvfp4"), goals[0], True),
-        f"{size} nvfp4, amax supplied": (_with_delayed_amax(_everywhere("nvfp4")), goals[1], False),
+        f"{size} nvfp4, amax supplied": (with_delayed_amax(_everywhere("nvfp4")), goals[1], False),
         f"{size} fp8": (_everywhere("fp8"), None, False),
     }
     bf16 = torch.compile(_linear(columns, rows, device))
@@ -144,7 +144,7 @@ def _everywhere(name: str) -> Recipe:
     return replace(get_recipe(name), keep_bf16=KeepBF16(names=()))
 
 
-def _with_delayed_amax(recipe: Recipe) -> Recipe:
+def with_delayed_amax(recipe: Recipe) -> Recipe:
     """The recipe with every amax taken from the previous step, as if the tensor's producer supplied it."""
 
     def delayed(spec: OperandSpec) -> OperandSpec:

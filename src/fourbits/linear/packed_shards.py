@@ -134,6 +134,9 @@ def _of_table(table: GemmTable) -> str | None:
     spec = table.fprop.rhs
     if spec.block_size is None or not spec.block_format.quantized:
         return "its W has no blocks"
+    element = spec.block_format.element
+    if element is not None and element.bits > 4:  # no kernel reads wider packed codes
+        return f"its W is in {spec.format}, and only 4-bit weights travel as codes"
     if spec.outer_size is not None or len(spec.scale_sizes) > 1:
         return "its W has several levels of scales"
     if spec.stochastic:

@@ -13,10 +13,11 @@ class ParallelConfig:
     gradients are summed (hybrid sharding, as one copy per node). tensor: ranks that share a layer; only 1.
     gradients: the dtype in which gradients are summed over ranks; FP32 is what one process does. gather: what
     travels when a layer's weight is put together from its shards, with equal bits: the shortest that its
-    recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. accumulate:
-    gradients of a step's micro-batches add up unsharded and are summed over ranks once, or, in the memory of
-    a shard, after every micro-batch. timeout:
-    seconds without progress after which a rank is reported as hung and the run ends.
+    recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. gather_weights:
+    consecutive blocks are gathered and their gradients summed together, in groups of at least so many
+    weights; 0: each block by itself. accumulate: gradients of a step's micro-batches add up unsharded and are
+    summed over ranks once, or, in the memory of a shard, after every micro-batch. timeout: seconds without
+    progress after which a rank is reported as hung and the run ends.
     """
 
     replicate: int = 1
@@ -24,6 +25,7 @@ class ParallelConfig:
     tensor: int = 1
     gradients: Literal["fp32", "bf16"] = "fp32"
     gather: Literal["packed", "masters"] = "packed"
+    gather_weights: int = 64 << 20
     accumulate: Literal["unsharded", "sharded"] = "unsharded"
     timeout: float = 900.0
 
@@ -37,6 +39,11 @@ class ParallelConfig:
                 f"parallel.tensor must be 1, got {self.tensor}: tensor parallelism is not implemented. Use "
                 "parallel.shard, which cuts masters, gradients and moments over ranks, and "
                 "train.activation_checkpointing."
+            )
+        if self.gather_weights < 0:
+            raise ValueError(
+                f"parallel.gather_weights must be at least 0, which gathers each block by itself, got "
+                f"{self.gather_weights}."
             )
         if self.timeout <= 0:
             raise ValueError(f"parallel.timeout must be above 0 seconds, got {self.timeout}.")

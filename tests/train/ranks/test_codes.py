@@ -30,14 +30,17 @@ def operands(ranks, file, cache, out):
 
 
 @pytest.mark.parametrize(
-    ("checkpointing", "gather"), [("none", "packed"), ("full", "packed"), ("none", "masters")]
+    ("checkpointing", "gather"),
+    [("none", "packed"), ("full", "packed"), ("none", "masters"), ("none", "each block by itself")],
 )
 def test_every_operand_of_a_step_is_that_of_one_process(config, data_cache, tmp_path, checkpointing, gather):
     changes = {
         "train.gradient_accumulation": 4,
         "train.activation_checkpointing": checkpointing,
-        "parallel.gather": gather,
+        "parallel.gather": "masters" if gather == "masters" else "packed",
     }
+    if gather == "each block by itself":
+        changes["parallel.gather_weights"] = 0
     settings = override(config, changes)
     open_data(settings.data, data_cache)
     file = written(settings, tmp_path)

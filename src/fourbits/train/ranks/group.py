@@ -91,7 +91,7 @@ class RankGroup(Ranks):
         """Shard the model, and return the masters' shards, which have storage without values."""
         if self.config.gather == "packed" and self._shards.size() > 1:  # else nothing travels
             self._choices = send_short(model, self._shards.size(), self._whole)
-        shard(model, self.mesh, self.config.gradients)
+        shard(model, self.mesh, self.config.gradients, self.config.gather_weights)
         model.to_empty(device=self.device)
         self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
         shards = {name: plain(p.to_local().detach()) for name, p in self._parameters.items()}

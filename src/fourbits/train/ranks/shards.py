@@ -1,4 +1,4 @@
-"""A model over ranks: FSDP2 gathers a block's FP32 master weights before it, and sums gradients after it.
+"""A model over ranks: FSDP2 gathers some blocks' FP32 master weights before them, and sums gradients after.
 
 A layer quantizes the gathered weight, so its codes are those of one process. Gradients are sums, not means:
 the loss is divided by the tokens of all ranks.
@@ -17,18 +17,22 @@ from torch.distributed.tensor import DTensor
 from fourbits.model.config import ModelConfig
 from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
+from fourbits.train.ranks.block_groups import block_groups
 
 
-def shard(model: LanguageModel, mesh: DeviceMesh, gradients: Literal["fp32", "bf16"]) -> None:
-    """Cut the parameters of a converted model on the meta device, in place; block by block, then the rest.
+def shard(
+    model: LanguageModel, mesh: DeviceMesh, gradients: Literal["fp32", "bf16"], gather_weights: int
+) -> None:
+    """Cut the parameters of a converted model on the meta device, in place; groups of blocks, then the rest.
 
-    mesh: replicate x shard. gradients: the dtype in which gradients are summed.
+    mesh: replicate x shard. gradients: the dtype in which gradients are summed. gather_weights: see
+    ParallelConfig.
     """
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
     policy = MixedPrecisionPolicy(reduce_dtype=dtype, cast_forward_inputs=False)
-    for block in model.blocks:  # the backward pass begins with the last one, which stays until then
-        last = block is model.blocks[-1]
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not last)
+    groups = block_groups(model.blocks, gather_weights)
+    for group in groups:  # the backward pass begins with the last one, which stays until then
+        fully_shard(group, mesh=mesh, mp_policy=policy, reshard_after_forward=group is not groups[-1])
     fully_shard(model, mesh=mesh, mp_policy=policy)
     for module in _sharded(model):
         module.set_force_sum_reduction_for_comms(True)
