@@ -1,5 +1,6 @@
 """Bytes per GPU at the peak of a step, by part."""
 
+import math
 from dataclasses import dataclass
 
 from fourbits.model.config import ModelConfig
@@ -83,23 +84,24 @@ def _gradients(parameters: float, layout: Layout, software: Software) -> float:
     """
     if layout.shard == 1:
         return 4 * parameters
-    adds_up = software.sums_once and layout.accumulation > 1
+    adds_up = software.sums_once and layout.adds_up
     return 4 * parameters / layout.shard + (4 * parameters if adds_up else 0)
 
 
 def _gathered(
     model: ModelConfig, groups: list[LinearGroup], parameters: float, layout: Layout, software: Software
 ) -> float:
-    """Weights gathered from shards: of two blocks, or of all where they are kept, with one block's gradients,
-    and of both ends.
+    """Weights gathered from shards: of two groups of blocks, or of all where they are kept, with one group's
+    gradients, and of both ends.
     """
     if layout.shard == 1:
         return 0.0
     ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model / layout.tensor
     block = (parameters - ends) / len(model.pattern)
     sent = gathered(model, groups, layout, software).per_block(model)
-    held = 2 if software.regathers else len(model.pattern)
-    return held * sent + software.weight_bytes * ends + 4 * block
+    together = max(1, math.ceil(layout.gather_weights / block))  # blocks that share a gather
+    held = min(2 * together if software.regathers else len(model.pattern), len(model.pattern))
+    return held * sent + software.weight_bytes * ends + 4 * block * together
 
 
 def _logits(model: ModelConfig, tokens: int, tensor: int, most: int) -> float:

@@ -72,7 +72,8 @@ class Subject:
 
 
 def best_layout(subject: Subject, gpus: int) -> Choice:
-    """The fastest layout that fits: data parallelism alone if any does, else with tensor parallelism.
+    """The fastest layout that fits: as the run adds up gradients, else with them sharded, else with tensor
+    parallelism.
 
     A step keeps its number of sequences, so it may use fewer GPUs than there are. Raises DoesNotFitError if
     nothing fits.
@@ -97,16 +98,25 @@ def fewest_gpus(subject: Subject, more_than: int) -> int | None:
 
 
 def _fitting(subject: Subject, gpus: int, tensor: int) -> tuple[list[Layout], float]:
-    """The layouts that fit, each with the least recomputation that does, and the fewest bytes of all."""
+    """The layouts that fit, each with the least recomputation that does, and the fewest bytes of all.
+
+    Gradients add up in shards (parallel.accumulate) only where the run says so, or where nothing else fits.
+    """
     found, smallest = list[Layout](), float("inf")
-    for without in layouts(subject.config, gpus, tensor):
-        for share in RECOMPUTED.values():  # less recomputation is always faster
-            layout = replace(without, recomputed=share)
-            total = subject.memory(layout).total
-            smallest = min(smallest, total)
-            if total <= subject.machine.usable_memory:
-                found.append(layout)
-                break
+    own = subject.config.parallel.accumulate
+    for accumulate in dict.fromkeys((own, "sharded")):
+        for without in layouts(subject.config, gpus, tensor):
+            if accumulate != own and not without.adds_up:
+                continue
+            for share in RECOMPUTED.values():  # less recomputation is always faster
+                layout = replace(without, recomputed=share, accumulate=accumulate)
+                total = subject.memory(layout).total
+                smallest = min(smallest, total)
+                if total <= subject.machine.usable_memory:
+                    found.append(layout)
+                    break
+        if found:
+            break
     return found, smallest
 
 
@@ -141,6 +151,8 @@ def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[Layout]:
                 accumulation=own // micro_batch,
                 gradients=2 if config.parallel.gradients == "bf16" else 4,
                 gather=config.parallel.gather,
+                gather_weights=config.parallel.gather_weights,
+                accumulate=config.parallel.accumulate,
             )
 
 

@@ -113,6 +113,8 @@ def layout_rows(
         ("train.gradient_accumulation", f"{samples // layout.micro_batch}, counted over all ranks"),
         ("train.activation_checkpointing", layout.recompute),
     ]
+    if layout.accumulate == "sharded" and layout.accumulation > 1:
+        rows.append(("parallel.accumulate", "sharded, in another order of sums than unsharded"))
     if found.cannot_run is not None:
         rows.append(("not possible today", found.cannot_run))
         instead = "no number of GPUs fits without tensor parallelism"
@@ -193,7 +195,8 @@ def precision_table(plan: Plan, prices: Prices) -> TextTable:
 def layout_text(layout: Layout) -> str:
     """Copies x shards (x ranks of tensor parallelism), sequences of a micro-batch, recomputation."""
     ranks = f"{layout.replicate} x {layout.shard}" + (f" x {layout.tensor}" if layout.tensor > 1 else "")
-    return f"{ranks}, micro-batch {layout.micro_batch}, {layout.recompute}"
+    sharded = ", gradients added up in shards" * (layout.accumulate == "sharded" and layout.accumulation > 1)
+    return f"{ranks}, micro-batch {layout.micro_batch}, {layout.recompute}{sharded}"
 
 
 def megawatt_hours(value: float) -> str:
