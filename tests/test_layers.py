@@ -1,10 +1,13 @@
 """The architecture as a test: imports point downwards, and a few things are known in one place only."""
 
 import ast
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from support.for_each import for_each
 
 ROOT = Path(__file__).parents[1] / "src" / "fourbits"
 SOURCES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
@@ -72,6 +75,8 @@ ENTRIES = {
     "linear/amax_policy.py",
     "linear/fake_shapes.py",
     "model/ops/self_check.py",
+    "model/ops/add_norm/op.py",
+    "model/ops/mamba_step/op.py",
     "model/ops/conv/op.py",
     "model/ops/gated_norm/op.py",
     "model/ops/ssd/op.py",
@@ -96,10 +101,16 @@ def package_of(path: Path) -> list[str]:
     return ["fourbits", *path.parent.parts]
 
 
-def imports(path: Path, nodes=None) -> list[str]:
+@cache
+def imports(path: Path) -> list[str]:
     """Dotted names that a file imports, anywhere in it; `from a import b` counts as a.b."""
+    return imported_by(path, ast.walk(tree(path)))
+
+
+def imported_by(path: Path, nodes: Iterable[ast.AST]) -> list[str]:
+    """Dotted names that these nodes of a file import."""
     found: list[str] = []
-    for node in nodes if nodes is not None else ast.walk(tree(path)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -113,6 +124,7 @@ def layer(name: str) -> str:
     return name.split(".")[1].removesuffix(".py")
 
 
+@cache
 def own_imports(path: Path) -> list[str]:
     return [name for name in imports(path) if name.split(".")[0] == "fourbits"]
 
@@ -131,7 +143,7 @@ def siblings(path: Path) -> set[str]:
 MODULES = [path for path in SOURCES if path.name != "__init__.py"]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@for_each(MODULES)
 def test_imports_point_downwards(path):
     assert here(path) in LAYERS, f"{path} belongs to no layer of {LAYERS}"
     for name in own_imports(path):
@@ -160,7 +172,7 @@ def room_of(parts: list[str]) -> tuple[str, str] | None:
     return None
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@for_each(MODULES)
 def test_a_way_to_compute_is_reached_through_its_entry(path):
     here_room = room_of(list(path.parent.parts))
     for name in own_imports(path):
@@ -180,7 +192,7 @@ def test_files_of_one_folder_import_each_other_in_one_direction():
     assert not after, f"these files import each other in a circle: {sorted(map(str, after))}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@for_each(MODULES)
 def test_third_parties_are_known_in_one_place(path):
     for name in imports(path):
         if name.split(".")[0] == "triton":
@@ -193,7 +205,7 @@ def test_third_parties_are_known_in_one_place(path):
             )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@for_each(MODULES)
 def test_a_training_loop_of_others_is_known_to_its_integration_only(path):
     for loop in {name.split(".")[0] for name in imports(path)} & LOOPS:
         there = path.parent == Path("integrations") and path.stem.split("_")[0] in loop
@@ -208,15 +220,15 @@ def test_an_integration_fits_in_60_lines():
     assert [str(path) for path in found if len((ROOT / path).read_text().splitlines()) > 60] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@for_each(MODULES)
 def test_imports_stand_at_the_top(path):
     for function in ast.walk(tree(path)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            late = {name.split(".")[0] for name in imports(path, ast.walk(function))} - LATE
+            late = {name.split(".")[0] for name in imported_by(path, ast.walk(function))} - LATE
             assert not late, f"{path}: {function.name} imports {sorted(late)} inside the function"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.name == "__init__.py"], ids=str)
+@for_each([p for p in SOURCES if p.name == "__init__.py"])
 def test_an_init_file_is_a_docstring(path):
     body = tree(path).body
     assert ast.get_docstring(tree(path)), f"{path} has no docstring"

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-import pytest
+from support.for_each import for_each
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(p for top in ("src", "tests", "examples", "benchmarks") for p in (ROOT / top).rglob("*.py"))
@@ -15,14 +15,14 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return body[-1].end_lineno - body[0].lineno + 1 if body else 0  # pyright: ignore[reportOptionalOperand]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@for_each(FILES)
 def test_a_file_holds_one_idea(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 400, "longer than 400 lines: split it by idea"
     assert text.isascii(), f"line {next(i for i, s in enumerate(text.splitlines(), 1) if not s.isascii())}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@for_each(FILES)
 def test_a_function_fits_on_one_screen(path):
     limit = 80 if path.stem.endswith("_triton") else 40
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

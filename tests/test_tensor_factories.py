@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-import pytest
+from support.for_each import for_each
 
 ROOT = Path(__file__).parents[1] / "src" / "fourbits"
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -38,12 +38,12 @@ def unnamed_in(text: str, needed: set[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each(SOURCES)
 def test_every_tensor_names_its_dtype_and_device(path):
     assert unnamed(path) == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each(SOURCES)
 def test_torch_is_imported_under_its_own_name(path):
     """Else the test above would not see its functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

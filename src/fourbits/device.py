@@ -1,4 +1,4 @@
-"""What this machine can run, and which backend that allows.
+"""This machine's devices, and the backend that they allow.
 
 A backend never changes the bits of codes or scales. It selects the implementation, and with it the speed:
 
@@ -26,7 +26,7 @@ MIN_NATIVE = (10, 0)
 
 
 class Backend(Enum):
-    """Which implementation quantizes and runs the GEMMs."""
+    """The implementation that quantizes and runs the GEMMs."""
 
     REFERENCE = "reference"
     EMULATED = "emulated"

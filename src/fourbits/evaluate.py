@@ -54,8 +54,8 @@ class HeldOut:
         return cls(torch.from_numpy(samples), num_bytes)
 
 
-class Share(Protocol):
-    """What an evaluation asks of the processes that share it. all: [k] of each -> [world, k]."""
+class EvaluationRanks(Protocol):
+    """The processes that share an evaluation, as it needs them. all: [k] of each -> [world, k]."""
 
     rank: int
     world: int
@@ -66,11 +66,14 @@ class Share(Protocol):
 
 
 def evaluate(
-    model: LanguageModel, sources: Mapping[str, HeldOut], batch_size: int, share: Share | None = None
+    model: LanguageModel,
+    sources: Mapping[str, HeldOut],
+    batch_size: int,
+    ranks: EvaluationRanks | None = None,
 ) -> dict[str, Loss]:
     """The loss on every source, in evaluation mode and without gradients; restores the model's mode.
 
-    share: processes that take turns with the batches; losses are added in the order of batches, as one
+    ranks: processes that take turns with the batches; losses are added in the order of batches, as one
     process adds them.
     """
     device = next(model.parameters()).device
@@ -79,10 +82,10 @@ def evaluate(
         for name, held_out in sources.items():
             total = torch.zeros((), device=device, dtype=torch.float32)
             batches = list(_batches(held_out.samples, batch_size))
-            own = batches if share is None else _own(batches, share)
+            own = batches if ranks is None else _own(batches, ranks)
             losses = [model.loss(*split_sample(b.to(device, non_blocking=True)))[0] for b in own]
-            if share is not None:  # the ranks' batches alternate, so this is the order of one process
-                losses = share.all(torch.stack(losses)).t().flatten()[: len(batches)].unbind()
+            if ranks is not None:  # the ranks' batches alternate, so this is the order of one process
+                losses = ranks.all(torch.stack(losses)).t().flatten()[: len(batches)].unbind()
             for loss in losses:
                 total += loss
             sums[name] = total
@@ -142,10 +145,10 @@ def uncompiled(model: nn.Module) -> Generator[None]:
         compile_regions(model, mode)
 
 
-def _own(batches: list[Tensor], share: Share) -> list[Tensor]:
+def _own(batches: list[Tensor], ranks: EvaluationRanks) -> list[Tensor]:
     """Every world-th batch. All processes get as many, because a model's shards are gathered for each."""
-    rounds = -(-len(batches) // share.world)
-    return [batches[min(i * share.world + share.rank, len(batches) - 1)] for i in range(rounds)]
+    rounds = -(-len(batches) // ranks.world)
+    return [batches[min(i * ranks.world + ranks.rank, len(batches) - 1)] for i in range(rounds)]
 
 
 def _batches(samples: Tensor, size: int) -> Iterator[Tensor]:

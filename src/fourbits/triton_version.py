@@ -1,4 +1,4 @@
-"""Which Triton is installed, and whether our kernels can be imported with it."""
+"""The installed version of Triton, and whether our kernels can be imported with it."""
 
 import functools
 import importlib.metadata

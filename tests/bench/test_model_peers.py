@@ -16,6 +16,7 @@ from fourbits.train.config import RunConfig, TrainConfig
 from model.shapes import random_tokens, small_config
 
 CPU = torch.device("cpu")
+TRITON, UPDATE = "mamba_ssm.ops.triton", "selective_state_update"
 NAMES = {
     "attention.q_proj": "attention.q",
     "attention.k_proj": "attention.k",
@@ -83,14 +84,21 @@ def test_another_packages_scan_replaces_transformers_own_and_is_counted(monkeypa
     own, given = mixers.mamba2_chunk_scan, []
 
     def mamba_chunk_scan_combined(
-        x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False
+        x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False, return_final_states=False
     ):
         given.append((x.shape, chunk_size, dt_softplus))
-        return own(x, dt, A, B, C, chunk_size, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus)
+        options = {"D": D, "z": z, "dt_bias": dt_bias, "dt_softplus": dt_softplus}
+        return own(x, dt, A, B, C, chunk_size, **options, return_final_states=return_final_states)
 
-    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.ops.triton.ssd_combined"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    vars(sys.modules[name])["mamba_chunk_scan_combined"] = mamba_chunk_scan_combined
+    def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False):
+        return update(state, x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus)
+
+    update, parents = mixers.mamba2_selective_state_update, ("mamba_ssm", "mamba_ssm.ops", TRITON)
+    modules = {name: ModuleType(name) for name in (*parents, f"{TRITON}.ssd_combined", f"{TRITON}.{UPDATE}")}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    vars(modules[f"{TRITON}.ssd_combined"])["mamba_chunk_scan_combined"] = mamba_chunk_scan_combined
+    vars(modules[f"{TRITON}.{UPDATE}"])[UPDATE] = selective_state_update
     theirs = to_hf(LanguageModel(small_config("M-*M"), seed=0)).train()
     tokens = random_tokens(2, 16)
     wanted = theirs(tokens, use_cache=False).logits
@@ -98,4 +106,10 @@ def test_another_packages_scan_replaces_transformers_own_and_is_counted(monkeypa
         found = theirs(tokens, use_cache=False).logits
     assert calls["mamba_chunk_scan_combined"] == len(given) == 2
     assert torch.equal(found, wanted)
+    theirs.eval()
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    written = theirs.generate(tokens, **options)
+    with mamba_ssm.mamba_kernels() as calls:
+        assert torch.equal(theirs.generate(tokens, **options), written)
+    assert (calls["mamba_chunk_scan_combined"], calls[UPDATE]) == (2, 2 * 3)  # two layers, four tokens
     assert mixers.mamba2_chunk_scan is own

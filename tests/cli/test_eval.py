@@ -10,7 +10,7 @@ import torch
 
 from fourbits.cli.main import main
 from fourbits.compare.report.run_report import write_run_report
-from fourbits.evaluation.subject import open_subject
+from fourbits.evaluation.evaluated_model import open_model
 from fourbits.exchange.folder import open_hf
 from fourbits.generate.held import recipe_layers
 from fourbits.harness.results import add_results, read_results
@@ -110,8 +110,8 @@ def test_a_bf16_export_has_the_loss_of_its_run(run, folders, capsys):
 
 @pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
 def test_a_checkpoint_in_nvfp4_is_measured_with_its_own_codes(layout, run, folders, capsys):
-    subject = open_subject(folders[layout], torch.device("cpu"))
-    layers, stored = subject.layers("nvfp4"), open_trained(run)
+    model = open_model(folders[layout], torch.device("cpu"))
+    layers, stored = model.layers("nvfp4"), open_trained(run)
     weights = forward_weights(stored.converted("meta"))
     packed = open_hf(folders[layout]).packed()
     assert list(packed) == list(weights)

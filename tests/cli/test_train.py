@@ -6,11 +6,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from torch._dynamo import config as dynamo_config
 
+from fourbits import compile_notice
 from fourbits.cli import train as command
 from fourbits.cli.main import main
+from fourbits.quant.cpu import compiled
 from fourbits.train import trainer
 from fourbits.train.listener import ProgressPrinter
+from fourbits.train.metrics import read_metrics
 
 SETTINGS = {
     "model": "{vocab_size: 384, d_model: 16, pattern: '*-', d_ffn: 32, "
@@ -50,6 +54,21 @@ def test_a_run_whose_first_step_compiles_says_so_before_it(config, tmp_path, cap
     monkeypatch.setattr(trainer, "compile_model", lambda model, how: None)
     assert train(config, "--out", tmp_path / "run", "--train.compile", how) == 0
     assert ("the first step compiles the model" in capsys.readouterr().out) == (how == "regions")
+
+
+def test_with_torch_compile_disabled_a_run_is_that_of_uncompiled_code_and_a_warning_says_so(
+    config, tmp_path, caplog, monkeypatch
+):
+    assert train(config, "--out", tmp_path / "uncompiled") == 0
+    monkeypatch.setattr(compiled, "COMPILE_FROM", 1)
+    compile_notice._warn_of_disabled.cache_clear()
+    with dynamo_config.patch(disable=True), caplog.at_level("WARNING", logger="fourbits"):
+        assert train(config, "--out", tmp_path / "disabled", "--train.compile", "regions") == 0
+    assert "torch.compile is disabled" in caplog.text
+    losses = [
+        read_metrics(tmp_path / name / "metrics.jsonl")[0]["loss"] for name in ("uncompiled", "disabled")
+    ]
+    assert losses[0] == losses[1]
 
 
 def test_json_is_the_summary_and_nothing_else(config, tmp_path, capsys):

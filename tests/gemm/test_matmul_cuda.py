@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fourbits.gemm.kernels import launch_fp8, tiles
-from fourbits.gemm.kernels.launch_bf16 import Layout, PointerGemm, TmaGemm, bf16_gemm
+from fourbits.gemm.kernels.launch_bf16 import OperandLayout, PointerGemm, TmaGemm, bf16_gemm
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.tensor import ExactOperand
 from support.gpus import SHARED_MEMORY, planning_for
@@ -26,7 +26,9 @@ def sm(request):
 
 def launches(a, a_axis, b, b_axis, out_dtype, bias=None):
     """The plan of a GEMM, and what it would launch."""
-    layouts = (Layout(tuple(x.shape), x.stride(0), axis, True) for x, axis in ((a, a_axis), (b, b_axis)))
+    layouts = (
+        OperandLayout(tuple(x.shape), x.stride(0), axis, True) for x, axis in ((a, a_axis), (b, b_axis))
+    )
     gemm = bf16_gemm(*layouts, out_dtype, None if bias is None else bias.dtype, GPU)
     with recording() as starts:
         gemm(a, b, ONE, ONE, bias)

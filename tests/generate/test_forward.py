@@ -107,7 +107,7 @@ def test_the_state_after_a_prompt_is_the_recurrences(length):
     x, dt = torch.randn(2, length, 4, 8), torch.rand(2, length, 4) * 0.2
     a, b = -torch.rand(4) - 0.1, torch.randn(2, length, 2, 16)
     state = final_state(x, dt, a, b)
-    # one more token with c = e_n, dt = 0 and d = 0 reads row n of the state
+    # one more token with c = e_n, dt = 0 and d = 0 reads column n of the state
     exact = [t.double() for t in (x, dt, a, b)]
     rows = []
     for n in range(16):
@@ -115,6 +115,6 @@ def test_the_state_after_a_prompt_is_the_recurrences(length):
         c = torch.zeros_like(extra[2])
         c[:, -1, :, n] = 1
         rows.append(reference.ssd(extra[0], extra[1], exact[2], extra[2], c, torch.zeros(4).double())[:, -1])
-    expected = torch.stack(rows, dim=2)
+    expected = torch.stack(rows, dim=-1)
     # sums of `length` FP32 terms of both signs, by their magnitudes
     assert (state - expected).abs().max() <= 2**-22 * (length**0.5 + 4) * x.abs().max() * b.abs().max()

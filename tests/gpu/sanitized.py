@@ -1,4 +1,4 @@
-"""Every kernel once, for compute-sanitizer: products, sums, policies, quantizers, Mamba layers.
+"""Every kernel once, for compute-sanitizer: products, sums, policies, quantizers, Mamba layers, decoding.
 
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests
     compute-sanitizer --error-exitcode 9 python -m gpu.sanitized
@@ -20,6 +20,8 @@ import triton.language as tl
 from fourbits.model.ops import self_check
 from fourbits.quant.cpu import compiled
 from support.chain_cases import checks
+from support.decoding_cases import STEPS, state_errors, step_errors
+from support.decoding_cases import norm_errors as add_norm_errors
 from support.fused_cases import POLICIES, SMALL, differences, policy_differences
 from support.matmul_cases import SMALL as GEMMS
 from support.matmul_cases import excess
@@ -53,6 +55,11 @@ def main(planted: bool, share: int = 0, shares: int = 1) -> int:
         wrong += not all(error <= 1 for error in errors)
     wrong += sum(bool(conv_errors(case, "cuda", torch.bfloat16)) for case in convs)
     wrong += sum(bool(norm_errors(case, "cuda", torch.bfloat16)) for case in norms)
+    steps = STEPS[every]
+    wrong += sum(bool(step_errors(case, "cuda", torch.bfloat16)) for case in steps)
+    if share == 0:
+        wrong += bool(state_errors(70, True, "cuda", torch.bfloat16))
+        wrong += bool(add_norm_errors((3, 1, 48), torch.bfloat16, torch.bfloat16, "cuda"))
     torch.cuda.synchronize()
     print(
         f"{len(products)} products, {len(sums)} sums, {len(policies)} policies, {len(cases)} cases, "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fourbits as fb
-from fourbits.gemm.kernels.launch_bf16 import Layout, PointerGemm, Problem
+from fourbits.gemm.kernels.launch_bf16 import OperandLayout, PointerGemm, Problem
 from fourbits.gemm.kernels.tiles import gpu_model
 from fourbits.gemm.native.probes import PROBES, operands, random_operand
 from fourbits.gemm.reference.tensor_core import TENSOR_CORES
@@ -117,7 +117,7 @@ def test_hoppers_own_bf16_gemm_has_the_sums_of_its_model():
         pytest.skip("needs a Hopper GPU")
     a, b = (random_operand(256, 1536, seed, GPU) for seed in (1, 2))
     left, right = (unpacked(q) for q in (a, b))
-    layout = Layout((256, 1536), 1536, 1, True)
+    layout = OperandLayout((256, 1536), 1536, 1, True)
     gemm = PointerGemm(Problem(layout, layout, torch.float32, None, GPU), gpu_model(GPU))
     one = torch.ones((), device=GPU)
     found = gemm(left.values, right.values, one, one, None)

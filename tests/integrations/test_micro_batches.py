@@ -53,7 +53,7 @@ def test_more_tokens_than_said_are_an_error_that_names_layer_and_remedy():
     batches = MicroBatches(model, 32)
     batches.begin(0)
     model(torch.randn(48, 32)).sum().backward()
-    with pytest.raises(ValueError, match=r"got 32, and 0 has met 48, .* Pass max_tokens=48\."):
+    with pytest.raises(ValueError, match=r"got 32, and 0 has read 48, .* Pass max_tokens=48\."):
         batches.begin(0)
 
 

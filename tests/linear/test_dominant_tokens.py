@@ -8,11 +8,11 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fourbits.linear import health
+from fourbits.linear import dominant_tokens
 from fourbits.linear.audit import audit
 from fourbits.linear.convert import convert
+from fourbits.linear.dominant_tokens import lost_blocks_and_large_rows
 from fourbits.linear.feature_shard import shard_features
-from fourbits.linear.health import lost_blocks_and_large_rows
 from fourbits.linear.limited_rows import limited
 from fourbits.linear.step import set_step
 from fourbits.recipe.presets import get_recipe
@@ -115,7 +115,7 @@ def test_a_graph_is_neither_broken_nor_recompiled_by_the_look_which_only_its_fir
         looks.append(dy)
         return lost_blocks_and_large_rows(dy)
 
-    monkeypatch.setattr(health, "lost_blocks_and_large_rows", looked)
+    monkeypatch.setattr(dominant_tokens, "lost_blocks_and_large_rows", looked)
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 32))
     convert(model, "nvfp4", stacks=[])

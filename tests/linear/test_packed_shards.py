@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.convert import convert
-from fourbits.linear.packed_shards import PackedShards, own_amaxes, reads_as_bf16, why_not_packed
+from fourbits.linear.packed_shards import PackedShards, own_amaxes, reads_as_bf16, unsupported_packed
 from fourbits.linear.step import set_step
 from fourbits.linear.weight_source import set_weight_source
 from fourbits.model.linear import Linear
@@ -61,7 +61,7 @@ def test_shards_have_the_bytes_of_the_whole(recipe, shards, largest):
     layer = layer_of(everywhere(recipe))
     with torch.no_grad():
         layer.weight[3, 5] = largest
-    assert why_not_packed(layer, shards) is None
+    assert unsupported_packed(layer, shards) is None
     weight = layer.weight.detach()
     whole = quantize(weight, PackedShards(layer).spec, 1)
     assert_same_operand(gathered(layer, shards)(anything(weight)), whole)
@@ -150,7 +150,7 @@ def test_a_gpu_packs_the_bytes_of_a_cpu_and_computes_as_with_its_own_weight(reci
     ],
 )
 def test_a_weight_that_cannot_be_packed_says_why(recipe, changes, shards, reason):
-    assert reason in str(why_not_packed(layer_of(everywhere(recipe, **changes)), shards))
+    assert reason in str(unsupported_packed(layer_of(everywhere(recipe, **changes)), shards))
 
 
 @pytest.mark.parametrize(

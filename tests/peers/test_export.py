@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from fourbits.cli.main import main
 from fourbits.exchange.folder import load_hf
-from fourbits.exchange.nvfp4_layouts import COMPRESSED_TENSORS, MODELOPT, Layout
+from fourbits.exchange.nvfp4_layouts import COMPRESSED_TENSORS, MODELOPT, CheckpointLayout
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.forward_weights import ForwardWeight, forward_weights, packed_weight
 from fourbits.train.load_run import StoredModel, open_trained
@@ -29,7 +29,7 @@ def stored(request, tmp_path_factory) -> StoredModel:
     return open_trained(trained(folder, request.param, pattern="TTTT", width=64))
 
 
-def export(stored: StoredModel, layout: Layout, out: Path, *more: str) -> dict[str, torch.Tensor]:
+def export(stored: StoredModel, layout: CheckpointLayout, out: Path, *more: str) -> dict[str, torch.Tensor]:
     words = ["export", str(stored.folder), "--format", layout.name, "--scales", "separate", "--out", str(out)]
     assert main([*words, *more]) == 0
     return load_file(out / "model.safetensors")

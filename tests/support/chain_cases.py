@@ -19,7 +19,7 @@ from fourbits.gemm import sums as dispatcher
 from fourbits.gemm.kernels import launch_chain
 from fourbits.gemm.kernels.chain_triton import DONE, EVERY_TERM, EXACT, add_toward_zero
 from fourbits.gemm.reference.tensor_core import TENSOR_CORES, to_fp32, toward_zero
-from fourbits.gemm.reference.tensor_core_ways import ways
+from fourbits.gemm.reference.tensor_core_paths import paths
 from fourbits.gemm.sums import Epilogue, Sums
 from fourbits.quant.cpu import compiled
 from fourbits.quant.tensor import QuantizedTensor
@@ -65,13 +65,13 @@ def differences(
 
 
 def states(a: QuantizedTensor, b: QuantizedTensor, products: int, device: Device) -> set[str]:
-    """Which ways the tiles of a GEMM take, if they are those of the reference's proof."""
+    """Which paths the tiles of a GEMM take, if they are those of the reference's proof."""
     left, right = (operands.moved(q, device) for q in (a, b))
     layouts = launch_chain.stored(left), launch_chain.stored(right)
     gemm = launch_chain.chain_gemm(*layouts, products, torch.float32, None, left.codes.device)
     found = gemm.states(left, right).cpu()
     core, (height, width) = TENSOR_CORES["sm_100-fp4"], gemm.tile
-    expected = ways(dispatcher._rows(a, core), dispatcher._rows(b, core), core, (height, width))
+    expected = paths(dispatcher._rows(a, core), dispatcher._rows(b, core), core, (height, width))
     return (
         {STATES[state] for state in found.unique().tolist()} if torch.equal(found.long(), expected) else set()
     )
@@ -97,7 +97,7 @@ def edge(octaves: int, last: int, seed: int) -> tuple[QuantizedTensor, Quantized
 
 
 def mixed() -> tuple[QuantizedTensor, QuantizedTensor]:
-    """Rows like data, wide ones, and any bytes, in one operand; so tiles take all ways."""
+    """Rows like data, wide ones, and any bytes, in one operand; so tiles take all paths."""
     torch.manual_seed(0)
     a, b = (fb.quantize(torch.randn(rows, 144), fb.OperandSpec(), 1) for rows in (68, 18))
     any_bytes = operands.any_bytes((68, 144), fb.OperandSpec(), 1)
@@ -134,7 +134,7 @@ def checks(device: Device, large: bool = False) -> Iterator[tuple[object, Callab
     yield "additions toward zero", lambda: wrongly_added(device)
     yield "mixed", lambda: differences(mixed(), "sm_100", device, torch.bfloat16, bias=True)
     yield "product of scales", lambda: differences(edge(4, 0x08, 0), "sm_103", device, epilogue="product")
-    yield "ways", lambda: _ways(device)
+    yield "paths", lambda: _paths(device)
     for octaves in range(0, 15, 1 if large else 2):
         for last in (0x01, 0x08, 0x0F, 0x10) if large else (0x0F if octaves % 4 else 0x01,):
             yield f"{octaves} octaves above {last}", _edge_check(octaves, last, device)
@@ -163,13 +163,13 @@ def _operand_check(kind: str, name: str, axis: int, device: Device, large: bool)
     return check
 
 
-def _ways(device: Device) -> list[str]:
+def _paths(device: Device) -> list[str]:
     """Every way is taken by some case, and data takes the short one."""
     torch.manual_seed(0)
     a, b = (fb.quantize(torch.randn(rows, 208), fb.OperandSpec(), 1) for rows in (40, 33))
     found = {octaves: states(*edge(octaves, 0x08, 0), 64, device) for octaves in (0, 9, 14)}
     wrong = [] if states(a, b, 64, device) == {"done"} else ["data is not proven exact"]
-    return wrong if set().union(*found.values()) == set(STATES.values()) else [*wrong, f"ways {found}"]
+    return wrong if set().union(*found.values()) == set(STATES.values()) else [*wrong, f"paths {found}"]
 
 
 def main() -> int:

@@ -13,11 +13,14 @@ import triton
 import fourbits
 from fourbits.gemm.kernels import launch_chain, launch_fp8
 from fourbits.gemm.kernels import launch_grouped as grouped_gemms
-from fourbits.gemm.kernels.launch_bf16 import Layout, bf16_gemm
+from fourbits.gemm.kernels.launch_bf16 import OperandLayout, bf16_gemm
 from fourbits.gemm.kernels.tiles import gpu_model
 from fourbits.linear.kernels import observe_triton
+from fourbits.model.ops.add_norm.kernels import add_norm_triton
 from fourbits.model.ops.conv.kernels import conv_triton
 from fourbits.model.ops.gated_norm.kernels import gated_norm_triton
+from fourbits.model.ops.mamba_step.kernels import mamba_step_triton
+from fourbits.model.ops.mamba_step.weights import StepWeights
 from fourbits.model.ops.ssd.kernels import ssd_triton
 from fourbits.quant.grouped_layout import GroupedOperand, most_tiles
 from fourbits.quant.kernels import launch_dequantize, launch_grouped, launch_stats, launch_unpack
@@ -122,7 +125,7 @@ def _multiplying() -> Generator[tuple[str, list[Start]]]:
             a = on_gpu(*((M, K) if axes[0] else (K, M)))
             b = on_gpu(*((N, K) if axes[1] else (K, N)))
             layouts = [
-                Layout((x.shape[0], x.shape[1]), x.stride(0), axis, True)
+                OperandLayout((x.shape[0], x.shape[1]), x.stride(0), axis, True)
                 for x, axis in zip((a, b), axes, strict=True)
             ]
             with recording() as starts:
@@ -226,7 +229,34 @@ def _in_models() -> Generator[tuple[str, list[Start]]]:
             gated_norm_triton.forward(y, y, weight, groups, 1e-5)
             gated_norm_triton.backward(y, y, y, weight, groups, 1e-5)
         yield f"gated norm of {width} in {groups} groups", starts
+        with recording(add_norm_triton) as starts:
+            for branch in (None, y):
+                add_norm_triton.add_norm(y, branch, weight, 1e-5, torch.bfloat16)
+        yield f"residual and norm of {width}", starts
+    yield from _decoding()
     own, counts = on_gpu(4, dtype=torch.float32), on_gpu(4, 4, dtype=torch.int64)
     with recording(observe_triton) as starts:
         observe_triton.observe(own, counts, own, counts, with_counts=True)
     yield "observer", starts
+
+
+def _decoding() -> Generator[tuple[str, list[Start]]]:
+    """One token of the mixers of hybrid-1.2b, hybrid-12b and nemotron-nano-12b-v2."""
+    for groups, per_group, head_dim in ((4, 16, 64), (8, 20, 64), (8, 16, 80)):
+        yield f"a token of {groups} groups of {per_group} heads", decoding(groups, per_group, head_dim)
+
+
+def decoding(groups: int, per_group: int, head_dim: int) -> list[Start]:
+    """The launches for one token of a mixer with states of 128, of 64 sequences."""
+    heads, fp32 = groups * per_group, torch.float32
+    channels = heads * head_dim + 2 * groups * 128
+    taps, bias, gain = (
+        on_gpu(*sizes, dtype=fp32) for sizes in ((channels, 1, 4), (channels,), (heads * head_dim,))
+    )
+    dt_bias, a_log, d = (on_gpu(heads, dtype=fp32) for _ in range(3))
+    weights = StepWeights(taps, bias, dt_bias, a_log, d, gain, groups, 1e-5)
+    projected, inputs = on_gpu(64, sum(weights.widths)), on_gpu(64, 3, channels)
+    state, begins = on_gpu(64, heads, head_dim, 128, dtype=fp32), on_gpu(64, dtype=torch.bool)
+    with recording(mamba_step_triton, gated_norm_triton) as starts:
+        mamba_step_triton.mamba_step(projected, inputs, state, begins, weights)
+    return starts

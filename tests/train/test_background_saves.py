@@ -114,7 +114,7 @@ def test_a_failure_is_raised_where_training_learns_of_it(keeper, gate, tmp_path,
     actions = {
         "the next step": lambda: keeper.proved(3),
         "the next save": lambda: keeper.save(4, files(4.0), {}),
-        "the end": keeper.rotate,
+        "the end": keeper.remove_old,
     }
     with pytest.raises(OSError, match="full"):
         actions[learns]()

@@ -18,7 +18,7 @@ from fourbits.train.keeper import CheckpointKeeper, require_space
 from fourbits.train.metrics import MEASURED, MetricsFile, read_history
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.opening import with_vocabulary
-from fourbits.train.rollback import RollbackError, RollbackPolicy, Rollbacks, Setback
+from fourbits.train.rollback import RollbackCause, RollbackError, RollbackPolicy, Rollbacks
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer
@@ -242,7 +242,7 @@ def test_a_validation_loss_that_is_not_finite_rolls_back(train, tmp_path, monkey
         return {name: Loss(math.nan, loss.tokens, 1) for name, loss in found.items()}
 
     monkeypatch.setattr(Trainer, "validate", nan_at_the_second)
-    monkeypatch.setattr(Trainer, "validation_origin", lambda self: "values are not finite in the loss itself")
+    monkeypatch.setattr(Trainer, "non_finite_cause", lambda self: "values are not finite in the loss itself")
     summary, _ = train()
     (rollback,) = read_history(tmp_path / "run" / "metrics.jsonl").rollbacks
     assert (rollback["step"], rollback["to"], summary["ended"]) == (8, 6, "finished")
@@ -302,7 +302,7 @@ def test_the_target_is_the_newest_checkpoint_of_the_interval_that_is_old_enough(
 
 
 def test_a_run_started_from_another_rolls_back_to_where_it_started():
-    policy = RollbackPolicy(steps=100, interval=10, limit=5, origin=33)
+    policy = RollbackPolicy(steps=100, interval=10, limit=5, start_step=33)
     assert policy.target([33, 40, 50], 60) == 33
     assert policy.target([33, 40, 50], 140) == 40
     assert policy.target([35], 140) is None
@@ -373,7 +373,7 @@ def test_a_length_may_change_after_a_run_has_read_behind_its_end():
 
 
 def test_a_setback_counts_the_data_of_all_steps_since_the_target():
-    assert Rollbacks(1, 3).after(Setback(20, "", True), 12) == Rollbacks(2, 11)
+    assert Rollbacks(1, 3).after(RollbackCause(20, "", True), 12) == Rollbacks(2, 11)
 
 
 def test_data_inspect_shows_the_samples_that_a_step_read_in_the_end(train, tmp_path, monkeypatch, capsys):

@@ -30,7 +30,7 @@ SPIKE = 9  # the step whose loss is a hundred times as large, by fabrication
 def looks(losses, detector=None):
     """Whether each loss is a spike, and the threshold that it was compared with."""
     detector = detector or SpikeDetector(CPU)
-    found = [detector.look(torch.tensor(loss, dtype=torch.float32)) for loss in losses]
+    found = [detector.compare(torch.tensor(loss, dtype=torch.float32)) for loss in losses]
     return [bool(spiked) for spiked, _ in found], [float(threshold) for _, threshold in found]
 
 
@@ -239,7 +239,7 @@ def test_a_spike_whose_gradients_are_infinite_is_not_finite_before_it_is_a_spike
 
 def test_a_spike_after_a_step_that_was_not_finite_does_not_allow_updates(config, data, monkeypatch):
     """As on a GPU: both steps are under way before the host sees the numbers of the first."""
-    monkeypatch.setattr(SpikeDetector, "look", lambda self, loss: (loss > 0, loss / 2))
+    monkeypatch.setattr(SpikeDetector, "compare", lambda self, loss: (loss > 0, loss / 2))
     changed = replace(config, train=replace(config.train, spike="skip"))
     trainer = Trainer(with_vocabulary(changed, data), data, CPU)
     trainer._blocked.fill_(1.0)

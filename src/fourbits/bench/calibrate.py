@@ -39,7 +39,7 @@ _WARM_UP, _LONG = 3.0, 0.4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured: GEMMs (m, n, k), a tensor to quantize, attention (batch, tokens, heads, KV heads,
+    """The measured sizes: GEMMs (m, n, k), a tensor to quantize, attention (batch, tokens, heads, KV heads,
     channels of a head), a preset's scan (preset, batch, tokens), and numbers that each rank sends.
     """
 
@@ -110,14 +110,14 @@ def calibrate(ranks: Ranks, log: Log = lambda line: None) -> Calibration:
 
 
 def _warm_up(device: torch.device) -> None:
-    """Bring a GPU to the clocks of continuous work."""
+    """Run a GPU until its clocks have settled."""
     end = time.monotonic() + _WARM_UP
     while device.type == "cuda" and time.monotonic() < end:
         product_rate(device)
 
 
 def _sustained_seconds(run: Callable[[], object], device: torch.device, sizes: Sizes) -> float:
-    """The mean time of a call among many that follow one another; on a CPU the median of a few."""
+    """Mean time of a call in a long series of calls; on a CPU, the median of a few."""
     once = median_seconds(run, device, sizes.repeats, cold=False)
     if device.type != "cuda":
         return once
@@ -132,7 +132,7 @@ def _sustained_seconds(run: Callable[[], object], device: torch.device, sizes: S
 
 
 def _gemms(device: torch.device, sizes: Sizes, missing: dict[str, str], report: Log) -> tuple[GemmTime, ...]:
-    """Every unit that the device has, over the shapes."""
+    """GEMM times at every shape, for every kind of tensor core that the device has."""
     units: dict[str, Callable[[Tensor, Tensor], Callable[[], object]]] = {
         "bf16": _bf16_gemm,
         "emulated": lambda a, b: _operand_gemm("nvfp4", a, b),
@@ -158,7 +158,7 @@ def _bf16_gemm(a: Tensor, b: Tensor) -> Callable[[], object]:
 
 
 def _operand_gemm(recipe: str, a: Tensor, b: Tensor) -> Callable[[], object]:
-    """Fprop of a recipe, of operands that are quantized before."""
+    """Fprop of a recipe, on operands that were quantized beforehand."""
     fprop = get_recipe(recipe).fprop
     left, right = _operand(a, fprop.lhs), _operand(b, fprop.rhs)
     run = gemm(left, right, torch.bfloat16, None)

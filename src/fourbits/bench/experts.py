@@ -126,7 +126,7 @@ def _runs(device: torch.device, size: Size, goals: tuple[float | None, float | N
 
 
 def uneven_ends(experts: int, tokens: int) -> Tensor:
-    """Ends of `experts * tokens` rows shared out unevenly, as a router may do; the last gets none."""
+    """Ends of `experts * tokens` rows distributed unevenly, as by a router; the last gets none."""
     shares = torch.linspace(2.0, 0.0, experts, dtype=torch.float64, device="cpu")
     ends = (shares.cumsum(0) / shares.sum() * experts * tokens).round()
     return ends.to(torch.int32)

@@ -1,4 +1,4 @@
-"""X, W and dY of linear layers as training leaves them: a small hybrid, some steps on structured tokens."""
+"""X, W and dY of linear layers, recorded during training: a small hybrid model, a few structured steps."""
 
 from collections.abc import Callable
 from typing import NamedTuple

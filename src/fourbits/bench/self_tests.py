@@ -1,4 +1,4 @@
-"""Self-tests of what a device may run by its own kernels, against definitions on the CPU, and its rates.
+"""Self-tests of a device's kernels against references on the CPU, and the device's measured rates.
 
 Compilers and libraries have silently produced wrong gradients on new GPUs. Each test is small; most of its
 time goes into compiling. A test begins only while the time for all of them lasts.
@@ -67,10 +67,10 @@ def self_tests(described: Device, budget: float = BUDGET) -> list[SelfTest]:
     """Every test. Those that compile nothing come first, so that a slow compiler does not cost them."""
     device = torch.device(described.torch_device)
     began, found = time.monotonic(), list[SelfTest]()
-    for what, why_not, run in _tests(device, described):
+    for what, unsupported, run in _tests(device, described):
         start = time.monotonic()
-        if why_not is not None:
-            found.append(SelfTest(what, None, why_not, 0.0))
+        if unsupported is not None:
+            found.append(SelfTest(what, None, unsupported, 0.0))
         elif start - began > budget:
             found.append(SelfTest(what, None, f"the time for all tests, {budget:.0f} s, is used up", 0.0))
         else:

@@ -22,7 +22,7 @@ from fourbits.bench.timing import (
     product_rate,
 )
 from fourbits.gemm.matmul import gemm
-from fourbits.gemm.sums import shares_of_ways
+from fourbits.gemm.sums import shares_of_paths
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact, quantize
 from fourbits.quant.tensor import QuantizedTensor
@@ -102,6 +102,6 @@ def _result(
     modelled = gemm(a, b, dtype, None, "sm_100")
     runs = [lambda: plain(*values, None), lambda: modelled(a, b, None)]
     bf16, ours = medians(runs, a.codes.device, _REPEATS, ahead=True)
-    short, exactly, every = shares_of_ways(a, b, "sm_100")
+    short, exactly, every = shares_of_paths(a, b, "sm_100")
     shares = f"of BF16; tiles {short:.0%} short, {exactly:.0%} exact, {every:.0%} every term"
     return Result(name=name, seconds=ours, value=bf16 / ours, unit=shares, goal=goal)

@@ -1,4 +1,4 @@
-"""Measure the speed of quantizers, linear layers, experts, the SSD scan, training steps, models, or data.
+"""Measure the speed of quantizers, linear layers, experts, the SSD scan, training, generation, or data.
 
 Both sides of a ratio are measured in the same run. `fourbits bench WHAT --help` describes each benchmark.
 """
@@ -16,6 +16,7 @@ import torch
 from fourbits.bench.calibrate import calibrate
 from fourbits.bench.data import bench_data
 from fourbits.bench.experts import bench_experts
+from fourbits.bench.generate import GenerateRequest, bench_generate
 from fourbits.bench.hf import MODES, SIZES, bench_hf
 from fourbits.bench.linear import bench_linear
 from fourbits.bench.peers.model import PEERS
@@ -40,7 +41,7 @@ EXAMPLE = "fourbits bench linear --json"
 RANKS, CALIBRATE = "ranks", "calibrate"
 
 
-Request = TypeVar("Request", ModelRequest, RanksRequest)
+Request = TypeVar("Request", ModelRequest, RanksRequest, GenerateRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,18 @@ def _add_hf(parser: ArgumentParser) -> None:
         parser.add_argument(f"--{option}", nargs="+", metavar=option[0].upper(), help=text)
 
 
+def _add_generate(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--preset", metavar="NAME", help="a model preset; default: hybrid-1.2b on a GPU, else tiny")
+    for option, text in (
+        ("--batch", "sequences; default: 64 on a GPU, else 4"),
+        ("--prompt", "tokens of each prompt; default: 512 on a GPU, else 64"),
+        ("--tokens", "new tokens of each; default: 128 on a GPU, else 8"),
+    ):
+        add(option, type=int, metavar="N", help=text)
+    add("--no-peer", dest="peer", action="store_false", help="skip transformers")
+
+
 def _request(kind: type[Request], args: Namespace) -> Request:
     """The request that the options describe; options that were not given keep the request's defaults."""
     names = [field.name for field in fields(kind)]
@@ -243,6 +256,12 @@ BENCHMARKS = {
         "fourbits bench hf --modes eager",
         lambda device, args: bench_hf(device, _print_progress, args.sizes, args.modes),
         _add_hf,
+    ),
+    "generate": Benchmark(
+        "measure generation in batches: prefill, a step, whole texts; against transformers' generate",
+        "fourbits bench generate --tokens 128",
+        lambda device, args: bench_generate(device, _request(GenerateRequest, args), _print_progress),
+        _add_generate,
     ),
     "data": Benchmark(
         "measure preparing and reading tokens",

@@ -17,7 +17,7 @@ COMMANDS = {
     "train": "train a model with a recipe, or resume a run",
     "compare": "train with several recipes and seeds, and report how they differ",
     "recipes": "list the recipes, or show the precision of every GEMM operand in one",
-    "lint": "find the mistakes of practice in a configuration before it trains",
+    "lint": "find common mistakes in a configuration before training",
     "plan": "plan a run on a cluster: memory, layout, time, energy and cost, before you pay for it",
     "data": "turn text into token files, inspect them, or build a corpus",
     "eval": "measure a model on text and on tasks, and what a recipe costs it",

@@ -175,7 +175,7 @@ def licensed(sources: Sequence[Source], arguments: Sequence[str]) -> list[Source
 
 
 def build_corpus(args: Namespace) -> int:
-    """Build the named corpus."""
+    """Build the corpus of this name, and print its sources."""
     if args.name == STDLIB and (args.debs or args.max_mb is not None):
         raise ValueError(f"--debs and --max-mb apply to {DEBIAN} only. Remove them.")
     if args.name == DEBIAN:
@@ -221,7 +221,7 @@ def show(data: PreparedData) -> None:
 
 
 def reading_lines(reading: dict[str, Any]) -> list[str]:
-    """What was not read of a source's folder, and what its tokenizer loses; nothing if all is well."""
+    """Lines about files that were skipped and text that the tokenizer loses; none if all is well."""
     lines: list[str] = []
     if skipped := reading.get("skipped_files", reading.get("passed_over")):  # the latter in older folders
         lines.append(f"skipped {listed({k: SkippedFiles(**v) for k, v in skipped.items()})}")

@@ -37,7 +37,7 @@ def add_inspect(parser: ArgumentParser) -> None:
 
 
 def inspect(args: Namespace) -> dict[str, Any]:
-    """Everything requested, as plain values."""
+    """Collect what the options ask for, as plain values."""
     folder = Path(args.folder)
     run = args.run or (str(folder / "config.yaml") if (folder / "config.yaml").is_file() else None)
     config = None if run is None else load_config(run, RUN_PRESETS)
@@ -130,7 +130,7 @@ def _document(data: PreparedData, argument: str) -> dict[str, Any]:
 
 
 def _data_offset(metrics: Path, step: int) -> int:
-    """How many steps' data rollbacks have left out before a step, 0 for the first."""
+    """Steps whose data rollbacks have skipped before a step; 0 for the first."""
     records, _, rollbacks = read_history(metrics) if metrics.is_file() else ([], [], [])
     for record in records:
         if (record["kind"], record["step"]) == ("train", step + 1):

@@ -199,7 +199,7 @@ def rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def next_command(findings: dict[str, Any]) -> str:
-    """What to type next on this machine, and what for."""
+    """The next command to type on this machine, and its purpose."""
     wrong = [each["what"] for each in findings.get("self_tests", []) if each["passed"] is False]
     if wrong:
         return f"do not train here: {', '.join(wrong)} failed; try another version of torch"
@@ -215,7 +215,7 @@ def next_command(findings: dict[str, Any]) -> str:
 
 
 def _check_rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
-    """What --check measured and tested."""
+    """Measurements and tests of --check."""
     found = list(findings.get("rates", {}).items())
     words = {True: "ok", False: "WRONG", None: "not run"}
     for each in findings.get("self_tests", []):

@@ -24,8 +24,8 @@ from fourbits.cli.run_page import refresh_report
 from fourbits.compare.terminal import print_table
 from fourbits.data.whole_file import write_json
 from fourbits.device import probe
-from fourbits.evaluation.evaluate_model import EvalOptions, Evaluated, evaluate_model
-from fourbits.evaluation.subject import Subject, open_subject
+from fourbits.evaluation.evaluate_model import EvalOptions, EvaluationResults, evaluate_model
+from fourbits.evaluation.evaluated_model import EvaluatedModel, open_model
 from fourbits.harness.results import add_results
 from fourbits.harness.tasks import TaskOptions, load_tasks
 
@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Evaluate."""
+    """Evaluate the model, and print or store the results."""
     if args.no_text and not args.tasks:
         raise ValueError("--no-text: leaves nothing to evaluate. Name --tasks, or remove the option.")
     options = EvalOptions(
@@ -77,22 +77,22 @@ def run(args: Namespace) -> int:
     )
     how = TaskOptions(shots=args.shots, datasets=args.datasets, include=args.include, run_code=args.run_code)
     tasks = load_tasks(args.tasks.split(","), how) if args.tasks else None
-    subject = open_subject(args.model, torch.device(probe(args.device).torch_device))
-    found = evaluate_model(subject, options, tasks, _show if sys.stderr.isatty() else None)
-    _store(args, subject, found)
+    model = open_model(args.model, torch.device(probe(args.device).torch_device))
+    found = evaluate_model(model, options, tasks, _show if sys.stderr.isatty() else None)
+    _store(args, model, found)
     return 0
 
 
-def _store(args: Namespace, subject: Subject, found: Evaluated) -> None:
+def _store(args: Namespace, model: EvaluatedModel, found: EvaluationResults) -> None:
     """Write the results where they belong, and print them."""
-    step = subject.run.step if subject.run else None
+    step = model.run.step if model.run else None
     record: dict[str, Any] = {"model": str(args.model), "step": step, "precisions": found.precisions}
     if args.out:
         write_json(args.out, record)
     where = None
-    if subject.run is not None and args.limit is None:
-        where = add_results(subject.run.folder, subject.run.step, found.precisions)
-        refresh_report(subject.run.folder)
+    if model.run is not None and args.limit is None:
+        where = add_results(model.run.folder, model.run.step, found.precisions)
+        refresh_report(model.run.folder)
     if args.json:
         print(json.dumps(record, indent=2))
         return

@@ -3,8 +3,8 @@
 from rich.table import Table
 from rich.text import Text
 
-from fourbits.evaluation.evaluate_model import Evaluated
-from fourbits.evaluation.subject import BF16
+from fourbits.evaluation.evaluate_model import EvaluationResults
+from fourbits.evaluation.evaluated_model import BF16
 from fourbits.harness.score_rows import Precisions, score_rows
 
 
@@ -58,8 +58,8 @@ def task_table(precisions: Precisions) -> Table | None:
     return table
 
 
-def precision_note(found: Evaluated, recipe: str) -> list[str]:
-    """What the numbers above depend on, in lines."""
+def precision_note(found: EvaluationResults, recipe: str) -> list[str]:
+    """Notes on what the numbers above depend on."""
     notes: list[str] = []
     if found.layers:
         notes.append(
@@ -71,6 +71,8 @@ def precision_note(found: Evaluated, recipe: str) -> list[str]:
         notes.append(
             "--limit: not all questions, so these scores are trials, and a run's folder has none of them"
         )
-    if cut := max((score["cut_prompts"] for score in scores), default=0):
-        notes.append(f"{cut} prompts lost their beginning, because with their answer they exceed max_seq_len")
+    if truncated := max((score["cut_prompts"] for score in scores), default=0):
+        notes.append(
+            f"{truncated} prompts lost their beginning, because with their answers they exceed max_seq_len"
+        )
     return notes

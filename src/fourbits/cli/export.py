@@ -68,7 +68,7 @@ def run(args: Namespace) -> int:
 
 
 def _described(stored: StoredModel, out: Path, exported: Exported) -> str:
-    """What is in the folder, in a line, and notes in others."""
+    """A line about the content of the folder, and a line per note."""
     recipe, options, compared = stored.config.recipe, exported.options, exported.compared
     weights = options.dtype if options.format == "hf" else f"{options.format} layout"
     if compared.quantized:

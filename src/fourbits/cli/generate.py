@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Generate."""
+    """Continue the given texts, and print them."""
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     device = torch.device(probe(args.device).torch_device)
     trained = load_trained(args.run, device)

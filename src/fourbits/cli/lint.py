@@ -1,4 +1,4 @@
-"""Find the mistakes of practice in a configuration before it trains, each with its reason and its remedy.
+"""Find common mistakes in a configuration before training, each with its reason and its remedy.
 
 CONFIG is a preset or a YAML file; settings change it, as in `fourbits train`. Exit code 1 if anything was
 found. docs/lint.md lists the rules.

@@ -74,7 +74,7 @@ def _run(name: str, argv: list[str]) -> int:
 
 
 def _is_follower() -> bool:
-    """Whether this is a rank other than 0, of those that torchrun started."""
+    """Whether torchrun started this process as a rank other than 0."""
     where = place()
     return where is not None and where.rank > 0
 

@@ -15,7 +15,7 @@ from fourbits.device import Device
 
 
 def write(path: Path, device: Device) -> int:
-    """Measure a device, write FILE and a page beside it, and say what they hold. 1 if the check failed."""
+    """Measure a device, write FILE and a page beside it, and print a summary. 1 if the check failed."""
     if path.suffix != ".json":
         raise ValueError(f"doctor --report: the file must end in .json, got {str(path)!r}. Rename it.")
     if not path.parent.is_dir():
@@ -47,7 +47,7 @@ def _write_page(path: Path, found: dict[str, Any], rows: list[Verified] | None) 
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The content of a report. Raises ValueError for a file that is none."""
+    """The content of a report. Raises ValueError for any other file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -61,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def table_of(rows: list[Verified], found: dict[str, Any]) -> Table:
-    """What was recomputed, by entry."""
+    """The recomputed entries."""
     title = f"{found['device']['name']}, {found['product']} GEMMs"
     table = Table("entry", "status", "detail", title=title, title_justify="left")
     for row in rows:

@@ -83,7 +83,7 @@ def operand_text(spec: OperandSpec) -> str:
 
 
 def kept_text(keep: KeepBF16) -> str:
-    """Which linear layers stay in BF16, in short."""
+    """The linear layers that stay in BF16, in short."""
     blocks = [
         f"{which} {value} of the blocks" if isinstance(value, str) else f"{which} {plural(value, 'block')}"
         for which, value in (("first", keep.first_blocks), ("last", keep.last_blocks))

@@ -11,7 +11,7 @@ NAMES = ("SIGTERM", "SIGHUP")
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal to end. It unwinds like Ctrl-C, so whatever cleans up after that cleans up after this."""
+    """Raised by a signal to end. It unwinds the stack as Ctrl-C does, so the same cleanup runs."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def ended_by_signals(name: str) -> Generator[None]:
 
 
 def stopped(error: KeyboardInterrupt) -> tuple[str, int]:
-    """What to print about the end, and the exit code: 130 for Ctrl-C, else 128 and the signal's number."""
+    """The message about the end, and the exit code: 130 for Ctrl-C, else 128 and the signal's number."""
     if isinstance(error, Stopped):
         return f"stopped by {signal.Signals(error.number).name}.", 128 + error.number
     return "stopped by Ctrl-C.", 130

@@ -165,7 +165,7 @@ def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
 
 
 def _refuse_model_settings(start: Path, overrides: Mapping[str, str]) -> None:
-    """Raises ValueError for options that a model from elsewhere decides."""
+    """Raises ValueError for options that an imported model determines."""
     if given := [name for name in overrides if name.partition(".")[0] == "model"]:
         raise ValueError(f"--{given[0]}: the model is that of --from {start}. Remove the option.")
 

@@ -65,7 +65,7 @@ def compare(
 
 
 def _measured(comparison: Comparison, out: Path, progress: MatrixProgress) -> Techniques | None:
-    """What each technique fixes on the first BF16 run; None, with a note, if that did not finish."""
+    """Effects of each technique on the first BF16 run; None, with a note, if that did not finish."""
     run = comparison.runs[BASELINE][comparison.seeds[0]]
     if not run.finished:
         progress.note(f"{run.path}: did not finish, so its model is not measured")

@@ -8,7 +8,7 @@ PIPED_WIDTH = 10_000
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table, without box characters and without wrapping where nobody sees a terminal."""
+    """Print a table, without box characters and without wrapping where the output is no terminal."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=PIPED_WIDTH)

@@ -24,7 +24,7 @@ STDLIB = "stdlib"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """What a run reads.
+    """The data of a run.
 
     paths: one prepared folder, or text: files, folders, NAME=PATH, corpus folders, or "stdlib".
     phases: the blend; by default that of a built-in corpus, else proportional to size.

@@ -54,7 +54,7 @@ def _count(file: TokenFile, is_duplicate: Callable[[int], bool]) -> Duplicates:
 
 @dataclass(frozen=True, slots=True)
 class SourceReads:
-    """What a phase reads of a source. epochs: how often the source has been read by the end of the phase."""
+    """The part of a source that a phase reads. epochs: of the source, by the end of the phase."""
 
     share: float
     samples: int

@@ -111,7 +111,7 @@ def library_error(error: Exception, path: Path) -> OSError:
 
 
 def full_disk_remedy(code: int | None) -> str:
-    """What to do about an OSError of this number; empty if it is not about a full disk."""
+    """The remedy for an OSError of this number; empty if it is not about a full disk."""
     return f". {FREE_SPACE}" if code in _FULL else ""
 
 

@@ -1,4 +1,4 @@
-"""What a recipe costs a model: both forward passes on the same text, token by token."""
+"""The cost of a recipe to a model: both forward passes on the same text, token by token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

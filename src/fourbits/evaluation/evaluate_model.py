@@ -6,7 +6,7 @@ from typing import Any
 
 from fourbits.evaluate import HeldOut, evaluate, total_loss
 from fourbits.evaluation.cost import differences, loss_values, total
-from fourbits.evaluation.subject import BF16, Subject
+from fourbits.evaluation.evaluated_model import BF16, EvaluatedModel
 from fourbits.generate.held import HeldLayer, calibrate, in_use
 from fourbits.harness.scoring import Report
 from fourbits.harness.tasks import Tasks, run_tasks
@@ -18,9 +18,9 @@ CALIBRATION = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
-    """What is evaluated. recipe: bf16, or one that is compared with it; text: whether a loss is measured.
+    """Options of an evaluation. recipe: bf16, or one to compare with it; text: whether a loss is measured.
 
-    data, seq_len, samples: see `Subject.texts`. limit: questions per task. batch_size: sequences at a time.
+    data, seq_len, samples: see `EvaluatedModel.texts`. limit: questions per task. batch_size: in sequences.
     """
 
     recipe: str = BF16
@@ -39,7 +39,7 @@ class EvalOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluationResults:
     """Results in plain values, as results.py stores them. layers: how many the recipe quantizes."""
 
     precisions: dict[str, dict[str, Any]]
@@ -47,43 +47,47 @@ class Evaluated:
 
 
 def evaluate_model(
-    subject: Subject, options: EvalOptions, tasks: Tasks | None, report: Report | None = None
-) -> Evaluated:
+    model: EvaluatedModel, options: EvalOptions, tasks: Tasks | None, report: Report | None = None
+) -> EvaluationResults:
     """Evaluate in BF16 and, unless options.recipe is bf16, in that recipe's precision as well.
 
     The amaxes of inputs are held, measured on samples of the text or taken from the checkpoint, so that no
     result depends on a batch. Raises ValueError as the parts do.
     """
     recipe = options.recipe
-    layers = [] if recipe == BF16 else subject.layers(recipe)
+    layers = [] if recipe == BF16 else model.layers(recipe)
     found: dict[str, dict[str, Any]] = {BF16: {}} | ({recipe: {}} if layers else {})
     uncalibrated = any(layer.amax is None for layer in layers)
     if options.text or uncalibrated:
-        texts = subject.texts(options.data, options.seq_len, options.samples)
+        texts = model.texts(options.data, options.seq_len, options.samples)
         if uncalibrated:
-            device = subject.model.embed.weight.device
+            device = model.model.embed.weight.device
             batches = [text.samples[:CALIBRATION, :-1].clamp(min=0).to(device) for text in texts.values()]
-            calibrate(subject.model, layers, batches)
+            calibrate(model.model, layers, batches)
         if options.text:
-            for precision, values in _on_text(subject, layers, recipe, texts, options.batch_size).items():
+            for precision, values in _on_text(model, layers, recipe, texts, options.batch_size).items():
                 found[precision]["text"] = values
     if tasks is not None:
-        text = TextModel(subject.model, subject.tokenizer, subject.prefix)
+        text = TextModel(model.model, model.tokenizer, model.prefix)
         for precision, part in found.items():
             with in_use(layers if precision != BF16 else ()):
                 part["tasks"] = run_tasks(tasks, text, limit=options.limit, report=report)
-    return Evaluated(found, len(layers))
+    return EvaluationResults(found, len(layers))
 
 
 def _on_text(
-    subject: Subject, layers: Sequence[HeldLayer], recipe: str, texts: Mapping[str, HeldOut], batch_size: int
+    model: EvaluatedModel,
+    layers: Sequence[HeldLayer],
+    recipe: str,
+    texts: Mapping[str, HeldOut],
+    batch_size: int,
 ) -> dict[str, dict[str, Any]]:
     """For each precision the values of every source and of all text."""
     if not layers:
-        losses = evaluate(subject.model, texts, batch_size)
+        losses = evaluate(model.model, texts, batch_size)
         sources = {name: loss_values(loss) for name, loss in losses.items()}
         return {BF16: {"sources": sources, "all": loss_values(total_loss(losses.values()))}}
-    each = differences(subject.model, layers, texts, batch_size)
+    each = differences(model.model, layers, texts, batch_size)
     every = total(each)
     plain = {name: loss_values(one.bf16) for name, one in each.items()}
     quantized = {name: one.of_quantized() for name, one in each.items()}

@@ -16,7 +16,7 @@ from fourbits.exchange.outgoing import Outgoing, Quantization, slabs
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What was found equal. tensors: weights in floating point; quantized: weights in NVFP4."""
+    """Counts of equal weights. tensors: weights in floating point; quantized: weights in NVFP4."""
 
     tensors: int
     quantized: int

@@ -107,7 +107,7 @@ def outgoing_of(
     tokenizer: Tokenizer | None,
     quantization: Quantization | None,
 ) -> Outgoing:
-    """What an export of a state writes; arguments and errors as of `save_hf`."""
+    """The content of an export of a state; arguments and errors as of `save_hf`."""
     require_state(state, config)
     config = _without_padding(config, tokenizer)
     names = hf_names(config)
@@ -192,7 +192,7 @@ def _naming(path: Path) -> Generator[None]:
 
 
 def _hf_quant_config(folder: Path) -> dict[str, Any] | None:
-    """What modelopt's separate file says, in the words of config.json; None without one."""
+    """modelopt's separate file, as config.json would say it; None without one."""
     if not (folder / HF_QUANT).is_file():
         return None
     found = read_json(folder / HF_QUANT, "Download or export the model again.").get("quantization")
@@ -240,7 +240,7 @@ def _end_token(tokenizer: Tokenizer | None, end_token: int | None) -> int | None
         return end_token
     if end_token not in (None, tokenizer.end_id):
         raise ValueError(
-            f"save_hf: end_token must be the tokenizer's, {tokenizer.end_id}, got {end_token}. Leave it out."
+            f"save_hf: end_token must be the tokenizer's, {tokenizer.end_id}, got {end_token}. Remove it."
         )
     return tokenizer.end_id
 

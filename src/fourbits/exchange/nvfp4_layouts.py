@@ -40,7 +40,7 @@ class PackedWeight:
     global_scale: Tensor
 
     def rows(self, first: int, last: int) -> "PackedWeight":
-        """Some rows of it."""
+        """The rows first to last - 1 of this weight."""
         return PackedWeight(self.codes[first:last], self.block_scale[first:last], self.global_scale)
 
     def dequantize(self) -> Tensor:
@@ -51,7 +51,7 @@ class PackedWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class CheckpointLayout:
     """How a checkpoint stores NVFP4. The names are ends of tensor names, after the module's and a dot."""
 
     name: Literal["modelopt", "compressed-tensors"]
@@ -101,7 +101,7 @@ class Layout:
         return 1.0 / scale if self.divides else scale
 
 
-MODELOPT = Layout(
+MODELOPT = CheckpointLayout(
     name="modelopt",
     codes="weight",
     block_scale="weight_scale",
@@ -109,7 +109,7 @@ MODELOPT = Layout(
     input_scale="input_scale",
     divides=False,
 )
-COMPRESSED_TENSORS = Layout(
+COMPRESSED_TENSORS = CheckpointLayout(
     name="compressed-tensors",
     codes="weight_packed",
     block_scale="weight_scale",
@@ -133,7 +133,7 @@ def _reciprocal(scale: Tensor) -> Tensor:
     return divisor
 
 
-def quantization_config(layout: Layout, kept: Sequence[str], with_input: bool) -> dict[str, Any]:
+def quantization_config(layout: CheckpointLayout, kept: Sequence[str], with_input: bool) -> dict[str, Any]:
     """The `quantization_config` of config.json. kept: names of the linear layers in BF16.
 
     with_input: whether readers quantize the inputs of layers (W4A4), else only weights are (W4A16).

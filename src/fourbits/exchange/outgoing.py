@@ -1,4 +1,4 @@
-"""What an export writes for each parameter: its values in one dtype, or NVFP4 codes and scales.
+"""The tensors that an export writes for each parameter: its values in one dtype, or NVFP4 codes and scales.
 
 Both come a few rows at a time, or for one layer at a time, so that memory does not grow with the model.
 """
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.exchange.families import family_of
-from fourbits.exchange.nvfp4_layouts import Layout, PackedWeight
+from fourbits.exchange.nvfp4_layouts import CheckpointLayout, PackedWeight
 from fourbits.exchange.state import rounded
 from fourbits.exchange.weights import hf_names, require_finite
 from fourbits.model.config import ModelConfig
@@ -22,13 +22,13 @@ SLAB = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Which weights an export quantizes, how, and into which layout.
+    """The weights that an export quantizes, how, and their layout.
 
     exchange knows nothing of recipes: the caller, which does, passes the functions. `weights` are names of
     ours; all other parameters are written in the export's dtype.
     """
 
-    layout: Layout
+    layout: CheckpointLayout
     weights: frozenset[str]
     #: (name, master [N, K]) -> codes and scales
     pack: Callable[[str, Tensor], PackedWeight]

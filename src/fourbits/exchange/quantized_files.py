@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from fourbits.exchange.files import WeightFiles
-from fourbits.exchange.nvfp4_layouts import BLOCK, COMPRESSED_TENSORS, MODELOPT, Layout, PackedWeight
+from fourbits.exchange.nvfp4_layouts import (
+    BLOCK,
+    COMPRESSED_TENSORS,
+    MODELOPT,
+    CheckpointLayout,
+    PackedWeight,
+)
 from fourbits.exchange.shown import shown
 
 FP8_SCALE = "weight_scale_inv"
@@ -28,10 +34,10 @@ class DecodedFiles(Mapping[str, Tensor]):
     scales have another type or shape than its codes ask for.
     """
 
-    def __init__(self, files: WeightFiles, scheme: "Layout | tuple[int, int]") -> None:
+    def __init__(self, files: WeightFiles, scheme: "CheckpointLayout | tuple[int, int]") -> None:
         """scheme: a layout of NVFP4, or the block of E4M3."""
         self._files, self._scheme = files, scheme
-        ends = scheme.suffixes if isinstance(scheme, Layout) else ("weight", FP8_SCALE)
+        ends = scheme.suffixes if isinstance(scheme, CheckpointLayout) else ("weight", FP8_SCALE)
         self._codes, scales = ends[0], ends[1:]
         marks = (f".{self._codes}", *(f".{end}" for end in scales))
         self._modules = {name.rpartition(".")[0] for name in files if name.endswith(f".{scales[0]}")}
@@ -55,7 +61,7 @@ class DecodedFiles(Mapping[str, Tensor]):
         module = name.removesuffix(".weight")
         if module == name or module not in self._modules:
             return self._files[name]
-        if isinstance(self._scheme, Layout):
+        if isinstance(self._scheme, CheckpointLayout):
             return self._scheme.weight(module, self._files).dequantize()
         codes, scales = (self._files[f"{module}.{end}"] for end in (self._codes, FP8_SCALE))
         return codes.float() * _spread(scales.float(), self._scheme, codes.shape)
@@ -63,7 +69,7 @@ class DecodedFiles(Mapping[str, Tensor]):
     @property
     def kind(self) -> str:
         """The name of the layout, or fp8."""
-        return self._scheme.name if isinstance(self._scheme, Layout) else "fp8"
+        return self._scheme.name if isinstance(self._scheme, CheckpointLayout) else "fp8"
 
     def packed(self, name: str) -> "tuple[PackedWeight, Tensor | None] | None":
         """The codes and scales of a weight, and the scale of its input, fp32 scalar, if the files have one.
@@ -71,7 +77,7 @@ class DecodedFiles(Mapping[str, Tensor]):
         None for a weight that is not stored as NVFP4. name: without quantization.
         """
         module = name.removesuffix(".weight")
-        if not isinstance(self._scheme, Layout) or module == name or module not in self._modules:
+        if not isinstance(self._scheme, CheckpointLayout) or module == name or module not in self._modules:
             return None
         scale = f"{module}.{self._scheme.input_scale}"
         of_input = self._scheme.factor(scale, self._files) if scale in self._files else None
@@ -85,7 +91,7 @@ class DecodedFiles(Mapping[str, Tensor]):
 
     def _shape(self, module: str) -> torch.Size:
         """The shape of a decoded weight."""
-        if isinstance(self._scheme, Layout):
+        if isinstance(self._scheme, CheckpointLayout):
             codes = self._require(module, self._codes, torch.uint8)
             shape = torch.Size((codes.shape[0], codes.shape[-1] * 2))
             self._require(
@@ -116,7 +122,7 @@ class DecodedFiles(Mapping[str, Tensor]):
         return found
 
 
-def scheme_of(config: object) -> "Layout | tuple[int, int] | None":
+def scheme_of(config: object) -> "CheckpointLayout | tuple[int, int] | None":
     """How a model's `quantization_config` says that it is stored; None for a null or empty one.
 
     Raises ValueError for a scheme that is not read here.

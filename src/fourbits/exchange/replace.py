@@ -1,4 +1,4 @@
-"""Replace several files of a folder together: a reader, an error or a kill never meets parts of two sets.
+"""Replace several files of a folder together: no reader, error or kill leaves or sees a mix of two sets.
 
 The new files are written into a folder inside, and flushed to disk. Then the old ones are moved into it, the
 `last` one first, and the new ones out of it, the `last` one last. Until that move, everything can be undone:

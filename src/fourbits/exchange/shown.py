@@ -13,6 +13,6 @@ def shown(value: object) -> str:
 
 
 def not_parameters(names: Sequence[str]) -> str:
-    """A sentence: these names, of which it shows the first, are no parameters of the model."""
+    """A sentence: these names, of which it shows the first, are not parameters of the model."""
     rest = f"and {len(names) - 1} more are not parameters" if len(names) > 1 else "is not a parameter"
     return f"{shown(names[0])} {rest} of this model."

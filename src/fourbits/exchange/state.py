@@ -43,7 +43,7 @@ def rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """
     require_finite(name, tensor)
     copy = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-    require_finite(name, copy, f"{dtype} does not reach as far as {tensor.dtype}; save in torch.bfloat16.")
+    require_finite(name, copy, f"{dtype} has a smaller range than {tensor.dtype}; save in torch.bfloat16.")
     return copy
 
 

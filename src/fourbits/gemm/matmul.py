@@ -140,7 +140,7 @@ def _check_sums(
         asked = "epilogue" if alpha is None else "alpha"
         raise ValueError(
             f"matmul: {asked} needs sums other than fp32, whose kernels have one epilogue, got {sums!r}. Set "
-            f"sums, or leave {asked} out."
+            f"sums, or remove {asked}."
         )
     if reason := unsupported_sums(sums, a.spec, b.spec):
         raise ValueError(f"matmul: sums: {reason}. Use sums='fp32'.")
@@ -149,7 +149,7 @@ def _check_sums(
             f"matmul: alpha must be one float32 number, got {alpha.dtype} {list(alpha.shape)}. Convert it."
         )
     if alpha is not None and epilogue != "separate":
-        raise ValueError("matmul: alpha replaces both global scales, and takes no epilogue. Leave one out.")
+        raise ValueError("matmul: alpha replaces both global scales, and takes no epilogue. Remove one.")
 
 
 def _check_types(a: object, b: object, out_dtype: object) -> None:

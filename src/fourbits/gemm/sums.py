@@ -11,8 +11,8 @@ from torch import Tensor
 from fourbits.formats.descriptors import E2M1
 from fourbits.gemm.reference.matmul import exact_sums, finish, segments, tensor_scales
 from fourbits.gemm.reference.tensor_core import TENSOR_CORES, TensorCore
+from fourbits.gemm.reference.tensor_core_paths import EVERY_TERM, EXACT, SHORT, paths
 from fourbits.gemm.reference.tensor_core_sums import Rows, chained_sum
-from fourbits.gemm.reference.tensor_core_ways import EVERY_TERM, EXACT, SHORT, ways
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.tensor import QuantizedTensor
 from fourbits.triton_version import HAS_TRITON
@@ -72,14 +72,14 @@ def without_host(sums: str, a: OperandSpec, b: OperandSpec, device: torch.device
     return HAS_TRITON and launch_chain.unsupported_core(core, device) is None
 
 
-def shares_of_ways(a: QuantizedTensor, b: QuantizedTensor, sums: str) -> tuple[float, float, float]:
+def shares_of_paths(a: QuantizedTensor, b: QuantizedTensor, sums: str) -> tuple[float, float, float]:
     """Shares of the tiles of a GEMM of FP4 operands by their cost on a GPU: one dot per instruction, no term
     truncated, every term needed. sums: sm_100 or sm_103.
     """
     core = _instruction(sums, a.spec, b.spec)
     assert core is not None, "the caller has asked unsupported_sums"
-    found = ways(_rows(a, core), _rows(b, core), core).flatten().tolist()
-    short, exactly, every = (found.count(way) / len(found) for way in (SHORT, EXACT, EVERY_TERM))
+    found = paths(_rows(a, core), _rows(b, core), core).flatten().tolist()
+    short, exactly, every = (found.count(path) / len(found) for path in (SHORT, EXACT, EVERY_TERM))
     return short, exactly, every
 
 

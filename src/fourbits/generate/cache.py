@@ -25,7 +25,7 @@ class AttentionCache:
 
 @dataclass(frozen=True, slots=True)
 class MambaCache:
-    """The last W - 1 inputs of the convolution, [B, W - 1, C], and the scan's state, fp32 [B, H, N, P]."""
+    """The last W - 1 inputs of the convolution, [B, W - 1, C], and the scan's state, fp32 [B, H, P, N]."""
 
     inputs: Tensor
     state: Tensor
@@ -70,5 +70,5 @@ def _of_mamba(mixer: Mamba2, rows: int, dtype: torch.dtype) -> MambaCache:
     channels, _, width = mixer.conv_weight.shape
     (head_dim, state_size), device = mixer.sizes, mixer.conv_weight.device
     inputs = torch.zeros(rows, width - 1, channels, dtype=dtype, device=device)
-    shape = (rows, len(mixer.A_log), state_size, head_dim)
+    shape = (rows, len(mixer.A_log), head_dim, state_size)
     return MambaCache(inputs, torch.zeros(shape, dtype=torch.float32, device=device))

@@ -11,8 +11,10 @@ from fourbits.generate.mamba import scan_prompts, scan_token
 from fourbits.model.attention import Attention
 from fourbits.model.blocks import Block, TransformerBlock
 from fourbits.model.documents import document_numbers
+from fourbits.model.layers import FFN, RMSNorm
 from fourbits.model.lm import LanguageModel
 from fourbits.model.mamba2 import Mamba2
+from fourbits.model.ops.add_norm.op import add_norm, fusable
 
 #: (mixer, normalized input [B, T, D]) -> what the mixer adds to the residual stream
 Mix = Callable[[nn.Module, Tensor], Tensor]
@@ -36,7 +38,8 @@ def read_prompts(model: LanguageModel, tokens: Tensor, lengths: Tensor, cache: C
             return attend_to_prompts(mixer, x, cache.attention[mixer], documents)
         if isinstance(mixer, Mamba2):
             return scan_prompts(mixer, x, cache.mamba[mixer], lengths, documents)
-        return mixer(x)
+        assert isinstance(mixer, FFN)
+        return _feed_forward(mixer, x)
 
     hidden = _through(model, tokens, mix)
     return model.head(hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1])))[:, 0]
@@ -51,7 +54,8 @@ def read_token(model: LanguageModel, tokens: Tensor, cache: Cache) -> Tensor:
             return attend_to_cache(mixer, x, cache.attention[mixer], cache.lengths, visible)
         if isinstance(mixer, Mamba2):
             return scan_token(mixer, x, cache.mamba[mixer], cache.ended)
-        return mixer(x)
+        assert isinstance(mixer, FFN)
+        return _feed_forward(mixer, x)
 
     logits = model.head(_through(model, tokens[:, None], mix))[:, 0]
     if model.config.document_end is not None:
@@ -78,12 +82,26 @@ def _visible(cache: Cache) -> Tensor:
 
 def _through(model: LanguageModel, tokens: Tensor, mix: Mix) -> Tensor:
     """What the head contracts, [B, T, D]; mix(mixer, x) runs a mixer."""
-    x = model.embed(tokens).to(model.residual_dtype)
+    x, branch = model.embed(tokens).to(model.residual_dtype), None
     for block in model.blocks:
         if isinstance(block, TransformerBlock):
-            x = x + mix(block.attention, block.attention_norm(x))
-            x = x + mix(block.ffn, block.ffn_norm(x))
+            parts = ((block.attention_norm, block.attention), (block.ffn_norm, block.ffn))
         else:
             assert isinstance(block, Block)
-            x = x + mix(block.mixer, block.norm(x))
-    return model.norm(x)
+            parts = ((block.norm, block.mixer),)
+        for norm, mixer in parts:
+            x, normed = _added(norm, x, branch)
+            branch = mix(mixer, normed)
+    return _added(model.norm, x, branch)[1]
+
+
+def _added(norm: RMSNorm, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The residual stream with a branch added, and its norm."""
+    return add_norm(x, branch, norm.weight, norm.eps, norm.out_dtype or x.dtype, fusable(x.device))
+
+
+def _feed_forward(ffn: FFN, x: Tensor) -> Tensor:
+    """The FFN's own forward pass, [B, T, D] -> [B, T, D]; squared ReLU overwrites its input."""
+    if ffn.gate_proj is not None:
+        return ffn(x)
+    return ffn.down_proj(ffn.up_proj(x).relu_().square_())  # a BF16 square is rounded once, as in the region

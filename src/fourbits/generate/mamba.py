@@ -5,8 +5,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fourbits.generate.cache import MambaCache
+from fourbits.model.documents import begins_document
 from fourbits.model.mamba2 import Mamba2, scan_inputs, time_steps
 from fourbits.model.ops.gated_norm.op import gated_group_norm
+from fourbits.model.ops.inputs import at_least_fp32
+from fourbits.model.ops.mamba_step.op import mamba_step
+from fourbits.model.ops.mamba_step.weights import StepWeights
+from fourbits.model.ops.ssd.op import ssd, ssd_with_state
 
 #: tokens of a prompt whose contributions to the state are added at once
 _SPAN = 256
@@ -20,18 +25,25 @@ def scan_prompts(
     lengths: tokens of each row, int64 [B]; what follows them is padding. documents: int [B, T] or None.
     """
     projected = mixer.in_proj(x)
+    z, xbc, dt = projected.split(step_weights(mixer).widths, dim=-1)
     counted = torch.arange(x.shape[1], device=x.device, dtype=torch.int64) < lengths[:, None]
-    if documents is not None:  # what a next token of the last document still sees
-        counted = counted & (documents == documents.gather(1, lengths[:, None] - 1))
-    _, xbc, dt = _parts(mixer, projected)
-    width = kept.inputs.shape[1]
-    padded = F.pad(xbc * counted[..., None], (0, 0, width, 0))
-    places = lengths[:, None] + torch.arange(width, device=lengths.device, dtype=torch.int64)
-    kept.inputs.copy_(padded.gather(1, places[..., None].expand(-1, -1, xbc.shape[-1])))
-    u, b, _ = _scan_inputs(mixer, xbc, documents, mixer.fused(projected))
+    starts, seen = None, counted
+    if documents is not None:
+        starts = begins_document(documents) & counted
+        # what a next token of the last document sees
+        seen = counted & (documents == documents.gather(1, lengths[:, None] - 1))
+    _keep_inputs(kept.inputs, xbc, lengths, seen)
+    fused = mixer.fused(projected)
+    u, b, c = _scan_inputs(mixer, xbc, documents, fused)
     dt = time_steps(dt, mixer.dt_bias, mixer.min_time_step) * counted[..., None]
-    kept.state.copy_(final_state(u, dt, -mixer.A_log.exp(), b))
-    return mixer.out_proj(mixer.core(projected, documents))
+    a = -mixer.A_log.exp()
+    if fused:
+        y = ssd_with_state(u, dt, a, b, c, mixer.D, starts, kept.state)
+    else:
+        kept.state.copy_(final_state(u, dt * seen[..., None], a, b))
+        y = ssd(u, dt, a, b, c, mixer.D, mixer.chunk_size, starts)
+    y = gated_group_norm(y.flatten(2), z, mixer.norm_weight, mixer.num_groups, mixer.eps, fused)
+    return mixer.out_proj(y.to(projected.dtype))
 
 
 def scan_token(mixer: Mamba2, x: Tensor, kept: MambaCache, begins: Tensor) -> Tensor:
@@ -41,45 +53,54 @@ def scan_token(mixer: Mamba2, x: Tensor, kept: MambaCache, begins: Tensor) -> Te
     """
     projected = mixer.in_proj(x)
     fused = mixer.fused(projected)
-    z, xbc, dt = _parts(mixer, projected)
-    reach = torch.cat((kept.inputs.masked_fill(begins[:, None, None], 0), xbc), dim=1)
-    kept.inputs.copy_(reach[:, 1:])
-    u, b, c = (part[:, -1].float() for part in _scan_inputs(mixer, reach, None, fused))
-    b, c = (part.repeat_interleave(u.shape[1] // part.shape[1], dim=1) for part in (b, c))  # [B, H, N]
-    dt = time_steps(dt, mixer.dt_bias, mixer.min_time_step)[:, 0]
-    decay = torch.exp(dt * -mixer.A_log.exp())[..., None, None]
-    state = kept.state.masked_fill(begins[:, None, None, None], 0)
-    state = decay * state + (dt[..., None] * b)[..., None] * u[:, :, None]
-    kept.state.copy_(state)
-    y = ((state * c[..., None]).sum(2) + mixer.D[:, None] * u).flatten(1)[:, None]
-    y = y.to(projected.dtype) if fused else y  # as the kernels round
-    y = gated_group_norm(y, z, mixer.norm_weight, mixer.num_groups, mixer.eps, fused)
-    return mixer.out_proj(y.to(projected.dtype))
+    y = mamba_step(projected[:, 0], kept.inputs, kept.state, begins, step_weights(mixer), fused)
+    return mixer.out_proj(y.to(projected.dtype)[:, None])
+
+
+def step_weights(mixer: Mamba2) -> StepWeights:
+    """The mixer's parameters between its projections."""
+    return StepWeights(
+        mixer.conv_weight,
+        mixer.conv_bias,
+        mixer.dt_bias,
+        mixer.A_log,
+        mixer.D,
+        mixer.norm_weight,
+        mixer.num_groups,
+        mixer.eps,
+        mixer.min_time_step,
+    )
 
 
 def final_state(x: Tensor, dt: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The scan's state after its last token: the sum of b dt x, each decayed by the tokens after it.
+    """The scan's state after its last token: the sum of x dt b, each decayed by the tokens after it.
 
     x: [B, T, H, P]; dt: fp32 [B, T, H], 0 for tokens that do not count; a: [H] < 0; b: [B, T, G, N]
-    -> fp32 [B, H, N, P].
+    -> fp32 [B, H, P, N].
     """
     batch, _, heads, head_dim = x.shape
-    state = x.new_zeros(batch, heads, b.shape[-1], head_dim, dtype=torch.float32)
-    parts = (part.split(_SPAN, dim=1) for part in (x.float(), dt, b.float()))
+    state = dt.new_zeros(batch, heads, head_dim, b.shape[-1])
+    parts = (part.split(_SPAN, dim=1) for part in map(at_least_fp32, (x, dt, b)))
     for u, step, write in zip(*parts, strict=True):
         exponents = step * a
         after = F.pad(exponents[:, 1:], (0, 0, 0, 1)).flip(1).cumsum(1).flip(1)
         weight = ((after.exp() * step)[..., None] * u).unflatten(2, (write.shape[2], -1))
-        added = torch.einsum("btgn,btghp->bghnp", write, weight).flatten(1, 2)
+        added = torch.einsum("btgn,btghp->bghpn", write, weight).flatten(1, 2)
         state = exponents.sum(1).exp()[..., None, None] * state + added
     return state
 
 
-def _parts(mixer: Mamba2, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """z, x | B | C and dt of in_proj's output."""
-    sizes = len(mixer.norm_weight), len(mixer.conv_bias), len(mixer.A_log)
-    z, xbc, dt = projected.split(sizes, dim=-1)
-    return z, xbc, dt
+def _keep_inputs(kept: Tensor, xbc: Tensor, lengths: Tensor, seen: Tensor) -> None:
+    """Copy the convolution's inputs at the last tokens of each row; zero where the next token sees none.
+
+    kept: [B, W - 1, C]; xbc: [B, T, C]; seen: bool [B, T].
+    """
+    width = kept.shape[1]
+    places = lengths[:, None] - width + torch.arange(width, device=xbc.device, dtype=torch.int64)
+    inside = places.clamp(min=0)
+    real = (places >= 0) & seen.gather(1, inside)
+    last = xbc.gather(1, inside[..., None].expand(-1, -1, xbc.shape[-1]))
+    kept.copy_(last.masked_fill(~real[..., None], 0))
 
 
 def _scan_inputs(

@@ -26,9 +26,11 @@ class Sampling:
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {self.seed}.")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}. Leave it out to draw among all.")
+            raise ValueError(
+                f"top_k must be at least 1, got {self.top_k}. Omit it to sample from all tokens."
+            )
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}. Leave it out to draw among all.")
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}. Omit it to sample from all tokens.")
 
     def draws(self, sequence: int, count: int) -> Tensor:
         """Uniform numbers in [0, 1) for the tokens of a sequence, FP32 [count].

@@ -40,7 +40,7 @@ class HarnessModel(TemplateLM):
     """A TextModel for the harness: log-likelihoods, rolling log-likelihoods and answers.
 
     ranks: the processes that share the work; None: this one alone. report: receives progress. notes: how many
-    prompts were cut, for the results.
+    prompts were truncated, for the results.
     """
 
     def __init__(self, text: TextModel, report: Report | None = None, ranks: Ranks | None = None) -> None:
@@ -52,15 +52,15 @@ class HarnessModel(TemplateLM):
             self._rank, self._world_size = ranks.rank, ranks.world_size
 
     def all_gather(self, tensor: Any) -> Any:
-        """See Ranks."""
+        """As `Ranks`, which this model stands for in the harness."""
         return self.ranks.all_gather(tensor) if self.ranks else super().all_gather(tensor)
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """See Ranks."""
+        """As `Ranks`, which this model stands for in the harness."""
         return self.ranks.gather_object(obj, dst) if self.ranks else super().gather_object(obj, dst)
 
     def barrier(self) -> None:
-        """See Ranks."""
+        """As `Ranks`, which this model stands for in the harness."""
         if self.ranks:
             self.ranks.barrier()
 
@@ -119,10 +119,10 @@ class HarnessModel(TemplateLM):
         for (num_tokens, sampling), indexes in groups.items():
             texts = [requests[index].args[0] for index in indexes]
             stops = [_stops(requests[index].args[1]) for index in indexes]
-            answers, cut = self.text.continued(
+            answers, truncated = self.text.continued(
                 texts, num_tokens, stops, sampling, self._progress(ANSWERING, len(found), len(requests))
             )
-            self.cut_prompts += cut
+            self.cut_prompts += truncated
             found |= dict(zip(indexes, answers, strict=True))
         return [found[index] for index in range(len(requests))]
 

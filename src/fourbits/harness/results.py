@@ -17,7 +17,7 @@ _REMEDY = "Remove it and evaluate again."
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is known of one checkpoint. precisions: name -> its part, see above."""
+    """All results of one checkpoint. precisions: name -> its part, see above."""
 
     step: int
     precisions: dict[str, dict[str, Any]]

@@ -55,7 +55,7 @@ class TextModel:
         num_tokens = min(num_tokens, self.max_seq_len // 2)
         room = self.max_seq_len - num_tokens
         prompts = [[*self.prefix, *self.tokenizer.encode(text)] for text in texts]
-        cut = sum(len(prompt) > room for prompt in prompts)
+        truncated = sum(len(prompt) > room for prompt in prompts)
         # a stop is looked for in the tokens since the last look, and in those that may hold its beginning
         longest = [max((len(stop.encode()) for stop in row), default=0) for row in stops]
 
@@ -75,7 +75,7 @@ class TextModel:
             on_progress=on_progress,
         )
         decoded = (self.tokenizer.decode(tokens) for tokens in found)
-        return [until(text, row) for text, row in zip(decoded, stops, strict=True)], cut
+        return [until(text, row) for text, row in zip(decoded, stops, strict=True)], truncated
 
 
 def until(text: str, stops: Sequence[str]) -> str:

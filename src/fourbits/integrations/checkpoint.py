@@ -1,4 +1,4 @@
-"""What a checkpoint of another library's loop has to hold so that a converted model resumes with equal bits.
+"""The state that another library's checkpoint needs so that a converted model resumes with equal bits.
 
 Random bits follow from seed, step and token, so there is nothing to save but the recipe, by which a wrong
 resume is noticed, and what amax policies and adaptive layouts have tracked.

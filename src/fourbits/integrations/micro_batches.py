@@ -55,6 +55,6 @@ class MicroBatches:
             if state is not None and state.tokens_drawn > self._stride and self._step >= 0:
                 raise ValueError(
                     f"fourbits: max_tokens must cover the tokens that a layer meets in a micro-batch, got "
-                    f"{self._max_tokens}, and {name} has met {state.tokens_drawn}, so that random bits would "
+                    f"{self._max_tokens}, and {name} has read {state.tokens_drawn}, so that random bits "
                     f"repeat. Pass max_tokens={state.tokens_drawn}."
                 )

@@ -32,7 +32,7 @@ from fourbits.recipe.recipe import GemmTable
 _WEIGHT = OPERANDS.index("fprop.rhs")
 
 
-def depends_on_the_past(table: GemmTable) -> bool:
+def depends_on_past_steps(table: GemmTable) -> bool:
     """Whether any operand has an amax policy or an adaptive layout."""
     return adapts(table) or any(table.operand(role).amax_policy != "current" for role in OPERANDS)
 

@@ -63,8 +63,8 @@ def policy_of(table: GemmTable) -> list[tuple[float, float, float, float]]:
 
 
 def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor, Tensor]:
-    """Both after the end of a step: pending becomes the newest entry of the history, counts are added to the
-    totals, and recorded layout statistics choose the layout.
+    """Amaxes and counters after the end of a step: pending becomes the newest entry of the history, counts
+    are added to the totals, and recorded layout statistics choose the layout.
     """
     pending, history = amaxes[..., PENDING], amaxes[..., HISTORY:]
     length = policy[..., LENGTH]
@@ -85,7 +85,7 @@ def committed(amaxes: Tensor, counters: Tensor, policy: Tensor) -> tuple[Tensor,
 
 
 def discarded(amaxes: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
-    """Both without the observations of the current step."""
+    """Amaxes and counters without the observations of the current step."""
     amaxes, counters = amaxes.clone(), counters.clone()
     amaxes[..., PENDING] = -1.0
     counters[..., RUNNING:] = 0
@@ -103,7 +103,7 @@ def in_use(amaxes: Tensor, policy: Tensor, step: int | Tensor) -> Tensor:
 
 
 def reduced(amaxes: Tensor, counters: Tensor, reduce: Reduce | None) -> tuple[Tensor, Tensor]:
-    """Both with pending and the current step's counts all-reduced over ranks."""
+    """Amaxes and counters with pending and the current step's counts all-reduced over ranks."""
     if reduce is None:
         _check_alone()
         return amaxes, counters

@@ -18,8 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fourbits.linear.arguments import model_parts
 from fourbits.linear.audit_report import AuditReport
+from fourbits.linear.dominant_tokens import described, gradients_seen
 from fourbits.linear.graph_products import note_products_of, was_multiplied
-from fourbits.linear.health import described, gradients_seen
 from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.linear.ops import calls_seen
 from fourbits.linear.stacked.layer import converted_layers
@@ -146,7 +146,7 @@ def _compared(layers: Sequence[tuple[str, Any]], others: Sequence[tuple[str, nn.
 
 
 def _phases(states: Sequence[LayerState]) -> tuple[str, ...]:
-    """The phases of schedules that are in force, each with what it does to how many layers."""
+    """The active phases of schedules, each with what it does to how many layers."""
     found: list[str] = []
     for state in states:
         if state.phases is not None and state.numbering is not None:
@@ -171,7 +171,7 @@ def _was_called(module: Any) -> bool:
 
 
 def _first_gradient(module: Any) -> Tensor | None:
-    """What was measured of a layer's first output gradient, eagerly or in a traced graph."""
+    """The measurement of a layer's first output gradient, eagerly or in a traced graph."""
     state = converted_state(module)
     if state is not None and state.gradient is not None:
         return state.gradient
@@ -181,7 +181,7 @@ def _first_gradient(module: Any) -> Tensor | None:
 
 
 def _operator_keys(module: Any) -> list[tuple[int, int, int]]:
-    """What operators note of calls of a layer, or of a group's layers."""
+    """The keys by which operators record calls of a layer, or of a group's layers."""
     weight: Any = module.weight
     state = converted_state(module)
     assert state is not None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What was claimed and what ran; names of layers, and weights as shares of all that GEMMs read."""
+    """What was claimed and what ran: names of layers, and weights as shares of all that GEMMs read."""
 
     called: tuple[str, ...]
     #: not called, although a gradient reached the weight: other code multiplies by it, in high precision
@@ -22,7 +22,7 @@ class AuditReport:
     multiplied: tuple[str, ...] = ()
     #: layers that the current phase of the recipe's schedule has in BF16
     in_bf16: tuple[str, ...] = ()
-    #: the phases in force, with the number of layers that each concerns
+    #: the active phases, with the number of layers that each concerns
     phases: tuple[str, ...] = ()
 
     def __str__(self) -> str:

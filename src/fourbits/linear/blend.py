@@ -58,7 +58,7 @@ class BlendWeight:
 
 
 class Blend:
-    """What a layer mixes in: a table as text, or its original forward (None), and the weight of that."""
+    """The precision that a layer mixes in, a table as text or its original forward (None), and its weight."""
 
     def __init__(self, table: str | None, weight: BlendWeight, of_phase: bool) -> None:
         """of_phase: whether the weight is the phase's own, or what is left of it."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fourbits.linear.amax_history import RecipeState, depends_on_the_past
+from fourbits.linear.amax_history import RecipeState, depends_on_past_steps
 from fourbits.linear.amax_policy import (
     ALL_BLOCKS,
     ALL_SATURATED,
@@ -108,7 +108,7 @@ def new_recipe_states(model: nn.Module) -> None:
 def new_recipe_states_of(states: Sequence[tuple[str, LayerState]]) -> None:
     """As `new_recipe_states`, for the states of a model's layers by name."""
     found = [(name, state, table_from_text(state.table)) for name, state in states]
-    found = [(name, state, table) for name, state, table in found if depends_on_the_past(table)]
+    found = [(name, state, table) for name, state, table in found if depends_on_past_steps(table)]
     if found:
         tracked = RecipeState([table for *_, table in found], _sharing(found))
         for slot, (_, state, _) in enumerate(found):

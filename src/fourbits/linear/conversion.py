@@ -1,4 +1,4 @@
-"""What a model was converted with: recipe, choice of layers, seed, and a hash of what its layers compute."""
+"""The record of a conversion: recipe, choice of layers, seed, and a hash of what its layers compute."""
 
 import hashlib
 from typing import NamedTuple
@@ -55,7 +55,7 @@ def layers_digest(model: nn.Module) -> str:
     """Hash of the names, seeds and tables of a model's quantized layers, by which a resumed run knows them.
 
     It ignores what wrappers add to a name, and settings that do not affect results bitwise. It does not
-    depend on which phase of a schedule is in force.
+    depend on which phase of a schedule is active.
     """
     rows = [f"{plain_name(name)} {state.seed} {_digest(state)}" for name, state in _states(model)]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]

@@ -177,7 +177,7 @@ def require_native(device: Device | None = None) -> None:
 
 
 class _Decision(NamedTuple):
-    """What a weight of the model becomes. table: None to leave it as it is."""
+    """The decision about a weight of the model. table: None to leave it as it is."""
 
     weight: Weight
     table: GemmTable | None

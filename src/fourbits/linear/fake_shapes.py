@@ -50,7 +50,7 @@ def fake_gradients(dy: Tensor, weight: Tensor, of_x: tuple[int, int], needs: Seq
 def kept_parts(
     x: Tensor, table: GemmTable, needs: Sequence[bool], observed: bool, received: bool
 ) -> list[bool]:
-    """Which of the parts that `flat.flattened` returns a forward pass keeps. received: whether W arrives
+    """The parts returned by `flat.flattened` that a forward pass keeps. received: whether W arrives
     quantized.
     """
     weight = needs[0] and (received or (table.keeps_weight and not multiplies_codes(table, "fprop.rhs")))

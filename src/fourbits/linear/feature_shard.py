@@ -26,7 +26,7 @@ def shard_features(layer: nn.Module, first_in: int = 0, first_out: int = 0, amax
     first_in, first_out: the features of the whole layer at which this one's weight starts. amax_reduction:
     a name given to `register_amax_reduction`; empty where no operand has an amax (MX formats). The layer
     must have the number that the whole layer has in its model. Raises ValueError for a layer that is not
-    converted, for a split that cuts a block, for adaptive layouts and for FP4 tensor cores.
+    converted, for a split inside a block, for adaptive layouts and for FP4 tensor cores.
     """
     for name, first in (("first_in", first_in), ("first_out", first_out)):
         if isinstance(first, bool) or not isinstance(first, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -43,7 +43,7 @@ def sharded(table: GemmTable, amax_reduction: str, shard: FeatureShard) -> GemmT
         if first < 0 or first % unit:
             raise ValueError(
                 f"shard_features: first_{kind} must be a multiple of {unit} from 0 on, so that no block is "
-                f"cut, got {first}. Split {kind}_features into parts of whole blocks."
+                f"split, got {first}. Split {kind}_features into parts of whole blocks."
             )
     operands = [table.operand(role) for role in OPERAND_ROLES]
     if any(spec.adaptive != "none" for spec in operands):

@@ -93,7 +93,7 @@ def warn_of_gaps(
     if not quantizes(recipe):
         return
     if not any(row.quantized for row in summary.rows):
-        _warn(f"convert quantized nothing by recipe {recipe.name}. print(summary) tells why for each weight.")
+        _warn(f"convert quantized nothing by recipe {recipe.name}. print(summary) says why.")
     if stacks:
         _warn_of_rules(recipe, names)
     _warn_of_head(summary, modules, stacks, include)
@@ -124,7 +124,7 @@ def _warn_of_head(
     chosen = {
         row.name for row in summary.rows if row.quantized and include is not None and row.name in include
     }
-    if not stacks:  # nothing tells a head from other layers, unless it comes last
+    if not stacks:  # nothing distinguishes a head from other layers, unless it comes last
         last = summary.rows[-1].name if summary.rows else ""
         outside = [name for name in outside if name == last]
     place = "outside of the blocks" if stacks else "the last layer"

@@ -97,7 +97,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is saved."""
+        """Save nothing: these gradients have none themselves."""
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:

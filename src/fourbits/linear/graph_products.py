@@ -1,4 +1,4 @@
-"""Which parameters a step's matrix multiplications read, from the autograd graph that the step leaves behind.
+"""The parameters that a step's matrix multiplications read, from the autograd graph that it leaves behind.
 
 The first backward pass of a quantized layer walks over the graph before it, once, so no step pays for a mode
 or a hook and no graph breaks. A compiled graph is one node, and a frozen parameter has none: neither shows

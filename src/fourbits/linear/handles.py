@@ -1,4 +1,4 @@
-"""What the expressions of a method stand for: modules and parameters below `self`, by paths.
+"""The objects that expressions of a method stand for: modules and parameters below `self`, by paths.
 
 A path is what follows `self.`, with `*` for what is not known: ("layers", "*", "weight"). Variables,
 loops over containers, constant and computed indices, `getattr`, and views or casts of tensors are followed.
@@ -47,7 +47,7 @@ class Scope:
                 self._follow(node)
 
     def paths(self, node: ast.AST | None) -> Paths:
-        """What an expression is: a module, a parameter, or an attribute of one."""
+        """The paths of an expression: of a module, a parameter, or an attribute of one."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id, NOTHING)
         if isinstance(node, ast.Attribute):
@@ -98,7 +98,7 @@ class Scope:
         return _union(found) if all(found) else NOTHING
 
     def _follow(self, node: ast.AST) -> None:
-        """Note what a statement assigns."""
+        """Record the variables that a statement assigns."""
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 self._assign(target, node.value)
@@ -150,7 +150,7 @@ class Scope:
                     known[target.id] = known.get(target.id, NOTHING) | found
 
     def _keys(self, index: ast.AST) -> tuple[str, ...]:
-        """What an index or a name of an attribute may be, as patterns."""
+        """The possible values of an index or of an attribute name, as patterns."""
         if isinstance(index, ast.Constant) and isinstance(index.value, str | int):
             return (str(index.value),)
         if isinstance(index, ast.Name):

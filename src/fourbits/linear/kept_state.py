@@ -1,4 +1,4 @@
-"""What a layer's recipe state keeps when its table changes: histories of amaxes, layouts. Decision R 14."""
+"""The recipe state that a layer keeps when its table changes: histories of amaxes, layouts. Decision R 14."""
 
 from fourbits.linear.amax_history import RecipeState
 from fourbits.linear.amax_policy import OPERANDS

@@ -3,25 +3,25 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fourbits.linear.amax_history import depends_on_the_past
+from fourbits.linear.amax_history import depends_on_past_steps
 from fourbits.linear.native_gemms import made_native
 from fourbits.linear.selection import matches, nearest_module
 from fourbits.recipe.presets import RECIPES
 from fourbits.recipe.recipe import GemmTable, Recipe
-from fourbits.recipe.schedule import PrecisionPhase, Stage, require_apart
+from fourbits.recipe.schedule import PrecisionPhase, Stage, require_no_overlap
 from fourbits.recipe.schedules import with_phases
 from fourbits.settings import nearest
 
 
 class LayerPhases(NamedTuple):
-    """What a schedule does to a layer: its table outside of all phases, and the phases by their index."""
+    """The effect of a schedule on a layer: its table outside of all phases, and the phases by their index."""
 
     base: GemmTable
     phases: dict[int, tuple[PrecisionPhase, GemmTable]]
     native: bool
 
     def table(self, indices: Sequence[int]) -> GemmTable:
-        """The layer's table while these phases are in force."""
+        """The layer's table while these phases are active."""
         chosen = [self.phases[index] for index in indices if index in self.phases]
         table = with_phases(self.base, chosen)
         return made_native(table) if self.native else table
@@ -49,7 +49,7 @@ def phases_of(
     for index, (phase, _) in found.items():
         for other in range(index):
             if other in found:
-                require_apart(phase, found[other][0], name)
+                require_no_overlap(phase, found[other][0], name)
     phases = LayerPhases(table, found, native)
     for index, (phase, _) in found.items():
         changed = phases.table([index])  # building it checks it
@@ -97,7 +97,7 @@ def _require_blend(
     reason = ""
     if holds_several:
         reason = "is a group of linear layers"
-    elif any(depends_on_the_past(table) for table in tables):
+    elif any(depends_on_past_steps(table) for table in tables):
         reason = "has amax policies or adaptive layouts, which see one table per step"
     if reason:
         raise ValueError(

@@ -49,12 +49,12 @@ class CallConfig(NamedTuple):
     shard: FeatureShard | None = None
 
 
-class Later:
-    """Where a call of a group of layers starts in each, in tokens: int64 [E], computed if it is asked for."""
+class LazyOffsets:
+    """Tokens of each layer of a group before a call: int64 [E], computed when they are needed."""
 
     __slots__ = ("_before", "_ends", "_value")
 
-    def __init__(self, before: "Later | int", ends: Tensor) -> None:
+    def __init__(self, before: "LazyOffsets | int", ends: Tensor) -> None:
         """before: where the previous call started; ends: [E + 1], where its rows of each layer begin."""
         self._before, self._ends = before, ends
         self._value: Tensor | None = None
@@ -70,7 +70,7 @@ class Later:
 class Calls:
     """The calls of a layer in one micro-batch, in training mode.
 
-    A layer that is called several times, such as on chunks of a sequence, meets other tokens each time, so
+    A layer that is called several times, such as on chunks of a sequence, reads other tokens each time, so
     later calls draw bits from where the earlier ones ended. Recomputation repeats the calls in their order.
     Calls without gradients are counted apart, for checkpoints whose first forward records none.
     """
@@ -86,22 +86,22 @@ class Calls:
         """How many tokens of the micro-batch come before a call, a multiple of 16.
 
         tokens: of the call; for a group of layers, where each layer's rows begin and end: the result is a
-        Later then, or 0.
+        LazyOffsets then, or 0.
         """
         recorded = self._starts[1] if len(self._starts[1]) > 1 else self._starts[0]
         if len(recorded) > 1 and torch._C._current_graph_task_id() != -1:  # pyright: ignore  # recomputation
             self._recomputed += 1
             return recorded[(self._recomputed - 1) % (len(recorded) - 1)]
         starts = self._starts[records]
-        if len(starts) > _MOST_CALLS:  # nobody moves on: an evaluation, or a loop without set_step
+        if len(starts) > _MOST_CALLS:  # an evaluation, or a loop without set_step
             starts[:] = [0]
         last = starts[-1]
-        starts.append(last + -(-tokens // 16) * 16 if isinstance(tokens, int) else Later(last, tokens))
+        starts.append(last + -(-tokens // 16) * 16 if isinstance(tokens, int) else LazyOffsets(last, tokens))
         return last
 
     @property
     def tokens(self) -> int:
-        """How many tokens the calls with gradients have met, each call a multiple of 16."""
+        """Tokens of the calls with gradients so far, each call rounded up to a multiple of 16."""
         return self._starts[1][-1]
 
 
@@ -116,11 +116,11 @@ class Tap(Protocol):
     def forward(
         self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
     ) -> bool:
-        """A forward pass; returns whether its backward pass is wanted, too."""
+        """A forward pass; returns whether its backward pass is needed, too."""
         ...
 
     def backward(self, dy: Tensor) -> None:
-        """The backward pass of a call that was wanted."""
+        """The backward pass of a call whose forward asked for it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which classes of linear layers compute what nn.Linear does, so that a converted layer may replace them."""
+"""Classes of linear layers that compute what nn.Linear does, so that a converted layer may replace them."""
 
 import functools
 from collections.abc import Callable

@@ -10,10 +10,10 @@ from torch._dynamo import patch_dynamo_config  # pyright: ignore[reportPrivateUs
 from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.corrected import Operands
+from fourbits.linear.dominant_tokens import measure_first_gradient
 from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
 from fourbits.linear.functional import functional_matmul, refuse_transform, under_torch_func
 from fourbits.linear.graph_products import note_products
-from fourbits.linear.health import look_at
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
@@ -84,7 +84,7 @@ class _QuantizedMatmul(torch.autograd.Function):
         x, weight, counter, amax, *parts = ctx.saved_tensors
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
         if ctx.state.awaits_gradient:
-            look_at(ctx.state, dy)
+            measure_first_gradient(ctx.state, dy)
             note_products(ctx)
         if ctx.tap is not None:
             ctx.tap.backward(dy)

@@ -1,4 +1,4 @@
-"""Which GEMMs of a table run on FP4 tensor cores."""
+"""The GEMMs of a table that run on FP4 tensor cores."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the layers of one call of `convert` share: their numbers, which distinguish their random streams.
+"""The numbers of the layers of one call of `convert`, which distinguish their random streams.
 
 One call of `convert` numbers its layers from 0 on. Where parts of a model were converted one by one, its
 first `set_step` moves the numbers of the later ones past those of the earlier ones.
@@ -28,7 +28,7 @@ class Numbering:
         self.selection = selection
         #: how many weights GEMMs read in what was converted, quantized or not
         self.weights = weights
-        #: which phases of the recipe's schedule are in force, and the weights of those that blend, by device
+        #: which phases of the recipe's schedule are active, and the weights of those that blend, by device
         self.stage = Stage()
         self.blends: dict[torch.device, BlendWeight] = {}
 

@@ -47,11 +47,11 @@ class Observer:
     def recorded(self, roles: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """(own amaxes fp32 [n], counts int64 [n, 4]) of consecutive roles, for `amax_policy.observe`."""
         for role in roles:
-            self._forget_what_nobody_needs(role)
+            self._drop_unneeded(role)
         first = OPERAND_ROLES.index(roles[0])
         return self._own[first : first + len(roles)], self._counts[first : first + len(roles)]
 
-    def _forget_what_nobody_needs(self, role: str) -> None:
+    def _drop_unneeded(self, role: str) -> None:
         """Drop the own amax of an operand without a policy, or between the steps of an interval policy."""
         policy, place = self._table.operand(role).amax_policy, OPERAND_ROLES.index(role)
         if policy == "interval":

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.compute import LinearCall, backward, forward
+from fourbits.linear.dominant_tokens import measure_first_gradient_in_graph
 from fourbits.linear.fake_shapes import fake_gradients, fake_input, fake_row, fake_weight, kept_parts
 from fourbits.linear.flat import flattened, input_parts, unflattened, weight_of, without_e8m0
-from fourbits.linear.health import look_in_graph
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer, nothing_recorded
 from fourbits.linear.plan import LinearPlan, input_side, keeps_row, linear_plan
 from fourbits.operators import operator
@@ -161,7 +161,7 @@ def linear_backward(
     parts = iter(saved)
     operands = unflattened(plan.table, [next(parts) if keep else None for keep in kept], shape)
     call = LinearCall(x, weight, counter, layer, observer)
-    look_in_graph((layer, *weight.shape), table, dy)
+    measure_first_gradient_in_graph((layer, *weight.shape), table, dy)
     grads = backward(plan, call, operands, dy, (needs[0], needs[1], needs[2]))
     recorded = () if observer is None else observer.recorded(BACKWARD)
     return [*(grad for grad in grads if grad is not None), *recorded]

@@ -23,7 +23,7 @@ class PackedShards:
     """One rank's shard of a layer's weight, and the whole weight after a gather. It is a weight source."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        """layer: one for which `why_not_packed` finds no reason."""
+        """layer: one for which `unsupported_packed` finds no reason."""
         state = converted_state(layer)
         assert state is not None
         self.spec: OperandSpec = table_from_text(state.table).fprop.rhs
@@ -87,14 +87,18 @@ def own_amaxes(weights: Sequence[PackedShards], shards: Sequence[Tensor]) -> Ten
     return (rounded if all(rounds) else torch.stack(found)).abs()  # a negative NaN would be the smallest
 
 
-def why_not_packed(layer: nn.Module, ranks: int) -> str | None:
+def unsupported_packed(layer: nn.Module, ranks: int) -> str | None:
     """Why the weight of a converted layer cannot travel as codes and scales of `ranks` shards, or None."""
     state: Any = converted_state(layer)
     if state is None:
         return "its GEMMs are in BF16"
     if not isinstance(layer, nn.Linear):
         return "it holds several layers, or a transposed weight"
-    return _of_state(state) or _of_table(table_from_text(state.table)) or _of_rows(state, layer, ranks)
+    return (
+        _unsupported_state(state)
+        or _unsupported_table(table_from_text(state.table))
+        or _unsupported_rows(state, layer, ranks)
+    )
 
 
 def reads_as_bf16(layer: nn.Module) -> bool:
@@ -120,7 +124,7 @@ def _as_bf16(table: GemmTable) -> bool:
     return not table.corrects and rounds(table.fprop.rhs) and (rounds(again) or again.source == "forward")
 
 
-def _of_state(state: LayerState) -> str | None:
+def _unsupported_state(state: LayerState) -> str | None:
     if state.phases is not None:
         return "a phase of the recipe's schedule may need the unquantized weight"
     if state.recipe_state is not None:
@@ -130,7 +134,7 @@ def _of_state(state: LayerState) -> str | None:
     return None
 
 
-def _of_table(table: GemmTable) -> str | None:
+def _unsupported_table(table: GemmTable) -> str | None:
     spec = table.fprop.rhs
     if spec.block_size is None or not spec.block_format.quantized:
         return "its W has no blocks"
@@ -150,7 +154,7 @@ def _of_table(table: GemmTable) -> str | None:
     return None
 
 
-def _of_rows(state: LayerState, layer: nn.Linear, ranks: int) -> str | None:
+def _unsupported_rows(state: LayerState, layer: nn.Linear, ranks: int) -> str | None:
     size = table_from_text(state.table).fprop.rhs.block_size
     unit = 1 if size is None else size[0]
     if layer.out_features % ranks or layer.out_features // ranks % unit:

@@ -1,4 +1,4 @@
-"""Which table a linear layer gets, and why: the recipe's rules, the caller's choice, the model's facts."""
+"""The table that a linear layer gets, and why: the recipe's rules, the caller's choice, the model itself."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fourbits.linear.amax_history import depends_on_the_past
+from fourbits.linear.amax_history import depends_on_past_steps
 from fourbits.linear.bypassed import bypassed_layers
 from fourbits.linear.lookalikes import computes_like_linear, hides_forward
 from fourbits.linear.roles import Roles
@@ -43,20 +43,20 @@ class Decider:
         table, reason = table_for(self.recipe, layer.name)
         if table.fprop.high_precision and table.dgrad.high_precision and table.wgrad.high_precision:
             return None, reason
-        kept = self._impossible(layer) or self.selection.why_not(layer)
-        if not kept and not self.selection.names(layer.name):
-            kept = self._kept(layer)
-        if not kept and layer.holds_several and depends_on_the_past(table):
+        kept = self._unsupported(layer) or self.selection.excluded_because(layer)
+        if kept is None and not self.selection.names(layer.name):
+            kept = self._kept_because(layer)
+        if kept is None and layer.holds_several and depends_on_past_steps(table):
             kept = "groups of linear layers do not support amax policies or adaptive layouts"
-        if kept:
+        if kept is not None:
             return None, kept
         rows, columns = layer.size_of_one
         if rows % 16 or columns % 16:
             reason = f"{reason}; {rows}x{columns} is padded to multiples of 16"
         return table, reason
 
-    def _impossible(self, layer: Weight) -> str:
-        """Why a layer cannot be quantized, whatever the recipe, or an empty string."""
+    def _unsupported(self, layer: Weight) -> str | None:
+        """Why a layer cannot be quantized, whatever the recipe, or None."""
         module, kind = layer.module, type(layer.module)
         parameters = [layer.weight] if layer.kind == "stacked" else module.parameters()
         if any(id(parameter) in self.tied for parameter in parameters):
@@ -74,8 +74,8 @@ class Decider:
             return "its forward was replaced on the instance, so changing its class would have no effect"
         return self.roles.adapter(layer.name)
 
-    def _kept(self, layer: Weight) -> str:
-        """Why a layer stays in BF16 by its name, its role or its place, or an empty string."""
+    def _kept_because(self, layer: Weight) -> str | None:
+        """Why a layer stays in BF16 by its name, its role or its place, or None."""
         for pattern in self.recipe.keep_bf16.names:
             if matches(layer.name, (pattern,)):
                 return "output head or embedding" if pattern in _HEADS else f"keep_bf16.names has {pattern!r}"
@@ -84,17 +84,17 @@ class Decider:
         )
         return role or self._kept_block(layer.name)
 
-    def _kept_block(self, name: str) -> str:
+    def _kept_block(self, name: str) -> str | None:
         while name and name not in self.blocks:
             name = name.rpartition(".")[0]
         if not name:
-            return ""
+            return None
         index, blocks = self.blocks[name]
         first = self.recipe.keep_bf16.count_first(blocks)
         last = self.recipe.keep_bf16.count_last(blocks)
         if index < first:
             return f"first {first} of {blocks} blocks"
-        return f"last {last} of {blocks} blocks" if index >= blocks - last else ""
+        return f"last {last} of {blocks} blocks" if index >= blocks - last else None
 
 
 def table_for(recipe: Recipe, name: str) -> tuple[GemmTable, str]:

@@ -1,4 +1,4 @@
-"""The stage of a model's precision schedule: which phases are in force, and how layers enter the next one."""
+"""The stage of a model's precision schedule: which phases are active, and how layers enter the next one."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -26,7 +26,7 @@ _UNMISTAKABLE = re.compile(r"(?:lm_head|heads?|classifier|score|qa_outputs|fc)(?
 
 
 class Roles:
-    """What is known of a model's layers by their place in it."""
+    """The roles of a model's layers, by their place in it."""
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]], stacks: Sequence[Stack]) -> None:
         self._modules = dict(modules)
@@ -47,18 +47,18 @@ class Roles:
             if isinstance(base, str) and base and f"{name}.{base}".lstrip(".") in self._modules
         ]
 
-    def adapter(self, name: str) -> str:
-        """Why a layer is an adapter on a frozen one, or an empty string."""
+    def adapter(self, name: str) -> str | None:
+        """Why a layer is an adapter on a frozen one, or None."""
         parent = name
         while parent:
             parent, _, own = parent.rpartition(".")
             wrapped = getattr(self._modules.get(parent), "base_layer", None)
             if isinstance(wrapped, nn.Module) and is_linear(wrapped) and own != "base_layer":
                 return f"adapter of {parent}"
-        return "adapter" if re.search(r"(?:^|\.)lora_", name) else ""
+        return "adapter" if re.search(r"(?:^|\.)lora_", name) else None
 
-    def router(self, name: str, rows: int) -> str:
-        """Why a layer chooses or weighs experts, or an empty string. rows: its out_features."""
+    def router(self, name: str, rows: int) -> str | None:
+        """Why a layer chooses or weighs experts, or None. rows: its out_features."""
         *_, parent, own = ("", *name.split("."))
         plain = plain_name(name)
         kinds = [type(module).__name__ for module in (self._modules.get(name), self._parent(name))]
@@ -69,14 +69,14 @@ class Roles:
         experts = self._experts_beside(name)
         if rows in experts and (_GATE.search(plain) or "gate" in (own, parent) or self._is_only_user(name)):
             return f"router: a column for each of {rows} experts"
-        return ""
+        return None
 
-    def head(self, name: str, module: nn.Module, rows: int) -> str:
-        """Why a layer belongs to a head, or an empty string. rows: its out_features."""
+    def head(self, name: str, module: nn.Module, rows: int) -> str | None:
+        """Why a layer belongs to a head, or None. rows: its out_features."""
         if id(module) in self._heads:
             return "output head or embedding"
         if self._in_block(name):
-            return ""
+            return None
         for outer, base in self._tasks:
             inside = name.startswith(f"{outer}.") if outer else True
             if inside and not f"{name}.".startswith(f"{base}."):
@@ -89,7 +89,7 @@ class Roles:
         ]  # or that of a parameter
         if rows in self._vocabularies and place == self._last_linear:
             return f"head: as many columns as the embedding has rows, {rows}"
-        return "follows the last block" if self._blocks and place > self._last_block else ""
+        return "follows the last block" if self._blocks and place > self._last_block else None
 
     def _in_block(self, name: str) -> bool:
         return any(f"{name}.".startswith(f"{block}.") for block in self._blocks)

@@ -15,7 +15,7 @@ Filter = Callable[[nn.Module, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a caller of `convert` chooses. None means all layers, the stacks found, the recipe's blocks."""
+    """The choice of a caller of `convert`. None means all layers, the stacks found, the recipe's blocks."""
 
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None
@@ -27,8 +27,8 @@ class Selection:
     #: names that a function excluded
     excluded: frozenset[str] = frozenset()
 
-    def why_not(self, layer: Weight) -> str:
-        """Why a layer is excluded, or an empty string."""
+    def excluded_because(self, layer: Weight) -> str | None:
+        """Why a layer is excluded, or None."""
         for pattern in self.exclude or ():
             if covers(pattern, layer.name):
                 return f"excluded by {pattern!r}"
@@ -39,7 +39,7 @@ class Selection:
         rows, columns = layer.shape
         if self.min_size is not None and not self.names(layer.name) and rows * columns < self.min_size:
             return f"fewer than {self.min_size} weights"
-        return ""
+        return None
 
     def without_function(self, layers: Iterable[Weight]) -> "Selection":
         """The same choice with the names that the function excludes, which is called once for each layer."""

@@ -74,7 +74,7 @@ def computing_nodes(cls: type, *, with_functions: bool = False) -> Iterator[ast.
 
 
 def own_attribute(node: ast.AST) -> str | None:
-    """NAME of `self.NAME`."""
+    """The NAME in an expression `self.NAME`; None for another."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         return node.attr
     return None

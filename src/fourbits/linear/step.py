@@ -119,7 +119,7 @@ def enter_phase(model: nn.Module, step: int) -> None:
 
 
 def _found_in(model: nn.Module) -> _Found:
-    """What the last walk over a model found, or a new one has."""
+    """The result of the last walk over a model, or of a new one."""
     found = _found.get(model)
     if found is None or found.changes != _changes():
         found = _found[model] = _walk(model, _Position() if found is None else found.position)
@@ -127,7 +127,7 @@ def _found_in(model: nn.Module) -> _Found:
 
 
 def _in_phase(parts: Sequence[nn.Module], step: int) -> list[_Found]:
-    """What the parts of a model hold, in the precision of a step."""
+    """The state that the parts of a model hold, in the precision of a step."""
     found = [_found_in(part) for part in parts]
     if any(bool(each.scheduled) and changes_at(each.scheduled, step) for each in found):
         enter_stage(list(converted_layers(named_modules(parts))), step)
@@ -145,7 +145,7 @@ def share_counters(model: nn.Module) -> None:
 
 
 def stage_of(model: nn.Module | Sequence[nn.Module]) -> tuple[Stage, ...]:
-    """The phases in force, as indices of the recipe's schedule, for each conversion with one.
+    """The active phases, as indices of the recipe's schedule, for each conversion with one.
 
     model: what `set_step` was given.
     """

@@ -137,7 +137,7 @@ class ConversionSummary:
 
 
 def _counted(rows: int, layers: int) -> str:
-    """What a number of rows is that hold so many layers each."""
+    """Text for a number of rows that hold `layers` layers each."""
     if not layers:
         return "other weight" if rows == 1 else "other weights"
     if layers == 1:

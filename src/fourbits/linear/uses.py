@@ -1,4 +1,4 @@
-"""What a module's class does with what the module holds: call it, read its weight, multiply by it.
+"""How a module's class uses what the module holds: calls it, reads its weight, multiplies by it.
 
 Functions, methods and autograd functions that a method passes modules or parameters to are read, too, where
 their source is known. Elsewhere what is passed on counts as called.
@@ -40,13 +40,13 @@ class Uses(NamedTuple):
     factors: Paths = NOTHING
 
     def joined(self, other: "Uses") -> "Uses":
-        """Both."""
+        """The paths of both."""
         return Uses(*(mine | others for mine, others in zip(self, other, strict=True)))
 
 
 @functools.cache
 def uses_of(cls: type[nn.Module]) -> Uses:
-    """What the methods of a class do with what its modules hold; nothing without a source."""
+    """How the methods of a class use what its modules hold; nothing without a source."""
     found = Uses()
     for method in computing_methods(cls):
         found = found.joined(_uses(method, {"self": frozenset({()})}, cls, 0))
@@ -92,7 +92,7 @@ def _held(end: Any) -> Iterable[nn.Parameter]:
 
 
 def _uses(source: Source, bound: Mapping[str, Paths], cls: type, depth: int) -> Uses:
-    """What a function does, whose variables `bound` stand for what is below self."""
+    """The uses in a function whose variables `bound` stand for objects below self."""
     scope = Scope(source.syntax, bound)
     nodes = [*ast.walk(source.syntax)]
     parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}

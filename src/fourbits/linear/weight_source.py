@@ -45,7 +45,7 @@ def set_weight_source(
 
 
 def received_weight(state: LayerState, weight: Tensor) -> QuantizedTensor:
-    """What the source of a layer that has one returns for a weight. Raises ValueError if it does not fit."""
+    """The quantized weight from a layer's source, if it has one. Raises ValueError if it does not fit."""
     assert state.weight_source is not None
     received = state.weight_source(weight)
     if not isinstance(received, QuantizedTensor):  # pyright: ignore[reportUnnecessaryIsInstance]

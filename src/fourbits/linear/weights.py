@@ -109,7 +109,7 @@ def named_modules(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 
 
 def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
-    """What matrix multiplications read, in the order of the modules; each other parameter once."""
+    """The weights of matrix multiplications, in the order of the modules; each other parameter once."""
     multiplied, seen = multiplied_parameters(modules), set[int]()
     layers = {
         name: [_with_readers(each, multiplied) for each in _layers(name, module)] for name, module in modules
@@ -136,7 +136,7 @@ def _with_readers(layer: Weight, multiplied: Mapping[int, str]) -> Weight:
 
 
 def linear_layers(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
-    """What can be quantized, in the order of the modules: linear layers, groups of them, stacked weights."""
+    """Weights that can be quantized, in the order of the modules: linear layers, groups, stacked ones."""
     return [weight for name, module in modules for weight in _layers(name, module)]
 
 
@@ -215,7 +215,7 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
 
 
 def _what(module: nn.Module, own: str) -> str:
-    """What a parameter that no product is known to read seems to be."""
+    """The apparent kind of a parameter that no product is known to read."""
     if isinstance(module, _LOOKED_UP):
         return "embedding table"
     if isinstance(module, _NORMS):

@@ -1,1 +1,1 @@
-"""The mistakes of practice in a configuration, found before it trains. docs/lint.md lists the rules."""
+"""Common mistakes in a configuration, found before training. docs/lint.md lists the rules."""

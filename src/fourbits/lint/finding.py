@@ -1,4 +1,4 @@
-"""A finding of lint, and what its rules look at."""
+"""A finding of lint, and what its rules inspect."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,8 +23,8 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A run that is looked at, and the cluster that it is meant for."""
+class LintedRun:
+    """The run that the rules inspect, and the cluster that it is meant for."""
 
     config: RunConfig
     #: the conversion of its model by its recipe
@@ -34,7 +34,7 @@ class Subject:
     tensor: int = 1
 
     @classmethod
-    def of(cls, config: RunConfig, gpus: int = 1, tensor: int = 1) -> "Subject":
+    def of(cls, config: RunConfig, gpus: int = 1, tensor: int = 1) -> "LintedRun":
         """The model is built on the meta device, so no size needs memory."""
         return cls(config, converted_on_meta(config.model, config.recipe), gpus, tensor)
 

@@ -1,6 +1,6 @@
 """lint: every finding about a run's configuration."""
 
-from fourbits.lint.finding import Finding, Subject
+from fourbits.lint.finding import Finding, LintedRun
 from fourbits.lint.recipe_rules import RECIPE_RULES
 from fourbits.lint.run_rules import RUN_RULES
 from fourbits.train.config import RunConfig
@@ -15,5 +15,5 @@ def lint(config: RunConfig, gpus: int = 1, tensor: int = 1) -> list[Finding]:
     for name, value in (("gpus", gpus), ("tensor", tensor)):
         if value < 1:
             raise ValueError(f"lint: {name} must be at least 1, got {value}.")
-    subject = Subject.of(config, gpus, tensor)
-    return [finding for rule in (*RECIPE_RULES, *RUN_RULES) for finding in rule(subject)]
+    run = LintedRun.of(config, gpus, tensor)
+    return [finding for rule in (*RECIPE_RULES, *RUN_RULES) for finding in rule(run)]

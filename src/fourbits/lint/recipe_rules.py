@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fourbits.linear.selection import matches
-from fourbits.lint.finding import Finding, Subject, is_4_bits
+from fourbits.lint.finding import Finding, LintedRun, is_4_bits
 from fourbits.recipe.recipe import GemmTable, has_4_bits
 
 _PAPER = "arXiv:2509.25149"
@@ -13,13 +13,13 @@ _PAPER = "arXiv:2509.25149"
 _LAST_BLOCKS = 4 / 62
 
 
-def final_blocks(subject: Subject) -> Iterator[Finding]:
+def final_blocks(run: LintedRun) -> Iterator[Finding]:
     """The last blocks, whose gradients have the widest range, in 4 bits."""
-    blocks = len(subject.config.model.pattern)
-    recipe = subject.config.recipe
+    blocks = len(run.config.model.pattern)
+    recipe = run.config.recipe
     keep, ends_higher = recipe.keep_bf16, any(phase.end == "end" for phase in recipe.schedule)
     kept = keep.count_last(blocks)
-    if subject.quantizes_to_4_bits and kept < _LAST_BLOCKS * blocks and not ends_higher:
+    if run.quantizes_to_4_bits and kept < _LAST_BLOCKS * blocks and not ends_higher:
         yield Finding(
             "final-blocks",
             f"{kept} of the last blocks in BF16, of {blocks} (keep_bf16.last_blocks {keep.last_blocks!r})",
@@ -29,12 +29,10 @@ def final_blocks(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def head(subject: Subject) -> Iterator[Finding]:
+def head(run: LintedRun) -> Iterator[Finding]:
     """The output head or the embedding meant to be quantized."""
-    recipe = subject.config.recipe
-    if all(
-        gemm.high_precision for table in subject.tables for gemm in (table.fprop, table.dgrad, table.wgrad)
-    ):
+    recipe = run.config.recipe
+    if all(gemm.high_precision for table in run.tables for gemm in (table.fprop, table.dgrad, table.wgrad)):
         return
     ruled = [
         pattern
@@ -61,9 +59,9 @@ def head(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def stochastic_rounding(subject: Subject) -> Iterator[Finding]:
+def stochastic_rounding(run: LintedRun) -> Iterator[Finding]:
     """4-bit gradients rounded to nearest, or more than gradients rounded stochastically."""
-    for table in _with_4_bits(subject):
+    for table in _with_4_bits(run):
         nearest = [
             name
             for name in ("dgrad", "wgrad")
@@ -85,20 +83,20 @@ def stochastic_rounding(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def forward_transform(subject: Subject) -> Iterator[Finding]:
+def forward_transform(run: LintedRun) -> Iterator[Finding]:
     """A Hadamard transform of the forward pass."""
-    if any(table.fprop.lhs.rht or table.fprop.rhs.rht for table in _with_4_bits(subject)):
+    if any(table.fprop.lhs.rht or table.fprop.rhs.rht for table in _with_4_bits(run)):
         yield Finding(
             "forward-transform",
-            f"fprop has a Hadamard transform of {subject.config.recipe.fprop.lhs.rht}",
+            f"fprop has a Hadamard transform of {run.config.recipe.fprop.lhs.rht}",
             f"W then has other values in Dgrad, and {_PAPER} measured no gain in the forward pass.",
             "Set recipe.fprop.lhs.rht and recipe.fprop.rhs.rht to 0, and keep it in wgrad.",
         )
 
 
-def weight_consistency(subject: Subject) -> Iterator[Finding]:
+def weight_consistency(run: LintedRun) -> Iterator[Finding]:
     """A weight whose values differ between Fprop and Dgrad."""
-    for table in _with_4_bits(subject):
+    for table in _with_4_bits(run):
         forward, backward = table.fprop.rhs, table.dgrad.rhs
         both = forward.block_format.quantized and backward.block_format.quantized
         if both and not table.shares_weight and backward.source != "forward":
@@ -114,12 +112,12 @@ def weight_consistency(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def claimed_format(subject: Subject) -> Iterator[Finding]:
+def claimed_format(run: LintedRun) -> Iterator[Finding]:
     """A recipe called FP4 that computes little in 4 bits."""
-    recipe, rows = subject.config.recipe, subject.summary.rows
+    recipe, rows = run.config.recipe, run.summary.rows
     if "fp4" not in recipe.name.lower():
         return
-    if not subject.quantizes_to_4_bits:
+    if not run.quantizes_to_4_bits:
         yield Finding(
             "claimed-format",
             f"recipe {recipe.name} has no 4-bit operand",
@@ -138,8 +136,8 @@ def claimed_format(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _with_4_bits(subject: Subject) -> list[GemmTable]:
-    return [table for table in subject.tables if has_4_bits(table)]
+def _with_4_bits(run: LintedRun) -> list[GemmTable]:
+    return [table for table in run.tables if has_4_bits(table)]
 
 
 RECIPE_RULES = (

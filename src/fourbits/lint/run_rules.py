@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.stream.manifest import is_prepared
-from fourbits.lint.finding import Finding, Subject
+from fourbits.lint.finding import Finding, LintedRun
 from fourbits.model.counts import count_parameters
 from fourbits.plan.failures import HOURS_BETWEEN_FAILURES
 from fourbits.train.config import missing_path
@@ -24,9 +24,9 @@ _EPOCHS = 4.0
 _LOST = 0.05
 
 
-def widths(subject: Subject) -> Iterator[Finding]:
+def widths(run: LintedRun) -> Iterator[Finding]:
     """Linear layers whose sides are no multiples of 16."""
-    padded = [row for row in subject.summary.rows if row.quantized and "padded" in row.reason]
+    padded = [row for row in run.summary.rows if row.quantized and "padded" in row.reason]
     if padded:
         yield Finding(
             "widths",
@@ -37,9 +37,9 @@ def widths(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def shards(subject: Subject) -> Iterator[Finding]:
-    """Shards of tensor parallelism that cut blocks of 16, or groups of Mamba heads."""
-    model, ranks = subject.config.model, subject.tensor
+def shards(run: LintedRun) -> Iterator[Finding]:
+    """Shards of tensor parallelism that split blocks of 16, or groups of Mamba heads."""
+    model, ranks = run.config.model, run.tensor
     if ranks == 1:
         return
     sizes = {"d_model": model.d_model}
@@ -49,11 +49,11 @@ def shards(subject: Subject) -> Iterator[Finding]:
         sizes["num_heads * head_dim"] = model.num_heads * model.head_dim
     if model.uses("M"):
         sizes["d_mamba"] = model.d_mamba
-    cut = [f"{name} {size}" for name, size in sizes.items() if size % (16 * ranks)]
-    if cut:
+    split = [f"{name} {size}" for name, size in sizes.items() if size % (16 * ranks)]
+    if split:
         yield Finding(
             "shards",
-            f"{ranks} ranks cut blocks of 16 in {', '.join(cut)}",
+            f"{ranks} ranks split blocks of 16 in {', '.join(split)}",
             "A block that two ranks share has no scale that either can compute alone.",
             f"Use fewer ranks, or sizes that are multiples of {16 * ranks}.",
         )
@@ -61,14 +61,14 @@ def shards(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "mamba-groups",
             f"{ranks} ranks share {model.num_groups} groups of Mamba heads",
-            "Heads of a group share B, C and the norm's statistics, so groups are not cut.",
+            "Heads of a group share B, C and the norm's statistics, so groups are not split.",
             f"Use a number of ranks that divides {model.num_groups}.",
         )
 
 
-def rate_and_batch(subject: Subject) -> Iterator[Finding]:
+def rate_and_batch(run: LintedRun) -> Iterator[Finding]:
     """A learning rate or a batch far from those of published runs of this size."""
-    config = subject.config
+    config = run.config
     own = sum(count_parameters(config.model).values())
     similar = {
         name: preset
@@ -98,9 +98,9 @@ def rate_and_batch(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def missing_data(subject: Subject) -> Iterator[Finding]:
+def missing_data(run: LintedRun) -> Iterator[Finding]:
     """Paths of data that are not on this machine."""
-    missing = [path for given in subject.config.data.paths if (path := missing_path(given)) is not None]
+    missing = [path for given in run.config.data.paths if (path := missing_path(given)) is not None]
     if missing:
         yield Finding(
             "data",
@@ -111,12 +111,12 @@ def missing_data(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def blend(subject: Subject) -> Iterator[Finding]:
+def blend(run: LintedRun) -> Iterator[Finding]:
     """A blend that reads a source many times. Prepared folders only: of other text the size is not known."""
-    data = subject.config.data
+    data = run.config.data
     if len(data.paths) != 1 or not is_prepared(Path(data.paths[0])):
         return
-    unlimited = replace(subject.config, data=replace(data, max_epochs=None))
+    unlimited = replace(run.config, data=replace(data, max_epochs=None))
     stream = run_stream(unlimited, PreparedData.open(data.paths[0]))
     ends = stream.blend.cursors(stream.total_samples)
     limit = min(_EPOCHS, data.max_epochs or _EPOCHS)
@@ -131,10 +131,10 @@ def blend(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def checkpoints(subject: Subject) -> Iterator[Finding]:
+def checkpoints(run: LintedRun) -> Iterator[Finding]:
     """Checkpoints that are rarer than failures, so that too much work is lost."""
-    train, gpus = subject.config.train, subject.gpus
-    step = estimated_seconds(subject.config) / train.num_steps / gpus
+    train, gpus = run.config.train, run.gpus
+    step = estimated_seconds(run.config) / train.num_steps / gpus
     whole = step * train.num_steps
     between = HOURS_BETWEEN_FAILURES * 3600 / gpus
     steps = train.checkpoint_interval

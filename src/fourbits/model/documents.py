@@ -1,6 +1,6 @@
 """Packed documents: which tokens of a sequence belong together, from the token that ends each document.
 
-A training sequence is cut from concatenated documents. The number of a token's document is the count of end
+A training sequence is a part of concatenated documents. The number of a token's document is the count of end
 tokens before it, so it follows from the tokens alone.
 """
 
@@ -29,5 +29,5 @@ def same_as_before(documents: Tensor, back: int) -> Tensor:
 
 
 def same_document(documents: Tensor) -> Tensor:
-    """Which pairs of tokens share a document. int [B, T] -> bool [B, T (t), T (s)]."""
+    """Mask of the pairs of tokens that share a document. int [B, T] -> bool [B, T (t), T (s)]."""
     return documents[:, :, None] == documents[:, None, :]

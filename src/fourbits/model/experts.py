@@ -40,5 +40,5 @@ class GroupedLinear(nn.Module):
         return torch.cat(outputs) if outputs else input.new_empty(0, self.out_features)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """The number of linear layers and their sizes."""
         return f"{len(self.weight)} linears, in_features={self.in_features}, out_features={self.out_features}"

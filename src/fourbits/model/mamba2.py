@@ -114,7 +114,7 @@ class Mamba2(RegionModule):
         return self.out_proj(self.core(self.in_proj(x), documents))
 
     def core(self, projected: Tensor, documents: Tensor | None = None) -> Tensor:
-        """What out_proj contracts, [B, T, H*P], from what in_proj computes, [B, T, z | x | B | C | dt]."""
+        """The input of out_proj, [B, T, H*P], from the output of in_proj, [B, T, z | x | B | C | dt]."""
         return self.run(
             mamba_core,
             projected,
@@ -137,5 +137,5 @@ class Mamba2(RegionModule):
         return self.conv_weight.squeeze(1).t().contiguous()
 
     def fused(self, projected: Tensor) -> bool:
-        """Whether kernels compute what is between the projections."""
+        """Whether kernels compute everything between the projections."""
         return use_kernels(projected.device, projected.dtype, *self.sizes)

@@ -50,7 +50,7 @@ def by_mask(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, window: int | No
 
 
 def visible_pairs(documents: Tensor, window: int | None = None) -> Tensor:
-    """Which tokens s a token t sees. documents: int [B, T] -> bool [B, T (t), T (s)]."""
+    """The tokens s that a token t attends to. documents: int [B, T] -> bool [B, T (t), T (s)]."""
     visible = same_document(documents).tril()
     return visible if window is None else visible.triu(1 - window)
 

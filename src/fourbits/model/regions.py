@@ -19,6 +19,8 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.profiler import record_function
 
+from fourbits.compile_notice import compilation_disabled
+
 Region = Callable[..., Tensor]
 
 # Graphs of one region in one process: one for each combination of shapes, dtypes and gradient mode.
@@ -85,8 +87,11 @@ def compile_regions(model: nn.Module, mode: str | None = "default") -> None:
     """Compile the model's regions with a mode of torch.compile, or run them eagerly again (None).
 
     A region compiles at its first call. If that fails, e.g. without a C++ compiler, the region stays eager
-    and one warning says why. PyTorch's limit of graphs per function is raised to MAX_GRAPHS for the process.
+    and one warning says why; so it does where the user has disabled torch.compile. PyTorch's limit of graphs
+    per function is raised to MAX_GRAPHS for the process.
     """
+    if mode is not None and compilation_disabled():
+        mode = None
     if mode is not None:
         dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, MAX_GRAPHS)
     for module in model.modules():

@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def checked_inputs(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
 ) -> tuple[int, Tensor | None, Tensor | None]:
-    """(axis 0 or 1, amax fp32 scalar, key int64 [5]) on x's device. Raises ValueError for what is none."""
+    """(axis 0 or 1, amax fp32 scalar, key int64 [5]) on x's device. Raises ValueError for anything else."""
     _check_types(x, spec, axis, amax)
     if x.dim() != 2:
         raise ValueError(f"quantize: x must be 2-D, got shape {list(x.shape)}. Flatten x first.")
@@ -55,7 +55,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def _check_types(x: object, spec: object, axis: object, amax: object) -> None:
-    """What annotations say, for callers who do not check them."""
+    """Checks of annotated types, for callers who do not run a type checker."""
     if not isinstance(x, Tensor) or x.layout != torch.strided:
         got = x.layout if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"quantize: x must be a dense tensor, got {got}. Convert it first.")

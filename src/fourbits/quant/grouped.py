@@ -48,7 +48,7 @@ def height_of(specs: Sequence[OperandSpec]) -> int:
 
 @functools.lru_cache(maxsize=1 << 12)
 def tile_map(rows: int, groups: int, height: int, device: torch.device) -> Callable[[Tensor], GroupTiles]:
-    """What makes the map of tiles of groups from their offsets, int32 [groups + 1], without the host."""
+    """A maker of the map of tiles of groups from their offsets, int32 [groups + 1], without the host."""
     return TileMap(rows, groups, height, device)
 
 

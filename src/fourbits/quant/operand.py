@@ -163,5 +163,5 @@ class OperandSpec(_HashedOnce):
 
     @property
     def transform(self) -> tuple[int, str] | None:
-        """What both operands of a GEMM must share for the transform to cancel; None without one."""
+        """The key that both operands of a GEMM must share for the transform to cancel; None without one."""
         return (self.rht, self.signs) if self.rht else None

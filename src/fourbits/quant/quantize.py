@@ -15,7 +15,7 @@ from torch import Tensor
 from fourbits.operators import operator
 from fourbits.quant.amax_stats import own_amax
 from fourbits.quant.arguments import check_dtype, checked_inputs
-from fourbits.quant.autocast import without_autocast
+from fourbits.quant.autocast import autocast_disabler, without_autocast
 from fourbits.quant.cpu import quantize as cpu
 from fourbits.quant.cpu.compiled import worth_compiling
 from fourbits.quant.kernels.support import unsupported
@@ -118,8 +118,9 @@ def own_amaxes(x: Tensor, requests: tuple[OperandRequest, ...], inputs: tuple[Op
     for request, given in zip(requests, inputs, strict=True):
         amax = unknown.new_zeros(())
         if request.spec.tensor_scaled:
+            key = _key_of(request, given) if request.draws else None
             with without_autocast(x):
-                amax = own_amax(x, request.spec, request.axis, unknown, _key_of(request, given)).own
+                amax = own_amax(x, request.spec, request.axis, unknown, key).own
         found.append(amax)
     return torch.stack(found)
 
@@ -173,7 +174,7 @@ def fake_quantized(x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key:
 def quantized_and_back(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
 ) -> Tensor:
-    """What dequantizing `quantize`'s operand gives, in x's dtype; arguments as there, without a transform."""
+    """x quantized by `quantize` and dequantized to its dtype; arguments as there, without a transform."""
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
     if not _skips_kernels(x):
         request = OperandRequest(spec, axis, False, "own" if amax is None else "given")
@@ -228,16 +229,17 @@ class _WithoutKernels:
     """One operand by the reference, compiled on a CPU where the tensor is worth it."""
 
     def __init__(self, signature: Signature, request: OperandRequest) -> None:
-        self._request = request
+        self._request, self._draws = request, request.draws
+        self._no_autocast = autocast_disabler(signature.device)
         if signature.device.type not in ("cpu", "meta") and request.spec.block_format.quantized:
             _warn_of_reference(request.spec.format, unsupported(signature, (request,)) or "")
 
     def __call__(
         self, x: Tensor, inputs: tuple[OperandInputs, ...], stats: StatsTarget | None
     ) -> tuple[Operand, ...]:
-        request, key = self._request, _key_of(self._request, inputs[0])
+        request, key = self._request, _key_of(self._request, inputs[0]) if self._draws else None
         amax, factor = inputs[0].amax, inputs[0].factor
-        with torch.no_grad(), without_autocast(x):
+        with torch.no_grad(), self._no_autocast():
             if factor is not None:
                 x = x.to(torch.float32) * factor
             if request.amax == "stored":
@@ -255,7 +257,7 @@ class _WithoutKernels:
 
 def _key_of(request: OperandRequest, inputs: OperandInputs) -> Tensor | None:
     """(seed, stream, step, first row, first block) of an operand's random bits, int64 [5]; None without."""
-    if inputs.counter is None or not request.draws:
+    if inputs.counter is None:
         return None
     fields, stream = _key_parts(request.key_fields, inputs.stream, inputs.counter.device)
     return inputs.counter[fields] + stream

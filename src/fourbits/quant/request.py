@@ -1,4 +1,4 @@
-"""What a caller requests of the quantizer: operands of one tensor, their amaxes and their random bits."""
+"""Requests to the quantizer: operands of one tensor, their amaxes and their random bits."""
 
 from typing import Literal, NamedTuple
 
@@ -13,7 +13,7 @@ OPERAND_ROLES = ROLES[:6]
 
 
 class Signature(NamedTuple):
-    """What a plan knows of the 2-D tensors it will meet."""
+    """The properties of 2-D tensors that a plan depends on."""
 
     device: torch.device
     dtype: torch.dtype
@@ -45,7 +45,7 @@ class OperandRequest(NamedTuple):
 
 
 class OperandInputs(NamedTuple):
-    """What one call adds to a request."""
+    """The inputs that one call adds to a request."""
 
     #: int64; its entries `key_fields` are the key of the random bits, with `stream` added to the second
     counter: Tensor | None = None

@@ -40,7 +40,7 @@ class QuantizedTensor:
 
     @property
     def contraction_size(self) -> int:
-        """C, before padding."""
+        """Extent of the contraction axis before padding: C."""
         return self.shape[self.axis]
 
     @property

@@ -1,4 +1,4 @@
-"""What the compiler sees of quantization: a spec as text, and empty outputs of the operators.
+"""Quantization as the compiler sees it: a spec as text, and empty outputs of the operators.
 
 Sizes may be symbolic here.
 """

@@ -290,7 +290,7 @@ def _unsupported_packed(spec: OperandSpec) -> str | None:
 
 
 def _wrong_correction(table: GemmTable) -> str | None:
-    """Which rule of corrections a table breaks, or None. docs/nvfp4.md, section 21."""
+    """The rule of corrections that a table breaks, or None. docs/nvfp4.md, section 21."""
     for role in ("fprop.rhs", "dgrad.rhs"):
         if name := table.operand(role).correction:
             return (
@@ -317,7 +317,7 @@ def _wrong_correction(table: GemmTable) -> str | None:
 
 
 def _wrong_sums(table: GemmTable) -> str | None:
-    """Which rule of sums a table breaks, or None. docs/nvfp4.md, section 22."""
+    """The rule of sums that a table breaks, or None. docs/nvfp4.md, section 22."""
     if table.sums == "fp32":
         if table.epilogue == "separate":
             return None
@@ -338,7 +338,7 @@ def _wrong_sums(table: GemmTable) -> str | None:
 
 
 def _wrong_sharing(groups: tuple[tuple[str, ...], ...], weight: OperandSpec) -> str | None:
-    """Which rule of shared amaxes a recipe breaks, or None. docs/nvfp4.md, section 16."""
+    """The rule of shared amaxes that a recipe breaks, or None. docs/nvfp4.md, section 16."""
     names = [name for group in groups for name in group]
     if any(len(group) < 2 for group in groups) or len(set(names)) < len(names):
         return f"each group must have two or more names, and no name twice, got {groups}. Correct the names."

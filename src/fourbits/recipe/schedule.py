@@ -63,7 +63,7 @@ class PrecisionPhase:
         if isinstance(given, str) or not all(isinstance(each, str) for each in given):
             raise ValueError(f"layers must be a list of patterns of layer names, got {given!r}. Pass a list.")
         if not self.layers:
-            raise ValueError("layers must be patterns of layer names, got none. Leave it out for all layers.")
+            raise ValueError("layers must be patterns of layer names, got none. Omit it for all layers.")
         names: Sequence[str] = (self.gemms,) if isinstance(self.gemms, str) else self.gemms
         known = tuple(_GROUPS) if isinstance(self.gemms, str) else GEMMS
         for name in names:
@@ -118,7 +118,7 @@ class PrecisionPhase:
 
 
 class RunShape(NamedTuple):
-    """What turns points into steps. data_starts: first steps of the second and later phases of the data."""
+    """The shape of a run, which turns points into steps. data_starts: first steps of later data phases."""
 
     steps: int
     warmup: int = 0
@@ -127,7 +127,7 @@ class RunShape(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Indices of the phases in force in a step: wholly, and those that blend, at most one."""
+    """Indices of the phases that are active in a step: fully, and while they blend (at most one)."""
 
     full: tuple[int, ...] = ()
     blending: tuple[int, ...] = ()
@@ -170,7 +170,7 @@ def check_steps(schedule: Sequence[PrecisionPhase]) -> None:
         _require_extent(phase, start, end, phase.blend_in, phase.blend_out, end is not None)
         for other in schedule[:index]:
             if "*" in phase.layers or "*" in other.layers or set(phase.layers) & set(other.layers):
-                require_apart(phase, other, "")
+                require_no_overlap(phase, other, "")
             blends = [_blend_steps(each) for each in (phase, other)]
             if any(a[0] < b[1] and b[0] < a[1] for a in blends[0] for b in blends[1]):
                 raise ValueError(
@@ -179,7 +179,7 @@ def check_steps(schedule: Sequence[PrecisionPhase]) -> None:
                 )
 
 
-def require_apart(phase: PrecisionPhase, other: PrecisionPhase, layer: str) -> None:
+def require_no_overlap(phase: PrecisionPhase, other: PrecisionPhase, layer: str) -> None:
     """Raises ValueError if two phases of one layer set one GEMM in the same step."""
     (start, end), (other_start, other_end) = phase.span, other.span
     shared = [name for name in phase.affected if name in other.affected]

@@ -44,7 +44,7 @@ def get_schedule(name: str) -> tuple[PrecisionPhase, ...]:
 
 
 def with_phases(table: GemmTable, phases: Sequence[tuple[PrecisionPhase, GemmTable]]) -> GemmTable:
-    """A layer's table under the phases in force, each with the table whose GEMMs it takes.
+    """A layer's table under the active phases, each with the table whose GEMMs it takes.
 
     Options of the table that concern operands which are no longer quantized fall back to their defaults.
     """

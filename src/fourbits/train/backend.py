@@ -1,4 +1,4 @@
-"""Which backend a run trains on, from the request, the device and the self-check."""
+"""The backend of a run, from the request, the device and the self-check."""
 
 import torch
 

@@ -62,7 +62,7 @@ def save_checkpoint(folder: Path, step: int, files: Mapping[str, Tensors], state
             f"{name}.safetensors": _write_tensors(unfinished / f"{name}.safetensors", tensors)
             for name, tensors in files.items()
         }
-        write_head(unfinished, step, state, records)
+        write_state_file(unfinished, step, state, records)
     return target
 
 
@@ -99,13 +99,15 @@ def appearing(target: Path) -> Generator[Path]:
 
 
 def not_saved(error: OSError, target: Path) -> OSError:
-    """What to tell about a checkpoint that could not be written."""
+    """The message about a checkpoint that could not be written."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     text = f"{reason}; step {step_of(target)} was not saved, earlier checkpoints are intact"
     return OSError(error.errno, f"{text}{full_disk_remedy(error.errno)}", str(target))
 
 
-def write_head(unfinished: Path, step: int, state: Mapping[str, Any], records: Mapping[str, Any]) -> None:
+def write_state_file(
+    unfinished: Path, step: int, state: Mapping[str, Any], records: Mapping[str, Any]
+) -> None:
     """Write state.json. records: by file, what `record_of` says."""
     version = SHARDED if any("/" in name for name in records) else VERSION
     head = {"format": FORMAT, "version": version, "step": step, "state": dict(state), "files": dict(records)}
@@ -113,7 +115,7 @@ def write_head(unfinished: Path, step: int, state: Mapping[str, Any], records: M
 
 
 def amend(path: Path, changes: Mapping[str, Any]) -> None:
-    """Change JSON values of a checkpoint's state, at once or not at all. OSError for a full disk."""
+    """Change JSON values of a checkpoint's state, atomically. OSError for a full disk."""
     head = json.loads((path / STATE).read_text(encoding="utf-8"))
     write_json(path / STATE, head | {"state": head["state"] | dict(changes)})
 
@@ -208,7 +210,7 @@ def open_checkpoint(path: Path, rank: int = 0, world: int = 1) -> Checkpoint:
 
 
 def _malformed(head: dict[str, Any]) -> str | None:
-    """What is malformed in the rest of a state.json, or None."""
+    """The first malformed part of the rest of a state.json, or None."""
     files = head.get("files")
     if not isinstance(files, dict) or not isinstance(head.get("state"), dict):
         return "it must hold 'files' and 'state'"

@@ -1,4 +1,4 @@
-"""Which settings may change when a run continues in its folder, and what a changed length does to it.
+"""The settings that may change when a run continues in its folder, and the effect of a changed length.
 
 A run may become longer or shorter as long as the steps done are those that the new schedule would have made:
 equal learning rates, and samples of equal phases. Its warmup keeps its number of steps.

@@ -1,4 +1,4 @@
-"""Which weights of a run an export quantizes, with which scales, and what it must refuse."""
+"""The weights of a run that an export quantizes, their scales, and the exports that must be refused."""
 
 import fnmatch
 from collections.abc import Iterator, Mapping

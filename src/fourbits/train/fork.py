@@ -49,7 +49,7 @@ class Fork:
         if changed:
             raise ValueError(
                 f"--from {self.checkpoint.path}: {changed[0]} must be that of the run it comes from. "
-                "Leave it out, or train from the beginning."
+                "Remove the option, or train from the beginning."
             )
         own, other = stored.train.tokens_per_step, config.train.tokens_per_step
         if own != other:
@@ -70,7 +70,7 @@ class Fork:
             )
 
     def ancestry(self, config: RunConfig) -> list[dict[str, Any]]:
-        """What manifest.json records: the runs that this one comes from, oldest first."""
+        """The record in manifest.json: the runs that this one comes from, oldest first."""
         before = read_json(self.run.manifest) if self.run.manifest.is_file() else {}
         entry = {
             "run": str(self.run.path.absolute()),

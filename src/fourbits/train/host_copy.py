@@ -10,7 +10,7 @@ from fourbits.train.checkpoint import Tensors
 
 
 class Stored(Protocol):
-    """What a copy asks of the ranks, of which each has shards."""
+    """The ranks as a copy needs them; each has shards."""
 
     def local(self, tensor: Tensor) -> Tensor:
         """This process's part of a tensor of a checkpoint."""

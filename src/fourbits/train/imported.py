@@ -47,7 +47,7 @@ class Imported:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """The folder of the imported model."""
         return self.opened.folder
 
     @property
@@ -105,7 +105,7 @@ class Imported:
         return F.pad(weight, (0, 0, 0, vocabulary - len(weight))) if name in _ROWS else weight
 
     def ancestry(self) -> list[dict[str, Any]]:
-        """What manifest.json records."""
+        """The record in manifest.json."""
         return [
             {
                 "model": str(self.folder.absolute()),

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay: the newest, every N-th, and always the last one that proved good.
+"""The checkpoints of a run that stay: the newest, every N-th, and always the last one that proved good.
 
 The weights after step N are first used by step N + 1. So a checkpoint of step N is good once step N + 1 had a
 finite loss and finite gradients, and only then older checkpoints are removed. Within a streak of skipped
@@ -61,10 +61,10 @@ class CheckpointKeeper:
 
     def settle(self) -> None:
         """Wait for a save in the background. Raises what it raised."""
-        self._learn(wait=True)
+        self._check_save(wait=True)
 
-    def _learn(self, wait: bool) -> bool:
-        """Take notice of a save that has ended, or raise its error. Returns whether none is under way."""
+    def _check_save(self, wait: bool) -> bool:
+        """Record a background save that has ended, or raise its error. Returns whether none is running."""
         if self._background is None:
             return True
         saved = self._background.ended(wait=wait)
@@ -76,10 +76,10 @@ class CheckpointKeeper:
 
         Not during a save, whose unfinished folder looks like one of a killed run.
         """
-        if self._learn(wait=False) and self._unproved is not None and step > self._unproved:
-            self.rotate(step)
+        if self._check_save(wait=False) and self._unproved is not None and step > self._unproved:
+            self.remove_old(step)
 
-    def rotate(self, finite: int | None = None) -> None:
+    def remove_old(self, finite: int | None = None) -> None:
         """Remove old checkpoints, and unfinished ones that killed runs left behind.
 
         finite: the last step that was finite, if later ones may make the run roll back.
@@ -134,7 +134,7 @@ def last_good(folder: Path, first_bad: int) -> Path | None:
 
 
 def remedy_of(good: Path | None) -> str:
-    """What to do after a non-finite step. good: the last good checkpoint."""
+    """The remedy after a non-finite step. good: the last good checkpoint."""
     if good is None:
         return "No checkpoint before it is good: train again in another --out with a lower optim.lr."
     return (

@@ -1,4 +1,4 @@
-"""log.txt: what a run tells its user, with times, so that it is still known when the terminal is gone.
+"""log.txt: what a run prints, with times, so that it outlives the terminal.
 
 A resumed run appends. The log never ends a run: where it cannot be written, the run reports it and continues.
 """
@@ -122,7 +122,7 @@ class _Messages(logging.Handler):
 
 
 class _Lines:
-    """What rich needs of a file, for lines that are printed whole."""
+    """The file interface that rich needs, for lines that are printed whole."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
@@ -134,7 +134,7 @@ class _Lines:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: lines are written at once."""
 
 
 def _loggers() -> list[logging.Logger]:

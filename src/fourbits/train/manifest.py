@@ -63,7 +63,7 @@ def describe_run(trainer: Trainer, data: PreparedData, device: Device) -> dict[s
 
 
 def session_of(trainer: Trainer, device: Device) -> dict[str, Any]:
-    """What may change the bits of a run from one process to the next. first_step: the first one it ran."""
+    """Everything that may change the bits of a run from one process to the next. first_step: its first."""
     return {
         "first_step": trainer.step + 1,
         "torch": version("torch"),

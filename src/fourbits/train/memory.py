@@ -29,7 +29,7 @@ class PeakMemory:
                 _CLEAR.write_text(_RESET_PEAK)
 
     def read(self) -> int:
-        """Peak bytes so far."""
+        """Peak memory in bytes so far."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         with contextlib.suppress(OSError):

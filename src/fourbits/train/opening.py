@@ -1,4 +1,4 @@
-"""What a run finds when it starts: its text, its settings, and the checkpoint of another run."""
+"""The state that a run starts from: its text, its settings, and the checkpoint of another run."""
 
 import shutil
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ RESERVED_NAMES = ("loss", "tokens", "bits_per_byte")
 
 @dataclass(frozen=True)
 class Opened:
-    """What there is before a run: its text, its settings, and where it starts from."""
+    """The state before a run: its text, its settings, and where it starts from."""
 
     data: PreparedData
     config: RunConfig
@@ -31,7 +31,7 @@ class Opened:
     finished: Summary | None
 
     def shared(self) -> dict[str, Any]:
-        """What other ranks take from this one, in plain values."""
+        """The part that other ranks take from this one, in plain values."""
         settings = dump_yaml(to_dict(self.config))
         return {"settings": settings, "forks": self.fork is not None, "finished": self.finished}
 
@@ -44,7 +44,7 @@ class Opened:
         start_from: Path | str | None,
     ) -> "Opened":
         """The same on another rank, by what the first one found: the text is prepared by then."""
-        fork = _origin(Path(start_from)) if start_from is not None and shared["forks"] else None
+        fork = _source_of(Path(start_from)) if start_from is not None and shared["forks"] else None
         settings = config_from_mapping(
             parse_yaml(shared["settings"], "rank 0"), where="the settings of rank 0"
         )
@@ -114,8 +114,8 @@ def _opened(
     return Opened(data, config, fork, message, finished)
 
 
-def _origin(path: Path) -> Fork | Imported:
-    """What a path of --from names. Raises ValueError."""
+def _source_of(path: Path) -> Fork | Imported:
+    """The checkpoint or model at a path of --from. Raises ValueError."""
     return Imported.of(path) if is_imported(path) else Fork.of(path)
 
 
@@ -146,7 +146,7 @@ def _fork(path: Path, folder: RunFolder) -> Fork | Imported | None:
     ancestry = folder.ancestry()
     if ancestry and folder.newest_checkpoint() is not None and _is_ancestor(path, ancestry[-1]):
         return None
-    fork = _origin(path)
+    fork = _source_of(path)
     if folder.has_steps() and (not ancestry or ancestry[-1]["checkpoint"] != fork.sha256):
         raise ValueError(f"{folder.path}: holds another run. Choose another --out.")
     return fork

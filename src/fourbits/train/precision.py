@@ -28,7 +28,7 @@ def check_schedule(config: RunConfig) -> None:
 
 
 def phase_name(recipe: Recipe, step: int) -> str:
-    """The phases in force in a step, by name, or an empty string."""
+    """The active phases of a step, by name, or an empty string."""
     return ", ".join(phase.name for phase in recipe.schedule if phase.weight_at(step) > 0)
 
 

@@ -1,4 +1,4 @@
-"""What is known about the cost of the presets: counts, measured speeds and peaks, and bounds for the rest.
+"""The cost of the presets, as far as it is known: counts, measured speeds and peaks, and bounds for the rest.
 
 Speeds are those of the nvfp4 recipe, emulated; docs/benchmarks.md has commits and commands.
 """

@@ -1,4 +1,4 @@
-"""Rolling back: a run returns to a checkpoint before a step that went wrong, and leaves out the data since.
+"""Rolling back: a run returns to a checkpoint before a step that went wrong, and skips the data since.
 
 The weights that led to a loss spike or to a NaN may be bad some steps before anything shows, so that skipping
 one update does not help (PaLM, arXiv:2204.02311, section 5.1: restart about 100 steps before the spike,
@@ -16,8 +16,8 @@ from fourbits.train.config import TrainConfig
 from fourbits.train.non_finite import NonFiniteError
 
 
-class Setback(Exception):  # noqa: N818 - a decision, which the run acts on
-    """The numbers of a step are such that the run rolls back."""
+class RollbackCause(Exception):  # noqa: N818 - a decision, which the run acts on
+    """Why a run rolls back: the numbers of a step."""
 
     def __init__(self, step: int, reason: str, finite: bool) -> None:
         """step: 1 for the first. finite: whether it was a spike, and not a NaN or an infinity."""
@@ -30,31 +30,31 @@ class RollbackError(RuntimeError):
 
 
 class Rollbacks(NamedTuple):
-    """What a run has rolled back so far. data_offset: steps whose data were left out."""
+    """The rollbacks of a run so far. data_offset: steps whose data they skipped."""
 
     count: int = 0
     data_offset: int = 0
 
-    def after(self, setback: Setback, to: int) -> "Rollbacks":
-        """Once more, to the checkpoint of step `to`."""
-        return Rollbacks(self.count + 1, self.data_offset + setback.step - to)
+    def after(self, cause: RollbackCause, to: int) -> "Rollbacks":
+        """One more rollback, to the checkpoint of step `to`."""
+        return Rollbacks(self.count + 1, self.data_offset + cause.step - to)
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackPolicy:
-    """Where a run rolls back to. steps: at least so far; origin: the step that its own steps follow."""
+    """Where a run rolls back to. steps: at least so far; start_step: the step that its own steps follow."""
 
     steps: int
     interval: int
     limit: int
-    origin: int = 0
+    start_step: int = 0
 
     @classmethod
-    def of(cls, train: TrainConfig, origin: int) -> "RollbackPolicy | None":
+    def of(cls, train: TrainConfig, start_step: int) -> "RollbackPolicy | None":
         """The policy of a run's settings; None if it does not roll back."""
         if not train.rolls_back or train.checkpoint_interval is None:
             return None
-        return cls(train.rollback_steps, train.checkpoint_interval, train.max_rollbacks, origin)
+        return cls(train.rollback_steps, train.checkpoint_interval, train.max_rollbacks, start_step)
 
     @property
     def most(self) -> int:
@@ -62,13 +62,13 @@ class RollbackPolicy:
         return self.steps // self.interval + 2
 
     def target(self, saved: Sequence[int], bad: int, count: int = 0) -> int | None:
-        """The newest of the saved steps that is `steps` before step `bad`, or the origin; None without one.
+        """The newest of the saved steps that is `steps` before step `bad`, or start_step; else None.
 
         saved: steps with a checkpoint; count: how often the run has rolled back, None if often enough.
         """
         if count >= self.limit:
             return None
-        latest = max(bad - self.steps, self.origin)
+        latest = max(bad - self.steps, self.start_step)
         return max((step for step in saved if step <= latest and self._counts(step)), default=None)
 
     def needed(self, saved: Sequence[int], finite: int) -> set[int]:
@@ -76,13 +76,13 @@ class RollbackPolicy:
         target = self.target(saved, finite + 1)
         return {step for step in saved if self._counts(step) and (target is None or step >= target)}
 
-    def error(self, setback: Setback, count: int, checkpoints: Path) -> NonFiniteError | RollbackError:
-        """What ends a run that cannot roll back. count: how often it did; checkpoints: their folder."""
+    def error(self, cause: RollbackCause, count: int, checkpoints: Path) -> NonFiniteError | RollbackError:
+        """The error of a run that cannot roll back. count: its rollbacks; checkpoints: their folder."""
         why = f"No checkpoint is {self.steps} steps older (train.rollback_steps)"
         if count >= self.limit:
             why = f"The run has rolled back {count} times, as often as train.max_rollbacks allows"
-        text = f"step {setback.step}: {setback.reason}. {why}."
-        if not setback.finite:
+        text = f"step {cause.step}: {cause.reason}. {why}."
+        if not cause.finite:
             return NonFiniteError(text)
         return RollbackError(
             f"{text} Rerun the command with train.spike report, or start from an earlier checkpoint with a "
@@ -90,4 +90,4 @@ class RollbackPolicy:
         )
 
     def _counts(self, step: int) -> bool:
-        return step % self.interval == 0 or step == self.origin
+        return step % self.interval == 0 or step == self.start_step

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fourbits.compile_notice import compilation_disabled
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.whole_file import file_sha256
 from fourbits.device import Device, peak_flops, probe
@@ -32,7 +33,7 @@ from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.ranks.alone import Ranks, Wishes
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
 from fourbits.train.records import step_record, validation_record
-from fourbits.train.rollback import RollbackPolicy, Setback
+from fourbits.train.rollback import RollbackCause, RollbackPolicy
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.starting import start
 from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
@@ -87,8 +88,8 @@ class Session:
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation") if ranks.is_first}
         checkpoint = start(fork, self.trainer, folder, self.device, manifest, listener)
         folder.begin(config, manifest, data.tokenizer)
-        origin = manifest["ancestry"][-1]["step"] if manifest.get("ancestry") else 0
-        self.rollback = RollbackPolicy.of(config.train, origin)
+        start_step = manifest["ancestry"][-1]["step"] if manifest.get("ancestry") else 0
+        self.rollback = RollbackPolicy.of(config.train, start_step)
         self._keep_checkpoints(checkpoint, fork)
         peak = peak_flops(self.device, torch.bfloat16)
         flops = sum(training_flops(config.model, config.train.seq_len).values())
@@ -178,13 +179,13 @@ class Session:
         while trainer.step < train.num_steps and not last:
             try:
                 last = self._advance(metrics, request)
-            except Setback as setback:
-                self._roll_back(setback, metrics)
+            except RollbackCause as cause:
+                self._roll_back(cause, metrics)
         self.keeper.settle()
         if trainer.step < train.num_steps:
             return "interrupted"
         self._require_good()  # also if all steps were done when the run was resumed
-        self.keeper.rotate()
+        self.keeper.remove_old()
         return "finished"
 
     def _advance(self, metrics: Metrics, request: StopRequest) -> bool:
@@ -214,15 +215,15 @@ class Session:
             self._last = Timestamp(trainer.device)
         return last
 
-    def _roll_back(self, setback: Setback, metrics: Metrics) -> None:
-        """Return to a checkpoint before a step that went wrong, on all ranks, and leave out its data."""
+    def _roll_back(self, cause: RollbackCause, metrics: Metrics) -> None:
+        """Return to a checkpoint before a step that went wrong, on all ranks, and skip its data."""
         trainer, self.waiting = self.trainer, None
         self.keeper.settle()
-        to = self._rollback_target(setback)
-        rollbacks = trainer.rollbacks.after(setback, to)
+        to = self._rollback_target(cause)
+        rollbacks = trainer.rollbacks.after(cause, to)
         samples = self.config.train.samples_per_step
         trainer.stream.read_beyond(rollbacks.data_offset * samples)
-        record = {"kind": ROLLBACK, "step": setback.step, "to": to, "reason": setback.reason}
+        record = {"kind": ROLLBACK, "step": cause.step, "to": to, "reason": cause.reason}
         self._append(metrics, record | rollbacks._asdict())
         metrics.sync()
         state = {
@@ -238,22 +239,22 @@ class Session:
             self.health = HealthLog(self.folder.health, to, self.listener.note)
         self.listener.rollback(record)
         self.listener.note(
-            f"step {setback.step}: rolled back to step {to}: {setback.reason}. The data of these "
-            f"{setback.step - to} steps are left out."
+            f"step {cause.step}: rolled back to step {to}: {cause.reason}. The data of these "
+            f"{cause.step - to} steps are skipped."
         )
         self._last = Timestamp(trainer.device)
 
-    def _rollback_target(self, setback: Setback) -> int:
+    def _rollback_target(self, cause: RollbackCause) -> int:
         """The step to return to, on all ranks. Raises what `RollbackPolicy.error` returns."""
         policy, count = self.rollback, self.trainer.rollbacks.count
         assert policy is not None
-        to = self.ranks.agreed(lambda: policy.target(self.keeper.saved(), setback.step, count))
+        to = self.ranks.agreed(lambda: policy.target(self.keeper.saved(), cause.step, count))
         if to is None:
-            raise policy.error(setback, count, self.folder.checkpoints)
+            raise policy.error(cause, count, self.folder.checkpoints)
         return to
 
     def _saver(self) -> BackgroundSaver | None:
-        """What saves in the background, if the run does so. Its memory is allocated here, before any step."""
+        """The background saver, if the run has one. Its memory is allocated here, before any step."""
         if not self.config.train.background_saves:
             return None
         saver = self.ranks.saver()
@@ -261,7 +262,7 @@ class Session:
         return saver
 
     def _wishes(self, request: StopRequest) -> Wishes:
-        """What this process was asked since the last time."""
+        """The requests that this process received since the last call."""
         save = request.take_save() or self.clock.save_due()
         return Wishes(request.signal or 0, self.clock.is_up(), save)
 
@@ -322,8 +323,8 @@ class Session:
             record["data_offset"] = self.trainer.rollbacks.data_offset
         self._append(metrics, record)
         self.listener.step(record)
-        if (setback := self.trainer.setback(result)) is not None:
-            raise setback
+        if (cause := self.trainer.rollback_cause(result)) is not None:
+            raise cause
         if not result.skipped:
             self.keeper.proved(result.step)
 
@@ -351,9 +352,9 @@ class Session:
     def _validation_failed(self, loss: float) -> None:
         """Raises NonFiniteError, unless later steps may still be skipped until the run recovers."""
         train, step = self.config.train, self.trainer.step
-        text = f"step {step}: the validation loss is {loss}; {self.trainer.validation_origin()}"
+        text = f"step {step}: the validation loss is {loss}; {self.trainer.non_finite_cause()}"
         if train.non_finite == "rollback":
-            raise Setback(step, text.partition(": ")[2], False)
+            raise RollbackCause(step, text.partition(": ")[2], False)
         if train.non_finite == "stop" or step == train.num_steps:
             raise NonFiniteError(f"{text}. The weights after this step are not usable.")
         self.listener.note(text)
@@ -385,7 +386,7 @@ class Session:
             backend=self.trainer.backend_reason,
             data=self._sizes,
             conversion=self.trainer.conversion,
-            compiles=self.config.train.compile != "none",
+            compiles=self.config.train.compile != "none" and not compilation_disabled(),
         )
 
 

@@ -125,37 +125,37 @@ class Listeners(RunListener):
         self._listeners = tuple(listeners)
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """For each."""
+        """Pass the event on to every listener."""
         for listener in self._listeners:
             listener.preparing(what, done, total)
 
     def begin(self, start: RunStart) -> None:
-        """For each."""
+        """Pass the event on to every listener."""
         for listener in self._listeners:
             listener.begin(start)
 
     def step(self, record: Record) -> None:
-        """For each."""
+        """Pass the event on to every listener."""
         for listener in self._listeners:
             listener.step(record)
 
     def validation(self, record: Record) -> None:
-        """For each."""
+        """Pass the event on to every listener."""
         for listener in self._listeners:
             listener.validation(record)
 
     def rollback(self, record: Record) -> None:
-        """For each."""
+        """Pass the event on to every listener."""
         for listener in self._listeners:
             listener.rollback(record)
 
     def note(self, text: str) -> None:
-        """For each."""
+        """Pass the event on to every listener."""
         for listener in self._listeners:
             listener.note(text)
 
     def end(self, summary: Record) -> None:
-        """For each."""
+        """Pass the event on to every listener."""
         for listener in self._listeners:
             listener.end(summary)
 

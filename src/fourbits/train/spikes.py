@@ -22,7 +22,7 @@ _NORMAL = 1.4826
 
 
 class SpikeState(NamedTuple):
-    """What a checkpoint keeps: the losses in the window, oldest first, and the spikes in a row."""
+    """The state in a checkpoint: the losses in the window, oldest first, and the spikes in a row."""
 
     losses: Sequence[float]
     in_a_row: int
@@ -35,7 +35,7 @@ class SpikeDetector:
         self._losses = torch.full((WINDOW,), math.nan, dtype=torch.float32, device=device)
         self._in_a_row = torch.zeros((), dtype=torch.int64, device=device)
 
-    def look(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+    def compare(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """(whether the loss is a spike, bool; the threshold, FP32, infinite below FEWEST losses).
 
         loss: FP32 scalar; one that is not finite is no spike and does not enter the window.

@@ -18,7 +18,7 @@ from fourbits.train.trainer import Trainer
 
 
 def start(
-    origin: Fork | Imported | None,
+    source: Fork | Imported | None,
     trainer: Trainer,
     folder: RunFolder,
     device: Device,
@@ -26,11 +26,11 @@ def start(
     listener: RunListener,
 ) -> Checkpoint | None:
     """Start from another run or a model, or resume the run in the folder; the checkpoint that was read."""
-    if isinstance(origin, Imported):
-        start_from_model(origin, trainer, device, manifest, listener)
+    if isinstance(source, Imported):
+        start_from_model(source, trainer, device, manifest, listener)
         return None
-    if origin is not None:
-        return start_from(origin, trainer, device, manifest, listener)
+    if source is not None:
+        return start_from(source, trainer, device, manifest, listener)
     return resume(trainer, folder, device, manifest, listener)
 
 

@@ -54,7 +54,7 @@ class Clock:
         return self._interval is not None and time.monotonic() - self._saved >= 60 * self._interval
 
     def saved(self) -> None:
-        """A checkpoint has been written."""
+        """Restart the interval: a checkpoint has been written."""
         self._saved = time.monotonic()
 
 

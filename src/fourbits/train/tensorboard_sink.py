@@ -38,7 +38,7 @@ class TensorBoardSink:
 
 
 def make() -> TensorBoardSink:
-    """Raises ValueError without the package."""
+    """A sink. Raises ValueError without the package tensorboard."""
     try:
         return TensorBoardSink(import_module("torch.utils.tensorboard.writer"))
     except ImportError as error:

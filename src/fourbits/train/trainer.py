@@ -30,7 +30,7 @@ from fourbits.train.optim import MasterOptimizer, master_of
 from fourbits.train.parallel import micro_batches
 from fourbits.train.precision import recipe_of_run
 from fourbits.train.ranks.alone import Ranks, Wishes
-from fourbits.train.rollback import Rollbacks, Setback
+from fourbits.train.rollback import RollbackCause, Rollbacks
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
 from fourbits.train.spikes import SpikeDetector, SpikeState
@@ -223,7 +223,7 @@ class Trainer:
             self.skipped_in_a_row, self.skip_reason = 0, None
             return result
         self.skipped_in_a_row += 1
-        self.skip_reason = self._origin(result, norms)
+        self.skip_reason = self._cause(result, norms)
         if self.config.train.non_finite == "stop":
             raise NonFiniteError(f"step {result.step}: {self.skip_reason}. The update was skipped.")
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW and self.config.train.non_finite == "skip":
@@ -233,24 +233,26 @@ class Trainer:
             )
         return result
 
-    def setback(self, result: StepResult) -> Setback | None:
+    def rollback_cause(self, result: StepResult) -> RollbackCause | None:
         """Why the run has to roll back after a checked step, if it has to."""
         train, threshold = self.config.train, result.spike_threshold
         if threshold is not None and train.spike == "rollback":
-            return Setback(result.step, f"a loss spike: {result.loss:.4f} is above {threshold:.4f}", True)
+            return RollbackCause(
+                result.step, f"a loss spike: {result.loss:.4f} is above {threshold:.4f}", True
+            )
         if self.skip_reason is not None and train.non_finite == "rollback":
-            return Setback(result.step, self.skip_reason, False)
+            return RollbackCause(result.step, self.skip_reason, False)
         return None
 
     def validate(self) -> dict[str, Loss]:
         """The loss on the fixed samples of every source, and over all of them under "loss"."""
-        train, share = self.config.train, None if self.ranks.alone else self.ranks
-        if share is not None:  # random bits as one process has them, after its last micro-batch
+        train, ranks = self.config.train, None if self.ranks.alone else self.ranks
+        if ranks is not None:  # random bits as one process has them, after its last micro-batch
             self._set_step(self.step - 1, train.gradient_accumulation - 1, same_weights=False)
-        losses = evaluate(self.model, self.held_out, train.micro_batch_size, share)
+        losses = evaluate(self.model, self.held_out, train.micro_batch_size, ranks)
         return {"loss": total_loss(losses.values()), **losses}
 
-    def validation_origin(self) -> str:
+    def non_finite_cause(self) -> str:
         """Where a validation loss that is not finite came from, in words."""
         name = self._first_in_forward(self.validate)
         return f"values are not finite {f'first in the output of {name}' if name else 'in the loss itself'}"
@@ -327,7 +329,7 @@ class Trainer:
         """Whether the loss is a spike, bool, and the threshold that it exceeds, FP32, NaN if it is none."""
         if self.spikes is None:
             return torch.zeros_like(loss, dtype=torch.bool), self._uncounted
-        spiked, threshold = self.spikes.look(loss)
+        spiked, threshold = self.spikes.compare(loss)
         return spiked, torch.where(spiked, threshold, math.nan)
 
     def _saturated(self, counted: Tensor | None) -> Tensor:
@@ -374,7 +376,7 @@ class Trainer:
             return "several ranks gather weights and sum gradients between kernels"
         return cuda_graph.unsupported(self.model, self.device)
 
-    def _origin(self, result: StepResult, norms: list[float]) -> str:
+    def _cause(self, result: StepResult, norms: list[float]) -> str:
         if math.isfinite(result.loss):
             name = first_in_backward(list(self.masters), norms)
             return f"the gradient of {name} is not finite" if name else "the gradient norm overflows"

@@ -48,7 +48,7 @@ class WandbSink:
 
 
 def make() -> WandbSink:
-    """Raises ValueError without the package."""
+    """A sink. Raises ValueError without the package wandb."""
     try:
         client = import_module("wandb")
     except ImportError as error:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fourbits.data.corpora import open_text, text_files
 from fourbits.data.corpora.document import Document
-from fourbits.data.corpora.pieces import cut
+from fourbits.data.corpora.pieces import split_text
 from fourbits.data.corpora.sources import ReadOptions, file_sources
 from fourbits.data.optional import load_datasets
 from fourbits.data.prepare import encode
@@ -213,10 +213,10 @@ def test_a_text_of_null_is_skipped_alike_in_json_lines_and_parquet(tmp_path):
     text=st.text(alphabet="ab1 \n.\u00e9", max_size=300), size=st.integers(4, 40), chunk=st.integers(1, 50)
 )
 def test_pieces_concatenate_to_the_text_whatever_the_chunks(text, size, chunk):
-    pieces = list(cut([text], size))
+    pieces = list(split_text([text], size))
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= size for piece in pieces)
-    assert list(cut((text[i : i + chunk] for i in range(0, len(text), chunk)), size)) == pieces
+    assert list(split_text((text[i : i + chunk] for i in range(0, len(text), chunk)), size)) == pieces
 
 
 @pytest.mark.parametrize("end", ["\n", " \n", "\n\n", "\n    \n"])
@@ -226,7 +226,7 @@ def test_pieces_encode_to_the_tokens_of_the_whole_text(end):
         f"def f{n}(x):\n    return x * {n} # {'yes' * (n % 3)}{end}value = 1\n" for n in range(400)
     )
     tokenizer = Tokenizer.train([text, *[f"def value{end}"] * 400], 512)
-    pieces = list(cut([text], 100))
+    pieces = list(split_text([text], 100))
     assert len(pieces) > 100
     assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
 
@@ -241,7 +241,9 @@ def test_a_long_file_is_read_in_pieces_and_is_one_document(tmp_path, monkeypatch
     same_tokenizer = PrepareOptions(tokenizer=str(tmp_path / "whole"), validation_fraction=0.5, seed=1)
     monkeypatch.setattr(text_files, "LONG_FILE", 1000)
     monkeypatch.setattr(open_text, "_CHUNK_BYTES", 777)
-    monkeypatch.setattr("fourbits.data.corpora.text_files.cut", lambda chunks: cut(chunks, 5000))
+    monkeypatch.setattr(
+        "fourbits.data.corpora.text_files.split_text", lambda chunks: split_text(chunks, 5000)
+    )
     assert sum(document.more for document in sources[0].read()) > 10
     pieces = prepare(sources, tmp_path / "pieces", same_tokenizer)
     for files, expected in ((pieces.train, whole.train), (pieces.validation, whole.validation)):
@@ -257,7 +259,9 @@ def test_a_long_text_encodes_in_pieces_to_the_tokens_of_the_whole(tmp_path, monk
     )
     sizes: list[int] = []
     monkeypatch.setattr(encode, "PIECE", 5000)
-    monkeypatch.setattr(encode, "cut", lambda texts: [sizes.append(len(p)) or p for p in cut(texts, 5000)])
+    monkeypatch.setattr(
+        encode, "split_text", lambda texts: [sizes.append(len(p)) or p for p in split_text(texts, 5000)]
+    )
     monkeypatch.setattr(encode, "BATCH_CHARACTERS", 20_000)
     calls: list[int] = []
     encode_batch = Tokenizer.encode_batch

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fourbits.data.corpora import open_text, text_files
-from fourbits.data.corpora.pieces import cut
+from fourbits.data.corpora.pieces import split_text
 from fourbits.data.corpora.sources import file_sources
 from fourbits.data.prepare import encode, prepare_source
 from fourbits.data.prepare.prepare import PrepareOptions, prepare
@@ -154,7 +154,7 @@ def test_an_interrupted_document_is_resumed_inside_it(tmp_path, monkeypatch):
     """One text in pieces of 16 KiB, saved in the middle, with its tokens so far and no end token."""
     monkeypatch.setattr(text_files, "LONG_FILE", STEP // 4)
     monkeypatch.setattr(open_text, "_CHUNK_BYTES", 4096)
-    monkeypatch.setattr(text_files, "cut", lambda chunks: cut(chunks, STEP // 16))
+    monkeypatch.setattr(text_files, "split_text", lambda chunks: split_text(chunks, STEP // 16))
     (tmp_path / "long.txt").write_text("".join(f"Line {number} of a text.\n" for number in range(40_000)))
     sources = file_sources([str(tmp_path / "long.txt")])
     options = PrepareOptions(vocab_size=384)

@@ -1,4 +1,4 @@
-"""What a report computes: operands and GEMMs from seeded inputs, which any machine can make again."""
+"""The cases of a report: operands and GEMMs from seeded inputs, which any machine can recreate."""
 
 import hashlib
 from typing import NamedTuple

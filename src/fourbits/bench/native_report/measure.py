@@ -1,4 +1,4 @@
-"""Fills a report on the GPU that it is about: bytes, sums, random rounding, speed."""
+"""Measures a GPU for its report: bytes, sums, random rounding, speed."""
 
 import platform
 from collections.abc import Callable

@@ -26,7 +26,7 @@ class Verified(NamedTuple):
 
 
 def verify(report: dict[str, Any]) -> list[Verified]:
-    """All entries that can be recomputed. Raises ValueError for a report of another form."""
+    """All entries that can be recomputed. Raises ValueError for a report in another format."""
     if not isinstance(report.get("form"), int) or report["form"] != FORM:
         raise ValueError(
             f"doctor --verify: the report must have form {FORM}, got {report.get('form')!r}. Write it and "

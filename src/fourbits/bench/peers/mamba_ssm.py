@@ -1,7 +1,8 @@
 """transformers' NemotronH with the Triton kernels of mamba_ssm, where they are installed; calls are counted.
 
 transformers uses a fused kernel that also needs causal_conv1d's CUDA code, which is on no package index as a
-binary. Here its mixer calls mamba_ssm's chunked scan instead of its own, and PyTorch's convolution.
+binary. Here its mixer calls mamba_ssm's chunked scan and, for one token, its state update instead of its own,
+and PyTorch's convolution.
 """
 
 import importlib
@@ -9,23 +10,24 @@ import importlib.util
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-_SCAN = "mamba_chunk_scan_combined"
+_SCAN, _UPDATE = "mamba_chunk_scan_combined", "selective_state_update"
+_MODULES = {_SCAN: "ssd_combined", _UPDATE: "selective_state_update"}
 _MIXERS = "transformers.models.nemotron_h.modeling_nemotron_h"
 
 
 def unsupported() -> str | None:
     """Why the kernels cannot be used, or None."""
     try:
-        _kernel()
+        kernels = _kernels()
         mixers = importlib.import_module(_MIXERS)
     except (ImportError, AttributeError, RuntimeError, OSError) as error:  # compiled parts may be missing
         return f"mamba_ssm's kernels cannot be imported: {type(error).__name__}: {error}"
-    missing = [name for name in _replacements(lambda: None) if not hasattr(mixers, name)]
+    missing = [name for name in _replacements(kernels) if not hasattr(mixers, name)]
     return f"this transformers has no {', '.join(missing)} to replace" if missing else None
 
 
@@ -33,17 +35,12 @@ def unsupported() -> str | None:
 def mamba_kernels() -> Generator[Counter[str]]:
     """Inside, NemotronH's mixers use mamba_ssm's kernels. Yields the number of calls of each."""
     calls: Counter[str] = Counter()
-    kernel = _kernel()
-    known = set(inspect.signature(kernel).parameters)
-
-    def scan(*args: Any, **kwargs: Any) -> Any:
-        calls[_SCAN] += 1
-        return kernel(*args, **{name: value for name, value in kwargs.items() if name in known})
-
+    counted = {name: _counted(name, kernel, calls) for name, kernel in _kernels().items()}
     mixers = importlib.import_module(_MIXERS)
-    before = {name: getattr(mixers, name) for name in _replacements(scan)}
+    replacements = _replacements(counted)
+    before = {name: getattr(mixers, name) for name in replacements}
     try:
-        for name, function in _replacements(scan).items():
+        for name, function in replacements.items():
             setattr(mixers, name, function)
         yield calls
     finally:
@@ -51,15 +48,33 @@ def mamba_kernels() -> Generator[Counter[str]]:
             setattr(mixers, name, function)
 
 
-def _replacements(scan: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+def _counted(name: str, kernel: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
+    """The kernel with the arguments that it knows, of those that transformers passes."""
+    known = set(inspect.signature(kernel).parameters)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        return kernel(*args, **{key: value for key, value in kwargs.items() if key in known})
+
+    return call
+
+
+def _replacements(kernels: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """Names in transformers' module -> replacements; the fused kernel reports that it is unavailable."""
-    return {"mamba2_chunk_scan": scan, "mamba2_split_conv1d_scan_combined": lambda *_, **__: None}
+    return {
+        "mamba2_chunk_scan": kernels[_SCAN],
+        "mamba2_selective_state_update": kernels[_UPDATE],
+        "mamba2_split_conv1d_scan_combined": lambda *_, **__: None,
+    }
 
 
-def _kernel() -> Callable[..., Any]:
-    """The chunked scan. mamba_ssm also imports Mamba-1's compiled extension, which the scan does not need."""
+def _kernels() -> dict[str, Callable[..., Any]]:
+    """The kernels by name. mamba_ssm also imports Mamba-1's compiled extension, which these do not need."""
     importlib.import_module(_MIXERS)  # first, so that transformers selects its own fallbacks
     stub = ModuleType("selective_scan_cuda")
     if "selective_scan_cuda" not in sys.modules and importlib.util.find_spec(stub.__name__) is None:
         sys.modules[stub.__name__] = stub
-    return getattr(importlib.import_module("mamba_ssm.ops.triton.ssd_combined"), _SCAN)
+    return {
+        name: getattr(importlib.import_module(f"mamba_ssm.ops.triton.{module}"), name)
+        for name, module in _MODULES.items()
+    }

@@ -1,4 +1,4 @@
-"""What ranks send to each other in a call, as PyTorch's profiler recorded it: messages, bytes, device time.
+"""The messages between ranks in a call, as PyTorch's profiler recorded them: number, bytes, device time.
 
 The profiler records every collective with the shapes and dtypes of the tensors that the process group was
 given. Nothing here follows from the model: a weight that is not gathered is not counted.

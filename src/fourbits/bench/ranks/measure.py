@@ -42,7 +42,7 @@ _LARGE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RanksRequest:
-    """What to measure. None: as in the preset; of micro-batches per rank and step, at most two."""
+    """The steps to measure. None: as in the preset; of micro-batches per rank and step, at most two."""
 
     preset: str
     recipes: tuple[str, ...] = ("bf16", "nvfp4")

@@ -40,7 +40,7 @@ RECIPES = (BASE, "nvfp4", "nvfp4" + PACKED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRequest:
-    """What to measure. None: as in the preset, but at most two micro-batches per step.
+    """The steps to measure. None: as in the preset, but at most two micro-batches per step.
 
     peers: names from peers.model.PEERS. profile: run one step under the profiler, on a GPU.
     """

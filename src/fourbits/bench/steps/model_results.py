@@ -75,7 +75,7 @@ def _memory(runs: list[ModelRun]) -> list[Result]:
             continue
         theirs = sum(base.saved.inputs.get(name, 0) for name in run.quantized)
         ours = sum(run.saved.inputs.get(name, 0) for name in run.quantized)
-        shares = {"saved inputs of quantized linears": (theirs / ours, 1 / 0.29)}
+        shares = {"saved inputs of quantized linear layers": (theirs / ours, 1 / 0.29)}
         if base.memory.peak and run.memory.peak:
             shares["peak memory"] = (base.memory.peak / run.memory.peak, 1 / 0.87)
         results += [

@@ -9,7 +9,7 @@ from fourbits.compare.report.table import Row
 
 
 def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
-    """What the number of seeds, the emulation, the size and the load allow to conclude."""
+    """The conclusions that the number of seeds, the emulation, the size and the load allow."""
     sentences = [_about_seeds(comparison, rows), _about_emulation(comparison), _about_size(comparison)]
     if any(row.speed_ratio is None for row in rows):
         sentences.append(

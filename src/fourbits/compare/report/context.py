@@ -1,4 +1,4 @@
-"""What a comparison's report shows besides the runs: the training text, sample output, and commands."""
+"""Everything in a comparison's report besides the runs: the training text, sample output, and commands."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

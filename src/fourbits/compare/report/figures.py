@@ -127,7 +127,7 @@ def gap_chart(curves: GapCurves) -> Chart:
 
 
 def _caption_of(lines: Sequence[Line], switches: Sequence[Switch]) -> str:
-    """What a caption says about bands and vertical lines, if there are any."""
+    """The part of a caption about bands and vertical lines, if there are any."""
     bands = " Shaded: range over seeds." if any(line.low is not None for line in lines) else ""
     return bands + (_CAPTION_OF_SWITCHES if switches else "")
 

@@ -27,7 +27,7 @@ _SHARES = ("at_max", "at_zero", "clipped")
 
 
 def health_section(run: Run) -> dict[str, Any] | None:
-    """What the template shows; None for a run without samples."""
+    """The values of the template; None for a run without samples."""
     samples = read_health(run.path / "health.jsonl")
     if not samples:
         return None

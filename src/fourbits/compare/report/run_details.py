@@ -1,4 +1,4 @@
-"""What a report lists under "Run details": machine, versions, model, training, and how runs executed."""
+"""The section "Run details" of a report: machine, versions, model, training, and how runs executed."""
 
 from fourbits.compare.number_format import count, listed, plural, short_count
 from fourbits.compare.report.comparison import Comparison
@@ -18,7 +18,7 @@ def comparison_details(comparison: Comparison) -> dict[str, str]:
 
 
 def _all_rolled_back(comparison: Comparison) -> dict[str, str]:
-    """Which runs rolled back, and so read other data than the others from there on."""
+    """The runs that rolled back, and so read other data than the others from there on."""
     parts = [
         f"{recipe}, seed {seed}: {rolled_back(run)}"
         for recipe, runs in comparison.runs.items()

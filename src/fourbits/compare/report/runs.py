@@ -69,7 +69,7 @@ class Run:
 
     @property
     def train_steps(self) -> Steps:
-        """Numbers of the finished steps."""
+        """Step numbers of the finished steps."""
         return self.train["step"].astype(np.int64)
 
     @property

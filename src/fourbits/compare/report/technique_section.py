@@ -18,7 +18,7 @@ FIGURE = "techniques.svg"
 
 @dataclass(frozen=True, slots=True)
 class TechniqueSection:
-    """What the template shows. layers: name, and the effect of the transform under each recipe."""
+    """The values of the template. layers: name, and the effect of the transform under each recipe."""
 
     step: int
     tokens: int

@@ -1,4 +1,4 @@
-"""What was measured on a trained model, averaged over layers and batches: bars of charts, rows of a table."""
+"""Measurements on a trained model, averaged over layers and batches: bars of charts, rows of a table."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -94,7 +94,7 @@ def rounding_bars(found: Techniques) -> list[Bar]:
 
 
 def weight_bars(found: Techniques) -> list[Bar]:
-    """How far W in Dgrad is from W in Fprop, and the error of W, by block shape."""
+    """The distance of W in Dgrad from W in Fprop, and the error of W, by block shape."""
     bars: list[Bar] = []
     for block in dict.fromkeys(each.block for each in found.weights):
         mismatch, error = weight_errors(found, block)

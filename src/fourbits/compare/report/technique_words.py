@@ -1,4 +1,4 @@
-"""What each technique fixes on a trained model, and where it does harm: sentences with measured numbers."""
+"""Sentences with measured numbers: what each technique fixes on a trained model, and where it does harm."""
 
 import statistics
 

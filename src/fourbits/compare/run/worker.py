@@ -84,23 +84,23 @@ class ForwardingListener(RunListener):
         self._send = send
 
     def begin(self, start: RunStart) -> None:
-        """Forward."""
+        """Forward to the parent process."""
         self._send("begin", start)
 
     def step(self, record: Record) -> None:
-        """Forward."""
+        """Forward to the parent process."""
         self._send("step", record)
 
     def validation(self, record: Record) -> None:
-        """Forward."""
+        """Forward to the parent process."""
         self._send("validation", record)
 
     def note(self, text: str) -> None:
-        """Forward."""
+        """Forward to the parent process."""
         self._send("note", text)
 
     def end(self, summary: Record) -> None:
-        """Forward."""
+        """Forward to the parent process."""
         self._send("end", summary)
 
 

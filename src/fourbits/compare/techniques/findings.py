@@ -1,4 +1,4 @@
-"""What was measured, as plain data: the content of techniques.json.
+"""The measurements as plain data: the content of techniques.json.
 
 An error is relative: the norm of the difference over the norm of the exact tensor, in Frobenius norms.
 """

@@ -68,7 +68,7 @@ def measure(run: Path) -> Techniques:
 
 
 def _of_layers(layers: list[LayerTensors]) -> Techniques:
-    """What is measured layer by layer."""
+    """The measurements of single layers."""
     numbered = list(enumerate(layers))
     return Techniques(
         run="",

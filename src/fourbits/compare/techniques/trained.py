@@ -31,7 +31,7 @@ Gradients = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """What one linear layer multiplies in BF16. x: [M, K]; weight: [N, K], FP32; dy: [M, N]."""
+    """The operands of one linear layer in BF16. x: [M, K]; weight: [N, K], FP32; dy: [M, N]."""
 
     name: str
     x: Tensor

@@ -36,15 +36,15 @@ def without_markup(text: str) -> str:
     return _EMPTY_LINES.sub("\n\n", _SPACES.sub(" ", text)).strip()
 
 
-def skip_reason(text: str, is_code: bool) -> str:
-    """Why a text is skipped, in a few words; "" if it is kept."""
+def skip_reason(text: str, is_code: bool) -> str | None:
+    """Why a text is skipped, in a few words; None if it is kept."""
     if len(text) < SHORTEST:
         return "short"
     if is_code and _GENERATED.search(text, 0, 2000):
         return "generated"
     if len(text.encode("ascii", "ignore")) < _ASCII_SHARE * len(text):
         return "not English"
-    return ""
+    return None
 
 
 def split_dictionary(text: str) -> Iterator[str]:

@@ -12,14 +12,14 @@ LONGEST_FIELD = 64 << 20
 csv.field_size_limit(max(LONGEST_FIELD, csv.field_size_limit()))
 
 
-def csv_problem(path: Path, text_field: str) -> str:
-    """Why a file is not a table with this column, by its header, in a few words; "" if it is."""
+def csv_problem(path: Path, text_field: str) -> str | None:
+    """Why a file is not a table with this column, by its header, in a few words; None if it is."""
     with opened(path) as (file, _):
         try:
             header = next(csv.reader(_lines(chunks(file, path)), strict=True), None)
         except csv.Error:
             return "not a table"
-    return "" if header is None or text_field in header else f"without a column {text_field!r}"
+    return None if header is None or text_field in header else f"without a column {text_field!r}"
 
 
 def read_csv(path: Path, name: str, text_field: str, before: int) -> Iterator[Document]:

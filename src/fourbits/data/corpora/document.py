@@ -1,7 +1,7 @@
 """Documents and sources: what every reader yields, whatever kind of file it reads.
 
 Documents come in a fixed order (by path, then by position in the file), so everything built on them is
-deterministic. A source has a fingerprint, a hash of paths, sizes and modification times, which tells whether
+deterministic. A source has a fingerprint, a hash of paths, sizes and modification times, which shows whether
 the prepared text is still current without reading it.
 """
 

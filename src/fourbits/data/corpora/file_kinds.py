@@ -1,4 +1,4 @@
-"""Which files are read, by their names; letters may have either case, and .gz or .zst may follow.
+"""The kinds of files that are read, by name; letters may have either case, and .gz or .zst may follow.
 
 .json is the name of JSON lines, of arrays and of settings; it is read if its first line is a JSON object with
 the text field. A .csv is read if it has the text column.

@@ -58,7 +58,7 @@ def find_files(folder: Path, text_field: str, *, follow_links: bool, allow_skipp
 
 
 def listed(skipped: Mapping[str, SkippedFiles]) -> str:
-    """What was skipped in one line, the largest first: ".png: 3 (1.2 MB); .bin: 1 (80 bytes)"."""
+    """The skipped files in one line, the largest first: ".png: 3 (1.2 MB); .bin: 1 (80 bytes)"."""
     rows = sorted(skipped.items(), key=lambda item: (-item[1].num_bytes, item[0]))
     return "; ".join(
         f"{label}: {each.files:,}" + (f" ({_size(each.num_bytes)})" if each.num_bytes else "")
@@ -113,7 +113,7 @@ def _without_text(folder: Path, skipped: Mapping[str, SkippedFiles]) -> str:
 
 
 def _remedies(skipped: Mapping[str, SkippedFiles], *, without: bool = True) -> str:
-    """What applies to these files; without: continuing without them does too."""
+    """The remedies that apply to these files. without: whether continuing without them is one."""
     found = [text for part, text in REMEDIES.items() if part and any(part in label for label in skipped)]
     return ", or ".join([*found, *([REMEDIES[""]] if without else [])])
 

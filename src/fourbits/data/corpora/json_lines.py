@@ -12,8 +12,8 @@ from fourbits.data.corpora.open_text import decoded, opened
 LONGEST_LINE = 64 << 20
 
 
-def json_problem(path: Path, text_field: str) -> str:
-    """Why a .json file is not JSON lines with this field, by its first line, in a few words; "" if it is."""
+def json_problem(path: Path, text_field: str) -> str | None:
+    """Why a .json file is not JSON lines with this field, by its first line, in a few words; or None."""
     with opened(path) as (file, _):
         line = next(
             (line for line in iter(lambda: file.readline(LONGEST_LINE + 1), b"") if line.strip()), b""
@@ -24,7 +24,9 @@ def json_problem(path: Path, text_field: str) -> str:
         return "not JSON lines"
     if line and not isinstance(record, dict):
         return "not JSON lines"
-    return f"without a field {text_field!r}" if isinstance(record, dict) and text_field not in record else ""
+    return (
+        f"without a field {text_field!r}" if isinstance(record, dict) and text_field not in record else None
+    )
 
 
 def read_json_lines(path: Path, name: str, text_field: str, before: int) -> Iterator[Document]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 PIECE = 1 << 18  # characters; an encoder needs about 500 bytes of memory for each
 
 
-def cut(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
+def split_text(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
     """Split a text into pieces of at most `size` characters, independently of the chunks it arrives in."""
     rest = ""
     for chunk in chunks:

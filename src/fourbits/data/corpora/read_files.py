@@ -13,11 +13,11 @@ from fourbits.data.corpora.text_files import read_text_file
 TEXT_FIELD = "text"
 
 
-def problem_of(path: Path, text_field: str) -> str:
-    """Why a file whose name fits does not hold texts, in a few words; "" if it does, or its name decides."""
+def problem_of(path: Path, text_field: str) -> str | None:
+    """Why a file whose name fits does not hold texts, in a few words; None if it does or its name decides."""
     kind = kind_of(path)
     if path.stat().st_size == 0 or kind not in ("json", "csv"):
-        return ""
+        return None
     return (json_problem if kind == "json" else csv_problem)(path, text_field)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from fourbits.data.corpora.document import Document, key_of
 from fourbits.data.corpora.file_kinds import compression_of
 from fourbits.data.corpora.open_text import chunks, decoded, opened
-from fourbits.data.corpora.pieces import cut
+from fourbits.data.corpora.pieces import split_text
 
 # A larger file is read in pieces, and twice, because its split key is the hash of the whole text.
 LONG_FILE = 16 << 20
@@ -40,7 +40,7 @@ def _read_long(path: Path, name: str, before: int) -> Iterator[Document]:
         return
     previous: str | None = None
     with opened(path) as (file, raw):
-        for piece in cut(chunks(file, path)):
+        for piece in split_text(chunks(file, path)):
             if previous is not None:
                 yield Document(name, previous, digest.hexdigest(), more=True, position=before + raw.tell())
             previous = piece

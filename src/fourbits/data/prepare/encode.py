@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fourbits.data.corpora.document import Document
-from fourbits.data.corpora.pieces import PIECE, cut
+from fourbits.data.corpora.pieces import PIECE, split_text
 from fourbits.data.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.integer]
@@ -85,7 +85,7 @@ def _groups(batch: Sequence[Document]) -> Iterator[list[tuple[int, str]]]:
     group: list[tuple[int, str]] = []
     size = 0
     for number, document in enumerate(batch):
-        for piece in cut([document.text]) if len(document.text) > PIECE else (document.text,):
+        for piece in split_text([document.text]) if len(document.text) > PIECE else (document.text,):
             group.append((number, piece))
             size += len(piece)
             if size >= BATCH_CHARACTERS:

@@ -169,7 +169,7 @@ def _source_record(source: Source, request: dict[str, Any], preparation: Prepara
 def request_of(
     sources: Sequence[Source], options: PrepareOptions, tokenizer: Tokenizer | None = None
 ) -> dict[str, Any]:
-    """What determines the result, as plain values: equal requests give equal files.
+    """Everything that determines the result, as plain values: equal requests give equal files.
 
     tokenizer: the one that the options name, if it is already loaded.
     """

@@ -23,7 +23,7 @@ SAVE_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What all sources of one preparation share."""
+    """State that all sources of one preparation share."""
 
     out: Path
     tokenizer: Tokenizer

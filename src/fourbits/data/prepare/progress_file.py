@@ -15,7 +15,7 @@ from fourbits.data.whole_file import read_json, write_json
 
 @dataclass(slots=True)
 class Tally:
-    """What was read of a source and written. read: documents (or pieces), duplicates included.
+    """Counts of what was read from a source and written. read: documents (or pieces), duplicates included.
 
     unencodable: documents that the tokenizer encodes to nothing, which are not written; sampled_characters,
     lost_characters: see round_trip.py. text_sha256: a hash chain over all texts: the SHA-256 of the previous

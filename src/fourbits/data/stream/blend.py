@@ -1,4 +1,4 @@
-"""Which source a sample comes from, and which of that source's samples it is, in constant time.
+"""The source of a sample, and its index within that source, in constant time.
 
 A run of N samples is divided into phases at fractions of N. Within a phase the sources take turns in a fixed
 order of P = `period` slots, repeated to the end of the phase; source s owns w_s of them (its integer weight).

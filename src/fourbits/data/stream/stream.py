@@ -79,7 +79,7 @@ class PhasedStream:
         return self.blend.total_samples
 
     def read_beyond(self, samples: int) -> None:
-        """Let readers have so many samples behind the last one, by the weights of the last phase.
+        """Allow this many samples past the last one, by the weights of the last phase.
 
         Raises ValueError for a source that all of them would read more than max_epochs times.
         """

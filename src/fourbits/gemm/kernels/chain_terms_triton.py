@@ -1,7 +1,7 @@
 """The GEMM with an FP4 tensor core's sums where `chain_kernel` has no proof: exact for any codes and scales.
 
-Each instruction takes the shortest way that is exact for it: one dot, a dot per group added in FP64, or every
-term aligned and truncated in whole numbers. docs/nvfp4.md, section 22.4.
+Each instruction takes the shortest path that is exact for it: one dot, a dot per group added in FP64, or
+every term aligned and truncated in whole numbers. docs/nvfp4.md, section 22.4.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)

@@ -1,4 +1,4 @@
-"""The GEMM with an FP4 tensor core's sums, where the operands' extents prove that a short way is exact.
+"""The GEMM with an FP4 tensor core's sums, where the operands' extents prove that a short path is exact.
 
 One dot of an instruction's products, from zero, is exact in FP32; one addition toward zero is the
 instruction's only rounding. Tiles without that proof are left to `chain_terms_kernel`. docs/nvfp4.md, 22.4.
@@ -75,7 +75,7 @@ def chain_kernel(
     HAS_BIAS: tl.constexpr, HEIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PIECES: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """out [M, N] = (sum over K) * scale_a * scale_b + bias, of the tiles where the short way is exact.
+    """out [M, N] = (sum over K) * scale_a * scale_b + bias, of the tiles where the short path is exact.
 
     a, b: tensor descriptors of values [M, K] and [N, K]; an instruction has PIECES * BK products. done: what
     this says of each tile.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fourbits.gemm.kernels import fp8_library, launch_fp8
 from fourbits.gemm.kernels.bias import readable
-from fourbits.gemm.kernels.launch_bf16 import Layout, bf16_gemm
+from fourbits.gemm.kernels.launch_bf16 import OperandLayout, bf16_gemm
 from fourbits.quant.kernels.support import unsupported_device
 from fourbits.quant.tensor import ExactOperand
 
@@ -69,13 +69,13 @@ def _rows(values: Tensor) -> Tensor:
     return values.t() if values.stride(0) == 1 else values.contiguous()
 
 
-def _layout(operand: ExactOperand) -> Layout:
+def _layout(operand: ExactOperand) -> OperandLayout:
     """The memory layout of the operand's values, as `_rows` returns them."""
     values, axis = operand.values, operand.axis
     rows = _rows(values)
     if values.stride(1) != 1 and values.stride(0) == 1:
         axis = 1 - axis
-    return Layout((rows.shape[0], rows.shape[1]), rows.stride(0), axis, rows.data_ptr() % 16 == 0)
+    return OperandLayout((rows.shape[0], rows.shape[1]), rows.stride(0), axis, rows.data_ptr() % 16 == 0)
 
 
 def _fp8(

@@ -17,7 +17,7 @@ _SUM_COLUMNS = 512
 LEAVING = 32 << 10
 
 
-class Layout(NamedTuple):
+class OperandLayout(NamedTuple):
     """Memory layout of a BF16 operand with unit stride along its rows."""
 
     shape: tuple[int, int]
@@ -34,10 +34,10 @@ class Layout(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What a GEMM's plan depends on besides the GPU."""
+    """The key of a GEMM plan, apart from the GPU."""
 
-    a: Layout
-    b: Layout
+    a: OperandLayout
+    b: OperandLayout
     out_dtype: torch.dtype
     #: dtype of the bias, if there is one
     bias: torch.dtype | None
@@ -51,7 +51,7 @@ class Problem(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 14)
 def bf16_gemm(
-    a: Layout, b: Layout, out_dtype: torch.dtype, bias: torch.dtype | None, device: torch.device
+    a: OperandLayout, b: OperandLayout, out_dtype: torch.dtype, bias: torch.dtype | None, device: torch.device
 ) -> "TmaGemm | PointerGemm":
     """The plan of a GEMM of operands with these layouts."""
     gpu = gpu_model(device)
@@ -83,7 +83,12 @@ class TmaGemm:
         )
 
     def _product(
-        self, tile: Tile, operands: tuple[Layout, Layout], bias: bool, device: torch.device, sms: int
+        self,
+        tile: Tile,
+        operands: tuple[OperandLayout, OperandLayout],
+        bias: bool,
+        device: torch.device,
+        sms: int,
     ) -> Launcher:
         """The launch of the GEMM, which writes the output or the split-K sums."""
         split = self.split_k > 1
@@ -164,7 +169,7 @@ class PointerGemm:
         return out
 
 
-def _box(x: Layout, length: int, rows: int, step: int) -> Box:
+def _box(x: OperandLayout, length: int, rows: int, step: int) -> Box:
     """An operand's TMA box: cropped to `length` along K, in tiles of rows by step."""
     strides = (x.row_stride, 1)
     if x.axis == 1:
@@ -172,11 +177,11 @@ def _box(x: Layout, length: int, rows: int, step: int) -> Box:
     return Box((length, x.shape[1]), strides, (step, rows))
 
 
-def _strides(x: Layout) -> tuple[int, int]:
+def _strides(x: OperandLayout) -> tuple[int, int]:
     """Strides of an operand: across its rows in the GEMM, and along K."""
     return (x.row_stride, 1) if x.axis == 1 else (1, x.row_stride)
 
 
-def _tma_reads(x: Layout) -> bool:
+def _tma_reads(x: OperandLayout) -> bool:
     """Whether TMA can address a BF16 operand: not empty, row stride and base multiples of 16 bytes."""
     return x.row_stride * 2 % 16 == 0 and x.aligned and x.shape[0] * x.shape[1] > 0

@@ -1,6 +1,6 @@
-"""Launches of GEMMs with an FP4 tensor core's sums: both operands, the short way, every term where needed.
+"""Launches of GEMMs with an FP4 tensor core's sums: both operands, the short path, every term where needed.
 
-No value returns to the host: which tiles take which way is decided on the GPU. docs/nvfp4.md, section 22.4.
+No value returns to the host: which tiles take which path is decided on the GPU. docs/nvfp4.md, section 22.4.
 """
 
 import functools
@@ -27,13 +27,13 @@ Options = dict[str, Any]
 class Sizes(NamedTuple):
     """Tiles of the three kernels."""
 
-    #: of the short way, with its warps, stages, and registers of a thread
+    #: of the short path, with its warps, stages, and registers of a thread
     m: int
     n: int
     warps: int
     stages: int
     registers: int | None
-    #: of the long way
+    #: of the long path
     small: int
     #: rows and instructions of one program that prepares an operand
     height: int
@@ -184,7 +184,7 @@ class ChainGemm:
         return self._multiply(a, b, scales, bias)[0]
 
     def states(self, a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
-        """Of each tile, whether every term was needed, no term was truncated, or the short way was exact."""
+        """Of each tile, whether every term was needed, no term was truncated, or the short path was exact."""
         one = torch.ones((), dtype=torch.float32, device=a.codes.device)
         return self._multiply(a, b, (one, one), None)[1]
 
@@ -218,7 +218,7 @@ class Prepared(NamedTuple):
 
 
 class _Side:
-    """One operand of a plan."""
+    """One FP4 operand of a ChainGemm: its layout and launch."""
 
     def __init__(self, x: Stored, gemm: ChainGemm, products: int, device: torch.device, sizes: Sizes) -> None:
         self.x, self.gemm = x, gemm

@@ -102,7 +102,7 @@ def grouped_tile(gpu: GpuModel, rows: int, columns: int, groups: int) -> Tile:
 
 
 def sums_tile(gpu: GpuModel) -> Tile:
-    """The tile of the GEMM whose contraction is a group's rows: two programs an SM, since sums are short and
+    """The tile of the GEMM whose contraction is a group's rows: two programs per SM, since sums are short and
     their tiles, in FP32, take as long to be written.
     """
     tile = next((tile for tile in gpu.tiles if (tile.m, tile.n) == (128, 128)), gpu.tiles[0])

@@ -1,4 +1,4 @@
-"""Small GEMMs whose results tell one rule of FP4 sums from another. docs/nvfp4.md, section 22.1."""
+"""Small GEMMs whose results distinguish the possible rules of FP4 sums. docs/nvfp4.md, section 22.1."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

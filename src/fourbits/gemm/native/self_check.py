@@ -51,9 +51,9 @@ def check_native(device: torch.device, multiply: Product = NATIVE) -> tuple[Find
     """All findings of the self-check on a device. A check that raises an error has not passed."""
     findings: list[Finding] = []
     for name in _GEMMS:
-        findings += _or_what_stopped(name, functools.partial(_gemm_findings, name, device, multiply))
-    findings += _or_what_stopped("stochastic rounding", functools.partial(_rounding_findings, device))
-    findings += _or_what_stopped("sums", functools.partial(_sums_findings, device, multiply))
+        findings += _findings_or_error(name, functools.partial(_gemm_findings, name, device, multiply))
+    findings += _findings_or_error("stochastic rounding", functools.partial(_rounding_findings, device))
+    findings += _findings_or_error("sums", functools.partial(_sums_findings, device, multiply))
     return tuple(findings)
 
 
@@ -85,7 +85,7 @@ def share_of_bound(
     return float(((out.double() - true).abs() / allowed.clamp_min(torch.finfo(torch.float32).tiny)).max())
 
 
-def _or_what_stopped(what: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _findings_or_error(what: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     """The findings of a check, or the error that it raised."""
     try:
         return check()
@@ -154,7 +154,7 @@ def quantized_on(
 
 
 def _sums_findings(device: torch.device, multiply: Product) -> list[Finding]:
-    """Which chip's sums these are: reported, since any within the bound may train."""
+    """The chip whose sums these are: reported only, since any sums within the bound may train."""
     return [Finding("sums", True, str(examine_sums(device, multiply)))]
 
 

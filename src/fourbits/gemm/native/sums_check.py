@@ -1,4 +1,4 @@
-"""What a GPU's FP4 sums are: compared bit for bit with the known rules, and reported, not required.
+"""A GPU's FP4 sums, compared bit for bit with the known rules: reported, not required.
 
 Sums within the bound of section 12.4 may train. Whether they are those of section 22 says whether another
 device can repeat a run, and settles what is unknown of a chip.

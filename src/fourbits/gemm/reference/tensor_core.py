@@ -1,4 +1,4 @@
-"""What one tensor-core instruction adds, to the bit: aligned to the largest term, truncated, rounded once.
+"""The sum of one tensor-core instruction, to the bit: aligned to the largest term, truncated, rounded once.
 
 An instruction multiplies a few elements of two rows and adds the products to the running FP32 sum c. Its
 terms are the products (of groups, where it sums groups exactly first) and c. Each is truncated to a multiple

@@ -51,7 +51,7 @@ class Rows(NamedTuple):
         return Rows(elements, scales.view(self.scales.dtype))
 
     def rows(self, chosen: Tensor | slice) -> "Rows":
-        """Some of the rows."""
+        """The chosen rows, with their scales."""
         scales = self.scales
         if scales is not None:
             scales = scales.view(torch.uint8)[chosen].view(scales.dtype)

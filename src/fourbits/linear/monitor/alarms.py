@@ -1,4 +1,4 @@
-"""Alarms about a sample of a model's health, each with the advice of practice. Thresholds: docs/health.md."""
+"""Alarms about a sample of a model's health, each with practical advice. Thresholds: docs/health.md."""
 
 import math
 from collections.abc import Callable, Sequence

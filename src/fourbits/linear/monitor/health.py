@@ -21,7 +21,7 @@ from fourbits.recipe.recipe import table_from_text
 
 
 class HealthReport:
-    """What a sample shows; complete once the `with` block of `health` has ended."""
+    """The result of a sample; complete once the `with` block of `health` has ended."""
 
     def __init__(self) -> None:
         self.layers: tuple[LayerHealth, ...] = ()
@@ -88,7 +88,7 @@ class Sampling:
                 self.taps[name] = (state, LayerTap())
 
     def report(self, previous: HealthReport | None = None) -> HealthReport:
-        """What was sampled; reads the device once. previous: the last sample of the same model."""
+        """The sample; reads the device once. previous: the last sample of the same model."""
         report = HealthReport()
         self.fill(report, previous)
         return report

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fourbits.linear.health import lost_blocks_and_large_rows
+from fourbits.linear.dominant_tokens import lost_blocks_and_large_rows
 from fourbits.linear.monitor.operand import (
     STATS,
     Sample,
@@ -35,8 +35,8 @@ FIELDS = (
 
 
 class Measured(NamedTuple):
-    """What a layer's first call in a sample showed: fp32 [FIELDS], NaN where nothing is known; the element
-    codes of a part of W in Fprop.
+    """Measurements of a layer's first call in a sample: fp32 [FIELDS], NaN where unknown; the element codes
+    of a part of W in Fprop.
     """
 
     values: Tensor
@@ -112,7 +112,7 @@ class LayerTap:
 
 
 class _Call(NamedTuple):
-    """What the samples of one call depend on besides its tensors."""
+    """Everything that the samples of one call depend on, apart from its tensors."""
 
     table: GemmTable
     counter: Tensor

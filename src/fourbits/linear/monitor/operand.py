@@ -1,4 +1,4 @@
-"""What a sample of one operand shows: block scales at their limits, zero codes, clipping, error.
+"""A sample of one operand: block scales at their limits, zero codes, clipping, error.
 
 A sample is some rows of the operand with their whole contraction axis, quantized with the scale of the whole
 tensor, so blocks, scales and (for RNE) codes are those of the GEMM. Samples of operands that draw random bits

@@ -37,7 +37,7 @@ _ROLE_AXES = {"fprop.lhs": 1, "fprop.rhs": 1, "dgrad.lhs": 1, "dgrad.rhs": 0, "w
 
 
 class Shape(NamedTuple):
-    """What a plan depends on besides its table."""
+    """The key of a plan, apart from its table."""
 
     #: of X [M, K]
     x: Signature
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
 
     @property
     def out_features(self) -> int:
-        """N."""
+        """Columns of Y: N."""
         return self.weight[2 if self.transposed else 1]
 
 
@@ -71,7 +71,7 @@ class ExpertsPlan:
 
     @property
     def groups(self) -> int:
-        """E."""
+        """Number of experts: E."""
         return self.shape.weight[0]
 
     def roles(self, *roles: str) -> tuple[OperandRequest, ...]:
@@ -222,7 +222,7 @@ def fake_saved(call: GroupedCall, needs: Sequence[bool]) -> list[Tensor]:
 
 
 def reused_weight(state: LayerState, config: CallConfig) -> ReuseWeight | None:
-    """What keeps a weight's operand for later micro-batches where set_step allows it: KeptWeight."""
+    """The KeptWeight that keeps a weight's operand for later micro-batches, where set_step allows it."""
     counter = state.counter
     if counter is None or not config.observes:
         return None

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fourbits.linear.dominant_tokens import measure_first_gradient_in_graph
 from fourbits.linear.fake_shapes import fake_gradients
-from fourbits.linear.health import look_in_graph
 from fourbits.linear.ops import calls_seen
 from fourbits.linear.stacked import fused, loop
 from fourbits.linear.stacked.loop import GroupedCall
@@ -99,7 +99,7 @@ def experts_backward(
     forward pass saved parts of operands.
     """
     call = GroupedCall(x, weight, None, offsets, counters, layer, table, transposed)
-    look_in_graph((layer, *_sizes(call)), table, dy)
+    measure_first_gradient_in_graph((layer, *_sizes(call)), table, dy)
     grads = gradients(call, dy, saved, needs)
     return [grad for grad in grads if grad is not None]
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fourbits.linear.dominant_tokens import measure_first_gradient
 from fourbits.linear.flat import autocast
 from fourbits.linear.functional import refuse_transform, under_torch_func
 from fourbits.linear.graph_products import note_products
-from fourbits.linear.health import look_at
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.module import runs_eagerly
 from fourbits.linear.sr_counter import tick, warn_of_own_steps
@@ -112,7 +112,7 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.state.awaits_gradient:
-            look_at(ctx.state, dy)
+            measure_first_gradient(ctx.state, dy)
             note_products(ctx)
         grads = _backward(ctx, dy.contiguous(), gradients if runs_eagerly(dy) else _traced_gradients)
         if ctx.counts_itself:
@@ -192,7 +192,7 @@ def _backward(ctx: Any, dy: Tensor, compute: Callable[..., list[Tensor | None]])
 def _traced_gradients(
     call: GroupedCall, dy: Tensor, saved: Sequence[Tensor], needs: list[bool]
 ) -> list[Tensor | None]:
-    """The gradients by the operator."""
+    """The gradients of X, W and bias, computed by the operator."""
     tensors = (dy, call.x, call.weight, call.offsets, call.counters, list(saved))
     found = iter(experts_backward(*tensors, call.layer, call.table, call.transposed, needs))
     return [next(found) if need else None for need in needs]

@@ -1,4 +1,4 @@
-"""How far a kernel on a device is from its definition in FP64."""
+"""Errors of a kernel on a device against its definition in FP64."""
 
 from collections.abc import Callable
 

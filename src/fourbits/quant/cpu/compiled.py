@@ -23,7 +23,7 @@ from torch._dynamo.exc import (  # pyright: ignore[reportPrivateUsage]
 from torch._inductor.codecache import CppCodeCache  # pyright: ignore[reportPrivateUsage]
 from torch._inductor.exc import CppCompileError, InductorError  # pyright: ignore[reportPrivateUsage]
 
-from fourbits.compile_notice import compiling
+from fourbits.compile_notice import compilation_disabled, compiling
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     fast = torch.compile(function, fullgraph=True, dynamic=True, options=_EXACT)  # pyright: ignore
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _broken:
+        if _broken or compilation_disabled():
             return function(*args, **kwargs)
         try:
             with _ours:

@@ -19,7 +19,7 @@ _current_device: Callable[[], int] = getattr(
 
 
 def allocator(device: torch.device) -> Allocate:
-    """What allocates (shape, strides, dtype) on a device."""
+    """A function that allocates (shape, strides, dtype) on a device."""
 
     def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)

@@ -69,7 +69,7 @@ def amax_kernel(
     FIELDS: tl.constexpr, SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """Partial maxima of |y| over x [M, K] for the plans ROW and COLUMN (either may be None), one per program.
+    """Partial maxima of |y| over x [M, K] for the configs ROW and COLUMN (one may be None), one per program.
 
     key_ptr, stream: of COLUMN's transform, where its signs are drawn; stored_ptr: where ROW_STORED or
     COLUMN_STORED, what a policy has stored. SCALED: of x times the factor. Programs walk x from its start.

@@ -80,7 +80,7 @@ def fp8_words(v, left, PADDED: tl.constexpr, GRID: tl.constexpr, CONVERTS: tl.co
 
 @triton.jit
 def block_scale(encode, poisoned):
-    """What is stored of a block's scale, fp32."""
+    """The stored scale of a block, fp32."""
     scale = tl.div_rn(tl.full(encode.shape, 1.0, tl.float32), encode)
     return tl.where(poisoned, float_of(tl.full(encode.shape, 0x7FC00000, tl.int32)), scale)
 
@@ -131,7 +131,7 @@ def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, CONFI
 
 @triton.jit
 def through(y, CONFIG: tl.constexpr, HARDWARE: tl.constexpr):
-    """What the config quantizes: y, or y rounded to bf16."""
+    """The input of the config: y, or y rounded to bf16."""
     return to_bf16(y, HARDWARE) if CONFIG.through_bf16 else y
 
 

@@ -53,7 +53,7 @@ def grouped_amax_kernel(
     ROW: tl.constexpr, COLUMN: tl.constexpr, FIELDS: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """Largest |y| of each group for the plans ROW and COLUMN (either may be None), as int32 patterns.
+    """Largest |y| of each group for the configs ROW and COLUMN (either may be None), as int32 patterns.
 
     PARTS programs share an entry of the map. Maxima of patterns are exact in any order; they start at 0.
     """

@@ -1,4 +1,4 @@
-"""What a fused kernel is compiled for: an operand's spec, reduced to what changes its code.
+"""The compile-time configuration of a fused kernel: an operand's spec, reduced to what changes its code.
 
 Kernels are specialised on these objects, so specs with equal configurations share one compiled kernel.
 """

@@ -48,7 +48,7 @@ class PackedQuantizer:
     def __call__(
         self, x: Tensor, inputs: tuple[OperandInputs, ...], stats: StatsTarget | None = None
     ) -> tuple[QuantizedTensor]:
-        """The operand. inputs: one."""
+        """The packed operand of x; inputs: one entry."""
         assert stats is None, "packed operands have no amax policy"
         if self.copies:
             x = x.contiguous()

@@ -57,7 +57,7 @@ class RotationQuantizer:
     def __call__(
         self, x: Tensor, inputs: tuple[OperandInputs, ...], stats: StatsTarget | None = None
     ) -> tuple[ExactOperand]:
-        """The operand. inputs: one."""
+        """The exact operand of x; inputs: one entry."""
         assert stats is None, "operands with an amax policy have a kernel of their own"
         if self.copies:
             x = x.contiguous()

@@ -1,4 +1,4 @@
-"""Launch a Triton kernel again and again at the cost of a function call.
+"""Launch a Triton kernel repeatedly, each time at the cost of a function call.
 
 `kernel[grid](...)` inspects every argument of every launch to find the compiled kernel, which takes longer
 than many of our kernels run. A Launcher belongs to a plan in which all of that is fixed: its first call goes
@@ -173,7 +173,7 @@ def _ready(kernel: Any, boxes: tuple[Box, ...]) -> _Compiled | None:
 
 
 def _map_maker(meta: dict[str, Any], box: Box) -> Callable[[int], Any]:
-    """What encodes the tensor map of an address, as Triton's launcher would."""
+    """A function that encodes the tensor map of an address, as Triton's launcher would."""
     utils: Any = driver.active.utils  # pyright: ignore[reportAttributeAccessIssue]
     fill, dtypes = utils.fill_tma_descriptor, nvidia.TMA_DTYPE_DEVICE_TO_HOST
     swizzle, size, dtype = meta["swizzle"], meta["elem_size"], dtypes[meta["elem_type"]]

@@ -19,7 +19,7 @@ from fourbits.quant.kernels.tile_triton import load_tile, prepared_tile, rounded
 def final_values(
     y, rounded, scaled, scale, inside, CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """What is encoded, signed fp32 [ROWS, COLUMNS]: rules for poisoned and underflowed blocks, and padding.
+    """The values to encode, signed fp32 [ROWS, COLUMNS], with poisoned and underflowed blocks and padding.
 
     inside: where y is data; padding has code 0 in poisoned blocks too, unless a transform has filled it.
     """

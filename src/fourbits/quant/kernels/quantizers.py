@@ -1,4 +1,4 @@
-"""Which launches serve a request: the one entry to the quantizing kernels."""
+"""The launches that serve a request: the one entry to the quantizing kernels."""
 
 from collections.abc import Callable
 from dataclasses import replace

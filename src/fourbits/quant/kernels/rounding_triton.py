@@ -2,7 +2,7 @@
 
 A grid with t mantissa bits is uniform within a binade, so adding 1.5 * 2^23 grid steps and taking it away
 again rounds to nearest even, exactly as fp32 addition does. Stochastic rounding adds the noise below the last
-bit that is kept and cuts. Nothing relies on casts to narrow types, which the interpreter gets wrong.
+bit that is kept and truncates. Nothing relies on casts to narrow types, which the interpreter gets wrong.
 docs/nvfp4.md, sections 4 and 10. Launch with enable_fp_fusion=False.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
@@ -111,7 +111,7 @@ def stochastic(values, noise, GRID: tl.constexpr):
     """Magnitudes of values rounded up where noise + floor(256 f) >= 256. noise: uint32 below 256.
 
     Subnormals are lifted into the first normal binade, so that the grid's last bit is the same mantissa bit.
-    Bits below the 11th of the mantissa are cut first: 8-bit rounding does not look at them, and without them
+    Bits below the 11th of the mantissa are truncated first: 8-bit rounding ignores them, and without them
     the lift is exact.
     """
     LEAST: tl.constexpr = 2.0**GRID.min_exponent

@@ -1,4 +1,4 @@
-"""Which requests the fused kernels support."""
+"""The requests that the fused kernels support."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""What every quantizing kernel does with a tile: read it, prepare it, scale it, round it.
+"""The steps of every quantizing kernel on a tile: read it, prepare it, scale it, round it.
 
 A tile is a strip of rows by a range of columns, held in registers as fp32 [ROWS, COLUMNS].
 docs/nvfp4.md, sections 6 to 11.
@@ -99,7 +99,7 @@ def tensor_amax(amax_ptr, global_ptr, CONFIG: tl.constexpr, PARTS: tl.constexpr,
 def prepared_tile(x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexpr, CONFIG: tl.constexpr,
                   ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
                   WIDE: tl.constexpr = False):  # fmt: skip
-    """What is quantized: x, through bf16 or transformed where the config says so. WIDE: as for `to_bf16`."""
+    """The tile to quantize: x, through bf16 or transformed as the config says. WIDE: as for `to_bf16`."""
     if (CONFIG.through_bf16 or CONFIG.transform is not None) and not IS_BF16:
         x = to_bf16(x, HARDWARE, WIDE)
     if CONFIG.transform is not None:

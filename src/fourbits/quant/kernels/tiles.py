@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 
 def exact_tile(shape: Shape, row: KernelConfig | None, column: KernelConfig | None) -> Tile:
-    """For both operands 4 columns a thread, which leaves registers for more warps; for one 8, 16 bytes.
+    """For both operands 4 columns per thread, which leaves registers for more warps; for one 8, 16 bytes.
 
     Errors of candidate scales are summed along a row of a block, so there one thread reads such a row.
     """
@@ -91,7 +91,7 @@ def packed_tile(shape: Shape, config: KernelConfig) -> tuple[Tile, int]:
         return wide(shape.K, rows, 64, 1), 0
     if square and config.metric:  # errors are summed along the contraction, 16 elements in one thread
         return Tile(rows, 128, 4), rows
-    if square:  # 64 elements a thread
+    if square:  # 64 elements per thread
         tile = wide(shape.K, rows, 512 * 16 // rows, 8)
         return tile._replace(warps=tile.columns * rows // (32 * 64)), 0
     if config.axis == 1:
@@ -115,7 +115,7 @@ def tall(config: KernelConfig | None) -> int:
 
 
 def group(config: KernelConfig) -> int:
-    """What a contraction is padded to: 16, or the size of the transform."""
+    """The multiple that a contraction is padded to: 16, or the size of the transform."""
     return max(16, config.transform.size) if config.transform is not None else 16
 
 

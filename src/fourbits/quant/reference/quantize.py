@@ -103,13 +103,13 @@ def quantized_blocks(
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
     local = over_blocks(level, block_amax, spec, axis)
     ideal = IDEAL_SCALES[spec.scale_rule](blocks, block_amax, local, spec, axis)
-    words = scale_words(sr_key, spec, grid_shape(full, spec, axis), axis)
+    words = scale_words(sr_key, spec, grid_shape(full, spec, axis), axis) if spec.stochastic else None
     scales = block_scales(block_amax, ideal, level, words, spec, axis)
     if spec.rounding == "ms-eden":
         assert words is not None
         scales = corrected_scales(full, scales, words, spec, axis)
 
-    noise = element_noise(sr_key, spec, y.shape, axis)
+    noise = element_noise(sr_key, spec, y.shape, axis) if spec.stochastic else None
     if noise is not None:
         noise = block_view(completed(noise, spec, axis), spec, axis)
     values = blocks.to(torch.float32)

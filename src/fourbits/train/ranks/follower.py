@@ -60,9 +60,9 @@ class FollowerKeeper(CheckpointKeeper):
 
     def proved(self, step: int) -> None:
         """Rank 0 removes old ones. Raises what a save in the background raised."""
-        self._learn(wait=False)
+        self._check_save(wait=False)
 
-    def rotate(self, finite: int | None = None) -> None:
+    def remove_old(self, finite: int | None = None) -> None:
         """Rank 0 does it, after this."""
         self.settle()
 

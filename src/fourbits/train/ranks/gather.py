@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fourbits.linear.packed_shards import PackedShards, reads_as_bf16, why_not_packed
+from fourbits.linear.packed_shards import PackedShards, reads_as_bf16, unsupported_packed
 from fourbits.linear.weight_source import set_weight_source
 from fourbits.model.lm import LanguageModel
 from fourbits.train.ranks.wire import Wire
@@ -96,7 +96,7 @@ def _choice(model: LanguageModel, layer: nn.Linear, ranks: int, tied: bool) -> C
     rows, size = layer.out_features, layer.weight.numel()
     if tied:
         return Choice(None, "tied to the embedding", size)
-    why = "the model is compiled as a whole" if _is_compiled(model) else why_not_packed(layer, ranks)
+    why = "the model is compiled as a whole" if _is_compiled(model) else unsupported_packed(layer, ranks)
     if why is None:
         return Choice(Packed(PackedShards(layer)), "", size)
     if rows % ranks:

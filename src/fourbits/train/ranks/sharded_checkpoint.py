@@ -27,7 +27,7 @@ from fourbits.train.checkpoint import (
     record_of,
     refused,
     sync_path,
-    write_head,
+    write_state_file,
 )
 from fourbits.train.ranks.apart import SavingRanks
 from fourbits.train.ranks.failure import OtherRankError
@@ -54,7 +54,7 @@ def save_shards(
         return
     with appearing(target) as unfinished:
         ranks.agreed(lambda: str(unfinished))
-        write_head(unfinished, step, state, _write(ranks, unfinished, files))
+        write_state_file(unfinished, step, state, _write(ranks, unfinished, files))
     ranks.agreed(lambda: None)
 
 

@@ -79,6 +79,18 @@ def _(
     return dx, ddt, da, db, dc, dd
 
 
+def ssd_with_state(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None, state: Tensor
+) -> Tensor:
+    """`ssd_forward` without gradients; writes the state after the last token to `state`, fp32 [B, H, P, N].
+
+    Tokens whose dt is 0 do not change the state.
+    """
+    x, dt, a, b, c, d = (unit_stride(t) for t in (x, dt, a, b, c, d))
+    starts = None if starts is None else starts.contiguous()
+    return kernels.forward(x, dt, a, b, c, d, starts, final=state)
+
+
 def _save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 #: tokens per program, forward and backward
 _SPANS = 8, 32
+#: tokens from which on spans fill a GPU
+_MANY = 1024
 #: columns per warp
 _WARP_COLUMNS = 1024
 
@@ -79,8 +81,9 @@ def gated_norm_backward_kernel(dout_ptr, y_ptr, z_ptr, z_batch, z_token, weight_
 def forward(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
     """[B, T, M] in y's dtype, contiguous. y: [B, T, M], contiguous; z: [B, T, M] with unit stride along M."""
     out = y.new_empty(y.shape)
-    rows, options = y.shape[0] * y.shape[1], _options(y, num_groups, _SPANS[0])
-    spans = triton.cdiv(rows, _SPANS[0])
+    rows = y.shape[0] * y.shape[1]
+    span = _SPANS[0] if rows >= _MANY else 1
+    options, spans = _options(y, num_groups, span), triton.cdiv(rows, span)
     gated_norm_kernel[(spans * num_groups,)](
         y, z, *z.stride()[:2], weight, out, rows, y.shape[1], eps, **options
     )

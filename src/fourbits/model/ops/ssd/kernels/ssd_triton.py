@@ -25,7 +25,7 @@ _DECAY_HEADS = 16
 
 
 class Decays(NamedTuple):
-    """What `decays_kernel` writes."""
+    """The outputs of `decays_kernel`."""
 
     table: Tensor
     chunk: Tensor
@@ -53,15 +53,17 @@ def forward(
     d: Tensor,
     starts: Tensor | None,
     config: LaunchConfig | None = None,
+    final: Tensor | None = None,
 ) -> Tensor:
     """y [B, T, H, P], contiguous, in x's dtype.
 
     x: [B, T, H, P]; b, c: [B, T, G, N]; bf16 or fp32, of one dtype; dt: fp32 [B, T, H]; a, d: fp32
-    [H]; starts: bool [B, T]. All with unit stride along the last axis.
+    [H]; starts: bool [B, T]. All with unit stride along the last axis. final: receives the state after
+    the last token, fp32 [B, H, P, N], contiguous.
     """
     config = config or launch_config(x.device)["forward"]
     decays = _decays(dt, a, starts, config.chunk)
-    states, _ = _states(x, b, decays, config)
+    states, _ = _states(x, b, decays, config, final=final)
     y = x.new_empty(x.shape)
     batch, length, heads, head_dim = x.shape
     chunks, heads_per_group = decays.chunk.shape[2], heads // b.shape[2]
@@ -258,7 +260,12 @@ def _decays(dt: Tensor, a: Tensor, starts: Tensor | None, chunk: int) -> Decays:
 
 
 def _states(
-    x: Tensor, b: Tensor, decays: Decays, config: LaunchConfig, starts: Tensor | None = None
+    x: Tensor,
+    b: Tensor,
+    decays: Decays,
+    config: LaunchConfig,
+    starts: Tensor | None = None,
+    final: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """States at chunk starts; given these as `starts`, gradients at chunk ends and products of both."""
     batch, length, heads, head_dim = x.shape
@@ -273,6 +280,7 @@ def _states(
         decays.table,
         decays.chunk,
         states,
+        final,
         starts,
         products,
         length,

@@ -14,10 +14,12 @@ from fourbits.model.ops.ssd.kernels.decays_triton import FROM_START, ROWS, SIZES
 
 @triton.jit(do_not_specialize=SIZES)
 def states_kernel(x_ptr, x_batch, x_token, x_head, b_ptr, b_batch, b_token, b_group, table_ptr, chunk_ptr,
-                  states_ptr, starts_ptr, products_ptr, T, H, Z, R, P: tl.constexpr, N: tl.constexpr,
-                  BACKWARDS: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+                  states_ptr, final_ptr, starts_ptr, products_ptr, T, H, Z, R, P: tl.constexpr,
+                  N: tl.constexpr, BACKWARDS: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr,
+                  BN: tl.constexpr):  # fmt: skip
     """Write states [B, Z, H, P, N] at the start of each chunk, from x and b.
 
+    final_ptr: also write the state after the last token, fp32 [B, H, P, N], unless None.
     BACKWARDS: write gradients at the end of each chunk instead, from dy and c passed as x and b, and their
     inner products with `starts`, the states at the starts of chunks: fp32 [B, H, tiles, Z].
     x: [B, T, H, P], b: [B, T, G, N], unit stride along the last axis; R: heads per group.
@@ -61,3 +63,5 @@ def states_kernel(x_ptr, x_batch, x_token, x_head, b_ptr, b_batch, b_token, b_gr
         written = (x.to(tl.float32) * weight[None, :]).to(b.dtype)
         state *= tl.load(chunk_ptr + row * Z + z)
         state = tl.dot(written, b, state, input_precision="ieee")
+    if final_ptr is not None:
+        tl.store(final_ptr + row * P * N + p[:, None] * N + n[None, :], state, mask=inside)

@@ -29,14 +29,14 @@ CallKey = tuple[int, ...]
 gradients_seen: dict[CallKey, Tensor | None] = {}
 
 
-def look_at(state: LayerState, dy: Tensor) -> None:
+def measure_first_gradient(state: LayerState, dy: Tensor) -> None:
     """Measure a layer's first output gradient. dy: [M, N]."""
     if _can_be_measured(dy):
         state.awaits_gradient = False
         state.gradient = _measured(dy, state.table)
 
 
-def look_in_graph(key: CallKey, table: str, dy: Tensor) -> None:
+def measure_first_gradient_in_graph(key: CallKey, table: str, dy: Tensor) -> None:
     """Measure a layer's first output gradient in an operator, which knows the layer's key only.
 
     The two numbers go to the host, once: under reduce-overhead an operator runs in the memory pool of CUDA
@@ -54,8 +54,8 @@ def _can_be_measured(dy: Tensor) -> bool:
 def _measured(dy: Tensor, text: str) -> Tensor | None:
     table = table_from_text(text)
     formats = {table.operand(role).format for role in ("dgrad.lhs", "wgrad.lhs")}
-    looks = table.gradient_rows == "any" and "nvfp4" in formats
-    return lost_blocks_and_large_rows(dy) if looks else None
+    affected = table.gradient_rows == "any" and "nvfp4" in formats
+    return lost_blocks_and_large_rows(dy) if affected else None
 
 
 def lost_blocks_and_large_rows(dy: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _share(counted: Tensor, of: Tensor) -> Tensor:
 
 
 def described(layers: Sequence[tuple[str, Tensor | None]]) -> tuple[str, ...]:
-    """What was found, with the remedy; nothing if no gradient was dominated by a few tokens.
+    """The finding, with the remedy; nothing if no gradient was dominated by a few tokens.
 
     layers: name, and what was measured of its first output gradient.
     """

@@ -1,4 +1,4 @@
-"""Which tiles of a GEMM the kernels of FP4 sums compute by one dot per instruction, and why that is exact.
+"""The tiles of a GEMM that kernels of FP4 sums compute by one dot per instruction, and the proof.
 
 The twin of the proof in `kernels/chain_operand_triton.py` and `chain_triton.py`. docs/nvfp4.md, section 22.4.
 """
@@ -11,14 +11,14 @@ from fourbits.gemm.reference.tensor_core_sums import Rows, last_bits
 
 #: a tile's rows and columns
 TILE = 128
-#: what is said of a tile: every term is needed; no term is truncated; one dot per instruction is exact
+#: the path of a tile: every term is needed; no term is truncated; one dot per instruction is exact
 EVERY_TERM, EXACT, SHORT = 0, 1, 2
 #: scales below and above 2^-45 and 2^45 prove nothing; norms are taken larger than they are
 _WIDEST, _SLACK = 45, 1.015625
 
 
-def ways(a: Rows, b: Rows, core: TensorCore, tile: tuple[int, int] = (TILE, TILE)) -> Tensor:
-    """Of each tile of a [M, K] times b [N, K], the way it takes: int64 [M / tile, N / tile], rounded up."""
+def paths(a: Rows, b: Rows, core: TensorCore, tile: tuple[int, int] = (TILE, TILE)) -> Tensor:
+    """Of each tile of a [M, K] times b [N, K], the path it takes: int64 [M / tile, N / tile], rounded up."""
     (ratio_a, spread_a), (ratio_b, spread_b) = (
         _extents(rows, core, height) for rows, height in zip((a, b), tile, strict=True)
     )

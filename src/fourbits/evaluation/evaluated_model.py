@@ -1,4 +1,4 @@
-"""What is evaluated: a run's checkpoint, or a transformers model in a folder."""
+"""The model that is evaluated: a run's checkpoint, or a transformers model in a folder."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ TRAINED, BF16 = "trained", "bf16"
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class EvaluatedModel:
     """A model in BF16 with its tokenizer. source: its files; prefix: the tokens before every text."""
 
     model: LanguageModel
@@ -108,7 +108,7 @@ class Subject:
             yield open_data(options, folder)
 
 
-def open_subject(path: Path, device: torch.device) -> Subject:
+def open_model(path: Path, device: torch.device) -> EvaluatedModel:
     """Load a run (its newest good checkpoint), RUN/checkpoints/step_N, or a folder of transformers.
 
     Raises ValueError for other folders, and for files that are missing or damaged.
@@ -117,7 +117,7 @@ def open_subject(path: Path, device: torch.device) -> Subject:
         stored = open_trained(path)
         model = stored.converted("cpu").to(device)
         convert(model, BF16)
-        return Subject(model, stored.tokenizer, stored, (stored.tokenizer.end_id,))
+        return EvaluatedModel(model, stored.tokenizer, stored, (stored.tokenizer.end_id,))
     if not (path / CONFIG).is_file():
         raise ValueError(
             f"{path}: neither a run (written by fourbits train) nor a transformers model (no {CONFIG})."
@@ -130,4 +130,4 @@ def open_subject(path: Path, device: torch.device) -> Subject:
             f"{opened.config.vocab_size}. Download or export the model again."
         )
     model = load_hf(path).to(device).eval()
-    return Subject(model, tokenizer, opened, tuple(tokenizer.opening()) or (tokenizer.end_id,))
+    return EvaluatedModel(model, tokenizer, opened, tuple(tokenizer.opening()) or (tokenizer.end_id,))

@@ -1,0 +1,1 @@
+"""Triton kernels and their launches; imported by op.py only."""
