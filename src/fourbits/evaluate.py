@@ -82,7 +82,7 @@ def evaluate(
         for name, held_out in sources.items():
             total = torch.zeros((), device=device, dtype=torch.float32)
             batches = list(_batches(held_out.samples, batch_size))
-            own = batches if ranks is None else _own(batches, ranks)
+            own = batches if ranks is None else own_batches(batches, ranks)
             losses = [model.loss(*split_sample(b.to(device, non_blocking=True)))[0] for b in own]
             if ranks is not None:  # the ranks' batches alternate, so this is the order of one process
                 losses = ranks.all(torch.stack(losses)).t().flatten()[: len(batches)].unbind()
@@ -145,7 +145,7 @@ def uncompiled(model: nn.Module) -> Generator[None]:
         compile_regions(model, mode)
 
 
-def _own(batches: list[Tensor], ranks: EvaluationRanks) -> list[Tensor]:
+def own_batches(batches: list[Tensor], ranks: EvaluationRanks) -> list[Tensor]:
     """Every world-th batch. All processes get as many, because a model's shards are gathered for each."""
     rounds = -(-len(batches) // ranks.world)
     return [batches[min(i * ranks.world + ranks.rank, len(batches) - 1)] for i in range(rounds)]

@@ -17,6 +17,7 @@ from fourbits.harness.results import add_results, read_results
 from fourbits.train.forward_weights import forward_weights
 from fourbits.train.load_run import open_trained
 from support.small_runs import trained
+from support.torchrun import torchrun
 
 
 @pytest.fixture(scope="module")
@@ -197,3 +198,24 @@ def test_wrong_options_are_one_line(run, capsys, options, message):
 
 def test_a_folder_without_a_model_is_named(tmp_path, capsys):
     assert "neither a run" in refused(capsys, tmp_path)
+
+
+def test_two_processes_find_what_one_does_and_one_of_them_writes(run, tmp_path):
+    """Samples of an odd number, so that the last batch of one of them counts for nothing."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("evaluations"))
+    words = ["eval", str(copy), "--samples", "5", "--batch", "1", "--device", "cpu", "--recipe", "trained"]
+    assert main(words) == 0
+    stored = copy / "evaluations" / "step_2.json"
+    alone = json.loads(stored.read_text())
+    stored.unlink()
+    ended = torchrun(2, words)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("results: ") == 1
+    assert json.loads(stored.read_text()) == alone
+
+
+def test_an_error_that_all_ranks_find_is_reported_once(run):
+    ended = torchrun(2, ["eval", str(run), "--recipe", "mxfp5", "--device", "cpu"])
+    assert ended.returncode != 0
+    assert ended.stderr.count("mxfp5") == 1

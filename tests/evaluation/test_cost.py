@@ -10,9 +10,12 @@ from fourbits.generate.held import calibrate, in_use, recipe_layers
 from fourbits.linear.convert import convert
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.presets import recipe_from_mapping
+from fourbits.train.ranks.alone import Ranks
 from support.small_models import attention_model
 
 RECIPE = recipe_from_mapping({"base": "nvfp4", "keep_bf16": {"first_blocks": 0, "last_blocks": 0}}, "test")
+
+ALONE = Ranks(torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,7 @@ def layers(model, texts):
 
 
 def test_without_quantized_layers_nothing_differs(model, texts):
-    for name, found in differences(model, [], texts, 2).items():
+    for name, found in differences(model, [], texts, 2, ALONE).items():
         assert found.bf16 == found.quantized
         assert found.agreement == 1
         assert found.divergence == 0
@@ -44,7 +47,7 @@ def test_without_quantized_layers_nothing_differs(model, texts):
 
 
 def test_losses_are_those_of_each_forward_pass_alone(model, layers, texts):
-    found = differences(model, layers, texts, 2)
+    found = differences(model, layers, texts, 2, ALONE)
     plain = evaluate(model, texts, 2)
     with in_use(layers):
         quantized = evaluate(model, texts, 2)
@@ -56,7 +59,7 @@ def test_losses_are_those_of_each_forward_pass_alone(model, layers, texts):
 
 
 def test_agreement_and_divergence_are_those_of_the_logits(model, layers, texts):
-    found = differences(model, layers, texts, 4)["a"]
+    found = differences(model, layers, texts, 4, ALONE)["a"]
     inputs = texts["a"].samples[:, :-1]
     with torch.no_grad():
         p = model(inputs).double().log_softmax(-1)
@@ -69,7 +72,7 @@ def test_agreement_and_divergence_are_those_of_the_logits(model, layers, texts):
 
 
 def test_all_sources_together_count_each_token_once(model, layers, texts):
-    parts = differences(model, layers, texts, 8)
+    parts = differences(model, layers, texts, 8, ALONE)
     every = total(parts)
     assert every.bf16.tokens == 8 * 32
     assert every.divergence == pytest.approx((3 * parts["a"].divergence + 5 * parts["b"].divergence) / 8)
@@ -78,5 +81,5 @@ def test_all_sources_together_count_each_token_once(model, layers, texts):
 
 def test_the_model_stays_in_bf16(model, layers, texts):
     before = model(texts["a"].samples[:, :-1])
-    differences(model, layers, texts, 8)
+    differences(model, layers, texts, 8, ALONE)
     assert torch.equal(model(texts["a"].samples[:, :-1]), before)

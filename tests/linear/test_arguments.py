@@ -118,3 +118,13 @@ def test_forward_mode_ad_is_the_named_error():
     fb.convert(converted, "nvfp4")
     with forward_ad.dual_level(), pytest.raises(UnsupportedTransformError, match="forward-mode AD"):
         converted(forward_ad.make_dual(torch.randn(16, 32), torch.randn(16, 32)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*torch.jit:UserWarning")
+@pytest.mark.parametrize("recipe", ["nvfp4", "bf16"])
+def test_a_layer_without_a_shape_and_one_of_torchscript_are_named(recipe):
+    with pytest.raises(ValueError, match=r"^convert: parameters must have shapes, got '1', a LazyLinear "):
+        fb.convert(nn.Sequential(nn.Linear(32, 32), nn.LazyLinear(32)), recipe)
+    scripted = nn.ModuleDict({"a": nn.Linear(32, 32), "b": torch.jit.script(nn.Linear(32, 32))})
+    with pytest.raises(ValueError, match=r"^convert: modules must run in Python, got 'b', .*TorchScript"):
+        fb.convert(scripted, recipe)

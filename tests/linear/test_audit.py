@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.nn.utils import parametrizations, prune
 
 from fourbits.linear.audit import audit
 from fourbits.linear.convert import convert
@@ -121,3 +122,15 @@ def test_a_compiled_model_is_audited_without_graph_breaks_or_recompilation():
         optimizer.zero_grad()
     assert audit(model).called == ("0.used", "1")
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_the_shares_of_the_audit_count_weights_as_the_summary_does_however_they_are_made():
+    by_hook: Any = nn.utils.spectral_norm(nn.Linear(32, 32))
+    prune.l1_unstructured(pruned := nn.Linear(32, 32), "weight", amount=0.5)
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(32, 32)), by_hook, pruned)
+    summary = convert(model, RECIPE)
+    assert [row.name for row in summary.rows] == ["0", "1", "2"]
+    assert summary.share_of_flops == 1
+    step(model)
+    report = audit(model)
+    assert (report.claimed_share, report.called_share) == (1, 1)

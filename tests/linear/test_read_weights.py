@@ -256,3 +256,49 @@ def test_a_layer_that_is_also_called_or_only_initialized_is_claimed(kind):
     summary = fb.convert(kind(), RECIPE)
     listed = [row.quantized for row in summary.rows if row.name.startswith("listed")]
     assert listed == [True, True]
+
+
+class Processor:
+    """Calls layers of the module that it gets, as diffusers' attention processors do."""
+
+    def __call__(self, attention: Any, x: Tensor) -> Tensor:
+        return attention.called(attention.past(x))
+
+
+class Processed(nn.Module):
+    """Passes itself to another object; `fuse` only copies weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called, self.past, self.processor = nn.Linear(32, 32), nn.Linear(32, 32), Processor()
+
+    @torch.no_grad()
+    def fuse(self) -> Tensor:
+        return torch.cat([self.called.weight, self.past.weight])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.processor(self, x)
+
+
+def multiplied_outside(module: Any, x: Tensor) -> Tensor:
+    return module.called(F.linear(x, module.past.weight))
+
+
+class PassesItself(Reader):
+    """Passes itself to a function whose source shows that it never calls `past`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiplied_outside(self, x)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(Processed, set()), (PassesItself, {"past"})])
+def test_a_module_that_passes_itself_on_may_have_its_layers_called_unless_the_source_shows_otherwise(
+    kind, kept
+):
+    model: Any = kind()
+    summary = fb.convert(model, RECIPE)
+    quantized = {row.name for row in summary.rows if row.quantized}
+    assert {"called", "past"} - quantized == kept
+    fb.set_step(model, 0)
+    model(torch.randn(16, 32)).square().mean().backward()
+    assert set(fb.audit(model).called) & {"called", "past"} == {"called", "past"} - kept

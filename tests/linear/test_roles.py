@@ -137,3 +137,65 @@ def test_a_layer_with_a_column_for_each_matrix_of_a_stack_beside_it_is_a_router(
     summary = convert(nn.ModuleDict({"ffn": MixtureOfStacks(router)}), "nvfp4")
     reasons = {row.name: row.reason for row in summary.rows}
     assert reasons[f"ffn.{router}"] == "router: a column for each of 8 experts"
+
+
+class Alternatives(nn.Module):
+    """Experts by another name: a list of modules of one shape, and a layer that reads what they read."""
+
+    def __init__(self, router: str, entries: nn.Module, columns: int = 4) -> None:
+        super().__init__()
+        setattr(self, router, nn.Linear(32, columns, bias=False))
+        self.ffn, self.body = entries, nn.Linear(32, 48)
+
+
+def mlps(count: int = 4, width: int = 32) -> list[nn.Module]:
+    return [nn.Sequential(nn.Linear(width, 64), nn.Linear(64, width)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("router", ["switch", "selector", "to_weights"])
+@pytest.mark.parametrize("named", [nn.ModuleList, lambda each: nn.ModuleDict({f"e{i}": m for i, m in each})])
+def test_a_layer_with_a_column_for_each_module_of_a_list_beside_it_is_a_router(router, named):
+    entries = named(mlps()) if named is nn.ModuleList else named(enumerate(mlps()))
+    found = kept(nn.Sequential(Alternatives(router, entries), Alternatives(router, nn.ModuleList(mlps()))))
+    assert found[f"0.{router}"] == "router: a column for each of 4 modules in '0.ffn'"
+    assert set(found) == {f"0.{router}", f"1.{router}"}
+
+
+def test_a_layer_is_no_router_of_a_list_that_reads_something_else_or_has_another_length():
+    for each in (mlps(width=48), mlps(count=3), [*mlps(count=3), nn.Sequential(nn.Linear(32, 32))]):
+        layer = Alternatives("to_b", nn.ModuleList(each))
+        assert "0.to_b" not in kept(nn.Sequential(layer, layer))
+
+
+def test_a_projection_to_as_many_columns_as_a_model_has_blocks_is_no_router():
+    blocks = nn.ModuleList([nn.ModuleDict({"up": nn.Linear(32, 48)}) for _ in range(4)])
+    model = nn.ModuleDict({"time": nn.Linear(32, 4), "layers": blocks})
+    assert kept(model) == {}
+
+
+@pytest.mark.parametrize("columns", [4, 16])  # 16 experts on four processes
+def test_the_gate_of_deepspeeds_mixture_stays(columns):
+    gate, experts = nn.Module(), nn.Module()
+    gate.wg = nn.Linear(32, columns, bias=False)
+    experts.deepspeed_experts = nn.ModuleList(mlps())
+    mixture = nn.ModuleDict({"gate": gate, "experts": experts})
+    found = kept(nn.Sequential(nn.ModuleDict({"deepspeed_moe": mixture})))
+    assert set(found) == {"0.deepspeed_moe.gate.wg"}
+
+
+def test_a_gated_mlp_inside_experts_is_no_router_whatever_its_gate_is_called():
+    names = ("wg", "wu")
+    expert = lambda: nn.ModuleDict({name: nn.Linear(32, 16) for name in names})  # noqa: E731
+    shared = nn.ModuleDict({"wg": nn.Linear(32, 16)})
+    mixture = nn.ModuleDict({"experts": nn.ModuleList([expert() for _ in range(4)]), "shared_expert": shared})
+    assert kept(nn.Sequential(mixture)) == {}
+
+
+def test_a_pair_of_low_rank_beside_a_frozen_layer_is_an_adapter_whatever_it_is_called():
+    frozen = nn.Linear(32, 48).requires_grad_(False)
+    pair = {"A": nn.Linear(32, 16, bias=False), "B": nn.Linear(16, 48, bias=False)}
+    model = nn.Sequential(nn.ModuleDict({"linear": frozen, **pair}))
+    assert set(kept(model)) == {"0.A", "0.B"}
+    convert(model, "bf16")
+    frozen.requires_grad_(True)  # three layers that are trained
+    assert kept(model) == {}

@@ -17,6 +17,7 @@ from fourbits.harness.tasks import TaskOptions, load_tasks, run_tasks
 from fourbits.harness.text_model import TextModel
 from support.mmlu_pro_file import EXAMPLES, write_mmlu_pro
 from support.small_runs import trained
+from support.torchrun import torchrun
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("lm_eval")
@@ -108,6 +109,32 @@ def test_letters_are_scored_behind_the_examples_of_their_subject(exported, datas
     assert found["mmlu_pro_letters"]["questions"] == 28
     assert 0 <= found["mmlu_pro_letters"]["metrics"]["acc,none"] <= 1
     assert found["mmlu_pro_letters"]["shots"] == [EXAMPLES]
+
+
+def test_two_processes_score_and_answer_as_one_does(run, datasets, tmp_path):
+    """One question of each subject: one process has it, the other one pads."""
+    found = []
+    for ranks in (1, 2):
+        out = tmp_path / f"{ranks}.json"
+        tasks = "mmlu_pro_letters,mmlu_pro_law"
+        words = ["eval", str(run), "--tasks", tasks, "--datasets", str(datasets), "--no-text", "--limit", "1"]
+        ended = torchrun(ranks, [*words, "--device", "cpu", "--out", str(out)])
+        assert ended.returncode == 0, ended.stderr
+        found.append(json.loads(out.read_text())["precisions"]["bf16"]["tasks"])
+    assert found[0] == found[1]
+    assert found[0]["mmlu_pro_letters"]["questions"] == 14
+
+
+def test_checkpoints_are_scored_while_a_run_trains(run, datasets, tmp_path, capsys):
+    words = ["train", str(run / "config.yaml"), "--out", str(tmp_path / "run")]
+    where = ["--train.evaluate_datasets", str(datasets)]
+    assert main([*words, "--train.evaluate", "[mmlu_prox]", *where]) == 2
+    assert "no task is called 'mmlu_prox'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main([*words, "--train.evaluate", "[text, mmlu_pro_letters]", *where]) == 0
+    stored = json.loads((tmp_path / "run" / "evaluations" / "step_2.json").read_text())["precisions"]["bf16"]
+    assert stored.keys() == {"text", "tasks"}
+    assert stored["tasks"]["mmlu_pro_letters"]["questions"] == 28
 
 
 def test_scores_and_answers_equal_those_of_the_harness_own_hugging_face_model(exported):

@@ -5,6 +5,8 @@ modelopt). It is evaluated in BF16, as in arXiv:2509.25149. With --recipe R, the
 as well and compared: what R costs the model. Text: the run's validation text; for other models --data, by
 default the Python standard library. Results of a run go to RUN/evaluations/step_N.json and its report.
 
+Under torchrun every rank has the whole model and its part of the text and of the questions.
+
 Tasks need the extra `eval`. --tasks mmlu_pro is the metric of the paper: 5 examples, answers with reasoning.
 mmlu_pro_letters is a cheap curve that does not compare with it. paper, paper-general, paper-math,
 paper-multilingual, paper-code and paper-commonsense are the paper's lists. Offline: --datasets DIR.
@@ -16,18 +18,18 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from fourbits.cli.eval_tables import precision_note, task_table, text_table
 from fourbits.cli.run_page import refresh_report
 from fourbits.compare.terminal import print_table
 from fourbits.data.whole_file import write_json
-from fourbits.device import probe
 from fourbits.evaluation.evaluate_model import EvalOptions, EvaluationResults, evaluate_model
 from fourbits.evaluation.evaluated_model import EvaluatedModel, open_model
 from fourbits.harness.results import add_results
 from fourbits.harness.tasks import TaskOptions, load_tasks
+from fourbits.train.parallel import ParallelConfig
+from fourbits.train.ranks.join import joined
 
 EXAMPLE = "fourbits eval runs/30m --tasks mmlu_pro --datasets datasets"
 
@@ -76,10 +78,18 @@ def run(args: Namespace) -> int:
         batch_size=args.batch,
     )
     how = TaskOptions(shots=args.shots, datasets=args.datasets, include=args.include, run_code=args.run_code)
-    tasks = load_tasks(args.tasks.split(","), how) if args.tasks else None
-    model = open_model(args.model, torch.device(probe(args.device).torch_device))
-    found = evaluate_model(model, options, tasks, _show if sys.stderr.isatty() else None)
-    _store(args, model, found)
+    with joined(ParallelConfig(), args.device) as ranks:
+        tasks = load_tasks(args.tasks.split(","), how) if args.tasks else None
+        model = open_model(args.model, ranks.device)
+
+        def report(what: str, done: int, count: int) -> None:
+            ranks.progress()
+            if ranks.is_first and sys.stderr.isatty():
+                _show(what, done, count)
+
+        found = evaluate_model(model, options, tasks, ranks, report)
+        if ranks.is_first:
+            _store(args, model, found)
     return 0
 
 

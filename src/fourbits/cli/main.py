@@ -80,12 +80,13 @@ def _is_follower() -> bool:
 
 
 def _require_alone(name: str) -> None:
-    """Raises ValueError for a command that torchrun started in several processes, but train and bench."""
+    """Raises ValueError for a command of one process that torchrun started in several."""
     where = place()
-    if where is not None and where.world > 1 and name not in ("train", "bench"):  # which looks for itself
+    # bench refuses what it cannot do itself
+    if where is not None and where.world > 1 and name not in ("train", "eval", "bench"):
         raise ValueError(
             f"runs in one process, and torchrun started {where.world}. Use torchrun for fourbits train, "
-            "fourbits bench ranks and fourbits bench calibrate only."
+            "fourbits eval, fourbits bench ranks and fourbits bench calibrate only."
         )
 
 

@@ -29,6 +29,7 @@ from fourbits.cli.run_page import repetition
 from fourbits.compare.report.run_report import write_run_report
 from fourbits.compare.terminal import print_table
 from fourbits.data.whole_file import write_json
+from fourbits.evaluation.at_checkpoints import checkpoint_evaluation
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.imported import is_imported
@@ -90,6 +91,7 @@ def _run(config: RunConfig, out: Path, args: Namespace, ranks: Ranks) -> int:
             start_from=args.start,
             on_profile=_profile_to(out, not args.json and ranks.is_first) if args.profile else None,
             ranks=ranks,
+            on_checkpoint=checkpoint_evaluation(config.train, ranks),
         )
     except (NonFiniteError, RollbackError):
         if ranks.is_first:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fourbits.evaluate import HeldOut, Loss, split_sample
+from fourbits.evaluate import EvaluationRanks, HeldOut, Loss, own_batches, split_sample
 from fourbits.generate.decoder import ready
 from fourbits.generate.held import HeldLayer, in_use
 from fourbits.model.lm import LanguageModel
@@ -40,15 +40,28 @@ def loss_values(loss: Loss) -> dict[str, float]:
 
 
 def differences(
-    model: LanguageModel, layers: Sequence[HeldLayer], sources: Mapping[str, HeldOut], batch_size: int
+    model: LanguageModel,
+    layers: Sequence[HeldLayer],
+    sources: Mapping[str, HeldOut],
+    batch_size: int,
+    ranks: EvaluationRanks,
 ) -> dict[str, Difference]:
-    """The difference that quantized layers make, for each source. model: in BF16; layers: calibrated."""
+    """The difference that quantized layers make, for each source. model: in BF16; layers: calibrated.
+
+    ranks: processes that take turns with the batches, see `evaluate`.
+    """
     found: dict[str, Difference] = {}
     for name, held_out in sources.items():
-        sums = torch.zeros(4, dtype=torch.float64, device="cpu")
+        batches = list(held_out.samples.split(batch_size))
         with ready(model):
-            for batch in held_out.samples.split(batch_size):
-                sums += _summed(model, layers, batch.to(model.embed.weight.device))
+            own = [
+                _summed(model, layers, batch.to(model.embed.weight.device))
+                for batch in own_batches(batches, ranks)
+            ]
+        each = ranks.all(torch.stack(own).flatten()).unflatten(1, (-1, 4))  # [world, batches, 4]
+        sums = torch.zeros(4, dtype=torch.float64, device="cpu")
+        for batch in each.transpose(0, 1).flatten(0, 1)[: len(batches)]:
+            sums += batch
         tokens = held_out.samples[:, 1:].numel()
         plain, quantized, agreeing, divergence = sums.tolist()
         found[name] = Difference(

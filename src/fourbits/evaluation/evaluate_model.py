@@ -7,10 +7,12 @@ from typing import Any
 from fourbits.evaluate import HeldOut, evaluate, total_loss
 from fourbits.evaluation.cost import differences, loss_values, total
 from fourbits.evaluation.evaluated_model import BF16, EvaluatedModel
+from fourbits.evaluation.shared import HarnessRanks
 from fourbits.generate.held import HeldLayer, calibrate, in_use
 from fourbits.harness.scoring import Report
 from fourbits.harness.tasks import Tasks, run_tasks
 from fourbits.harness.text_model import TextModel
+from fourbits.train.ranks.alone import Ranks
 
 #: samples of each source that amaxes of inputs are measured on
 CALIBRATION = 8
@@ -47,9 +49,15 @@ class EvaluationResults:
 
 
 def evaluate_model(
-    model: EvaluatedModel, options: EvalOptions, tasks: Tasks | None, report: Report | None = None
+    model: EvaluatedModel,
+    options: EvalOptions,
+    tasks: Tasks | None,
+    ranks: Ranks,
+    report: Report | None = None,
 ) -> EvaluationResults:
     """Evaluate in BF16 and, unless options.recipe is bf16, in that recipe's precision as well.
+
+    ranks: processes that share the work, each with a model of its own; scores of tasks are on rank 0 only.
 
     The amaxes of inputs are held, measured on samples of the text or taken from the checkpoint, so that no
     result depends on a batch. Raises ValueError as the parts do.
@@ -65,13 +73,15 @@ def evaluate_model(
             batches = [text.samples[:CALIBRATION, :-1].clamp(min=0).to(device) for text in texts.values()]
             calibrate(model.model, layers, batches)
         if options.text:
-            for precision, values in _on_text(model, layers, recipe, texts, options.batch_size).items():
+            measured = _on_text(model, layers, recipe, texts, options.batch_size, ranks)
+            for precision, values in measured.items():
                 found[precision]["text"] = values
     if tasks is not None:
         text = TextModel(model.model, model.tokenizer, model.prefix)
+        sharing = HarnessRanks(ranks) if ranks.world > 1 else None
         for precision, part in found.items():
             with in_use(layers if precision != BF16 else ()):
-                part["tasks"] = run_tasks(tasks, text, limit=options.limit, report=report)
+                part["tasks"] = run_tasks(tasks, text, limit=options.limit, report=report, ranks=sharing)
     return EvaluationResults(found, len(layers))
 
 
@@ -81,13 +91,14 @@ def _on_text(
     recipe: str,
     texts: Mapping[str, HeldOut],
     batch_size: int,
+    ranks: Ranks,
 ) -> dict[str, dict[str, Any]]:
     """For each precision the values of every source and of all text."""
     if not layers:
-        losses = evaluate(model.model, texts, batch_size)
+        losses = evaluate(model.model, texts, batch_size, ranks)
         sources = {name: loss_values(loss) for name, loss in losses.items()}
         return {BF16: {"sources": sources, "all": loss_values(total_loss(losses.values()))}}
-    each = differences(model.model, layers, texts, batch_size)
+    each = differences(model.model, layers, texts, batch_size, ranks)
     every = total(each)
     plain = {name: loss_values(one.bf16) for name, one in each.items()}
     quantized = {name: one.of_quantized() for name, one in each.items()}

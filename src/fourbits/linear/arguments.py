@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fourbits.recipe.recipe import Recipe
 
@@ -27,6 +29,22 @@ def model_parts(model: Any, caller: str = "convert") -> list[nn.Module]:
             "one."
         )
     return parts
+
+
+def require_eager(modules: Sequence[tuple[str, nn.Module]]) -> None:
+    """Raises ValueError for modules of TorchScript, and for those whose parameters have no shape yet."""
+    for name, module in modules:
+        kind = type(module).__name__
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"convert: modules must run in Python, got {name or 'the model'!r}, a {kind} of TorchScript. "
+                "Convert the model before torch.jit."
+            )
+        if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
+            raise ValueError(
+                f"convert: parameters must have shapes, got {name or 'the model'!r}, a {kind} that was never "
+                "called. Run the model once before."
+            )
 
 
 def patterns_of(option: str, given: Any) -> tuple[str, ...] | None:

@@ -128,7 +128,7 @@ def _compared(layers: Sequence[tuple[str, Any]], others: Sequence[tuple[str, nn.
     missing = {name: module for name, module in layers if name not in plain and not _was_called(module)}
     bypassed = [name for name, module in missing.items() if _has_gradient(module)]
     multiplied = {name: each.numel() for name, each in others if was_multiplied(each)}
-    sizes = {name: sum(p.numel() for p in module.parameters() if p.dim() > 1) for name, module in layers}
+    sizes = {name: _size(module) for name, module in layers}
     states = [(name, state) for name, module in layers if (state := converted_state(module)) is not None]
     numberings = {id(s.numbering): s.numbering for _, s in states if s.numbering is not None}
     whole = sum(numbering.weights for numbering in numberings.values()) or sum(sizes.values()) or 1
@@ -189,6 +189,13 @@ def _operator_keys(module: Any) -> list[tuple[int, int, int]]:
     shape = weight.shape[-2:] if as_stored else weight.shape[-2:][::-1]
     count = len(weight) if weight.dim() == 3 else 1
     return [(state.layer + place, *shape) for place in range(count)]
+
+
+def _size(module: Any) -> int:
+    """The weights that the products of a layer read, as its row of the summary counts them."""
+    return (
+        module.in_features * module.out_features if isinstance(module, nn.Linear) else module.weight.numel()
+    )
 
 
 def _has_gradient(module: Any) -> bool:

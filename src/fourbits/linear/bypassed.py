@@ -2,7 +2,8 @@
 
 PyTorch's and mamba_ssm's fused kernels are known by name; other code is read: a class that reads a layer's
 weight, through variables, loops and the functions it passes it to, and does nothing else with the layer
-multiplies by that weight itself. What neither shows, the audit after the first training step does.
+multiplies by that weight itself, as far as the module's attributes do not rule the code out. What neither
+shows, the audit after the first training step does.
 """
 
 import importlib.util
@@ -10,8 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
+from fourbits.linear.branches import decided
 from fourbits.linear.handles import Path
-from fourbits.linear.uses import reached, uses_of
+from fourbits.linear.uses import Uses, reached, uses_of
 from fourbits.linear.weights import is_linear
 
 #: packages whose mixers call mamba_ssm's kernels; the second holds remote code loaded with a checkpoint
@@ -36,12 +38,16 @@ def bypassed_layers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
 
 def _only_read(module: nn.Module) -> list[nn.Module]:
     """Linear layers below a module whose weight its class reads, and which it does nothing else with."""
-    uses = uses_of(type(module))
-    layers = [each for path in uses.read for each in reached(module, path) if is_linear(each)]
-    if not layers:
+    if not _layers_read(module, uses_of(type(module))):
         return []
+    uses = uses_of(type(module), decided(module))
+    layers = _layers_read(module, uses)
     used = {id(inner) for path in uses.used for each in _called(module, path) for inner in each.modules()}
     return [layer for layer in layers if id(layer) not in used]
+
+
+def _layers_read(module: nn.Module, uses: Uses) -> list[nn.Module]:
+    return [each for path in uses.read for each in reached(module, path) if is_linear(each)]
 
 
 def _called(module: nn.Module, path: Path) -> Iterator[nn.Module]:

@@ -14,7 +14,13 @@ from fourbits.device import Device, probe, unsupported_fp4
 from fourbits.gemm.native.self_check import unsupported_arithmetic
 from fourbits.linear import flops as flops  # registers the operators' FLOP formulas
 from fourbits.linear.adopt import adopt, adopt_stacked, restore
-from fourbits.linear.arguments import model_parts, patterns_of, require_choice, with_kept_blocks
+from fourbits.linear.arguments import (
+    model_parts,
+    patterns_of,
+    require_choice,
+    require_eager,
+    with_kept_blocks,
+)
 from fourbits.linear.audit import watch
 from fourbits.linear.checkpoint_state import new_recipe_states
 from fourbits.linear.conversion import mark_converted
@@ -81,6 +87,7 @@ def convert(
     FP4 tensor cores or one that fails the self-check.
     """
     parts = model_parts(model)
+    require_eager(named_modules(parts))
     require_choice(seed, backend, min_size, filter_fn)
     chosen = get_recipe(recipe)
     given = {"include": include, "exclude": exclude, "stacks": stacks}

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from fourbits.linear.stacks import Stack
-from fourbits.linear.weights import SMALLEST_SIDE, is_group, is_linear
+from fourbits.linear.weights import SMALLEST_SIDE, is_group, is_linear, widths
 
 #: what wrappers add to a module's name
 _WRAPPERS = re.compile(
@@ -20,6 +20,8 @@ _WRAPPERS = re.compile(
 )
 _ROUTER = re.compile(r"(?:^|\.)\w*router\w*(?:\.|$)", re.IGNORECASE)
 _GATE = re.compile(r"(?:^|[._])(?:gate|wg|gating)(?:\.[^.]+)?$")
+#: a gate's own layer, which no gate of an MLP is called
+_GATES_LAYER = re.compile(r"(?:^|\.)(?:wg|(?:gate|gating)\.[^.]+)$")
 #: heads outside of all blocks; those that mean nothing else even in a model without blocks
 _HEAD = re.compile(r"(?:^|\.)(?:heads?|output|classifier|score|qa_outputs|pooler|fc|logits|unembed)(?=\.|$)")
 _UNMISTAKABLE = re.compile(r"(?:lm_head|heads?|classifier|score|qa_outputs|fc)(?=\.|$)")
@@ -55,7 +57,11 @@ class Roles:
             wrapped = getattr(self._modules.get(parent), "base_layer", None)
             if isinstance(wrapped, nn.Module) and is_linear(wrapped) and own != "base_layer":
                 return f"adapter of {parent}"
-        return "adapter" if re.search(r"(?:^|\.)lora_", name) else None
+        if re.search(r"(?:^|\.)lora_", name):
+            return "adapter"
+        beside = self._parent(name)
+        frozen = "" if beside is None else _adapted(beside, self._modules.get(name))
+        return f"adapter: half of a pair of low rank beside the frozen {frozen!r}" if frozen else None
 
     def router(self, name: str, rows: int) -> str | None:
         """Why a layer chooses or weighs experts, or None. rows: its out_features."""
@@ -69,7 +75,12 @@ class Roles:
         experts = self._experts_beside(name)
         if rows in experts and (_GATE.search(plain) or "gate" in (own, parent) or self._is_only_user(name)):
             return f"router: a column for each of {rows} experts"
-        return None
+        reads = getattr(self._modules.get(name), "in_features", rows)
+        gates_layer = _GATES_LAYER.search(plain) and "shared" not in plain and rows < reads
+        if gates_layer and any(count > 1 and rows % count == 0 for count in experts):
+            return f"router: {rows} columns, a multiple of the experts here"  # the others are elsewhere
+        chosen = self._chosen_by(name, rows, reads)
+        return f"router: a column for each of {rows} modules in {chosen!r}" if chosen else None
 
     def head(self, name: str, module: nn.Module, rows: int) -> str | None:
         """Why a layer belongs to a head, or None. rows: its out_features."""
@@ -97,19 +108,38 @@ class Roles:
     def _parent(self, name: str) -> nn.Module | None:
         return self._modules.get(name.rpartition(".")[0])
 
+    def _beside(self, name: str) -> list[tuple[str, nn.Module]]:
+        """The modules in the two modules around a layer, past any lists, that do not hold the layer."""
+        found: list[tuple[str, nn.Module]] = []
+        outer, levels = name, 0
+        while outer and levels < 2:
+            outer = outer.rpartition(".")[0]
+            around = self._modules.get(outer, nn.ModuleList())
+            if not isinstance(around, nn.ModuleList):
+                levels += 1
+                inner = ((f"{outer}.{key}".lstrip("."), child) for key, child in around.named_children())
+                found += [(where, child) for where, child in inner if not f"{name}.".startswith(f"{where}.")]
+        return found
+
     def _experts_beside(self, name: str) -> set[int]:
         """How many experts the modules around a layer hold, up to two levels above it."""
-        found: set[int] = set()
-        parent = name
-        for _ in range(2):
-            if not parent:
-                break
-            parent = parent.rpartition(".")[0]
-            around = self._modules.get(parent)
-            found |= _stacked_counts(around)
-            for key, child in getattr(around, "_modules", {}).items():
-                found |= _expert_counts(key, child)
-        return found
+        found = {count for where, child in self._beside(name) for count in _expert_counts(where, child)}
+        parent = name.rpartition(".")[0]
+        found |= _stacked_counts(self._parent(name))
+        return found | (_stacked_counts(self._parent(parent)) if parent else set())
+
+    def _chosen_by(self, name: str, rows: int, reads: int) -> str:
+        """The list beside a layer that holds a module for each of its columns; the modules have the same
+        shapes and read what the layer reads. Empty if there is none.
+        """
+        for where, child in self._beside(name) if rows not in (1, reads) else ():
+            entries = list(child.children()) if isinstance(child, nn.ModuleList | nn.ModuleDict) else []
+            if len(entries) != rows or any(block.startswith(f"{where}.") for block in self._blocks):
+                continue
+            first, *others = {widths(entry) for entry in entries}
+            if not others and first and first[0][1] == reads:
+                return where
+        return ""
 
     def _is_only_user(self, name: str) -> bool:
         """Whether a layer stands directly beside its experts, whatever it is called."""
@@ -125,12 +155,32 @@ def plain_name(name: str) -> str:
     return _WRAPPERS.sub("", name).lstrip(".")
 
 
-def _expert_counts(key: str, child: nn.Module) -> set[int]:
+def _adapted(parent: nn.Module, layer: nn.Module | None) -> str:
+    """The frozen linear layer that a trained one and another beside it adapt, by a product of low rank."""
+    inner = {key: child for key, child in parent.named_children() if isinstance(child, nn.Linear)}
+    if not isinstance(layer, nn.Linear) or not layer.weight.requires_grad or len(inner) < 3:
+        return ""
+    for key, frozen in inner.items():
+        sides = (frozen.in_features, frozen.out_features)
+        for other in inner.values() if not frozen.weight.requires_grad else ():
+            for down, up in ((layer, other), (other, layer)):
+                rank = down.out_features
+                pair = other.weight.requires_grad and down is not up and rank == up.in_features
+                if pair and (down.in_features, up.out_features) == sides and rank < min(sides):
+                    return key
+    return ""
+
+
+def _expert_counts(name: str, child: nn.Module) -> set[int]:
     """How many experts a module named like a container of experts holds."""
+    key = name.rpartition(".")[2]
     if "expert" not in key or "shared" in key:
         return set()
     if isinstance(child, nn.ModuleList | nn.ModuleDict):
         return {len(child)}
+    for inner_key, inner in child.named_children():  # DeepSpeed's Experts holds the list
+        if "expert" in inner_key and isinstance(inner, nn.ModuleList | nn.ModuleDict):
+            return {len(inner)}
     if is_group(child):
         return {len(child.weight)}  # pyright: ignore[reportArgumentType]
     stacked = {parameter.shape[0] for parameter in child.parameters() if parameter.dim() == 3}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fourbits.linear.weights import is_linear, linear_layers
+from fourbits.linear.weights import is_linear, widths
 
 Named = tuple[str, nn.Module]
 #: containers whose entries run side by side, not one after another
@@ -110,7 +110,7 @@ def _flattened(entries: list[Named]) -> list[Named]:
     if not all(inner):
         return entries
     lists = all(isinstance(entry, nn.ModuleList) for _, entry in entries)
-    kinds = {_widths(entry) for _, entry in entries}
+    kinds = {widths(entry) for _, entry in entries}
     if lists or (len(entries) > 1 and len(kinds) > len(entries) / 2):
         return [block for blocks in inner for block in blocks]
     return entries
@@ -128,13 +128,8 @@ def _stage(name: str, entry: nn.Module) -> list[Named]:
     return []
 
 
-def _widths(module: nn.Module) -> tuple[tuple[int, int], ...]:
-    """The shapes of the linear layers, which distinguish stages of different widths."""
-    return tuple(w.shape for w in linear_layers([*module.named_modules()]))
-
-
 def _size(module: nn.Module) -> int:
-    return sum(rows * columns for rows, columns in _widths(module))
+    return sum(rows * columns for rows, columns in widths(module))
 
 
 def _children(name: str, module: nn.Module) -> Iterator[Named]:

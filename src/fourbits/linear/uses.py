@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from fourbits.linear.branches import NO_DECISIONS, Decisions, without_dead_branches
 from fourbits.linear.handles import NOTHING, Path, Paths, Scope
 from fourbits.linear.products import factors
 from fourbits.linear.source import Source, computing_methods, source_of
@@ -34,7 +35,7 @@ class Uses(NamedTuple):
 
     #: modules whose weight is read in another way than by calling them
     read: Paths = NOTHING
-    #: what is called, or passed to code that may call it
+    #: what is called, or passed to code that may call it; the empty path is the module itself
     used: Paths = NOTHING
     #: factors of matrix multiplications, and what they are computed from
     factors: Paths = NOTHING
@@ -45,10 +46,14 @@ class Uses(NamedTuple):
 
 
 @functools.cache
-def uses_of(cls: type[nn.Module]) -> Uses:
-    """How the methods of a class use what its modules hold; nothing without a source."""
+def uses_of(cls: type[nn.Module], decisions: Decisions = NO_DECISIONS) -> Uses:
+    """How the methods of a class use what its modules hold; nothing without a source.
+
+    decisions: those of `branches.decided`, to leave out the branches that a module never takes.
+    """
     found = Uses()
     for method in computing_methods(cls):
+        method = method._replace(syntax=without_dead_branches(method.syntax, decisions))
         found = found.joined(_uses(method, {"self": frozenset({()})}, cls, 0))
     return found
 
@@ -106,6 +111,8 @@ def _uses(source: Source, bound: Mapping[str, Paths], cls: type, depth: int) -> 
                 found = found.joined(_uses(inner, passed, cls, depth + 1))
     read, used = set[Path](), set[Path]()
     for node, parent in parents.items():
+        if () in scope.paths(node) and node not in followed and _is_passed(node, parent):
+            used.add(())  # to code that may call anything below, such as diffusers' attention processors
         paths = scope.paths(node) - {()}
         if not paths or node in followed or _continues(node, parent, scope) or _is_only_named(node, parents):
             continue
@@ -143,6 +150,13 @@ def _is_only_named(node: Any, parents: Mapping[ast.AST, ast.AST]) -> bool:
     return isinstance(parent, ast.AnnAssign | ast.NamedExpr | ast.Compare | ast.If | ast.Expr)
 
 
+def _is_passed(node: ast.AST, parent: ast.AST) -> bool:
+    """Whether an expression is an argument of a function that may compute with it."""
+    if isinstance(parent, ast.Call):
+        return node is not parent.func and getattr(parent.func, "id", "") not in {"super", *_LOOK}
+    return isinstance(parent, ast.keyword)
+
+
 def _initializes(function: ast.AST) -> bool:
     """Whether a function is one of torch.nn.init."""
     return isinstance(function, ast.Attribute) and ast.unparse(function.value).split(".")[-1] == "init"
@@ -154,7 +168,7 @@ def _passed_on(
     """The function that a call runs, if its source is known, and what is below self among its arguments."""
     given = [(scope.paths(arg) or scope.derived(arg)) for arg in call.args]
     named = {k.arg: scope.paths(k.value) or scope.derived(k.value) for k in call.keywords if k.arg}
-    if not any(paths - {()} for paths in (*given, *named.values())):
+    if not any((*given, *named.values())):
         return None, {}
     inner, bound = _callee(call.func, source, scope, cls)
     if inner is None:

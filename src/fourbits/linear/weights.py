@@ -62,6 +62,8 @@ class Weight:
         parametrized = self.module._modules.get("parametrizations")
         if parametrized is not None and self.parameter in parametrized:
             own += parametrized[self.parameter].parameters()
+        if self.kind == "linear" and self.parameter in vars(self.module):  # by a hook: prune, old weight_norm
+            own += [each for key, each in held.items() if key.startswith(f"{self.parameter}_")]
         return [parameter for parameter in own if parameter is not None]
 
     @property
@@ -138,6 +140,11 @@ def _with_readers(layer: Weight, multiplied: Mapping[int, str]) -> Weight:
 def linear_layers(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]:
     """Weights that can be quantized, in the order of the modules: linear layers, groups, stacked ones."""
     return [weight for name, module in modules for weight in _layers(name, module)]
+
+
+def widths(module: nn.Module) -> tuple[tuple[int, int], ...]:
+    """The shapes of the linear layers in a module, in their order."""
+    return tuple(weight.shape for weight in linear_layers([*module.named_modules()]))
 
 
 def other_parameters(

@@ -46,12 +46,12 @@ class Estimate:
 
     @property
     def step_seconds(self) -> float:
-        """Of an optimizer step."""
+        """Seconds of an optimizer step."""
         return self.choice.step.seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all GPUs."""
+        """Tokens per second of all GPUs."""
         return self.tokens_per_step / self.step_seconds
 
     @property
@@ -66,12 +66,12 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Of the run without failures."""
+        """Seconds of the run without failures."""
         return self.tokens / self.tokens_per_second
 
     @property
     def gpu_hours(self) -> float:
-        """Of all GPUs that are paid for, used or not."""
+        """Hours of all GPUs that are paid for, used or not."""
         return self.seconds / 3600 * self.gpus
 
     @property
@@ -150,7 +150,7 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Of the run: whole steps."""
+        """Tokens of the run, in whole steps."""
         return self.config.train.num_steps * self.config.train.tokens_per_step
 
 

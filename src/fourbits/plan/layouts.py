@@ -32,7 +32,7 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """All of them."""
+        """Number of GPUs."""
         return self.replicate * self.shard * self.tensor
 
     @property

@@ -40,14 +40,14 @@ class Launch(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Of a linear layer and its input."""
+    """The shape of a linear layer and its input."""
 
     tokens: int
     inputs: int
     outputs: int
 
     def elements(self, tensor: str) -> int:
-        """Of X, W or dY."""
+        """Number of elements of X, W or dY."""
         tokens, inputs, outputs = self
         return {"X": tokens * inputs, "W": inputs * outputs, "dY": tokens * outputs}[tensor]
 

@@ -63,12 +63,12 @@ class Prediction:
 
     @property
     def speed_deviation(self) -> float:
-        """Of tokens/s."""
+        """Deviation of the predicted tokens/s."""
         return self.tokens_per_second / self.case.tokens_per_second - 1
 
     @property
     def memory_deviation(self) -> float | None:
-        """Of the peak; None where it was not published."""
+        """Deviation of the predicted peak; None where it was not published."""
         return None if self.case.gib is None else self.gib / self.case.gib - 1
 
 

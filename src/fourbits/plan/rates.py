@@ -45,7 +45,7 @@ class Rates:
     origin: str = "declared"
 
     def gemm_share(self, name: str) -> float:
-        """The share of a format's peak, or of BF16's for "emulated": operands of few bits in BF16."""
+        """The share of a format's peak, or of BF16's for "emulated": low-bit operands in BF16."""
         found = dict(self.gemm_of)
         if name == "emulated" and name not in found:
             name = "bf16"

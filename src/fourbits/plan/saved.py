@@ -29,7 +29,7 @@ class SavedPerToken:
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Bytes per token of inputs and rest together."""
         return self.inputs + self.rest
 
 

@@ -40,7 +40,7 @@ class Subject:
 
     @property
     def model(self) -> ModelConfig:
-        """The model."""
+        """The configuration of the model."""
         return self.config.model
 
     @property

@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Seconds of the whole run."""
         return self.computing + self.waiting + self.repeated + self.checkpoints + self.restarts
 
 

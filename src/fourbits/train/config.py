@@ -87,7 +87,9 @@ class TrainConfig:
     case. spike: what to do with a step whose loss is far above those before it (spikes.py): nothing, report
     it, skip its update, or roll back. rollback_steps: how far at least (rollback.py); max_rollbacks: how
     often. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
-    health_interval: steps between samples of the layers' health (docs/health.md), null for none.
+    health_interval: steps between samples of the layers' health (docs/health.md), null for none. evaluate:
+    what is evaluated in BF16 after every evaluate_every-th checkpoint and at the end, "text" or tasks, whose
+    datasets are read from the folder evaluate_datasets, if given (docs/evaluation.md).
     """
 
     steps: int | None = None
@@ -118,6 +120,9 @@ class TrainConfig:
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     log_interval: int = 10
     health_interval: int | None = 500
+    evaluate: tuple[str, ...] = ()
+    evaluate_every: int = 1
+    evaluate_datasets: str | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.tokens is None):
@@ -128,8 +133,9 @@ class TrainConfig:
             *("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every"),
             "health_interval",
         )
+        counts = ("keep_checkpoints", "rollback_steps", "max_rollbacks", "evaluate_every")
         sizes = ("micro_batch_size", "gradient_accumulation", "seq_len", "validation_samples", "log_interval")
-        for name in (*sizes, "keep_checkpoints", "rollback_steps", "max_rollbacks", *optional):
+        for name in (*sizes, *counts, *optional):
             value: int | None = getattr(self, name)
             if value is not None:
                 _require(value >= 1, name, "at least 1", value)
@@ -148,6 +154,11 @@ class TrainConfig:
     def rolls_back(self) -> bool:
         """Whether a spike or a value that is not finite makes the run return to a checkpoint."""
         return "rollback" in (self.non_finite, self.spike)
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the checkpoint of a step is evaluated."""
+        every = self.checkpoint_interval and self.checkpoint_interval * self.evaluate_every
+        return bool(self.evaluate) and (step == self.num_steps or bool(every and step % every == 0))
 
     @property
     def samples_per_step(self) -> int:

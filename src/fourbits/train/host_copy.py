@@ -16,7 +16,7 @@ class Stored(Protocol):
         """This process's part of a tensor of a checkpoint."""
         ...
 
-    def hosted(self, like: Tensor, local: Tensor) -> Tensor:
+    def on_host(self, like: Tensor, local: Tensor) -> Tensor:
         """A tensor of a checkpoint whose part is in the host's memory."""
         ...
 
@@ -45,7 +45,7 @@ class HostCopy:
                 buffer = self._buffer(name, key, local)
                 buffer.copy_(local, non_blocking=True)
                 waits |= local.is_cuda
-                found[name][key] = self._ranks.hosted(tensor, buffer)
+                found[name][key] = self._ranks.on_host(tensor, buffer)
         if waits:
             torch.cuda.current_stream().synchronize()
         return found

@@ -36,6 +36,7 @@ def run(
     on_profile: Callable[[StepProfile], None] | None = None,
     start_from: Path | str | None = None,
     ranks: Ranks | None = None,
+    on_checkpoint: Callable[[Path], None] | None = None,
 ) -> Summary:
     """Train in the folder `out`, continuing a run that is there, and return the content of its summary.json.
 
@@ -44,12 +45,18 @@ def run(
     on_profile: receives a profile of two early steps. start_from: RUN, RUN/checkpoints/step_N or a
     transformers folder, from which a new run in `out` starts; one that is there continues. ranks: from
     `joined`, by default what torchrun started, or this process alone; rank 0 writes, and only its listener is
-    called. A finished run is not changed. Returns if it "finished" or was "interrupted". Raises
-    NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings, data or a checkpoint
-    that do not fit, OSError for a full disk, and FolderChangedError if the folder was moved or removed;
-    summary.json then records the reason.
+    called. on_checkpoint: called on all ranks with each checkpoint that train.evaluate asks for, see
+    `fourbits.evaluation.at_checkpoints`. A finished run is not changed. Returns if it "finished" or was
+    "interrupted". Raises NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings,
+    data or a checkpoint that do not fit, OSError for a full disk, and FolderChangedError if the folder was
+    moved or removed; summary.json then records the reason.
     Under torchrun, RankFailedError of any of these.
     """
+    if config.train.evaluate and on_checkpoint is None:
+        raise ValueError(
+            "train.evaluate: is for fourbits train, and this run has nothing to evaluate with. Remove the "
+            "setting, or from Python pass on_checkpoint=checkpoint_evaluation(config.train, ranks), too."
+        )
     started, requested = time.monotonic(), None if config.train.device == "auto" else config.train.device
     with contextlib.nullcontext(ranks) if ranks else joined(config.parallel, requested) as ranks:
         shown = listener if listener and ranks.is_first else RunListener()
@@ -77,7 +84,8 @@ def run(
             if ranks.is_first:
                 folder.summary.unlink(missing_ok=True)
             session = Session(
-                folder, found.config, found.data, listener, on_profile, found.fork, started, ranks
+                *(folder, found.config, found.data, listener),
+                *(on_profile, found.fork, started, ranks, on_checkpoint),
             )
             with contextlib.nullcontext(stop) if stop else stop_on_signals(listener.note) as request:
                 return session.run(request)

@@ -30,7 +30,7 @@ from fourbits.train.metrics import ROLLBACK, MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.precision import phase_name
 from fourbits.train.profile import StepProfile, profiled
-from fourbits.train.ranks.alone import Ranks, Wishes
+from fourbits.train.ranks.alone import RankRequests, Ranks
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
 from fourbits.train.records import step_record, validation_record
 from fourbits.train.rollback import RollbackCause, RollbackPolicy
@@ -63,6 +63,7 @@ class Session:
         fork: Fork | Imported | None = None,
         started: float | None = None,
         ranks: Ranks | None = None,
+        on_checkpoint: Callable[[Path], None] | None = None,
     ) -> None:
         """Build the trainer, continue from the newest checkpoint or start from `fork`, write the manifest.
 
@@ -70,6 +71,7 @@ class Session:
         """
         self.clock = Clock(config.train, time.monotonic() if started is None else started)
         self.folder, self.config, self.listener, self.on_profile = folder, config, listener, on_profile
+        self.on_checkpoint = on_checkpoint
         self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
         torch_device = torch.device(self.device.torch_device)
         self.memory = PeakMemory(torch_device)
@@ -98,7 +100,7 @@ class Session:
         self.health: HealthLog | None = None
         if ranks.is_first:
             self.health = HealthLog(folder.health, self.trainer.step, listener.note)
-        self._agreed = Wishes()
+        self._agreed = RankRequests()
         self._last = Timestamp(torch_device)
 
     def _keep_checkpoints(self, checkpoint: Checkpoint | None, fork: Fork | Imported | None) -> None:
@@ -197,10 +199,10 @@ class Session:
             if trainer.step == train.num_steps:
                 return True
         if not self.ranks.alone:
-            trainer.wishes = self._wishes(request)
+            trainer.requests = self._requests(request)
         self._record(trainer.run_step(), metrics)
         if self.ranks.alone:
-            self._agreed = self._wishes(request)
+            self._agreed = self._requests(request)
         last = trainer.step == train.num_steps or self._agreed.stop
         if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
             self._log_waiting(metrics)
@@ -212,6 +214,9 @@ class Session:
             metrics.sync()
             self._save(metrics.sha256, metrics.size)
             self.clock.saved()
+            if self.on_checkpoint and train.evaluates(trainer.step) and not trainer.skipped_in_a_row:
+                self.keeper.settle()
+                self.on_checkpoint(self.folder.checkpoints / f"step_{trainer.step}")
             self._last = Timestamp(trainer.device)
         return last
 
@@ -261,10 +266,10 @@ class Session:
         saver.reserve(self.trainer.tensors())
         return saver
 
-    def _wishes(self, request: StopRequest) -> Wishes:
+    def _requests(self, request: StopRequest) -> RankRequests:
         """The requests that this process received since the last call."""
         save = request.take_save() or self.clock.save_due()
-        return Wishes(request.signal or 0, self.clock.is_up(), save)
+        return RankRequests(request.signal or 0, self.clock.is_up(), save)
 
     def _require_good(self) -> None:
         """Raises NonFiniteError if the run ends within a streak of skipped steps."""
@@ -309,7 +314,7 @@ class Session:
             return
         pending, self.waiting = self.waiting, None
         result = self.trainer.check(pending)
-        self._agreed = result.wishes
+        self._agreed = result.requests
         seconds, self._last = result.finished.seconds_since(self._last), result.finished
         tokens, peak = self.config.train.tokens_per_step, self.peak_tokens_per_second
         record = step_record(result, tokens, seconds, peak, self.memory.read())

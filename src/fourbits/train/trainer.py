@@ -29,7 +29,7 @@ from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_i
 from fourbits.train.optim import MasterOptimizer, master_of
 from fourbits.train.parallel import micro_batches
 from fourbits.train.precision import recipe_of_run
-from fourbits.train.ranks.alone import Ranks, Wishes
+from fourbits.train.ranks.alone import RankRequests, Ranks
 from fourbits.train.rollback import RollbackCause, Rollbacks
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
@@ -60,7 +60,7 @@ class StepResult:
     #: the threshold that the loss exceeds, if it is a spike
     spike_threshold: float | None
     #: what any of several ranks was asked when the step began; nothing, of a process that trains alone
-    wishes: Wishes
+    requests: RankRequests
     finished: Timestamp
 
 
@@ -86,7 +86,7 @@ class PendingStep:
     ) -> None:
         """Begin to copy a step's numbers to the host.
 
-        numbers: wishes, loss, spike threshold (NaN: no spike), share of saturated blocks, whether skipped,
+        numbers: requests, loss, spike threshold (NaN: no spike), share of saturated blocks, whether skipped,
         gradient norm, norm per parameter. health: a sample that was taken in the step.
         """
         self.health = health
@@ -115,7 +115,7 @@ class PendingStep:
             self.data_seconds,
             None if math.isnan(share) else share,
             None if math.isnan(spike) else spike,
-            Wishes(int(signal), bool(time_up), bool(save)),
+            RankRequests(int(signal), bool(time_up), bool(save)),
             self._finished,
         )
         return result, norms
@@ -168,7 +168,7 @@ class Trainer:
         self.skipped_in_a_row = 0
         self.skip_reason: str | None = None
         self._data_seconds, self.rollbacks = 0.0, Rollbacks()
-        self.wishes = Wishes()  # of this process, which the next step passes on to other ranks
+        self.requests = RankRequests()  # of this process, which the next step passes on to other ranks
         self.spikes = SpikeDetector(device) if train.spike != "off" else None
         self._uncounted = torch.full((), math.nan, device=device, dtype=torch.float32)
 
@@ -322,7 +322,7 @@ class Trainer:
             loss = captured(samples, micro_batch == 0) if captured else self._gradients(samples)
             self.ranks.add(loss)
         self.ranks.collect_gradients(self.masters)
-        self._sums = self.ranks.sums(saturated_and_all(self.model), self.wishes)
+        self._sums = self.ranks.sums(saturated_and_all(self.model), self.requests)
         return self._sums.loss
 
     def _spike(self, loss: Tensor) -> tuple[Tensor, Tensor]:

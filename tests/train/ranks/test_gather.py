@@ -1,4 +1,4 @@
-"""Each weight travels in the shortest form that its recipe allows, and the log says which and why."""
+"""Each weight travels in the shortest format that its recipe allows, and the log says which and why."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fourbits.model.lm import LanguageModel
 from fourbits.recipe.presets import get_recipe
 from fourbits.settings import override
 from fourbits.train.ranks.gather import Rounded, describe, send_short
-from fourbits.train.ranks.wire import Wire, plain
+from fourbits.train.ranks.gathered_shard import GatheredShard, plain
 from model.shapes import small_config
 
 
@@ -29,8 +29,8 @@ def test_quantized_layers_send_codes_and_others_bf16():
     assert set(found) == {
         f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
     }
-    assert all(isinstance(model.get_parameter(name), Wire) for name in found)
-    assert not isinstance(model.embed.weight, Wire)
+    assert all(isinstance(model.get_parameter(name), GatheredShard) for name in found)
+    assert not isinstance(model.embed.weight, GatheredShard)
 
 
 def test_the_log_names_every_form_and_reason():
@@ -59,32 +59,37 @@ def test_a_tied_head_travels_with_the_embedding():
 def test_rows_that_do_not_divide_travel_in_fp32():
     _, found = choices(override(get_recipe("nvfp4"), {"keep_bf16.last_blocks": 0}), ranks=11)
     for choice in found.values():
-        assert choice.form is None
+        assert choice.format is None
         assert "do not divide into 11" in choice.why
 
 
 def test_cutting_and_moving_keep_the_form_and_other_operators_give_plain_tensors():
-    form = Rounded()
-    wire = Wire(torch.arange(32.0).view(8, 4), form)
-    for shard in (*wire.chunk(2), wire.narrow(0, 2, 4), wire.new_zeros(4, 4), torch.empty_like(wire)):
-        assert isinstance(shard, Wire)
-        assert shard.form is form
-    assert torch.equal(plain(wire.chunk(2)[1]), torch.arange(16.0, 32.0).view(4, 4))
-    assert type(wire + 1) is torch.Tensor
-    wire.narrow(0, 0, 1).copy_(torch.zeros(1, 4))
-    assert plain(wire)[0].tolist() == [0.0] * 4
-    assert plain(wire)[1].tolist() == [4.0, 5.0, 6.0, 7.0]
+    format = Rounded()
+    gathered = GatheredShard(torch.arange(32.0).view(8, 4), format)
+    for shard in (
+        *gathered.chunk(2),
+        gathered.narrow(0, 2, 4),
+        gathered.new_zeros(4, 4),
+        torch.empty_like(gathered),
+    ):
+        assert isinstance(shard, GatheredShard)
+        assert shard.format is format
+    assert torch.equal(plain(gathered.chunk(2)[1]), torch.arange(16.0, 32.0).view(4, 4))
+    assert type(gathered + 1) is torch.Tensor
+    gathered.narrow(0, 0, 1).copy_(torch.zeros(1, 4))
+    assert plain(gathered)[0].tolist() == [0.0] * 4
+    assert plain(gathered)[1].tolist() == [4.0, 5.0, 6.0, 7.0]
 
 
 def test_a_rounded_weight_is_widened_into_the_same_memory_without_a_new_version():
-    form, shard = Rounded(), torch.tensor([[1.0 + 2**-10, 2.0]])
-    (sent,) = form.sent(shard)
+    format, shard = Rounded(), torch.tensor([[1.0 + 2**-10, 2.0]])
+    (sent,) = format.sent(shard)
     assert sent.dtype == torch.bfloat16
-    first, freed = form.arrive((sent.clone(),), None)
+    first, freed = format.arrive((sent.clone(),), None)
     assert freed == (first,)
     assert torch.equal(first, torch.tensor([[1.0, 2.0]]))
     version, address = first._version, first.data_ptr()
-    again, _ = form.arrive((2 * sent,), first)
+    again, _ = format.arrive((2 * sent,), first)
     assert again is first
     assert torch.equal(first, torch.tensor([[2.0, 4.0]]))
     assert (first._version, first.data_ptr()) == (version, address)

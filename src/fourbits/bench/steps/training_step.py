@@ -12,7 +12,7 @@ from fourbits.train.config import RunConfig
 from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.determinism import deterministic
 from fourbits.train.optim import MasterOptimizer
-from fourbits.train.ranks.alone import Ranks, Wishes
+from fourbits.train.ranks.alone import RankRequests, Ranks
 
 #: small enough that all steps have practically the same weights
 _LR = 1e-6
@@ -77,7 +77,7 @@ class TrainingStep:
             loss = captured(self.samples, micro_batch == 0) if captured else self._gradients(self.samples)
             ranks.add(loss)
         ranks.collect_gradients(self.masters)
-        sums = ranks.sums(None, Wishes())
+        sums = ranks.sums(None, RankRequests())
         return self.optimizer.step(_LR, sums.loss, self._not_blocked)
 
     def one_micro_batch(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Ranks: what a run asks of the processes that train together. Here: a single one, which asks nobody."""
+"""Ranks: the interface of a run to the processes that train it. Here: a single process."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,8 +16,8 @@ from fourbits.train.checkpoint import Checkpoint, Tensors, load_tensors, save_ch
 T = TypeVar("T")
 
 
-class Wishes(NamedTuple):
-    """What a rank has been asked between steps: by a signal (its number or 0), its time limit, or to save."""
+class RankRequests(NamedTuple):
+    """Requests to a rank between steps: a signal (its number or 0), its time limit, or to save."""
 
     signal: int = 0
     time_up: bool = False
@@ -30,10 +30,10 @@ class Wishes(NamedTuple):
 
 
 class StepSums(NamedTuple):
-    """What a step sums over its micro-batches, on the device.
+    """The sums of a step over its micro-batches, on the device.
 
     loss: FP32 scalar, the mean over the step's tokens; saturated: int64 [2], saturated and all blocks, or
-    None; asked: FP32 [3], the wishes of any rank.
+    None; asked: FP32 [3], the requests of any rank.
     """
 
     loss: Tensor
@@ -55,7 +55,7 @@ class Ranks:
     def __init__(self, device: torch.device, rank: int = 0, world: int = 1) -> None:
         self.device, self.rank, self.world = device, rank, world
         self._loss = torch.zeros((), device=device, dtype=torch.float32)
-        self._nobody = torch.zeros(len(Wishes()), device=device, dtype=torch.float32)
+        self._nobody = torch.zeros(len(RankRequests()), device=device, dtype=torch.float32)
 
     @property
     def is_first(self) -> bool:
@@ -105,7 +105,7 @@ class Ranks:
         """A micro-batch's share of the mean loss; written over by the next one, if a CUDA graph made it."""
         self._loss += loss
 
-    def sums(self, saturated: Tensor | None, wishes: Wishes) -> StepSums:
+    def sums(self, saturated: Tensor | None, requests: RankRequests) -> StepSums:
         """The sums of the step over all ranks, its losses in the order of micro-batches."""
         return StepSums(self._loss, saturated, self._nobody)
 
@@ -116,6 +116,10 @@ class Ranks:
     def all(self, values: Tensor) -> Tensor:
         """values: [k] of each rank -> [world, k]."""
         return values[None]
+
+    def gathered(self, value: T) -> list[T]:
+        """The plain value of each rank."""
+        return [value]
 
     def stored(self, name: str, shard: Tensor) -> Tensor:
         """What a checkpoint holds of a master, or of a tensor of its shape: the whole, or a DTensor."""
@@ -137,7 +141,7 @@ class Ranks:
         """This process's part of a tensor that `stored` returned."""
         return tensor
 
-    def hosted(self, like: Tensor, local: Tensor) -> Tensor:
+    def on_host(self, like: Tensor, local: Tensor) -> Tensor:
         """A tensor as `stored` returns it, whose part is in the host's memory."""
         return local
 

@@ -11,11 +11,11 @@ class OtherRankError(RuntimeError):
 
 
 class LostRankError(RuntimeError):
-    """Ranks ended without a word, as after SIGKILL."""
+    """Ranks ended without an error, as after SIGKILL."""
 
 
 class RankFailedError(RuntimeError):
-    """A rank of several failed; __cause__ is its error. speaks: whether this rank is the one to report it."""
+    """A rank of several failed; __cause__ is its error. speaks: whether this rank reports it."""
 
     def __init__(self, rank: int, speaks: bool, error: BaseException) -> None:
         self.subject = f"rank {rank} on {platform.node()}: "

@@ -1,4 +1,4 @@
-"""What a rank that does not write has in place of a run's files: the same calls, which do nothing."""
+"""The files of a run on a rank that does not write them: the same calls, which do nothing."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager

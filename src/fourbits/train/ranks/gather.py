@@ -1,4 +1,4 @@
-"""Which form each weight travels in: codes and scales, BF16, or FP32. The bits of a step do not depend on it.
+"""The format in which each weight is gathered: codes and scales, BF16, or FP32. It changes no bit of a step.
 
 A weight that its layer quantizes travels quantized, with the amax over all shards; one that is read only
 through its rounding to BF16 travels so; others as they are.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fourbits.linear.packed_shards import PackedShards, reads_as_bf16, unsupported_packed
 from fourbits.linear.weight_source import set_weight_source
 from fourbits.model.lm import LanguageModel
-from fourbits.train.ranks.wire import Wire
+from fourbits.train.ranks.gathered_shard import GatheredShard
 
 #: name of a parameter -> its whole master, FP32
 Gather = Callable[[str], Tensor]
@@ -59,16 +59,16 @@ class Rounded:
 class Choice(NamedTuple):
     """How one weight travels, and why not shorter."""
 
-    form: Packed | Rounded | None
+    format: Packed | Rounded | None
     why: str
     elements: int
 
     @property
     def word(self) -> str:
-        """The form in words."""
-        if self.form is None:
+        """The format in words."""
+        if self.format is None:
             return "in FP32"
-        return "as codes and scales" if isinstance(self.form, Packed) else "in BF16"
+        return "as codes and scales" if isinstance(self.format, Packed) else "in BF16"
 
 
 def send_short(model: LanguageModel, ranks: int, gather: Gather) -> dict[str, Choice]:
@@ -84,11 +84,11 @@ def send_short(model: LanguageModel, ranks: int, gather: Gather) -> dict[str, Ch
         if isinstance(layer, nn.Linear) and weight is not None:
             tied = uses[id(weight)] > 1
             found[f"{name}.weight"] = choice = _choice(model, layer, ranks, tied)
-            if isinstance(choice.form, Packed):
+            if isinstance(choice.format, Packed):
                 values = _master(gather, f"{name}.weight")
-                set_weight_source(layer, choice.form.weight, returns=True, values=values)
-            if choice.form is not None:
-                layer.weight = nn.Parameter(Wire(weight.detach(), choice.form))
+                set_weight_source(layer, choice.format.weight, returns=True, values=values)
+            if choice.format is not None:
+                layer.weight = nn.Parameter(GatheredShard(weight.detach(), choice.format))
     return found
 
 
@@ -106,7 +106,7 @@ def _choice(model: LanguageModel, layer: nn.Linear, ranks: int, tied: bool) -> C
 
 
 def describe(choices: Mapping[str, Choice]) -> list[str]:
-    """What travels how, a line per form and reason, for the log."""
+    """The formats of all weights, a line per format and reason, for the log."""
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in choices.values():
         groups.setdefault((choice.word, choice.why), []).append(choice)

@@ -21,14 +21,14 @@ from fourbits.train.background import BackgroundSaver
 from fourbits.train.checkpoint import Checkpoint, Tensors, open_tensors
 from fourbits.train.parallel import ParallelConfig, mesh_shape
 from fourbits.train.ranks.agreement import Agreements
-from fourbits.train.ranks.alone import Ranks, StepSums, Wishes
-from fourbits.train.ranks.apart import Apart, gathered
+from fourbits.train.ranks.alone import RankRequests, Ranks, StepSums
+from fourbits.train.ranks.background_ranks import BackgroundRanks, gathered
 from fourbits.train.ranks.gather import Choice, Packed, describe, send_short
+from fourbits.train.ranks.gathered_shard import plain
 from fourbits.train.ranks.launcher import Place
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
 from fourbits.train.ranks.shards import begin_micro_batch, collect_gradients, fill, own_part, shard
 from fourbits.train.ranks.watch import Watch
-from fourbits.train.ranks.wire import plain
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class RankGroup(Ranks):
         self.restarts = place.restarts
         shape = mesh_shape(config, place.world)
         self.reduce = self._reduced
-        self._patience = timedelta(seconds=2 * config.timeout + 60)
+        self._timeout = timedelta(seconds=2 * config.timeout + 60)
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
         dist.init_process_group(
             backend,
@@ -53,7 +53,7 @@ class RankGroup(Ranks):
             rank=place.rank,
             world_size=place.world,
             # a last resort: the watch says more
-            timeout=self._patience,
+            timeout=self._timeout,
         )
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
         self._shards = self.mesh.get_group("shard")
@@ -104,10 +104,12 @@ class RankGroup(Ranks):
 
         One all-reduce for all of them; bits of amaxes have the order of the amaxes, with NaN largest.
         """
-        packed = {name: each.form for name, each in self._choices.items() if isinstance(each.form, Packed)}
+        packed = {
+            name: each.format for name, each in self._choices.items() if isinstance(each.format, Packed)
+        }
         if not packed:
             return
-        weights = [form.weight for form in packed.values()]
+        weights = [format.weight for format in packed.values()]
         shards = [self._masters[name].detach() for name in packed]
         bits = own_amaxes(weights, shards).view(torch.int32)
         dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=self._shards)
@@ -142,11 +144,13 @@ class RankGroup(Ranks):
         """A micro-batch's share of the mean loss."""
         self._losses.append(loss)
 
-    def sums(self, saturated: Tensor | None, wishes: Wishes) -> StepSums:
+    def sums(self, saturated: Tensor | None, requests: RankRequests) -> StepSums:
         """The sums of the step; losses add up as one process would add them."""
         blocks = torch.zeros(2, device=self.device, dtype=torch.float64)
         blocks = blocks if saturated is None else saturated.double()
-        asked = torch.tensor([float(wish) for wish in wishes], device=self.device, dtype=torch.float64)
+        asked = torch.tensor(
+            [float(request) for request in requests], device=self.device, dtype=torch.float64
+        )
         found = self.all(torch.cat((blocks, asked, torch.stack(self._losses).double())))
         total = torch.zeros((), device=self.device, dtype=torch.float32)
         for loss in found[:, 2 + len(asked) :].flatten().float().unbind():
@@ -193,14 +197,14 @@ class RankGroup(Ranks):
         shape = mesh_shape(self.config, self.world)
         if self.device.type != "cpu":
             self._host_mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-        apart = Apart(self.store.clone(), self.rank, self.world, self._patience, self.progress)
-        return BackgroundSaver(functools.partial(save_shards, apart), self)
+        background = BackgroundRanks(self.store.clone(), self.rank, self.world, self._timeout, self.progress)
+        return BackgroundSaver(functools.partial(save_shards, background), self)
 
     def local(self, tensor: Tensor) -> Tensor:
         """This rank's shard of a DTensor."""
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    def hosted(self, like: Tensor, local: Tensor) -> Tensor:
+    def on_host(self, like: Tensor, local: Tensor) -> Tensor:
         """A DTensor whose shard is in the host's memory."""
         return _like(like, local, self._host_mesh) if isinstance(like, DTensor) else local
 

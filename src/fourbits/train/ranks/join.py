@@ -1,4 +1,4 @@
-"""Joining the other ranks, and leaving them: of several that fail, one says why."""
+"""Joining the other ranks, and leaving them; of several that fail, one reports its error."""
 
 import importlib
 import platform

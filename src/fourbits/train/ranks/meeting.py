@@ -1,7 +1,7 @@
 """The ranks of one start meet in the launcher's store, which still has the keys of starts before a restart.
 
 Rank 0 names the meeting, every rank leaves a number of its own there, and rank 0 publishes the list. A rank
-that finds another number in its place has met the past, and looks for a newer meeting.
+that finds another number in its place has read an earlier meeting, and looks for a newer one.
 """
 
 import json

@@ -29,7 +29,7 @@ from fourbits.train.checkpoint import (
     sync_path,
     write_state_file,
 )
-from fourbits.train.ranks.apart import SavingRanks
+from fourbits.train.ranks.background_ranks import SavingRanks
 from fourbits.train.ranks.failure import OtherRankError
 from fourbits.train.ranks.shard_writer import ShardWriter, shard_files
 
@@ -88,7 +88,7 @@ def _write(ranks: SavingRanks, unfinished: Path, files: Mapping[str, Tensors]) -
 
 
 def _own_error(error: CheckpointException, rank: int) -> BaseException:
-    """What this rank met in a save that failed, or that it was another one."""
+    """The error of this rank in a failed save, or a message that another one failed."""
     if (own := error.failures.get(rank)) is not None:
         return own[0]
     other, (cause, _) = next(iter(error.failures.items()))

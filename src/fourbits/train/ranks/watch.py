@@ -1,4 +1,4 @@
-"""A watch over the ranks: which one is gone, and which one keeps the others waiting.
+"""A watch over the ranks, which names the one that is gone or keeps the others waiting.
 
 A thread of each rank gives signs of life in the launcher's store. Where its own rank makes no progress for
 `timeout` seconds, it writes there what the rank is doing: waiting for others, or something else. The first
@@ -49,7 +49,7 @@ class Watch:
         self._progress = time.monotonic()
 
     def end(self) -> None:
-        """This rank waits for nobody any more. A thread inside the store aborts a process that exits."""
+        """Stop watching. A thread inside the store aborts a process that exits."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_PATIENCE)
@@ -96,9 +96,9 @@ class Watch:
                 leave(1)
 
     def verdict(self) -> str:
-        """Which rank keeps the others waiting, in words. Takes GONE seconds; others are stuck by then."""
+        """Names the rank that keeps the others waiting. Takes GONE seconds; others are stuck by then."""
         gone = self.gone()
-        said = {rank: self._said(rank) for rank in range(self.world) if rank not in gone}
+        said = {rank: self._reported(rank) for rank in range(self.world) if rank not in gone}
         busy = {rank: text for rank, text in said.items() if text not in (None, WAITING)}
         found = [
             f"rank {rank} on {self.node_of(rank)} does not answer (stopped, or its node is)" for rank in gone
@@ -110,12 +110,12 @@ class Watch:
             "its last checkpoint. If a step takes that long, raise parallel.timeout."
         )
 
-    def _said(self, rank: int) -> str | None:
+    def _reported(self, rank: int) -> str | None:
         key = f"stuck/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def _doing(self) -> str:
-        """What this rank's threads are doing: WAITING if any waits for others, else where the main one is."""
+        """The state of this rank's threads: WAITING if any waits for others, else where the main one is."""
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - the only way to see them
         files = [file for frame in frames.values() for file in _files(frame)]
         if any(part in file for file in files for part in _WAITS):

@@ -1,7 +1,7 @@
-"""How a sharded weight travels: FSDP2's all-gather extension, on a tensor around a rank's shard.
+"""The format in which a sharded weight is gathered: FSDP2's all-gather extension, on a rank's shard.
 
-FSDP2 asks the local tensor of a sharded parameter what to send and what became of it, by two methods of a
-tensor subclass. Only FSDP2 and DTensor meet this one; optimizer, checkpoints and layers have plain tensors.
+FSDP2 asks the local tensor of a sharded parameter what to send, and hands it what arrived, by two methods of
+a tensor subclass. Only FSDP2 and DTensor see this one; optimizer, checkpoints and layers have plain tensors.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 _OPS = torch.ops.aten
-#: operators whose result is a shard, too: with which FSDP2 cuts a parameter, and modules move it
+#: operators whose result is a shard, too: with which FSDP2 splits a parameter, and modules move it
 _SHARDS: set[Any] = {
     _OPS.alias.default,
     _OPS.as_strided.default,
@@ -29,8 +29,8 @@ _SHARDS: set[Any] = {
 }
 
 
-class Form(Protocol):
-    """What of a weight travels."""
+class GatherFormat(Protocol):
+    """What a gather sends of a weight, and how the weight is restored from it."""
 
     def sent(self, shard: Tensor) -> tuple[Tensor, ...]:
         """What this rank sends of its shard, FP32 [N / ranks, K]: rows, or rows of blocks, in their order."""
@@ -44,14 +44,14 @@ class Form(Protocol):
         ...
 
 
-class Wire(Tensor):
-    """A rank's shard of a weight and the form in which it travels."""
+class GatheredShard(Tensor):
+    """A rank's shard of a weight and the format in which it travels."""
 
     shard: Tensor
-    form: Form
+    format: GatherFormat
 
     @staticmethod
-    def __new__(cls: type["Wire"], shard: Tensor, form: Form) -> "Wire":
+    def __new__(cls: type["GatheredShard"], shard: Tensor, format: GatherFormat) -> "GatheredShard":
         """A tensor with the shape of the shard."""
         return Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls,
@@ -63,21 +63,21 @@ class Wire(Tensor):
             layout=shard.layout,
         )
 
-    def __init__(self, shard: Tensor, form: Form) -> None:
-        self.shard, self.form = shard, form
-        self.fsdp_pre_all_gather = _Sender(shard, form)
+    def __init__(self, shard: Tensor, format: GatherFormat) -> None:
+        self.shard, self.format = shard, format
+        self.fsdp_pre_all_gather = _Sender(shard, format)
 
     def __repr__(self, *_: Any, **__: Any) -> str:
-        """The shard and its form."""
-        return f"Wire({self.shard!r}, {type(self.form).__name__})"
+        """The shard and its format."""
+        return f"GatheredShard({self.shard!r}, {type(self.format).__name__})"
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """The tensors inside, for code that looks into subclasses."""
-        return ["shard"], self.form
+        return ["shard"], self.format
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], form: Any, *_: Any) -> "Wire":
-        return Wire(inner["shard"], form)
+    def __tensor_unflatten__(inner: dict[str, Tensor], format: Any, *_: Any) -> "GatheredShard":
+        return GatheredShard(inner["shard"], format)
 
     @classmethod
     def __torch_dispatch__(
@@ -87,13 +87,16 @@ class Wire(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator on the shards; cutting and moving keeps the form."""
+        """Run an operator on the shards; splitting and moving keeps the format."""
         if func is _OPS.copy_.default:
             plain(args[0]).copy_(plain(args[1]))
             return args[0]
-        form = next(arg.form for arg in args if isinstance(arg, Wire))
-        found = func(*tree_map_only(Wire, plain, args), **tree_map_only(Wire, plain, dict(kwargs or {})))
-        return tree_map_only(Tensor, lambda x: Wire(x, form), found) if func in _SHARDS else found
+        format = next(arg.format for arg in args if isinstance(arg, GatheredShard))
+        found = func(
+            *tree_map_only(GatheredShard, plain, args),
+            **tree_map_only(GatheredShard, plain, dict(kwargs or {})),
+        )
+        return tree_map_only(Tensor, lambda x: GatheredShard(x, format), found) if func in _SHARDS else found
 
     def fsdp_post_all_gather(
         self,
@@ -103,24 +106,24 @@ class Wire(Tensor):
         *,
         out: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """What has arrived. out: the weight that an earlier call returned."""
-        found = self.form.arrive(all_gather_outputs, out)
+        """Restore the weight from the gathered parts. out: the weight that an earlier call returned."""
+        found = self.format.arrive(all_gather_outputs, out)
         return found if out is None else None
 
 
 class _Sender:
-    """What FSDP2 calls before it sends. It reads the signature each time, which takes 50 us of a method."""
+    """The function that FSDP2 calls before it sends. It reads the signature each time: 50 us for a method."""
 
     __signature__: inspect.Signature
 
-    def __init__(self, shard: Tensor, form: Form) -> None:
-        self.shard, self.form = shard, form
+    def __init__(self, shard: Tensor, format: GatherFormat) -> None:
+        self.shard, self.format = shard, format
 
     def __call__(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], None]:
-        """What FSDP2 sends."""
-        return self.form.sent(self.shard), None
+        """The tensors that FSDP2 sends, and no metadata."""
+        return self.format.sent(self.shard), None
 
 
 _Sender.__signature__ = inspect.signature(_Sender.__call__).replace(
@@ -129,5 +132,5 @@ _Sender.__signature__ = inspect.signature(_Sender.__call__).replace(
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The shard itself, of a Wire or of a plain tensor."""
-    return tensor.shard if isinstance(tensor, Wire) else tensor
+    """The shard itself, of a GatheredShard or of a plain tensor."""
+    return tensor.shard if isinstance(tensor, GatheredShard) else tensor

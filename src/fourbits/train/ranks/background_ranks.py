@@ -1,4 +1,4 @@
-"""What ranks need to agree on in a thread besides training: a connection to the store and a group on CPUs."""
+"""The ranks for a thread besides training: a connection of its own to the store, and a group on CPUs."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class SavingRanks(Protocol):
-    """What the writer of a checkpoint asks of the ranks."""
+    """The ranks as the writer of a checkpoint needs them."""
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """The rank of this process."""
         ...
 
     @property
@@ -30,7 +30,7 @@ class SavingRanks(Protocol):
         ...
 
     def agreed(self, decide: Callable[[], T]) -> T:
-        """What rank 0 decides."""
+        """The decision of rank 0."""
         ...
 
     def gathered(self, value: T) -> list[T]:
@@ -42,7 +42,7 @@ class SavingRanks(Protocol):
         ...
 
 
-class Apart:
+class BackgroundRanks:
     """The same ranks for another thread. All ranks must create it together."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Apart:
         self._agreements = Agreements(store, self.is_first, "apart")
 
     def agreed(self, decide: Callable[[], T]) -> T:
-        """What rank 0 decides."""
+        """The decision of rank 0."""
         return self._agreements.agreed(decide)
 
     def gathered(self, value: T) -> list[T]:

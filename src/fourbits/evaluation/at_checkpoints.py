@@ -1,0 +1,42 @@
+"""Evaluation of checkpoints while a run trains, as `fourbits eval CHECKPOINT`, into the run folder.
+
+The checkpoint is read again, as a model of its own in BF16 beside the one in training, whose compiled code,
+graphs and random bits stay as they are. Of several ranks each reads the whole model and takes its part of the
+work.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fourbits.evaluation.evaluate_model import EvalOptions, evaluate_model
+from fourbits.evaluation.evaluated_model import open_model
+from fourbits.harness.results import add_results
+from fourbits.harness.tasks import TaskOptions, load_tasks
+from fourbits.train.config import TrainConfig
+from fourbits.train.ranks.alone import Ranks
+
+#: the name in train.evaluate for loss and bits per byte of each source
+TEXT = "text"
+
+
+def checkpoint_evaluation(train: TrainConfig, ranks: Ranks) -> Callable[[Path], None] | None:
+    """What `fourbits.train.run.run` calls with a checkpoint; None where train.evaluate names nothing.
+
+    Loads the tasks, so that a wrong name or a missing dataset ends a run before it begins: raises ValueError
+    as `load_tasks`.
+    """
+    if not train.evaluate:
+        return None
+    names = [name for name in train.evaluate if name != TEXT]
+    folder = None if train.evaluate_datasets is None else Path(train.evaluate_datasets)
+    tasks = load_tasks(names, TaskOptions(datasets=folder)) if names else None
+    options = EvalOptions(text=TEXT in train.evaluate)
+
+    def evaluate(checkpoint: Path) -> None:
+        model = open_model(checkpoint, ranks.device)
+        found = evaluate_model(model, options, tasks, ranks, lambda *_: ranks.progress())
+        if ranks.is_first:
+            assert model.run is not None
+            add_results(model.run.folder, model.run.step, found.precisions)
+
+    return evaluate
