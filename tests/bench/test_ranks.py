@@ -34,8 +34,9 @@ def whole(tmp_path_factory):
     return str(file)
 
 
-def measured(small, recipes, gather, ranks=2):
+def measured(small, recipes, gather, ranks=2, tensor=1):
     words = ["bench", "ranks", "--preset", small, "--recipes", *recipes, "--repeats", "1"]
+    words += ["--tensor", str(tensor)]
     ended = torchrun(ranks, [*words, "--device", "cpu", "--json", "--gather", gather])
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
@@ -74,6 +75,20 @@ def test_two_ranks_are_compared_with_one_and_send_what_sharding_needs(small, who
     rest = gathered(0, 2)
     assert (counts[0] - rest) / (counts[1] - rest) >= 3.9
     assert "as codes and scales" in found["runs"][1]["gather"][0]
+
+
+def test_ranks_that_share_layers_send_activations_in_bf16(small):
+    """Two mixers gather tokens and scatter sums, forward and backward, in two micro-batches."""
+    found = measured(small, ["nvfp4"], "packed", tensor=2)
+    (run,) = found["runs"]
+    assert (found["ranks"], found["tensor"], found["micro_batches"]) == (2, 2, 2)
+    assert run["tokens_per_second"] == pytest.approx(64 / run["seconds"])
+    messages, tokens = 2 * 2 * 2, 32 * 32 * 2
+    sums, gathers = run["traffic"]["reduce_scatter"], run["traffic"]["all_gather"]
+    # embedding, head and norm are cut over both ranks
+    rest = TABLE * (4 + 2) + 4 * NORM
+    assert (gathers["calls"], gathers["whole"]) == (messages + 1, messages * tokens + rest)
+    assert (sums["calls"], sums["whole"]) == (messages + 1, messages * tokens + 4 * (2 * TABLE + NORM))
 
 
 @pytest.mark.slow

@@ -41,6 +41,20 @@ def test_pieces_are_put_together_in_any_order_of_files(files, whole):
             assert found[name].equal(tensor)
 
 
+def test_pieces_may_be_runs_of_rows_of_runs_of_columns(tmp_path, whole):
+    """As of ranks that share a layer by its input features, each of which has shards."""
+    matrix = whole["matrix"]
+    places = [(slice(0, 3), slice(0, 2)), (slice(3, 5), slice(0, 2)), (slice(0, 5), slice(2, 3))]
+    files = [
+        written(tmp_path / f"{n}", {"matrix": (matrix[place].contiguous(), [place[0].start, place[1].start])})
+        for n, place in enumerate(places)
+    ]
+    assert TensorPieces(files)["matrix"].equal(matrix)
+    for missing in range(2):
+        with pytest.raises(ValueError, match="'matrix' is missing or there twice"):
+            TensorPieces([file for n, file in enumerate(files) if n != missing])
+
+
 def test_a_file_without_offsets_holds_whole_tensors(tmp_path, whole):
     save_file(whole, tmp_path / "whole")
     assert all(TensorPieces([tmp_path / "whole"])[name].equal(tensor) for name, tensor in whole.items())

@@ -89,8 +89,8 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[str]]] = {
         {"train__gradient_accumulation": 16},
         ["batch"],
     ),
-    "shards": ("hybrid-8b", {"tensor": 3}, {"tensor": 8}, ["shards", "mamba-groups"]),
-    "mamba-groups": ("hybrid-8b", {"tensor": 16}, {"tensor": 4}, ["mamba-groups"]),
+    "shards": ("hybrid-8b", {"tensor": 8}, {"tensor": 4}, ["shards"]),
+    "mamba-groups": ("hybrid-8b", {"tensor": 16}, {"tensor": 2}, ["shards", "mamba-groups"]),
     "data": (
         "tiny",
         {"data__paths": "[more=/nowhere/text, stdlib]"},
@@ -144,7 +144,8 @@ def test_a_recipe_called_fp4_without_4_bits_is_named():
 
 
 @pytest.mark.parametrize(
-    ("tensor", "expected"), [(2, []), (8, []), (16, ["mamba-groups"]), (3, ["shards", "mamba-groups"])]
+    ("tensor", "expected"),
+    [(2, []), (4, []), (8, ["shards"]), (16, ["shards", "mamba-groups"]), (3, ["shards", "mamba-groups"])],
 )
 def test_shards_must_not_cut_blocks_or_groups(tensor, expected):
     assert rules("hybrid-8b", tensor=tensor) == expected

@@ -143,8 +143,8 @@ def test_the_page_says_which_layouts_the_trainer_refuses(monkeypatch):
     monkeypatch.setattr(
         "fourbits.plan.estimate.unsupported", lambda layout: reason if layout.tensor > 1 else None
     )
-    found = grid(RUN_PRESETS["hybrid-12b"], GPUS["rtx5090"], 16)
-    refused = page_state(found, Prices())["cells"]["nvfp4/8192/16"]
+    found = grid(RUN_PRESETS["hybrid-8b"], GPUS["rtx5090"], 8)
+    refused = page_state(found, Prices())["cells"]["nvfp4/8192/8"]
     assert refused["cannot_run"] == reason
     assert ("not possible today", reason) in refused["layout"]
 

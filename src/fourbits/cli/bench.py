@@ -158,6 +158,7 @@ def _add_ranks(parser: ArgumentParser) -> None:
         ("--seq-len", "tokens per sequence; default: the preset's"),
         ("--micro-batch", "sequences per micro-batch; default: the preset's"),
         ("--accumulation", "micro-batches per rank and step; default: the preset's, at most 2"),
+        ("--tensor", "ranks that share layers, like parallel.tensor; default: the preset's"),
         ("--repeats", "timed steps; default: 5"),
     ):
         add(option, type=int, metavar="N", help=text)

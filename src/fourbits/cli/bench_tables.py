@@ -46,6 +46,7 @@ def ranks_table(measured: RanksMeasurements) -> Table:
     """Steps of several ranks: speed, memory, and what a rank sends in a step."""
     batch, length = measured.tokens_per_micro_batch
     size = f"{measured.parameters / 1e6:,.1f}M parameters, {measured.ranks} ranks"
+    size += f", {measured.tensor} of which share layers" if measured.tensor > 1 else ""
     title = f"{measured.preset}: {size}, {measured.micro_batches} x {batch} x {length} tokens each per step"
     columns = ("recipe", "tokens/s", "efficiency", "step ms", "alone ms", "peak GiB", "alone GiB")
     table = Table(*columns, "gathered MB", "reduced MB", title=title, title_justify="left")

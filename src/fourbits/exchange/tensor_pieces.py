@@ -4,7 +4,7 @@ The files of a folder hold pieces under the tensor's name, and in their metadata
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,15 +74,33 @@ def _offsets(file: TensorFile) -> dict[str, tuple[int, ...]]:
 
 
 def _whole(name: str, pieces: Sequence[_Piece]) -> list[int]:
-    """The shape of a tensor, of which pieces are runs of rows. Raises ValueError if they do not fill it."""
+    """The shape of a tensor, of which pieces are runs of rows, of all columns or of runs of them.
+
+    Raises ValueError if they do not fill it.
+    """
     path, dims = pieces[0].file.path, len(pieces[0].shape)
     if any(len(piece.shape) != dims or len(piece.offsets) != dims for piece in pieces):
         raise ValueError(f"{path.parent}: damaged: pieces of {name!r} have different dimensions.")
     shape = [max(piece.offsets[d] + piece.shape[d] for piece in pieces) for d in range(dims)]
-    end = 0
-    for piece in sorted(pieces, key=lambda piece: piece.offsets):
-        fits = not dims or ([*piece.shape[1:]] == shape[1:] and not any(piece.offsets[1:]))
-        if not fits or (dims and piece.offsets[0] != end) or (not dims and end):
-            raise ValueError(f"{path.parent}: damaged: a piece of {name!r} is missing or there twice.")
-        end += piece.shape[0] if dims else 1
+    rows: dict[_Run, list[_Run]] = {}
+    for piece in pieces:
+        begins, sizes = (*piece.offsets, 0, 0), (*piece.shape, 1, 1)  # a scalar is one row of one column
+        rows.setdefault((begins[1], sizes[1]), []).append((begins[0], sizes[0]))
+    fills = _end(rows) == [*shape, 1, 1][1] and all(_end(runs) == [*shape, 1][0] for runs in rows.values())
+    if not fills or any([*piece.shape[2:]] != shape[2:] for piece in pieces):
+        raise ValueError(f"{path.parent}: damaged: a piece of {name!r} is missing or there twice.")
     return shape
+
+
+#: where it begins, and its size
+_Run = tuple[int, int]
+
+
+def _end(runs: Iterable[_Run]) -> int | None:
+    """Where runs end that follow each other from 0 on; None for a gap, or for one that is there twice."""
+    end = 0
+    for begin, size in sorted(runs):
+        if begin != end:
+            return None
+        end += size
+    return end

@@ -14,23 +14,29 @@ from fourbits.quant.request import OperandInputs, OperandRequest
 #: (int32 [n], the operands' roles) -> int32 [n], the maxima over all shards
 AmaxReduction = Callable[[Tensor, tuple[str, ...]], Tensor]
 
-_reductions: dict[str, AmaxReduction] = {}
+#: (first feature in the shard, first feature in the whole layer) of each run of output features
+OutRuns = tuple[tuple[int, int], ...]
+
+_reductions: dict[str, tuple[AmaxReduction, OutRuns]] = {}
 
 
-def register_amax_reduction(name: str, reduce: AmaxReduction) -> None:
+def register_amax_reduction(name: str, reduce: AmaxReduction, out_runs: OutRuns = ()) -> None:
     """Make a reduction of amaxes known under a name, for `shard_features`; graphs carry the name.
 
     reduce: (bits int32 [n], roles) -> the elementwise maxima over all shards. bits are those of fp32
     magnitudes, whose order as integers is that of the magnitudes, with NaN largest. It is called once per
     tensor that is quantized, in the same order on all shards. A role whose tensor is not sharded may be
-    returned as it is. Raises ValueError for an empty name, and for one that stands for another function.
+    returned as it is. out_runs: for shards whose output features are not one run of the whole layer's, the
+    runs in order, each of whole blocks; such layers have first_out 0. Raises ValueError for an empty name,
+    and for one that stands for something else.
     """
     if not name:
         raise ValueError("register_amax_reduction: name must not be empty, which stands for no reduction.")
-    if _reductions.setdefault(name, reduce) is not reduce:
+    known, runs = _reductions.setdefault(name, (reduce, out_runs))
+    if known is not reduce or runs != out_runs:
         raise ValueError(
-            f"register_amax_reduction: {name!r} is registered already, for another function. Choose another "
-            "name."
+            f"register_amax_reduction: {name!r} is registered already, for another function or other runs. "
+            "Choose another name."
         )
 
 
@@ -41,7 +47,12 @@ def amax_reduction(name: str) -> AmaxReduction:
             f"amax_reduction: no reduction is called {name!r}, only {', '.join(_reductions) or 'none'}. "
             "Call fourbits.register_amax_reduction first, in every process."
         )
-    return _reductions[name]
+    return _reductions[name][0]
+
+
+def out_runs(name: str) -> OutRuns:
+    """The runs of output features that the shards of a registered reduction hold; () for one run."""
+    return _reductions[name][1]
 
 
 def with_reduced_amaxes(

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.matmul import gemm
-from fourbits.linear.amax_reduction import with_reduced_amaxes
 from fourbits.linear.corrected import Corrected, Operands, row_gemm, wgrad_gemm
 from fourbits.linear.limited_rows import limited
 from fourbits.linear.observer import Observer
@@ -24,6 +23,7 @@ from fourbits.linear.plan import (
     side,
     weight_from_forward,
 )
+from fourbits.linear.shard_operands import shard_operands
 from fourbits.quant.correction import split_residual
 from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.request import OperandInputs, signature_of
@@ -160,8 +160,9 @@ def _operands(side: Side, call: LinearCall, x: Tensor, factor: Tensor | None = N
         )
         target = observer.target(side.roles)
     if side.reduction:
-        inputs = with_reduced_amaxes(side.reduction, side.roles, x, side.requests, inputs)
-    operands = side.quantize(x, inputs, target)
+        operands = shard_operands(side, x, inputs, target)
+    else:
+        operands = side.quantize(x, inputs, target)
     if correction is None or removed is None:
         return operands
     return tuple(Corrected(operand, removed, correction) for operand in operands)

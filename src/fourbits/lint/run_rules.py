@@ -10,6 +10,7 @@ from fourbits.lint.finding import Finding, LintedRun
 from fourbits.model.counts import count_parameters
 from fourbits.plan.failures import HOURS_BETWEEN_FAILURES
 from fourbits.train.config import missing_path
+from fourbits.train.parallel import uneven
 from fourbits.train.preset_figures import estimated_seconds
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.samples import run_stream
@@ -38,26 +39,18 @@ def widths(run: LintedRun) -> Iterator[Finding]:
 
 
 def shards(run: LintedRun) -> Iterator[Finding]:
-    """Shards of tensor parallelism that split blocks of 16, or groups of Mamba heads."""
+    """Shards of tensor parallelism that split blocks of 16, heads, or groups of Mamba heads."""
     model, ranks = run.config.model, run.tensor
-    if ranks == 1:
-        return
-    sizes = {"d_model": model.d_model}
-    if model.uses("-T"):
-        sizes["d_ffn"] = model.d_ffn
-    if model.uses("*T"):
-        sizes["num_heads * head_dim"] = model.num_heads * model.head_dim
-    if model.uses("M"):
-        sizes["d_mamba"] = model.d_mamba
-    split = [f"{name} {size}" for name, size in sizes.items() if size % (16 * ranks)]
-    if split:
+    found = list(uneven(model, run.config.train.seq_len, ranks)) if ranks > 1 else []
+    cut = [each for each in found if each.name != "model.num_groups"]
+    if cut:
         yield Finding(
             "shards",
-            f"{ranks} ranks split blocks of 16 in {', '.join(split)}",
-            "A block that two ranks share has no scale that either can compute alone.",
-            f"Use fewer ranks, or sizes that are multiples of {16 * ranks}.",
+            f"{ranks} ranks split {', '.join(f'{each.name} {each.size}' for each in cut)}",
+            "A block or head that two ranks share has values that neither can compute alone.",
+            f"Use fewer ranks, or multiples: {', '.join(f'{each.name} of {each.multiple}' for each in cut)}.",
         )
-    if model.uses("M") and (ranks > model.num_groups or model.num_groups % ranks):
+    if len(cut) < len(found):
         yield Finding(
             "mamba-groups",
             f"{ranks} ranks share {model.num_groups} groups of Mamba heads",

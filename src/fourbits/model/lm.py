@@ -28,6 +28,8 @@ class LanguageModel(RegionModule):
 
     recompute_blocks = False
     recompute_every = 1
+    #: which of how many equal parts of a sequence is on this rank, outside of mixers
+    sequence_part = (0, 1)
 
     def __init__(
         self, config: ModelConfig, *, compute_dtype: torch.dtype = torch.bfloat16, seed: int = 0
@@ -47,7 +49,7 @@ class LanguageModel(RegionModule):
             initialize(self, config, seed)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """tokens: [B, T] int64 -> what the head contracts, [B, T, D] in compute_dtype."""
+        """tokens: [B, T] int64 -> what the head contracts, [B, T, D] in compute_dtype; of own tokens only."""
         if tokens.shape[1] > self.config.max_seq_len:
             raise ValueError(
                 f"The model accepts at most max_seq_len = {self.config.max_seq_len} tokens, "
@@ -55,10 +57,19 @@ class LanguageModel(RegionModule):
             )
         end = self.config.document_end
         documents = None if end is None else document_numbers(tokens, end)
-        x = self.embed(tokens).to(self.residual_dtype)
+        x = self.embed(self._own(tokens)).to(self.residual_dtype)
         for index, block in enumerate(self.blocks):
             x = self._through(index, block, x, documents)
         return self.norm(x)
+
+    def share_tokens(self, rank: int, ranks: int) -> None:
+        """Divide each sequence among ranks, whose mixers exchange tokens; each has the loss of its own."""
+        self.sequence_part = rank, ranks
+
+    def _own(self, tokens: Tensor) -> Tensor:
+        """This rank's part of tokens [B, T]."""
+        part, parts = self.sequence_part
+        return tokens if parts == 1 else tokens.chunk(parts, 1)[part]
 
     def _through(self, index: int, block: nn.Module, x: Tensor, documents: Tensor | None) -> Tensor:
         recomputes = self.recompute_blocks and index % self.recompute_every == 0
@@ -68,11 +79,14 @@ class LanguageModel(RegionModule):
         return checkpoint(block, x, documents, use_reentrant=False, preserve_rng_state=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits [B, T, V] in compute_dtype for tokens [B, T]; with targets [B, T], the result of `loss`."""
+        """Logits [B, T, V] in compute_dtype for tokens [B, T]; with targets [B, T], the result of `loss`.
+
+        Where ranks share the tokens, each has those of its own.
+        """
         hidden = self.hidden(tokens)
         if targets is None:
             return self.head(hidden)
-        rows, targets = hidden.flatten(0, 1), targets.flatten()
+        rows, targets = hidden.flatten(0, 1), self._own(targets).flatten()
         length = chunk_length(len(rows), self.config.vocab_size, chunk_limit(rows.device))
         return chunked_loss(self._loss_of, self.head, rows, targets, length), (targets != IGNORED).sum()
 

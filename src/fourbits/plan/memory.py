@@ -69,7 +69,7 @@ def memory_of(
         + 2.0 * model.d_model * tokens * layout.recomputed * blocks,
         kept_weights=kept * _held(layout, blocks),
         gathered=_gathered(model, groups, parameters, layout, software),
-        logits=_logits(model, tokens, layout.tensor, loss_chunk),
+        logits=_logits(model, tokens // layout.tensor, loss_chunk),
     )
 
 
@@ -92,23 +92,24 @@ def _gathered(
     model: ModelConfig, groups: list[LinearGroup], parameters: float, layout: Layout, software: Software
 ) -> float:
     """Weights gathered from shards: of two groups of blocks, or of all where they are kept, with one group's
-    gradients, and of both ends.
+    gradients, and of both ends. Ranks that share layers are shards of the ends, too, which are gathered
+    whole.
     """
+    ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model
     if layout.shard == 1:
-        return 0.0
-    ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model / layout.tensor
-    block = (parameters - ends) / len(model.pattern)
+        return software.weight_bytes * ends if layout.tensor > 1 else 0.0
+    block = (parameters - ends / layout.tensor) / len(model.pattern)
     sent = gathered(model, groups, layout, software).per_block(model)
     together = max(1, math.ceil(layout.gather_weights / block))  # blocks that share a gather
     held = min(2 * together if software.regathers else len(model.pattern), len(model.pattern))
     return held * sent + software.weight_bytes * ends + 4 * block * together
 
 
-def _logits(model: ModelConfig, tokens: int, tensor: int, most: int) -> float:
+def _logits(model: ModelConfig, tokens: int, most: int) -> float:
     """Logits of a chunk and their gradients, and the head: in BF16, and the gradients of a chunk and of those
-    before it.
+    before it. tokens: of a rank's own.
     """
     chunk = chunk_length(tokens, model.vocab_size, most)
-    head = model.vocab_size * model.d_model / tensor
+    head = model.vocab_size * model.d_model
     several = 2 if chunk < tokens else 1
-    return 4.0 * chunk * model.vocab_size / tensor + head * (2 + 4 * several) + 2.0 * tokens * model.d_model
+    return 4.0 * chunk * model.vocab_size + head * (2 + 4 * several) + 2.0 * tokens * model.d_model

@@ -11,6 +11,7 @@ from fourbits.plan.machine import Machine
 from fourbits.plan.memory import Memory, memory_of
 from fourbits.plan.step import Step, step_of
 from fourbits.train.config import RunConfig
+from fourbits.train.parallel import uneven
 
 #: ranks of tensor parallelism that are tried where nothing fits without it
 _TENSOR = (2, 4, 8)
@@ -79,7 +80,8 @@ def best_layout(subject: Subject, gpus: int) -> Choice:
     nothing fits.
     """
     smallest = float("inf")
-    for tensor in (1, *(t for t in _TENSOR if t <= gpus)):
+    model, seq_len = subject.model, subject.config.train.seq_len
+    for tensor in (1, *(t for t in _TENSOR if t <= gpus and not [*uneven(model, seq_len, t)])):
         fitting, least = _fitting(subject, gpus, tensor)
         smallest = min(smallest, least)
         if fitting:

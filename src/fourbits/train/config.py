@@ -15,7 +15,7 @@ from fourbits.recipe.presets import credited, get_recipe, recipe_from_mapping
 from fourbits.recipe.recipe import Recipe
 from fourbits.recipe.schedules import get_schedule
 from fourbits.settings import build, load_yaml, nearest, override, to_dict
-from fourbits.train.parallel import ParallelConfig
+from fourbits.train.parallel import ParallelConfig, require_even
 
 # Random bits are keyed by the token's index in blocks of 16 (docs/nvfp4.md, section 11).
 TOKEN_UNIT = 16
@@ -199,6 +199,7 @@ class RunConfig:
                 f"train.seq_len must be at most model.max_seq_len = {self.model.max_seq_len}, "
                 f"got {self.train.seq_len}. Lower one or raise the other."
             )
+        require_even(self.model, self.train.seq_len, self.parallel.tensor)
 
 
 def config_from_mapping(

@@ -70,6 +70,7 @@ def session_of(trainer: Trainer, device: Device) -> dict[str, Any]:
         "device": device.name,
         "threads": torch.get_num_threads(),
         "ranks": trainer.ranks.world,
+        "tensor": trainer.ranks.world // trainer.ranks.data_ranks,
         "backend": trainer.backend.value,
         "compile": trainer.config.train.compile,
     }

@@ -1,16 +1,23 @@
 """ParallelConfig: how several processes share a run. Which bits a run has does not depend on it by design."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from fourbits.model.config import ModelConfig
+
+#: elements of a block, which no shard of a layer cuts
+_BLOCK = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
     """How the processes that torchrun starts share a run; one process ignores it.
 
-    The ranks form a mesh of replicate x shard. shard: the ranks over which masters, gradients and moments of
-    one copy of the model are cut (FSDP2); null: all ranks / replicate. replicate: copies of the model, whose
-    gradients are summed (hybrid sharding, as one copy per node). tensor: ranks that share a layer; only 1.
+    The ranks form a mesh of replicate x shard x tensor. shard: the ranks over which masters, gradients and
+    moments of one copy of the model are cut (FSDP2); null: all ranks / replicate / tensor. replicate: copies
+    of the model, whose gradients are summed (hybrid sharding, as one copy per node). tensor: neighbouring
+    ranks that share the layers of blocks and the tokens of a micro-batch (tensor and sequence parallelism).
     gradients: the dtype in which gradients are summed over ranks; FP32 is what one process does. gather: what
     travels when a layer's weight is put together from its shards, with equal bits: the shortest that its
     recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. gather_weights:
@@ -34,12 +41,6 @@ class ParallelConfig:
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"parallel.{name} must be at least 1, got {value}.")
-        if self.tensor > 1:
-            raise ValueError(
-                f"parallel.tensor must be 1, got {self.tensor}: tensor parallelism is not implemented. Use "
-                "parallel.shard, which cuts masters, gradients and moments over ranks, and "
-                "train.activation_checkpointing."
-            )
         if self.gather_weights < 0:
             raise ValueError(
                 f"parallel.gather_weights must be at least 0, which gathers each block by itself, got "
@@ -49,27 +50,90 @@ class ParallelConfig:
             raise ValueError(f"parallel.timeout must be above 0 seconds, got {self.timeout}.")
 
 
-def mesh_shape(config: ParallelConfig, world: int) -> tuple[int, int]:
-    """(replicate, shard) for `world` ranks. Raises ValueError if they do not fit."""
-    if world % config.replicate:
+class MeshShape(NamedTuple):
+    """Ranks in each dimension of a run's mesh. Neighbouring ranks differ in `tensor`, then in `shard`."""
+
+    replicate: int
+    shard: int
+    tensor: int
+
+    @property
+    def data(self) -> int:
+        """Ranks with micro-batches of their own, or groups of them that share micro-batches."""
+        return self.replicate * self.shard
+
+
+def mesh_shape(config: ParallelConfig, world: int) -> MeshShape:
+    """The mesh of `world` ranks. Raises ValueError if they do not fit."""
+    if world % config.tensor:
         raise ValueError(
-            f"parallel.replicate must divide the number of ranks, {world}, got {config.replicate}. "
-            f"Start {_nearest(world, config.replicate)} ranks, or set parallel.replicate to 1."
+            f"parallel.tensor must divide the number of ranks, {world}, got {config.tensor}. "
+            f"Start {_nearest(world, config.tensor)} ranks, or set parallel.tensor to 1."
         )
-    shard = world // config.replicate
+    left = world // config.tensor
+    if left % config.replicate:
+        raise ValueError(
+            f"parallel.replicate must divide the number of ranks{_per(config)}, {left}, got "
+            f"{config.replicate}. Start {_nearest(left, config.replicate) * config.tensor} ranks, or set "
+            "parallel.replicate to 1."
+        )
+    shard = left // config.replicate
     if config.shard not in (None, shard):
         raise ValueError(
-            f"parallel.shard must be ranks / parallel.replicate = {world} / {config.replicate} = {shard}, "
-            f"got {config.shard}. Set it to null, which fits any number of ranks, or start "
-            f"{config.replicate * (config.shard or 1)} ranks."
+            f"parallel.shard must be ranks{_per(config)} / parallel.replicate = {left} / {config.replicate} "
+            f"= {shard}, got {config.shard}. Set it to null, which fits any number of ranks, or start "
+            f"{config.replicate * (config.shard or 1) * config.tensor} ranks."
         )
-    return config.replicate, shard
+    return MeshShape(config.replicate, shard, config.tensor)
 
 
-def micro_batches(accumulation: int, rank: int, world: int) -> range:
+class Uneven(NamedTuple):
+    """A size of a model that does not divide among the ranks of tensor parallelism."""
+
+    name: str
+    size: int
+    multiple: int
+
+
+def uneven(model: ModelConfig, seq_len: int, tensor: int) -> Iterator[Uneven]:
+    """What keeps `tensor` ranks from sharing a model's layers: heads, groups and blocks of 16 stay whole."""
+    sizes = [("train.seq_len", seq_len, tensor)]
+    if model.uses("-T"):
+        sizes.append(("model.d_ffn", model.d_ffn, _BLOCK * tensor))
+    if model.uses("*T"):
+        sizes += [
+            ("model.num_heads", model.num_heads, tensor),
+            ("model.num_kv_heads", model.num_kv_heads, tensor),
+        ]
+        width = model.num_kv_heads * model.head_dim
+        sizes.append(("model.num_kv_heads * model.head_dim", width, _BLOCK * tensor))
+    if model.uses("M"):
+        sizes.append(("model.num_groups", model.num_groups, tensor))
+        sizes.append(("model.mamba_num_heads", model.mamba_num_heads, _BLOCK * tensor))
+        state = model.num_groups * model.state_size
+        sizes.append(("model.num_groups * model.state_size", state, _BLOCK * tensor))
+    for name, size, multiple in sizes:
+        if size % multiple:
+            yield Uneven(name, size, multiple)
+
+
+def require_even(model: ModelConfig, seq_len: int, tensor: int) -> None:
+    """Raises ValueError for a model that `tensor` ranks cannot share."""
+    first = next(uneven(model, seq_len, tensor), None) if tensor > 1 else None
+    if first is not None:
+        fitting = max(n for n in range(1, tensor) if not [*uneven(model, seq_len, n)] or n == 1)
+        raise ValueError(
+            f"parallel.tensor {tensor}: {first.name} must be a multiple of {first.multiple}, so that each "
+            f"rank has whole heads, groups and blocks of {_BLOCK}, got {first.size}. Set parallel.tensor to "
+            f"{fitting}."
+        )
+
+
+def micro_batches(accumulation: int, rank: int, world: int, tensor: int = 1) -> range:
     """The micro-batches of a step that a rank computes: a step is the same on any number of ranks.
 
-    accumulation: micro-batches of a step on all ranks together. Raises ValueError if they do not divide.
+    accumulation: micro-batches of a step on all ranks together; rank, world: among those with micro-batches
+    of their own; tensor: ranks that share them. Raises ValueError if they do not divide.
     """
     if accumulation % world:
         above = -(-accumulation // world) * world
@@ -77,9 +141,10 @@ def micro_batches(accumulation: int, rank: int, world: int) -> range:
         counts = f"{below} or {above}" if below else f"{above}"
         fitting = max(count for count in range(1, world) if accumulation % count == 0)
         raise ValueError(
-            f"train.gradient_accumulation must be a multiple of the number of ranks, {world}, because a step "
-            f"has as many micro-batches on any number of ranks; got {accumulation}. Nearest: {counts}. Or "
-            f"start {fitting} ranks."
+            f"train.gradient_accumulation must be a multiple of the number of ranks"
+            f"{' / parallel.tensor' if tensor > 1 else ''}, {world}, because a step has as many "
+            f"micro-batches on any number of ranks; got {accumulation}. Nearest: {counts}. Or start "
+            f"{fitting * tensor} ranks."
         )
     own = accumulation // world
     return range(rank * own, (rank + 1) * own)
@@ -87,3 +152,7 @@ def micro_batches(accumulation: int, rank: int, world: int) -> range:
 
 def _nearest(world: int, factor: int) -> int:
     return max(factor, world // factor * factor)
+
+
+def _per(config: ParallelConfig) -> str:
+    return " / parallel.tensor" if config.tensor > 1 else ""

@@ -27,7 +27,6 @@ from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer, master_of
-from fourbits.train.parallel import micro_batches
 from fourbits.train.precision import recipe_of_run
 from fourbits.train.ranks.alone import RankRequests, Ranks
 from fourbits.train.rollback import RollbackCause, Rollbacks
@@ -134,7 +133,7 @@ class Trainer:
         train = config.train
         self.config, self.device = config, device
         self.ranks = Ranks(device) if ranks is None else ranks
-        self._own = micro_batches(train.gradient_accumulation, self.ranks.rank, self.ranks.world)
+        self._own = self.ranks.micro_batches(train.gradient_accumulation)
         self.step = 0
         self.stream = run_stream(config, data)
         self.held_out = {
@@ -188,6 +187,7 @@ class Trainer:
         sample = None
         if self._samples_health():
             with self.kernel_by_kernel(), sampling(self.model) as sample:
+                self.ranks.whole_samples(sample)
                 loss = self._accumulate_gradients()
         else:
             loss = self._accumulate_gradients()
@@ -246,7 +246,7 @@ class Trainer:
 
     def validate(self) -> dict[str, Loss]:
         """The loss on the fixed samples of every source, and over all of them under "loss"."""
-        train, ranks = self.config.train, None if self.ranks.alone else self.ranks
+        train, ranks = self.config.train, None if self.ranks.alone else self.ranks.over_data()
         if ranks is not None:  # random bits as one process has them, after its last micro-batch
             self._set_step(self.step - 1, train.gradient_accumulation - 1, same_weights=False)
         losses = evaluate(self.model, self.held_out, train.micro_batch_size, ranks)

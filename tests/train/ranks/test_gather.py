@@ -17,7 +17,7 @@ def choices(recipe, ranks=2, **changes):
     with torch.device("meta"):
         model = LanguageModel(small_config("*-M-", **changes), seed=0)
     convert(model, recipe)
-    return model, send_short(model, ranks, lambda name: pytest.fail("no sample is taken"))
+    return model, send_short(model, lambda name: ranks, lambda name: pytest.fail("no sample is taken"))
 
 
 def test_quantized_layers_send_codes_and_others_bf16():

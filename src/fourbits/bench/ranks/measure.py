@@ -1,11 +1,13 @@
 """Training steps of several ranks against the same steps of one, with the same micro-batches per rank.
 
+Ranks that share layers (parallel.tensor) have the micro-batches of one rank together.
+
 First every rank trains alone, all of them at a time, then together. Both run kernel by kernel, as several
 ranks do (docs/decisions.md, S 3), with everything but the linear layers compiled. Tokens and weights are
 random. The clock rate of a GPU falls with its temperature, so that the order flatters one rank, if any.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,6 +26,7 @@ from fourbits.bench.timing import (
     release_memory,
 )
 from fourbits.linear.convert import convert
+from fourbits.model.config import ModelConfig
 from fourbits.model.counts import count_parameters
 from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
@@ -52,6 +55,7 @@ class RanksRequest:
     compile: Literal["none", "regions", "model"] | None = None
     gradients: Literal["fp32", "bf16"] | None = None
     gather: Literal["packed", "masters"] | None = None
+    tensor: int | None = None
     repeats: int = 5
 
     def config(self) -> RunConfig:
@@ -66,7 +70,7 @@ class RanksRequest:
             "compile": self.compile,
         }
         given = {name: value for name, value in requested.items() if value is not None}
-        shared = {"gradients": self.gradients, "gather": self.gather}
+        shared = {"gradients": self.gradients, "gather": self.gather, "tensor": self.tensor}
         shared = {name: value for name, value in shared.items() if value is not None}
         train = replace(config.train, cuda_graph=False, **given)  # which several ranks do without
         parallel = replace(config.parallel, **shared)
@@ -107,6 +111,8 @@ class RanksMeasurements(Measurements):
     #: per rank and step
     micro_batches: int
     parameters: int
+    #: ranks that share layers
+    tensor: int
     runs: tuple[RanksRun, ...]
 
 
@@ -137,6 +143,7 @@ def bench_ranks(
         tokens_per_micro_batch=(config.train.micro_batch_size, config.train.seq_len),
         micro_batches=config.train.gradient_accumulation,
         parameters=sum(count_parameters(config.model).values()),
+        tensor=config.parallel.tensor,
         runs=tuple(runs),
     )
 
@@ -170,7 +177,7 @@ def _run(ranks: Ranks, name: str, recipe: Recipe, config: RunConfig, repeats: in
         seconds_alone=float(singles.max()),
         seconds=slowest,
         tokens_per_second_alone=float((tokens / singles).sum()),
-        tokens_per_second=ranks.world * tokens / slowest,
+        tokens_per_second=ranks.data_ranks * tokens / slowest,
         peak_alone=None if peak_alone is None else int(found[:, 2].max()),
         peak=None if peak is None else int(found[:, 3].max()),
         traffic=traffic,
@@ -185,19 +192,22 @@ def _step(ranks: Ranks, recipe: Recipe, config: RunConfig) -> TrainingStep:
     recompute(model, config.train.activation_checkpointing)
     convert(model, recipe)
     compile_model(model, config.train.compile)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     masters = ranks.cut(model)
-    _draw(ranks, model, masters)
+    _draw(ranks, model.config, shapes, masters)
     return TrainingStep(model, config, ranks, masters)
 
 
 @torch.no_grad()
-def _draw(ranks: Ranks, model: LanguageModel, masters: dict[str, nn.Parameter]) -> None:
+def _draw(
+    ranks: Ranks, config: ModelConfig, shapes: Mapping[str, torch.Size], masters: dict[str, nn.Parameter]
+) -> None:
     """Random weights: the initial ones where they are few, so that their values are in range."""
-    for name, whole in model.named_parameters():
-        if whole.numel() > _LARGE:
-            masters[name].normal_(std=model.config.init_std)
+    for name, shape in shapes.items():
+        if shape.numel() > _LARGE:
+            masters[name].normal_(std=config.init_std)
         else:
-            value = initial_value(name, whole.shape, model.config, 0)
+            value = initial_value(name, shape, config, 0)
             masters[name].copy_(ranks.own_part(name, value))
 
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fourbits.evaluate import EvaluationRanks
 from fourbits.linear.amax_policy import Reduce
+from fourbits.linear.monitor.health import Sampling
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 from fourbits.train.background import BackgroundSaver
@@ -54,6 +56,8 @@ class Ranks:
 
     def __init__(self, device: torch.device, rank: int = 0, world: int = 1) -> None:
         self.device, self.rank, self.world = device, rank, world
+        #: this process's place among those with micro-batches of their own, and their number
+        self.data_rank, self.data_ranks = rank, world
         self._loss = torch.zeros((), device=device, dtype=torch.float32)
         self._nobody = torch.zeros(len(RankRequests()), device=device, dtype=torch.float32)
 
@@ -120,6 +124,17 @@ class Ranks:
     def gathered(self, value: T) -> list[T]:
         """The plain value of each rank."""
         return [value]
+
+    def micro_batches(self, accumulation: int) -> range:
+        """Those of a step that this process computes. Raises ValueError if they do not divide."""
+        return range(accumulation)
+
+    def over_data(self) -> EvaluationRanks:
+        """The ranks with micro-batches of their own, for an evaluation of the model in training."""
+        return self
+
+    def whole_samples(self, taken: Sampling) -> None:
+        """Make a sample of the layers' health one of whole tensors. All ranks take it together."""
 
     def stored(self, name: str, shard: Tensor) -> Tensor:
         """What a checkpoint holds of a master, or of a tensor of its shape: the whole, or a DTensor."""

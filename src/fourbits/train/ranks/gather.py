@@ -71,19 +71,21 @@ class Choice(NamedTuple):
         return "as codes and scales" if isinstance(self.format, Packed) else "in BF16"
 
 
-def send_short(model: LanguageModel, ranks: int, gather: Gather) -> dict[str, Choice]:
+def send_short(model: LanguageModel, ranks: Callable[[str], int], gather: Gather) -> dict[str, Choice]:
     """Choose the forms of the linear layers of a converted model, and make their parameters travel so.
 
-    model: on the meta device, before it is sharded; ranks: that share a copy; gather: for samples of the
-    layers' health, which read whole masters. Returns the choices by the name of the parameter.
+    model: on the meta device, before it is sharded; ranks: (parameter) -> how many share it, of which one
+    alone gathers nothing; gather: for samples of the layers' health, which read whole masters. Returns the
+    choices by the name of the parameter.
     """
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     found: dict[str, Choice] = {}
     for name, layer in list(model.named_modules()):
         weight = vars(layer)["_parameters"].get("weight")
-        if isinstance(layer, nn.Linear) and weight is not None:
+        count = ranks(f"{name}.weight")
+        if isinstance(layer, nn.Linear) and weight is not None and count > 1:
             tied = uses[id(weight)] > 1
-            found[f"{name}.weight"] = choice = _choice(model, layer, ranks, tied)
+            found[f"{name}.weight"] = choice = _choice(model, layer, count, tied)
             if isinstance(choice.format, Packed):
                 values = _master(gather, f"{name}.weight")
                 set_weight_source(layer, choice.format.weight, returns=True, values=values)

@@ -10,27 +10,44 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.tensor import DTensor
 
+from fourbits.evaluate import EvaluationRanks
+from fourbits.linear.monitor.health import Sampling
 from fourbits.linear.packed_shards import own_amaxes
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 from fourbits.train.background import BackgroundSaver
 from fourbits.train.checkpoint import Checkpoint, Tensors, open_tensors
-from fourbits.train.parallel import ParallelConfig, mesh_shape
+from fourbits.train.optim import master_of
+from fourbits.train.parallel import ParallelConfig, mesh_shape, micro_batches
 from fourbits.train.ranks.agreement import Agreements
 from fourbits.train.ranks.alone import RankRequests, Ranks, StepSums
 from fourbits.train.ranks.background_ranks import BackgroundRanks, gathered
+from fourbits.train.ranks.cuts import Cut
 from fourbits.train.ranks.gather import Choice, Packed, describe, send_short
 from fourbits.train.ranks.gathered_shard import plain
 from fourbits.train.ranks.launcher import Place
+from fourbits.train.ranks.layouts import Layouts, Meshes
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
-from fourbits.train.ranks.shards import begin_micro_batch, collect_gradients, fill, own_part, shard
+from fourbits.train.ranks.shards import begin_micro_batch, collect_gradients, fill, shard
+from fourbits.train.ranks.tensor_parallel import TensorRanks, cut_layers
 from fourbits.train.ranks.watch import Watch
+from fourbits.train.ranks.whole_tap import sample_whole
 
 T = TypeVar("T")
+
+
+class DataRanks:
+    """Ranks that share layers as one."""
+
+    def __init__(self, rank: int, world: int, losses: Callable[[Tensor], Tensor]) -> None:
+        self.rank, self.world, self._losses = rank, world, losses
+
+    def all(self, values: Tensor) -> Tensor:
+        """Losses [k] of this rank's tokens -> [world, k], of all tokens."""
+        return self._losses(values)
 
 
 class RankGroup(Ranks):
@@ -43,7 +60,9 @@ class RankGroup(Ranks):
         super().__init__(device, place.rank, place.world)
         self.config, self.store, self.watch = config, store, watch
         self.restarts = place.restarts
-        shape = mesh_shape(config, place.world)
+        self.shape = mesh_shape(config, place.world)
+        self.data_rank, self.tensor_rank = divmod(place.rank, self.shape.tensor)
+        self.data_ranks = self.shape.data
         self.reduce = self._reduced
         self._timeout = timedelta(seconds=2 * config.timeout + 60)
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
@@ -55,14 +74,16 @@ class RankGroup(Ranks):
             # a last resort: the watch says more
             timeout=self._timeout,
         )
-        self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
-        self._shards = self.mesh.get_group("shard")
+        self.meshes = Meshes.of(self.shape, device.type)
+        #: the ranks of one copy of the model
+        self._copy = self.meshes.rest.get_group("shard")
         self._parameters: dict[str, DTensor] = {}
+        self._layouts = Layouts(self.meshes, {}, {})
         self._masters: dict[str, nn.Parameter] = {}
         self._choices: dict[str, Choice] = {}
         self._agreements = Agreements(store, self.is_first)
         #: meshes and process group of saves: none of their own while training waits for them
-        self._host_mesh = self.mesh
+        self._host_meshes = self.meshes
         self.group: Any = None
         self._losses: list[Tensor] = []
 
@@ -83,19 +104,28 @@ class RankGroup(Ranks):
     def share(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
         """Shard the model, fill it with its initial weights, and return the masters' shards."""
         masters = self.cut(model)
-        drawn = fill(self._parameters, masters, model.config, seed, hashed=self.is_first)
+        drawn = fill(self._layouts, masters, model.config, seed, hashed=self.is_first)
         self.initial_weights = drawn
         return masters
 
     def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
         """Shard the model, and return the masters' shards, which have storage without values."""
-        if self.config.gather == "packed" and self._shards.size() > 1:  # else nothing travels
-            self._choices = send_short(model, self._shards.size(), self._whole)
-        shard(model, self.mesh, self.config.gradients, self.config.gather_weights)
+        cuts: dict[str, Cut] = {}
+        if self.shape.tensor > 1:
+            cuts = cut_layers(model, self._tensor_ranks())
+        if self.config.gather == "packed":
+            self._choices = send_short(model, self._sharing, self._whole)
+        shard(model, self.meshes, self.config.gradients, self.config.gather_weights)
         model.to_empty(device=self.device)
         self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
+        self._layouts = Layouts(self.meshes, self._parameters, cuts)
         shards = {name: plain(p.to_local().detach()) for name, p in self._parameters.items()}
         self._masters = {name: nn.Parameter(shard) for name, shard in shards.items()}
+        # what several ranks of a copy have counts once in norms, and is summed over them where tokens differ
+        self._replicated = [name for name in self._masters if not self._layouts.in_parts(name)]
+        again = set(self._replicated) if self.tensor_rank else set[str]()
+        once = [float(name not in again) for name in self._masters]
+        self._counted = torch.tensor(once, dtype=torch.float64, device=self.device)
         return self._masters
 
     @torch.no_grad()
@@ -112,7 +142,7 @@ class RankGroup(Ranks):
         weights = [format.weight for format in packed.values()]
         shards = [self._masters[name].detach() for name in packed]
         bits = own_amaxes(weights, shards).view(torch.int32)
-        dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=self._shards)
+        dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=self._copy)
         for weight, own, amax in zip(weights, shards, bits.view(torch.float32), strict=True):
             weight.pack(own, amax)
 
@@ -123,18 +153,25 @@ class RankGroup(Ranks):
     @torch.no_grad()
     def _whole(self, name: str) -> Tensor:
         """A whole master. All ranks must call it."""
-        shard, shape = self._masters[name].detach(), self._parameters[name].shape
-        whole = torch.empty(shape, dtype=shard.dtype, device=shard.device)
-        dist.all_gather(list(whole.chunk(self._shards.size())), shard.contiguous(), group=self._shards)
-        return whole
+        return self._layouts.whole(name, self._masters[name].detach())
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """Sum gradients over ranks after the last micro-batch only, or after each."""
         begin_micro_batch(model, last or self.config.accumulate == "sharded", last)
 
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
-        """Hand the shards of the gradients from FSDP2's parameters to the masters."""
+        """Hand the shards of the gradients from FSDP2's parameters to the masters.
+
+        Gradients of what every rank of a block has (norms) are sums over the tokens or heads of all of them.
+        """
         collect_gradients(self._parameters, masters)
+        found = [grad for name in self._replicated if (grad := masters[name].grad) is not None]
+        if not found:
+            return
+        total = torch.cat([grad.flatten() for grad in found])
+        dist.all_reduce(total, group=self._tensor_ranks().group)
+        for grad, summed in zip(found, total.split([grad.numel() for grad in found]), strict=True):
+            grad.copy_(summed.view_as(grad))
 
     def begin_step(self) -> None:
         """No micro-batch of the step has been added yet."""
@@ -153,15 +190,15 @@ class RankGroup(Ranks):
         )
         found = self.all(torch.cat((blocks, asked, torch.stack(self._losses).double())))
         total = torch.zeros((), device=self.device, dtype=torch.float32)
-        for loss in found[:, 2 + len(asked) :].flatten().float().unbind():
+        for loss in self._over_tokens(found[:, 2 + len(asked) :]).flatten().unbind():
             total += loss
         counts = None if saturated is None else found[:, :2].sum(0).to(torch.int64)
         return StepSums(total, counts, found[:, 2 : 2 + len(asked)].amax(0).float())
 
     def norms(self, norms: Tensor) -> Tensor:
         """Norms of whole gradients; squares are summed in FP64, so that the order of ranks hardly matters."""
-        squares = norms.double().square()
-        dist.all_reduce(squares, group=self._shards)
+        squares = norms.double().square() * self._counted
+        dist.all_reduce(squares, group=self._copy)
         return squares.sqrt().float()
 
     def all(self, values: Tensor) -> Tensor:
@@ -171,18 +208,33 @@ class RankGroup(Ranks):
         self.progress()
         return found
 
-    def stored(self, name: str, shard: Tensor) -> Tensor:
-        """A DTensor of which `shard` is this process's part; scalars are the same everywhere."""
-        return self.as_dtensor(name, shard) if shard.dim() else shard
+    def micro_batches(self, accumulation: int) -> range:
+        """Those of a step that this rank computes. Raises ValueError if they do not divide."""
+        return micro_batches(accumulation, self.data_rank, self.data_ranks, self.shape.tensor)
 
-    def as_dtensor(self, name: str, shard: Tensor) -> DTensor:
-        """A tensor that is cut like the master of this name."""
-        like = self._parameters[name]
-        return _like(like, shard, like.device_mesh)
+    def over_data(self) -> EvaluationRanks:
+        """The ranks with micro-batches of their own, each of which may be several that share their tokens."""
+        return DataRanks(self.data_rank, self.data_ranks, self._losses_of_data)
+
+    def _losses_of_data(self, own: Tensor) -> Tensor:
+        return self._over_tokens(self.all(own.double()))
+
+    def _over_tokens(self, parts: Tensor) -> Tensor:
+        """FP64 [world, k], losses of each rank's tokens -> FP32 [data ranks, k], those of micro-batches."""
+        return parts.view(self.shape.data, self.shape.tensor, -1).sum(1).float()
+
+    def stored(self, name: str, shard: Tensor) -> Tensor:
+        """A DTensor of which this process has a part; scalars are the same everywhere. All must call it."""
+        return self._layouts.stored(name, shard) if shard.dim() else shard
 
     def own_part(self, name: str, whole: Tensor) -> Tensor:
         """This process's part of a whole tensor that has the shape of a master."""
-        return own_part(self._parameters[name], whole)
+        return self._layouts.own_part(name, whole)
+
+    def whole_samples(self, taken: Sampling) -> None:
+        """Make a sample of the layers' health one of their whole tensors."""
+        if self.shape.tensor > 1:
+            sample_whole(taken, self._layouts.cut, self._tensor_ranks())
 
     def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
         """Write the checkpoint folder/step_N, each rank its shards. All ranks must call it."""
@@ -194,9 +246,8 @@ class RankGroup(Ranks):
 
     def saver(self) -> BackgroundSaver:
         """The background saver, with a process group on CPUs of its own."""
-        shape = mesh_shape(self.config, self.world)
         if self.device.type != "cpu":
-            self._host_mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+            self._host_meshes = Meshes.of(self.shape, "cpu")
         background = BackgroundRanks(self.store.clone(), self.rank, self.world, self._timeout, self.progress)
         return BackgroundSaver(functools.partial(save_shards, background), self)
 
@@ -206,18 +257,30 @@ class RankGroup(Ranks):
 
     def on_host(self, like: Tensor, local: Tensor) -> Tensor:
         """A DTensor whose shard is in the host's memory."""
-        return _like(like, local, self._host_mesh) if isinstance(like, DTensor) else local
+        if not isinstance(like, DTensor):
+            return local
+        mesh = self._host_meshes.like(self.meshes, like.device_mesh)
+        return DTensor.from_local(
+            local, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
 
     def load(self, checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor]:
         """This rank's shards of the tensors of one part, whatever the number of ranks that wrote it."""
         found = load_shards(checkpoint, name, expected)
         if found is not None:
-            return found
+            return {key: self._own(key, x) for key, x in found.items()}
         stored = open_tensors(checkpoint, name, expected)  # of one process: each rank reads all of it
         return {
-            key: own_part(x, stored[key]) if isinstance(x, DTensor) else stored[key]
+            key: self.own_part(self._master_of(key), stored[key]) if isinstance(x, DTensor) else stored[key]
             for key, x in expected.items()
         }
+
+    def _own(self, key: str, stored: Tensor) -> Tensor:
+        return self._layouts.own(self._master_of(key), stored) if isinstance(stored, DTensor) else stored
+
+    def _master_of(self, key: str) -> str:
+        """The master that a tensor of a checkpoint belongs to: itself, or one whose moment it is."""
+        return key if key in self._masters else master_of(key)
 
     def require_alone(self, what: str, instead: str) -> None:
         """Raises ValueError."""
@@ -244,26 +307,27 @@ class RankGroup(Ranks):
 
     def describe(self) -> dict[str, Any]:
         """For manifest.json."""
-        replicate, shard = mesh_shape(self.config, self.world)
         return {
             "ranks": self.world,
-            "mesh": {"replicate": replicate, "shard": shard},
+            "mesh": self.shape._asdict(),
             "gradients": self.config.gradients,
             "gather": self.config.gather,
             "accumulate": self.config.accumulate,
         }
 
+    def _tensor_ranks(self) -> TensorRanks:
+        """The ranks that share this one's layers."""
+        assert self.meshes.cut is not None
+        return TensorRanks(self.meshes.cut.get_group("tensor"), self.tensor_rank, self.shape.tensor)
+
+    def _sharing(self, name: str) -> int:
+        """How many ranks FSDP2 cuts a parameter over."""
+        return (self.meshes.blocks if name.startswith("blocks.") else self.meshes.rest).size(-1)
+
     def _reduced(self, values: Tensor, how: Literal["max", "sum"]) -> Tensor:
         reduced = values.to(self.device, copy=True)
         dist.all_reduce(reduced, op=dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM)
         return reduced.to(values.device)
-
-
-def _like(like: DTensor, shard: Tensor, mesh: DeviceMesh) -> DTensor:
-    """A tensor that is cut like another one, on a mesh of the same shape."""
-    return DTensor.from_local(
-        shard, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
 
 
 def _dtensor(parameter: Tensor) -> DTensor:

@@ -59,7 +59,7 @@ def save_shards(
 
 
 def load_shards(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[str, Tensor] | None:
-    """This rank's shards of the tensors of one part; None for a part that is a single file of one process.
+    """The tensors of one part, DTensors with this rank's shards; None for a single file of one process.
 
     expected: DTensors or tensors. Raises ValueError for other names, shapes or dtypes.
     """
@@ -68,7 +68,7 @@ def load_shards(checkpoint: Checkpoint, name: str, expected: Tensors) -> dict[st
         return None
     found = {key: torch.empty_like(tensor) for key, tensor in expected.items()}
     load(found, storage_reader=HuggingFaceStorageReader(str(checkpoint.path / name)))
-    return {key: x.to_local() if isinstance(x, DTensor) else x for key, x in found.items()}
+    return found
 
 
 def _write(ranks: SavingRanks, unfinished: Path, files: Mapping[str, Tensors]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -18,22 +17,23 @@ from fourbits.model.config import ModelConfig
 from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
 from fourbits.train.ranks.block_groups import block_groups
+from fourbits.train.ranks.layouts import Layouts, Meshes
 
 
 def shard(
-    model: LanguageModel, mesh: DeviceMesh, gradients: Literal["fp32", "bf16"], gather_weights: int
+    model: LanguageModel, meshes: Meshes, gradients: Literal["fp32", "bf16"], gather_weights: int
 ) -> None:
     """Cut the parameters of a converted model on the meta device, in place; groups of blocks, then the rest.
 
-    mesh: replicate x shard. gradients: the dtype in which gradients are summed. gather_weights: see
-    ParallelConfig.
+    gradients: the dtype in which gradients are summed. gather_weights: see ParallelConfig.
     """
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
     policy = MixedPrecisionPolicy(reduce_dtype=dtype, cast_forward_inputs=False)
     groups = block_groups(model.blocks, gather_weights)
     for group in groups:  # the backward pass begins with the last one, which stays until then
-        fully_shard(group, mesh=mesh, mp_policy=policy, reshard_after_forward=group is not groups[-1])
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+        last = group is groups[-1]
+        fully_shard(group, mesh=meshes.blocks, mp_policy=policy, reshard_after_forward=not last)
+    fully_shard(model, mesh=meshes.rest, mp_policy=policy)
     for module in _sharded(model):
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
@@ -41,32 +41,19 @@ def shard(
 
 @torch.no_grad()
 def fill(
-    parameters: Mapping[str, DTensor],
-    masters: Mapping[str, Tensor],
-    config: ModelConfig,
-    seed: int,
-    *,
-    hashed: bool,
+    layouts: Layouts, masters: Mapping[str, Tensor], config: ModelConfig, seed: int, *, hashed: bool
 ) -> str | None:
-    """Give the masters, this rank's shards of the parameters, their initial weights: drawn whole, then cut.
+    """Give the masters, this rank's parts of the parameters, their initial weights: drawn whole, then cut.
 
     So they do not depend on the number of ranks. Returns, if `hashed`, the SHA-256 of names and weights.
     """
     digest = hashlib.sha256()
-    for name, parameter in parameters.items():
-        whole = initial_value(name, parameter.shape, config, seed)
+    for name, master in masters.items():
+        whole = initial_value(name, layouts.shape(name), config, seed)
         if hashed:
             digest.update(name.encode() + whole.contiguous().numpy().tobytes())
-        masters[name].copy_(own_part(parameter, whole))
+        master.copy_(layouts.own_part(name, whole))
     return digest.hexdigest() if hashed else None
-
-
-def own_part(parameter: DTensor, whole: Tensor) -> Tensor:
-    """The part of a whole tensor that is this rank's shard of a parameter: FSDP2 cuts rows, in equal runs."""
-    mesh = parameter.device_mesh
-    ranks, own = mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1)
-    parts = whole.chunk(ranks) if ranks > 1 else (whole,)
-    return parts[own] if own < len(parts) else whole[:0]
 
 
 def begin_micro_batch(model: nn.Module, sums: bool, last: bool) -> None:

@@ -1,0 +1,70 @@
+"""Sequence parallelism: ranks that share layers have all tokens inside of mixers, and a part of them between.
+
+Before a mixer the tokens are gathered; after it, each rank has a summand of every token, and the sums are
+scattered, in the dtype of the activations (BF16). In the backward pass each does what the other one did.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# newer names of the same collectives; PyTorch 2.11 and 2.12 have the older ones alone
+_all_gather: Any = getattr(dist, "all_gather_single", None) or vars(dist)["all_gather_into_tensor"]
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or vars(dist)["reduce_scatter_tensor"]
+
+
+def gathered(x: Tensor, group: Any) -> Tensor:
+    """The tokens of all ranks. x: [B, T / ranks, D] -> [B, T, D]."""
+    ranks = dist.get_world_size(group)
+    parts = x.new_empty(ranks, *x.shape)
+    _all_gather(parts.flatten(0, 1), x.contiguous(), group=group)
+    return parts.transpose(0, 1).flatten(1, 2)
+
+
+def scattered(x: Tensor, group: Any) -> Tensor:
+    """The sums over ranks of this rank's tokens. x: [B, T, D] -> [B, T / ranks, D], in x's dtype."""
+    ranks = dist.get_world_size(group)
+    parts = x.unflatten(1, (ranks, -1)).transpose(0, 1).contiguous()
+    own = torch.empty_like(parts[0])
+    _reduce_scatter(own, parts.flatten(0, 1), group=group)
+    return own
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return gathered(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return scattered(grad, ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return scattered(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return gathered(grad, ctx.group), None
+
+
+def share_tokens(mixer: nn.Module, group: Any) -> None:
+    """Make a mixer take and return this rank's tokens, whose layers are cut over the ranks of a group."""
+
+    def gather(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _Gather.apply(args[0], group), *args[1:]
+
+    def scatter(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return _Scatter.apply(output, group)
+
+    mixer.register_forward_pre_hook(gather)
+    mixer.register_forward_hook(scatter)

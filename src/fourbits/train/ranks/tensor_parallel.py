@@ -1,0 +1,164 @@
+"""Tensor parallelism: the layers of each block cut over ranks, in place, before FSDP2 cuts what is left.
+
+Layers that read the residual stream (q, k, v, up, gate, in_proj) are cut by output features, those that write
+to it (o, down, out_proj) by input features, so that a mixer needs no message inside: heads and groups are
+whole. in_proj's rows z, x, B, C and dt are cut each. Every parameter stays a plain tensor: kernels, regions
+and FSDP2 see a smaller model. Embedding, norms and head are whole, and each rank has a part of the tokens
+there (sequence.py).
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fourbits.linear.amax_reduction import register_amax_reduction
+from fourbits.linear.feature_shard import shard_features, sharded
+from fourbits.linear.layer_state import FeatureShard, converted_state
+from fourbits.model.attention import Attention
+from fourbits.model.layers import FFN
+from fourbits.model.lm import LanguageModel
+from fourbits.model.mamba2 import Mamba2
+from fourbits.recipe.recipe import table_from_text
+from fourbits.train.ranks.cuts import Cut, Runs, rows_of
+from fourbits.train.ranks.sequence import share_tokens
+
+#: the operands that a layer's shards have in parts: W in both, dY of output features, X of input features
+_IN_PARTS = {
+    0: {"fprop.rhs", "dgrad.rhs", "dgrad.lhs", "wgrad.lhs"},
+    1: {"fprop.rhs", "dgrad.rhs", "fprop.lhs", "wgrad.rhs"},
+}
+_COLUMNS = "q_proj", "k_proj", "v_proj", "up_proj", "gate_proj", "in_proj"
+_ROWS = "o_proj", "down_proj", "out_proj"
+
+
+class TensorRanks(NamedTuple):
+    """The ranks that share layers: their process group, and this one's place in it."""
+
+    group: Any
+    rank: int
+    size: int
+
+
+def cut_layers(model: LanguageModel, ranks: TensorRanks) -> dict[str, Cut]:
+    """Cut the blocks of a converted model on the meta device, in place; how each parameter was, by name.
+
+    The numbers of layers, which select their random bits, stay. Raises ValueError for a recipe or a model
+    that cannot be cut, on all ranks alike.
+    """
+    _refuse(model, ranks.size)
+    cuts = {name: Cut(parameter.shape) for name, parameter in model.named_parameters()}
+    for name, mixer in list(_mixers(model)):
+        children: list[tuple[str, Any]] = list(mixer.named_children())
+        for own, layer in children:
+            if own in _COLUMNS + _ROWS:
+                cut = Cut(layer.weight.shape, 0 if own in _COLUMNS else 1, _segments(own, mixer))
+                cuts[f"{name}.{own}.weight"] = cut
+                _cut_linear(f"{name}.{own}", layer, cut, ranks)
+        if isinstance(mixer, Mamba2):
+            cuts |= {f"{name}.{own}": cut for own, cut in _cut_heads(mixer, ranks).items()}
+        share_tokens(mixer, ranks.group)
+    model.share_tokens(ranks.rank, ranks.size)
+    return cuts
+
+
+def _mixers(model: LanguageModel) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if isinstance(module, Attention | FFN | Mamba2):
+            yield name, module
+
+
+def _segments(own: str, mixer: nn.Module) -> tuple[int, ...]:
+    """The rows z, x, B, C and dt of a Mamba mixer's in_proj, x, B and C of its convolution; () of others."""
+    if not isinstance(mixer, Mamba2):
+        return ()
+    heads, d_mamba = len(mixer.A_log), len(mixer.norm_weight)
+    state = (len(mixer.conv_bias) - d_mamba) // 2
+    of_conv = d_mamba, state, state
+    return {"in_proj": (d_mamba, *of_conv, heads), "conv_weight": of_conv, "conv_bias": of_conv}.get(own, ())
+
+
+def _cut_heads(mixer: Mamba2, ranks: TensorRanks) -> dict[str, Cut]:
+    """Leave a mixer its heads and groups, in whole; linear layers are cut by now."""
+    own = dict(mixer.named_parameters(recurse=False))
+    cuts = {name: Cut(parameter.shape, 0, _segments(name, mixer)) for name, parameter in own.items()}
+    for name, cut in cuts.items():
+        setattr(mixer, name, nn.Parameter(cut.part(own[name].detach(), ranks.rank, ranks.size)))
+    mixer.num_groups //= ranks.size
+    return cuts
+
+
+def _cut_linear(name: str, layer: Any, cut: Cut, ranks: TensorRanks) -> None:
+    """Leave a linear layer its rows (dim 0) or columns of the weight."""
+    assert cut.dim is not None
+    dim = cut.dim
+    layer.weight = nn.Parameter(cut.part(layer.weight.detach(), ranks.rank, ranks.size))
+    layer.out_features, layer.in_features = layer.weight.shape
+    state = converted_state(layer)
+    if state is None:
+        return
+    runs = rows_of(cut.segments, ranks.rank, ranks.size)
+    reduction = _reduction(dim, runs, ranks)
+    for size in cut.segments or (cut.shape[dim],):  # where the second rank begins: asked on all ranks alike
+        at = _at(dim, size // ranks.size)
+        try:
+            sharded(table_from_text(state.table), reduction, at)
+        except ValueError as error:
+            raise ValueError(f"parallel.tensor {ranks.size}: {name}: {error}") from error
+    first = 0 if runs else ranks.rank * layer.weight.shape[dim]
+    shard_features(layer, *_at(dim, first), reduction)
+
+
+def _at(dim: int, first: int) -> FeatureShard:
+    return FeatureShard(first_in=first if dim == 1 else 0, first_out=first if dim == 0 else 0)
+
+
+def _reduction(dim: int, runs: Runs, ranks: TensorRanks) -> str:
+    """The name of a reduction over exactly the ranks that share a tensor, of layers cut along dim."""
+    name = f"tensor parallel, {('output', 'input')[dim]} features {runs or ''}".rstrip()
+    if name not in _reductions:
+        _reductions[name] = partial(_reduced, ranks.group, frozenset(_IN_PARTS[dim]))
+        register_amax_reduction(name, _reductions[name], runs)
+    return name
+
+
+#: by name, those of this process
+_reductions: dict[str, Any] = {}
+
+
+def _reduced(group: Any, in_parts: frozenset[str], bits: Tensor, roles: tuple[str, ...]) -> Tensor:
+    """Maxima over a group, if this tensor is in parts; all roles of a call are operands of one tensor."""
+    if not in_parts.intersection(roles):
+        return bits
+    whole = bits.clone()
+    dist.all_reduce(whole, dist.ReduceOp.MAX, group=group)
+    return whole
+
+
+def _refuse(model: LanguageModel, size: int) -> None:
+    """Raises ValueError for what cannot be cut."""
+    what = f"parallel.tensor must be 1, got {size}, with"
+    states = [(name, state) for name, m in model.named_modules() if (state := converted_state(m)) is not None]
+    if any(getattr(block, "_compiled_call_impl", None) is not None for block in model.blocks):
+        raise ValueError(
+            f"{what} train.compile model: graphs of whole blocks would contain messages between ranks. Set "
+            "train.compile to regions."
+        )
+    if any(name == "head" for name, _ in states):
+        raise ValueError(
+            f"{what} a recipe that quantizes the head, whose tokens are divided among ranks. Put head into "
+            "recipe.keep_bf16.names, or set parallel.tensor to 1."
+        )
+    if any(state.recipe_state is not None for _, state in states):
+        raise ValueError(
+            f"{what} amax policies, adaptive layouts or shared amaxes: their counts would have what all "
+            "ranks hold several times. Set every amax_policy to current and adaptive to none."
+        )
+    if any(state.phases is not None for _, state in states):
+        raise ValueError(f"{what} a precision schedule, whose phases are not cut. Remove recipe.schedule.")
+    if any(table_from_text(state.table).sums != "fp32" for _, state in states):
+        raise ValueError(
+            f"{what} sums modelled on tensor cores, which are those of one rank. Set sums to fp32."
+        )
