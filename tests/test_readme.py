@@ -26,7 +26,8 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 def commands(text: str) -> list[list[str]]:
     """The `fourbits` commands of the shell blocks, without the program's name."""
-    lines = [shlex.split(line, comments=True) for block in blocks("sh", text) for line in block.splitlines()]
+    joined = [block.replace("\\\n", " ") for block in blocks("sh", text)]  # a line may end with a backslash
+    lines = [shlex.split(line, comments=True) for block in joined for line in block.splitlines()]
     return [words[1:] for words in lines if words and words[0] in ("fourbits", ".venv/bin/fourbits")]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -105,6 +106,17 @@ def test_a_stopped_run_exits_by_its_signal_and_its_config_resumes_it(
     assert train(tmp_path / "run" / "config.yaml") == 0
     assert "continuing from" in capsys.readouterr().err
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_the_config_of_a_run_without_its_manifest_belongs_to_it_too(config, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert train(config, "--out", run, "--train.checkpoint_interval", "2") == 0
+    for name in ("manifest.json", "summary.json"):  # as of a copy of an unfinished run
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoints/step_4")
+    assert train(run / "config.yaml") == 0
+    assert f"continuing from {run / 'checkpoints/step_2'}" in capsys.readouterr().err
+    assert (run / "manifest.json").is_file()
 
 
 def test_without_out_a_run_gets_a_new_folder_in_runs(config, tmp_path, monkeypatch):

@@ -63,11 +63,11 @@ def recipe_of(name: str) -> Recipe:
 class Ranks:
     """Reduces over two shards that run in turns: each gets what the other one reduced in its last turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, roles: set[str] | None = None) -> None:
         self.rank, self.step = 0, 0
         self.recorded: dict[Any, Tensor] = {}
         self.name = f"ranks {next(_names)}"
-        register_amax_reduction(self.name, self.reduce)
+        register_amax_reduction(self.name, self.reduce, roles=roles)
 
     def reduce(self, bits: Tensor, roles: tuple[str, ...]) -> Tensor:
         self.recorded[self.rank, self.step, roles] = bits
@@ -179,11 +179,27 @@ def assert_slice(part: QuantizedTensor, whole: QuantizedTensor, role: str, split
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_shards_operands_are_slices_of_the_whole_layers(name, kind, operands):
     """Rounding to nearest and stochastic, in all three GEMMs."""
-    recipe, ranks = recipe_of(name), Ranks()
+    assert_slices_of_the_whole(recipe_of(name), kind, Ranks(), operands)
+
+
+@pytest.mark.parametrize("kind", ["in", "out"])
+@pytest.mark.parametrize("name", ["nvfp4", "quartet2"])
+def test_tensors_that_are_not_in_parts_need_no_reduction(name, kind, operands):
+    roles = {role for role, features in FEATURES.items() if kind in features}
+    ranks = Ranks(roles)
+    assert_slices_of_the_whole(recipe_of(name), kind, ranks, operands)
+    asked = {role for _, _, found in ranks.recorded for role in found if isinstance(found, tuple)}
+    assert asked
+    assert asked <= roles
+
+
+def assert_slices_of_the_whole(
+    recipe: Recipe, kind: str, ranks: Ranks, operands: dict[str, QuantizedTensor]
+) -> None:
     run(layer_of(recipe, None, None), None)
     whole = dict(operands)
     assert set(whole) >= {"fprop.lhs", "fprop.rhs", "dgrad.lhs", "wgrad.lhs", "wgrad.rhs"}
-    turns = 3 if name == "quartet2" else 2  # the third, for amaxes of operands re-quantized from others
+    turns = 3 if recipe.name == "quartet2" else 2  # the third: amaxes of re-quantized operands
     for turn in range(turns):
         for half in (0, 1):
             ranks.rank, split = half, Split(kind, half)

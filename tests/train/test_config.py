@@ -84,6 +84,8 @@ def test_a_run_of_a_changed_recipe_does_not_claim_its_publication():
         ({"optim.lr": ".inf"}, "optim.lr must be a finite number, got inf"),
         ({"optim.grad_clip": "1e400"}, "optim.grad_clip must be a finite number, got inf"),
         ({"data.validation_fraction": ".nan"}, "data.validation_fraction must be a finite number, got nan"),
+        ({"data.max_lost": "5"}, "max_lost must be between 0 and 1, got 5"),
+        ({"data.validation_fraction": "0.7"}, "validation_fraction must be above 0 and at most 0.5, got 0.7"),
         ({"train.time_limit": ".nan"}, "train.time_limit must be a finite number, got nan"),
         ({"train.time_limit": "0"}, "time_limit must be above 0 minutes, or null, got 0"),
         ({"train.steps": "1e400"}, "train.steps must be a whole number or null, got inf"),

@@ -1,6 +1,7 @@
 """A run continues with another length, from text that moved, or in a new folder from a checkpoint."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -76,13 +77,17 @@ def test_a_run_that_decays_without_end_may_not_become_longer_but_be_started_from
     shutil.copytree(finished, out)
     with pytest.raises(
         ValueError,
-        match=r"from 12 to 20 at step 12: .* differs from step 11 on.*--from .* up to step 10\.",
+        match=r"from 12 to 20 at step 12: .* differs from step 11 on.*, or --from .*/step_10, before that\.",
     ):
         train(out, steps=20)
     assert comparable(out) == comparable(finished)
     train(tmp_path / "new", steps=20, start_from=out / "checkpoints" / "step_10")
     rates = [r["lr"] for r in read_metrics(tmp_path / "new" / "metrics.jsonl") if r["kind"] == "train"]
     assert rates[9:16] == [0.01] * 7
+    for step in checkpoints(out / "checkpoints")[:-1]:
+        shutil.rmtree(step)
+    with pytest.raises(ValueError, match=rf"--from {re.escape(str(out))} --out NEW --train.steps 20\.$"):
+        train(out, steps=20)
 
 
 def test_without_decay_a_finished_run_may_become_longer(train, tmp_path):

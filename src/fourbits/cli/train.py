@@ -42,6 +42,7 @@ from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.launcher import place
 from fourbits.train.rollback import RollbackError
 from fourbits.train.run import run as train
+from fourbits.train.run_folder import RunFolder
 from fourbits.train.stop import exit_code
 from fourbits.train.summary import Summary
 
@@ -191,7 +192,9 @@ def _folder(config: str, out: str | None, is_new: bool) -> Path:
         return Path(out)
     if path.name == "config.yaml" and is_new:
         return Path("runs") / f"{path.parent.absolute().name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if path.name == "config.yaml" and (path.parent / "manifest.json").is_file():
+    if path.name == "config.yaml" and (
+        (path.parent / "manifest.json").is_file() or RunFolder(path.parent).has_steps()
+    ):
         return path.parent
     if (where := place()) is not None and where.may_restart:
         raise ValueError(

@@ -52,12 +52,25 @@ class DataConfig:
     max_lost: float = MAX_LOST
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an empty path or name, and unless max_epochs is positive."""
+        """Raises ValueError for an empty path or name, and a number outside its range."""
         for name, values in (("paths", self.paths), ("tokenizer", [self.tokenizer])):
             if "" in values:
                 raise ValueError(f"data.{name} is empty, as from a variable that is not set; name one.")
         if self.max_epochs is not None and not self.max_epochs > 0:
             raise ValueError(f"data.max_epochs must be above 0, got {self.max_epochs}.")
+        self.prepare_options()  # raises for a share outside its range, though a prepared folder ignores it
+
+    def prepare_options(self) -> PrepareOptions:
+        """How the text becomes token files."""
+        return PrepareOptions(
+            tokenizer=self.tokenizer,
+            end_token=self.end_token,
+            vocab_size=self.vocab_size,
+            validation_fraction=self.validation_fraction,
+            seed=self.split_seed,
+            deduplicate=self.deduplicate,
+            max_lost=self.max_lost,
+        )
 
 
 def open_data(config: DataConfig, cache: Path | str, progress: Progress | None = None) -> PreparedData:
@@ -71,15 +84,7 @@ def open_data(config: DataConfig, cache: Path | str, progress: Progress | None =
         text_field=config.text_field, allow_skipped=config.allow_skipped, follow_links=config.follow_links
     )
     sources = text_sources(config.paths, reading)
-    options = PrepareOptions(
-        tokenizer=config.tokenizer,
-        end_token=config.end_token,
-        vocab_size=config.vocab_size,
-        validation_fraction=config.validation_fraction,
-        seed=config.split_seed,
-        deduplicate=config.deduplicate,
-        max_lost=config.max_lost,
-    )
+    options = config.prepare_options()
     request = json.dumps(request_of(sources, options), sort_keys=True)
     return prepare(
         sources, Path(cache) / hashlib.sha256(request.encode()).hexdigest()[:16], options, progress

@@ -3,7 +3,8 @@
 docs/nvfp4.md, section 6.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,27 +18,44 @@ AmaxReduction = Callable[[Tensor, tuple[str, ...]], Tensor]
 #: (first feature in the shard, first feature in the whole layer) of each run of output features
 OutRuns = tuple[tuple[int, int], ...]
 
-_reductions: dict[str, tuple[AmaxReduction, OutRuns]] = {}
+
+class _Registered(NamedTuple):
+    reduce: AmaxReduction
+    out_runs: OutRuns
+    #: None: all
+    roles: frozenset[str] | None
 
 
-def register_amax_reduction(name: str, reduce: AmaxReduction, out_runs: OutRuns = ()) -> None:
+_reductions: dict[str, _Registered] = {}
+
+
+def register_amax_reduction(
+    name: str, reduce: AmaxReduction, out_runs: OutRuns = (), roles: Collection[str] | None = None
+) -> None:
     """Make a reduction of amaxes known under a name, for `shard_features`; graphs carry the name.
 
     reduce: (bits int32 [n], roles) -> the elementwise maxima over all shards. bits are those of fp32
     magnitudes, whose order as integers is that of the magnitudes, with NaN largest. It is called once per
     tensor that is quantized, in the same order on all shards. A role whose tensor is not sharded may be
     returned as it is. out_runs: for shards whose output features are not one run of the whole layer's, the
-    runs in order, each of whole blocks; such layers have first_out 0. Raises ValueError for an empty name,
-    and for one that stands for something else.
+    runs in order, each of whole blocks; such layers have first_out 0. roles: the operands whose tensors are
+    sharded, such as "fprop.rhs"; others are quantized as without a reduction, which is faster; None: all.
+    Raises ValueError for an empty name, and for one that stands for something else.
     """
     if not name:
         raise ValueError("register_amax_reduction: name must not be empty, which stands for no reduction.")
-    known, runs = _reductions.setdefault(name, (reduce, out_runs))
-    if known is not reduce or runs != out_runs:
+    new = _Registered(reduce, out_runs, None if roles is None else frozenset(roles))
+    if _reductions.setdefault(name, new) != new:
         raise ValueError(
-            f"register_amax_reduction: {name!r} is registered already, for another function or other runs. "
-            "Choose another name."
+            f"register_amax_reduction: {name!r} is registered already, for another function, other runs or "
+            "other roles. Choose another name."
         )
+
+
+def reduction_for(name: str, role: str) -> str:
+    """The name, if this reduction is for a role's tensor, else "", which stands for no reduction."""
+    known = _reductions.get(name)
+    return "" if known is None or (known.roles is not None and role not in known.roles) else name
 
 
 def amax_reduction(name: str) -> AmaxReduction:
@@ -47,12 +65,12 @@ def amax_reduction(name: str) -> AmaxReduction:
             f"amax_reduction: no reduction is called {name!r}, only {', '.join(_reductions) or 'none'}. "
             "Call fourbits.register_amax_reduction first, in every process."
         )
-    return _reductions[name][0]
+    return _reductions[name].reduce
 
 
 def out_runs(name: str) -> OutRuns:
     """The runs of output features that the shards of a registered reduction hold; () for one run."""
-    return _reductions[name][1]
+    return _reductions[name].out_runs
 
 
 def with_reduced_amaxes(

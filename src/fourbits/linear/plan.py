@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fourbits.gemm.matmul import Gemm
 from fourbits.gemm.sums import Epilogue, Sums
+from fourbits.linear.amax_reduction import reduction_for
 from fourbits.linear.observer import has_policy
 from fourbits.linear.sr_counter import KEY_FIELDS
 from fourbits.quant.arguments import DTYPES
@@ -202,7 +203,7 @@ def side(table: GemmTable, signature: Signature, roles: Sequence[tuple[str, int]
         places=tuple(OPERAND_ROLES.index(role) for role, _ in roles),
         requests=requests,
         correction=correction_of(name) if name else None,
-        reduction=table.amax_reduction,
+        reduction=reduction_for(table.amax_reduction, roles[0][0]),
         key=(quantize, name) if name else quantize,
     )
 
@@ -282,7 +283,7 @@ def _input_roles(
 def _request(table: GemmTable, role: str, axis: int, observed: bool) -> OperandRequest:
     spec = table.operand(role).of_residual
     packed = multiplies_codes(table, role) or (role == "wgrad.rhs" and table.saved_inputs == "packed")
-    amax = "given" if table.amax_reduction and spec.tensor_scaled else "own"
+    amax = "given" if reduction_for(table.amax_reduction, role) and spec.tensor_scaled else "own"
     if observed and has_policy(table, role):
         amax = "stored"
     return OperandRequest(spec, axis, packed, amax, KEY_FIELDS[role])

@@ -4,7 +4,7 @@ A run may become longer or shorter as long as the steps done are those that the 
 equal learning rates, and samples of equal phases. Its warmup keeps its number of steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,12 +69,15 @@ def with_stored_warmup(stored: RunConfig, config: RunConfig) -> RunConfig:
     return replace(config, optim=replace(config.optim, warmup_steps=steps))
 
 
-def extended(stored: RunConfig, config: RunConfig, done: int, where: str) -> tuple[RunConfig, str | None]:
-    """`config` for a run that did `done` steps as `stored`, and a message if its length changes.
+def extended(
+    stored: RunConfig, config: RunConfig, saved: Sequence[int], where: str
+) -> tuple[RunConfig, str | None]:
+    """`config` for a run that began as `stored`, and a message if its length changes.
 
-    where: the run folder. Raises ValueError if the learning rate or the precision of a step that
-    is done would differ.
+    saved: the steps of its checkpoints, ascending; where: the run folder. Raises ValueError if the learning
+    rate or the precision of a step that is done would differ.
     """
+    done = saved[-1] if saved else 0
     old, new = stored.train.num_steps, config.train.num_steps
     config = with_stored_warmup(stored, config)
     if old == new:
@@ -85,11 +88,12 @@ def extended(stored: RunConfig, config: RunConfig, done: int, where: str) -> tup
     rates, same = same, min(same, same_until(stored, config, min(done, new)))
     if same < done:
         differs = "the learning rate" if same == rates else "the precision by recipe.schedule"
+        earlier = [step for step in saved if step <= same]
         raise ValueError(
             f"{where}: train.steps cannot change from {old} to {new} at step {done}: {differs} "
             f"differs from step {same + 1} on. Go on in a new folder: fourbits train --from {where} "
-            f"--out NEW --train.steps {max(new, done + 1)}, or "
-            f"--from one of its checkpoints up to step {same}."
+            f"--out NEW --train.steps {max(new, done + 1)}"
+            + (f", or --from {where}/checkpoints/step_{earlier[-1]}, before that." if earlier else ".")
         )
     return config, f"{old} steps become {new}: {describe_schedule(new, config.optim)}"
 

@@ -92,7 +92,7 @@ class RunFolder:
                 f"{f' and {len(changed) - 3} more settings' if len(changed) > 3 else ''}. Continue it as it "
                 f"is with fourbits train {self.config}, or with these settings in a new folder: {newest}."
             )
-        return extended(stored, config, step_of(saved[-1]) if saved else 0, str(self.path))
+        return extended(stored, config, [step_of(each) for each in saved], str(self.path))
 
     def sessions(self) -> list[dict[str, Any]]:
         """The processes that trained in this folder, as in manifest.json."""

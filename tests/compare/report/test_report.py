@@ -116,6 +116,14 @@ def test_each_chart_has_a_wide_and_a_narrow_form(page: str):
     assert page.count('class="wide"') == page.count('class="narrow"') == 2
 
 
+def test_a_caption_explains_the_marks_of_data_phases_only_where_there_are_some(page: str, tmp_path: Path):
+    assert "Dotted: a new data phase begins" in page
+    comparison = fabricate_comparison(tmp_path, ["bf16", "nvfp4"], [0])
+    plan = comparison.any_run.manifest["data"]["plan"]
+    plan["phases"] = plan["phases"][:1]
+    assert "Dotted" not in render(comparison, CONTEXT)
+
+
 def test_wide_tables_scroll_in_their_own_box(page: str):
     assert page.count("<table") == page.count('<div class="scroll"')
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
@@ -100,6 +101,38 @@ def test_a_folder_of_which_most_would_be_skipped_is_refused_unless_allowed(tmp_p
         assert texts_of(tmp_path / "in", ReadOptions(allow_skipped=True)) == ["# About\n"]
 
 
+TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# a cache\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "is_cache"),
+    [
+        ("__pycache__", {"a.cpython-311.pyc": bytes(9000), "note.txt": b"Not read.\n"}, True),
+        ("target", {"CACHEDIR.TAG": TAG, "debug.rlib": bytes(9000), "note.txt": b"Not read.\n"}, True),
+        ("node_modules", {"note.txt": b"Read.\n"}, False),
+        ("untagged", {"CACHEDIR.TAG": b"Signature: none\n", "note.txt": b"Read.\n"}, False),
+    ],
+)
+def test_caches_are_counted_but_neither_read_nor_held_against_the_folder(tmp_path, name, files, is_cache):
+    written(tmp_path / "package", "a.py", b"answer = 42\n")
+    (tmp_path / "package" / "inner").mkdir()
+    for file, raw in files.items():
+        written(tmp_path / "package" / "inner" / name, file, raw)
+    options = ReadOptions(allow_skipped=not is_cache)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if is_cache else "ignore")
+        [source] = file_sources([str(tmp_path / "package")], options)
+    assert [each.text for each in source.read()] == ["answer = 42\n", *([] if is_cache else ["Read.\n"])]
+    assert (source.skipped.get("caches") == SkippedFiles(1, 0)) == is_cache
+
+
+def test_a_cache_that_is_named_is_read(tmp_path):
+    written(tmp_path / "target", "CACHEDIR.TAG", TAG)
+    written(tmp_path / "target", "note.md", b"Read, because its folder is named.\n" * 4)
+    with pytest.warns(UserWarning, match=r"skipped \.tag: 1"):
+        assert len(texts_of(tmp_path / "target")) == 1
+
+
 def test_exactly_half_is_not_most(tmp_path):
     written(tmp_path / "in", "a.txt", b"12345678")
     written(tmp_path / "in", "b.png", b"12345678")
@@ -170,6 +203,22 @@ def test_a_table_of_another_column_says_which_it_has(tmp_path):
     assert texts_of(path, ReadOptions(text_field="content")) == ["x"]
     with pytest.raises(ValueError, match=r"without a column 'text'\..* --text-field"):
         file_sources([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("a.csv", "A .csv file must have a header, with the text in 'text'"),
+        ("a.json", "jq -c '.[]' a.json > a.jsonl"),
+        ("a.json.gz", "zcat a.json.gz | jq -c '.[]' > a.jsonl"),
+        ("a.json.zst", "zstdcat a.json.zst | jq -c '.[]' > a.jsonl"),
+    ],
+)
+def test_the_remedy_for_a_named_file_fits_its_kind(tmp_path, name, remedy):
+    path = written(tmp_path, name, b'[{"text": "x"}]\n' if ".json" in name else b"id,content\n1,x\n")
+    with pytest.raises(ValueError, match=re.escape(remedy)) as error:
+        file_sources([str(path)])
+    assert ("jq" in str(error.value)) == (".json" in name)
 
 
 def test_a_field_may_hold_a_long_text_with_line_breaks(tmp_path):

@@ -71,6 +71,11 @@ def test_a_document_without_any_token_is_not_written_as_an_end_token(folder):
         assert file.lengths.min() > 1
 
 
+def test_a_source_without_any_token_says_so(folder):
+    with pytest.raises(ValueError, match="'text' has no tokens: the tokenizer encodes all of its 1 doc"):
+        prepared(folder, ["\u03b1\u03b2\u03b3"], max_lost=1.0)
+
+
 def test_a_long_source_is_refused_before_its_end(folder, monkeypatch):
     monkeypatch.setattr("fourbits.data.prepare.encode.BATCH_CHARACTERS", 1000)
     monkeypatch.setattr(round_trip, "_EARLY_SAMPLE", 500)

@@ -94,8 +94,10 @@ def loss_chart(curves: LossCurves) -> Chart:
 
     caption = (
         "Cross-entropy (nats per token) over training tokens. Solid: validation. Light: training, running "
-        "mean. Dotted: a new data phase begins, which shifts the training loss."
+        "mean."
     )
+    if curves.phase_starts:
+        caption += " Dotted: a new data phase begins, which shifts the training loss."
     caption += _caption_of(curves.validation, curves.switches)
     return chart(draw, "Loss over training", heights=(330, 560), caption=caption)
 

@@ -10,7 +10,9 @@ from fourbits.data.corpora.document import SkippedFiles
 from fourbits.data.corpora.file_kinds import SUPPORTED, kind_of, label_of
 from fourbits.data.corpora.read_files import problem_of
 
-HIDDEN, LINKS = "hidden", "links to files"
+HIDDEN, CACHES, LINKS = "hidden", "caches", "links to files"
+# Python's compiled modules, and folders with the tag of https://bford.info/cachedir, such as Cargo's target.
+PYCACHE, TAG_FILE, TAG = "__pycache__", "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55"
 REMEDIES = {
     LINKS: "read links with --follow-links (data.follow_links)",
     "without a ": "choose a field or column with --text-field (data.text_field)",
@@ -35,9 +37,9 @@ class FolderFiles:
 def find_files(folder: Path, text_field: str, *, follow_links: bool, allow_skipped: bool) -> FolderFiles:
     """The text files of a folder and its folders, in order of their paths.
 
-    Hidden files and folders are counted, not read; links to folders are not followed, and links to files only
-    with follow_links. Raises ValueError for a folder without text, or, unless allow_skipped is set, one of
-    which most bytes would be skipped.
+    Hidden files and folders, and caches, are counted, not read, and their bytes are no part of the folder;
+    links to folders are not followed, and links to files only with follow_links. Raises ValueError for a
+    folder without text, or, unless allow_skipped is set, one of which most bytes would be skipped.
     """
     found = FolderFiles()
     for path in sorted(_walk(folder, found)):
@@ -67,7 +69,7 @@ def listed(skipped: Mapping[str, SkippedFiles]) -> str:
 
 
 def _walk(folder: Path, found: FolderFiles) -> Iterator[Path]:
-    """Yield everything that is neither hidden nor a folder."""
+    """Yield everything that is neither hidden, nor a folder or in a cache."""
     for top, folders, files in os.walk(folder, onerror=_refuse):
         for name in (*folders, *files):
             path = Path(top, name)
@@ -77,7 +79,21 @@ def _walk(folder: Path, found: FolderFiles) -> Iterator[Path]:
                 yield path
             elif path.is_symlink():
                 found.skip("links to folders")
+            elif _is_cache(path):
+                found.skip(CACHES)
+                folders.remove(name)
         folders[:] = [name for name in folders if not name.startswith(".")]
+
+
+def _is_cache(folder: Path) -> bool:
+    """Whether a program can make this folder again: by its name, or by the tag of cache directories."""
+    if folder.name == PYCACHE:
+        return True
+    try:
+        with (folder / TAG_FILE).open("rb") as file:
+            return file.read(len(TAG)) == TAG
+    except OSError:
+        return False
 
 
 def _refuse(error: OSError) -> None:

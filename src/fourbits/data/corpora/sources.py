@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fourbits.data.corpora.document import Document, Source
-from fourbits.data.corpora.file_kinds import SUPPORTED, kind_of, stem_of
-from fourbits.data.corpora.folder import HIDDEN, find_files, listed
+from fourbits.data.corpora.file_kinds import SUPPORTED, compression_of, kind_of, stem_of
+from fourbits.data.corpora.folder import CACHES, HIDDEN, find_files, listed
 from fourbits.data.corpora.read_files import TEXT_FIELD, problem_of, read_files
 from fourbits.data.corpora.tables import HUB, hub_dataset, is_saved_dataset, saved_dataset
 from fourbits.data.stream.token_file import TokenFile, bin_and_idx
@@ -65,7 +65,7 @@ def _folder(name: str, path: Path, options: ReadOptions) -> Source:
     found = find_files(
         path, options.text_field, follow_links=options.follow_links, allow_skipped=options.allow_skipped
     )
-    if found.skipped.keys() - {HIDDEN}:
+    if found.skipped.keys() - {HIDDEN, CACHES}:
         warnings.warn(f"{path}: skipped {listed(found.skipped)}.", stacklevel=5)
     files = tuple(found.read)
     return Source(
@@ -93,12 +93,24 @@ def _file(name: str, path: Path, options: ReadOptions) -> Source:
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty.")
     if problem := problem_of(path, options.text_field):
-        raise ValueError(
-            f"{path}: {problem}. A .json file must have one object per line, and a .csv file a header, with "
-            f"the text in {options.text_field!r} or what --text-field (data.text_field) names. To convert an "
-            f"array: jq -c '.[]' {path.name} > {path.stem}.jsonl"
-        )
+        raise ValueError(f"{path}: {problem}. {_remedy(path, options.text_field)}")
     return Source(name, (path,), lambda: read_files((path,), path.parent, options.text_field))
+
+
+def _remedy(path: Path, text_field: str) -> str:
+    """What a .csv or .json file must hold, and how to make it so."""
+    where = f"with the text in {text_field!r} or what --text-field (data.text_field) names"
+    if kind_of(path) == "csv":
+        return f"A .csv file must have a header, {where}."
+    array = {
+        "": f"jq -c '.[]' {path.name}",
+        ".gz": f"zcat {path.name} | jq -c '.[]'",
+        ".zst": f"zstdcat {path.name} | jq -c '.[]'",
+    }[compression_of(path)]
+    return (
+        f"A .json file must have one object per line, {where}. To convert an array: {array} > "
+        f"{stem_of(path)}.jsonl"
+    )
 
 
 def _token_source(name: str, prefix: Path) -> Source:

@@ -55,7 +55,7 @@ def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[s
         _check_unchanged(source, stamps)
         dropped = preparation.deduplicator.documents - dropped_before[0]
         if not split.state.documents:
-            raise ValueError(_why_empty(source, dropped))
+            raise ValueError(_why_empty(source, dropped, tally.unencodable))
         held_out = split.finish()
     total = source.num_bytes or max(tally.text_bytes, 1)
     preparation.progress(source.name, total, total)
@@ -78,7 +78,13 @@ def prepare_source(source: Source, key: str, preparation: Preparation) -> dict[s
     }
 
 
-def _why_empty(source: Source, dropped: int) -> str:
+def _why_empty(source: Source, dropped: int, unencodable: int) -> str:
+    if unencodable:
+        return (
+            f"the source {source.name!r} has no tokens: the tokenizer encodes all of its {unencodable:,} "
+            f"{'other ' if dropped else ''}documents to nothing. Choose a tokenizer whose vocabulary covers "
+            f"this text."
+        )
     if dropped:
         return (
             f"the source {source.name!r} has only copies: all of its {dropped:,} documents are among earlier "

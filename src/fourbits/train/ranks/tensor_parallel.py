@@ -119,8 +119,8 @@ def _reduction(dim: int, runs: Runs, ranks: TensorRanks) -> str:
     """The name of a reduction over exactly the ranks that share a tensor, of layers cut along dim."""
     name = f"tensor parallel, {('output', 'input')[dim]} features {runs or ''}".rstrip()
     if name not in _reductions:
-        _reductions[name] = partial(_reduced, ranks.group, frozenset(_IN_PARTS[dim]))
-        register_amax_reduction(name, _reductions[name], runs)
+        _reductions[name] = partial(_reduced, ranks.group)
+        register_amax_reduction(name, _reductions[name], runs, _IN_PARTS[dim])
     return name
 
 
@@ -128,10 +128,8 @@ def _reduction(dim: int, runs: Runs, ranks: TensorRanks) -> str:
 _reductions: dict[str, Any] = {}
 
 
-def _reduced(group: Any, in_parts: frozenset[str], bits: Tensor, roles: tuple[str, ...]) -> Tensor:
-    """Maxima over a group, if this tensor is in parts; all roles of a call are operands of one tensor."""
-    if not in_parts.intersection(roles):
-        return bits
+def _reduced(group: Any, bits: Tensor, roles: tuple[str, ...]) -> Tensor:
+    """Maxima over a group."""
     whole = bits.clone()
     dist.all_reduce(whole, dist.ReduceOp.MAX, group=group)
     return whole
