@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fourbits.lint.lint import lint
 from fourbits.lint.recipe_rules import RECIPE_RULES
 from fourbits.lint.run_rules import RUN_RULES
 from fourbits.recipe.presets import RECIPES
+from fourbits.recipe.recipe import LayerRule
 from fourbits.train.config import load_config
 from fourbits.train.presets import RUN_PRESETS
 
@@ -35,32 +37,99 @@ def test_shipped_recipes_have_the_findings_of_the_page(preset, recipe):
     assert rules(preset, recipe=recipe) == (row[1].split(", ") if row else [])
 
 
-FAILING: dict[str, dict[str, Any]] = {
-    "final-blocks": {"recipe__keep_bf16__last_blocks": 0},
-    "head": {"recipe__keep_bf16__names": "[nothing_of_the_kind]"},
-    "gradient-rounding": {"recipe__dgrad__lhs__rounding": "rne"},
-    "forward-rounding": {"recipe__fprop__lhs__rounding": "sr"},
-    "forward-transform": {"recipe__fprop__lhs__rht": 16},
-    "weight-consistency": {"recipe__fprop__rhs__block": "[1, 16]", "recipe__dgrad__rhs__block": "[1, 16]"},
-    "claimed-format": {"recipe__keep_bf16__first_blocks": 3},
-    "widths": {"model__d_ffn": 1000},
-    "rate": {"optim__lr": 0.1},
-    "batch": {"train__gradient_accumulation": 4096},
+#: per rule: a preset, settings with the mistake, settings near them without it, what the mistake breaks
+EXAMPLES: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[str]]] = {
+    "final-blocks": (
+        "transformer-1.2b",
+        {"recipe__keep_bf16__last_blocks": 1},
+        {"recipe__keep_bf16__last_blocks": 2},  # 2 of 20, and 4 of 62 in ablations of the paper
+        ["final-blocks"],
+    ),
+    "head": (
+        "transformer-1.2b",
+        {"recipe__keep_bf16__names": "[]"},
+        {"recipe__keep_bf16__names": "[head]"},
+        ["head"],
+    ),
+    "gradient-rounding": (
+        "transformer-1.2b",
+        {"recipe__dgrad__lhs__rounding": "rne"},
+        {"recipe__dgrad__lhs__rounding": "sr"},
+        ["gradient-rounding"],
+    ),
+    "forward-rounding": (
+        "transformer-1.2b",
+        {"recipe__fprop__lhs__rounding": "sr"},
+        {"recipe__fprop__lhs__rounding": "rne"},
+        ["forward-rounding"],
+    ),
+    "forward-transform": (
+        "transformer-1.2b",
+        {"recipe__fprop__lhs__rht": 16},
+        {"recipe__wgrad__lhs__rht": 32},
+        ["forward-transform", "weight-consistency"],  # W has a transform in Fprop alone
+    ),
+    "weight-consistency": (
+        "transformer-1.2b",
+        {"recipe__fprop__rhs__block": "[1, 16]", "recipe__dgrad__rhs__block": "[1, 16]"},
+        {"recipe__fprop__rhs__block": "[16, 16]", "recipe__dgrad__rhs__block": "[16, 16]"},
+        ["weight-consistency"],
+    ),
+    "claimed-format": (
+        "tiny",
+        {"recipe__keep_bf16__first_blocks": 3},
+        {"recipe__keep_bf16__first_blocks": 2},
+        ["claimed-format"],
+    ),
+    "widths": ("tiny", {"model__d_ffn": 1000}, {"model__d_ffn": 1008}, ["widths"]),
+    "rate": ("transformer-1.2b", {"optim__lr": 0.1}, {"optim__lr": 1e-3}, ["rate"]),
+    "batch": (
+        "transformer-1.2b",
+        {"train__gradient_accumulation": 4096},
+        {"train__gradient_accumulation": 16},
+        ["batch"],
+    ),
+    "shards": ("hybrid-8b", {"tensor": 8}, {"tensor": 4}, ["shards"]),
+    "mamba-groups": ("hybrid-8b", {"tensor": 16}, {"tensor": 2}, ["shards", "mamba-groups"]),
+    "data": (
+        "tiny",
+        {"data__paths": "[more=/nowhere/text, stdlib]"},
+        {"data__paths": "[more=/proc/version, stdlib]"},
+        ["data"],
+    ),
+    "checkpoints": (
+        "hybrid-12b",
+        {"gpus": 16384, "train__checkpoint_interval": 100_000},
+        {"gpus": 512},
+        ["checkpoints"],
+    ),
 }
 
 
-#: W with a transform in Fprop alone has other values in Dgrad, too
-ALSO = {"forward-transform": ["forward-transform", "weight-consistency"]}
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_a_rule_finds_its_mistake_and_passes_what_is_right(rule):
+    preset, wrong, right, expected = EXAMPLES[rule]
+    assert rule in expected
+    assert rules(preset, **wrong) == expected
+    assert rules(preset, **right) == []
 
 
-@pytest.mark.parametrize("rule", FAILING)
-def test_a_rule_finds_its_mistake_and_no_other(rule, monkeypatch):
-    settings = dict(FAILING[rule])
-    if rule == "head":  # patterns that match nothing are an error of a user's recipe
-        settings["recipe__keep_bf16__names"] = "[blocks.0.*]"
-        monkeypatch.setattr("fourbits.linear.roles.Roles.head", lambda *_: "")
-    preset = "tiny" if rule in ("claimed-format", "widths") else "transformer-1.2b"
-    assert rules(preset, **settings) == ALSO.get(rule, [rule])
+def test_a_rule_for_the_head_is_named_as_one_that_does_nothing():
+    recipe = load_config("tiny", RUN_PRESETS, {}).recipe
+    quantized = replace(recipe, layers=(LayerRule(names=("head",), table=recipe.table),))
+    config = replace(RUN_PRESETS["tiny"], recipe=quantized)
+    (found,) = lint(config)
+    assert found.rule == "head"
+    assert "does nothing" in found.why
+    some = replace(recipe, layers=(LayerRule(names=("blocks.4.*",), table=recipe.table),))
+    assert lint(replace(config, recipe=some)) == []
+
+
+def test_fp4_gradients_of_fp8_weights_are_inconsistent():
+    given = {f"recipe.fprop.{side}.format": "mxfp8" for side in ("lhs", "rhs")}
+    found = lint(load_config("tiny", RUN_PRESETS, given | {"recipe.fprop.rhs.block": "[1, 32]"}))
+    assert [each.rule for each in found] == ["weight-consistency"]
+    assert "nvfp4 after mxfp8" in found[0].what
 
 
 def test_a_late_switch_stands_for_blocks_in_bf16():

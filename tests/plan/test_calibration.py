@@ -67,9 +67,16 @@ def test_a_plan_says_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFix
     fast = json.loads(capsys.readouterr().out)
     assert main(command[:4] + ["--json"]) == 0
     declared = json.loads(capsys.readouterr().out)
-    assert fast["figures"] == "predicted from measured on one NVIDIA H200 rates"
+    assert fast["figures"] == "predicted from rates measured on one NVIDIA H200, else declared ones"
     assert fast["recipes"][0]["step_seconds"] < declared["recipes"][0]["step_seconds"]
-    assert any("copy" in line and "measured on one" in line for line in fast["assumptions"])
+    measured, rest = (line for line in fast["assumptions"] if line.startswith("efficiencies"))
+    assert measured.startswith("efficiencies, measured on one NVIDIA H200: ")
+    assert "copying 0.90 of the memory bandwidth" in measured
+    assert "large GEMMs in BF16 0.75 of the peak" in measured
+    assert rest.startswith("efficiencies, declared: ")
+    assert "SSD scan" in rest
+    assert "SSD scan" not in measured
+    assert "large GEMMs in FP8" in rest
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fourbits.model.counts import count_parameters
 from fourbits.plan.calibration import calibrated, gpu_of, load_calibration
+from fourbits.plan.gpus import GPUS
 from fourbits.plan.published import CASES, Prediction, predict
 from fourbits.plan.rates import DECLARED
+from fourbits.plan.software import FOURBITS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
 #: what the plan does not explain, as docs/plan.md says
@@ -59,6 +62,37 @@ def row(found: Prediction) -> str:
 @pytest.mark.parametrize("found", FOUND, ids=IDS)
 def test_the_page_has_the_figures_of_the_code(found):
     assert row(found) in PAGE
+
+
+@pytest.mark.parametrize(
+    ("row", "changed", "expected"),
+    [
+        (0, "network", "21,775"),
+        (1, "network", "26,743"),
+        (2, "network", "26,743"),
+        (3, "host", "3,919"),
+        (4, "host", "3,520"),
+    ],
+)
+def test_what_would_explain_a_missed_row_is_what_the_page_says(row, changed, expected, monkeypatch):
+    case, rates = CASES[row], DECLARED
+    if changed == "network":
+        monkeypatch.setitem(GPUS, case.gpu, replace(GPUS[case.gpu], domain=4))
+    else:
+        rates = replace(rates, host_quantized=2e-3)
+    assert f"{predict(case, rates).tokens_per_second:,.0f}" == expected
+    assert expected in PAGE.partition("**Missed:**")[2]
+
+
+def test_torchtitan_sums_gradients_in_every_micro_batch_and_holds_no_copy_of_all():
+    case = CASES[0]
+    several = replace(case.layout, accumulation=2 * case.layout.accumulation)
+    assert predict(replace(case, layout=several)).gib == predict(case).gib
+    ours = replace(case, software=FOURBITS)
+    once = replace(case.layout, accumulation=1)
+    held = predict(ours).gib - predict(replace(ours, layout=once)).gib
+    parameters = sum(count_parameters(case.model).values())
+    assert held == pytest.approx(4 * parameters / 2**30)
 
 
 RECORDED = load_calibration(Path(__file__).parent / "h200.json")

@@ -64,7 +64,7 @@ def rates(device: torch.device, described: Device) -> dict[str, str]:
 
 
 def self_tests(described: Device, budget: float = BUDGET) -> list[SelfTest]:
-    """Every test, in the order of importance."""
+    """Every test. Those that compile nothing come first, so that a slow compiler does not cost them."""
     device = torch.device(described.torch_device)
     began, found = time.monotonic(), list[SelfTest]()
     for what, unsupported, run in _tests(device, described):
@@ -83,11 +83,11 @@ def _tests(device: torch.device, described: Device) -> list[tuple[str, str | Non
     """(what, why it cannot run here, the test)."""
     triton = unsupported_triton(described) if device.type == "cuda" else None
     kernels = unsupported_triton(described)
-    alone = "the CPU is what others are compared with" if device.type == "cpu" else triton
+    alone = "on a CPU it is the reference itself" if device.type == "cpu" else triton
     return [
+        ("attention", None, lambda: _attention(device)),
         ("quantizers and emulated GEMMs", triton, lambda: _findings(check_native(device, matmul))),
         ("linear layer, nvfp4", alone, lambda: _linear(device)),
-        ("attention", None, lambda: _attention(device)),
         (
             "Mamba-2 scan, convolution, norm",
             unsupported_scan(device, torch.bfloat16, *_HEAD),

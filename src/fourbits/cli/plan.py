@@ -9,8 +9,9 @@ import math
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from fourbits.cli.plan_tables import plan_tables, published_table, road_table, simulation
+from fourbits.cli.plan_tables import published_table, road_table, shown, simulation
 from fourbits.compare.report.plan_page import plan_page
+from fourbits.compare.report.plan_tables import plan_tables
 from fourbits.compare.terminal import print_table
 from fourbits.plan.calibration import calibrated, gpu_of, load_calibration
 from fourbits.plan.estimate import Plan, Prices, plan_run
@@ -21,7 +22,6 @@ from fourbits.plan.published import CASES, predict
 from fourbits.plan.rates import DECLARED, Rates
 from fourbits.plan.road import ROAD
 from fourbits.train.config import RunConfig, load_config
-from fourbits.train.preset_figures import with_expected_vocabulary
 from fourbits.train.presets import RUN_PRESETS
 
 EXAMPLE = "fourbits plan hybrid-12b --gpu gb200 --gpus 736 --price 4"
@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("config", metavar="CONFIG", nargs="?", help="a preset or a .yaml file")
     add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")
-    add("--gpus", type=int, default=1, metavar="N", help="how many (default: 1)")
+    add("--gpus", type=_gpus, metavar="N", help="how many (default: 1)")
     add("--recipe", metavar="NAME", help="a shipped recipe or a .yaml file")
     add("--price", type=_price, metavar="P", help="what an hour of one GPU costs, in any currency")
     add("--power-price", type=_price, metavar="P", help="what a kWh costs, if it is paid separately")
@@ -64,16 +64,18 @@ def run(args: Namespace) -> int:
     if args.json:
         print(json.dumps(plain_plan(plan, prices), indent=2))
         return 0
-    for table in (*plan_tables(args.config, plan, prices), *([simulation(plan)] if args.simulate else [])):
-        print_table(table)
+    for table in plan_tables(args.config, plan, prices):
+        print_table(shown(table))
         print()
+    if args.simulate:
+        print_table(simulation(plan))
     return 0
 
 
 def planned(args: Namespace) -> Plan:
     """The plan that the arguments describe."""
     gpu = find_gpu(args.gpu)
-    return plan_run(_config(args), gpu, args.gpus, _rates(args.calibration, gpu))
+    return plan_run(_config(args), gpu, args.gpus or 1, _rates(args.calibration, gpu))
 
 
 def _config(args: Namespace) -> RunConfig:
@@ -82,11 +84,17 @@ def _config(args: Namespace) -> RunConfig:
 
 
 def _write_page(args: Namespace, prices: Prices) -> int:
-    gpu, config = find_gpu(args.gpu), with_expected_vocabulary(_config(args))
-    found = grid(config, gpu, args.gpus, _rates(args.calibration, gpu))
+    path: Path = args.html
+    if not path.parent.is_dir() or path.is_dir():
+        wrong = f"{path} is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
+        raise ValueError(
+            f"plan --html: must be a file in an existing folder: {wrong}. Pass one such as plan.html."
+        )
+    gpu = find_gpu(args.gpu)
+    found = grid(_config(args), gpu, args.gpus or 1, _rates(args.calibration, gpu))
     name = Path(args.config).stem if args.config not in RUN_PRESETS else args.config
-    args.html.write_text(plan_page(name, config, gpu, found, prices), encoding="utf-8")
-    print(f"{args.html}: {len(found.cells)} plans; open it in a browser")
+    path.write_text(plan_page(name, found, prices), encoding="utf-8")
+    print(f"{path}: {len(found.cells)} plans; open it in a browser")
     return 0
 
 
@@ -127,6 +135,12 @@ def _published(as_json: bool, calibration: Path | None) -> int:
     return 0
 
 
+def _gpus(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"must be a whole number of at least 1, such as 64, got {text!r}")
+    return int(text)
+
+
 def _price(text: str) -> float:
     try:
         value = float(text)
@@ -143,12 +157,18 @@ def _refuse_ignored(args: Namespace) -> None:
     if args.json and output is None:
         output = "json"
     ignored = {
-        "published": ("config", "gpu", "road", "html", "simulate"),
-        "road": ("config", "gpu", "html", "simulate", "json", "calibration"),
+        "published": ("config", "gpu", "recipe", "price", "power_price", "road", "html", "simulate"),
+        "road": (
+            *("config", "gpu", "recipe", "price", "power_price", "html", "simulate", "json", "calibration"),
+        ),
         "html": ("simulate", "json"),
         "json": ("simulate",),
     }
     for name in ignored.get(output or "", ()):
-        if getattr(args, name):
-            shown = "CONFIG" if name == "config" else f"--{name}"
+        if getattr(args, name) is not None and getattr(args, name) is not False:
+            shown = "CONFIG" if name == "config" else f"--{name.replace('_', '-')}"
             raise ValueError(f"plan: --{output} takes no {shown}, got both. Leave one out.")
+    if output in ("published", "road"):
+        given = next(iter(args.overrides), None) or ("gpus" if args.gpus is not None else None)
+        if given is not None:
+            raise ValueError(f"plan: --{output} takes no --{given}, got both. Leave one out.")

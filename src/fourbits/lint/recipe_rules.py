@@ -2,10 +2,15 @@
 
 from collections.abc import Iterator
 
+from fourbits.linear.selection import matches
 from fourbits.lint.finding import Finding, LintedRun, is_4_bits
 from fourbits.recipe.recipe import GemmTable, has_4_bits
 
 _PAPER = "arXiv:2509.25149"
+
+
+#: the smallest share of last blocks in BF16 that arXiv:2509.25149 reports: 4 of 62, in its ablations
+_LAST_BLOCKS = 4 / 62
 
 
 def final_blocks(run: LintedRun) -> Iterator[Finding]:
@@ -13,24 +18,44 @@ def final_blocks(run: LintedRun) -> Iterator[Finding]:
     blocks = len(run.config.model.pattern)
     recipe = run.config.recipe
     keep, ends_higher = recipe.keep_bf16, any(phase.end == "end" for phase in recipe.schedule)
-    if run.quantizes_to_4_bits and not keep.count_last(blocks) and not ends_higher:
+    kept = keep.count_last(blocks)
+    if run.quantizes_to_4_bits and kept < _LAST_BLOCKS * blocks and not ends_higher:
         yield Finding(
             "final-blocks",
-            f"all of the last blocks are quantized (keep_bf16.last_blocks {keep.last_blocks!r} of {blocks})",
-            f"In {_PAPER} a 12B model diverged when the last blocks were in FP4.",
+            f"{kept} of the last blocks in BF16, of {blocks} (keep_bf16.last_blocks {keep.last_blocks!r})",
+            f"In {_PAPER} a 12B model diverged with its last blocks in FP4; 8 of 62 were kept in BF16, and 4 "
+            "in ablations.",
             "Set recipe.keep_bf16.last_blocks to '8/62', or let a late phase of recipe.schedule end in BF16.",
         )
 
 
 def head(run: LintedRun) -> Iterator[Finding]:
-    """The output head in 4 bits."""
-    found = [row for row in run.summary.rows if row.name == "head" and "fp4" in row.precision]
-    if found:
+    """The output head or the embedding meant to be quantized."""
+    recipe = run.config.recipe
+    if all(gemm.high_precision for table in run.tables for gemm in (table.fprop, table.dgrad, table.wgrad)):
+        return
+    ruled = [
+        pattern
+        for rule in recipe.layers
+        for pattern in rule.names
+        if not rule.table.fprop.high_precision
+        and pattern != "*"
+        and any(matches(name, (pattern,)) for name in ("head", "embedding"))
+    ]
+    why = "Its errors reach every token's loss directly, and no published recipe quantizes it."
+    if not matches("head", recipe.keep_bf16.names):
         yield Finding(
             "head",
-            f"the output head is quantized to {found[0].precision}",
-            "Its errors reach every token's loss directly; no published recipe quantizes it.",
-            "Add 'head' to recipe.keep_bf16.names.",
+            f"no pattern of keep_bf16.names matches the output head, got {list(recipe.keep_bf16.names)}",
+            f"{why} fourbits keeps this model's head in BF16 by its place, but not every model's.",
+            "Add 'head' and 'lm_head' to recipe.keep_bf16.names.",
+        )
+    elif ruled:
+        yield Finding(
+            "head",
+            f"recipe.layers quantizes the head or the embedding ({', '.join(ruled)})",
+            f"{why} fourbits keeps both in BF16, so the rule does nothing.",
+            "Remove the pattern from recipe.layers.",
         )
 
 
@@ -73,13 +98,17 @@ def weight_consistency(run: LintedRun) -> Iterator[Finding]:
     """A weight whose values differ between Fprop and Dgrad."""
     for table in _with_4_bits(run):
         forward, backward = table.fprop.rhs, table.dgrad.rhs
-        both = is_4_bits(forward) and is_4_bits(backward)
+        both = forward.block_format.quantized and backward.block_format.quantized
         if both and not table.shares_weight and backward.source != "forward":
+            other = "blocks along each contraction"
+            if forward.format != backward.format:
+                other = f"{backward.format} after {forward.format}"
             yield Finding(
                 "weight-consistency",
-                "W has other codes in Dgrad than in Fprop (blocks along each contraction)",
+                f"W has other codes in Dgrad than in Fprop ({other})",
                 f"The gradient is then not that of the forward pass ({_PAPER}, 4.3).",
-                "Set block to [16, 16] on fprop.rhs and dgrad.rhs, or dgrad.rhs.source to forward.",
+                "Set one format and square blocks ([16, 16] for nvfp4) on fprop.rhs and dgrad.rhs, or "
+                "dgrad.rhs.source to forward.",
             )
 
 

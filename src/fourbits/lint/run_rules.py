@@ -9,6 +9,7 @@ from fourbits.data.stream.manifest import is_prepared
 from fourbits.lint.finding import Finding, LintedRun
 from fourbits.model.counts import count_parameters
 from fourbits.plan.failures import HOURS_BETWEEN_FAILURES
+from fourbits.train.config import missing_path
 from fourbits.train.parallel import uneven
 from fourbits.train.preset_figures import estimated_seconds
 from fourbits.train.presets import RUN_PRESETS
@@ -90,6 +91,19 @@ def rate_and_batch(run: LintedRun) -> Iterator[Finding]:
             )
 
 
+def missing_data(run: LintedRun) -> Iterator[Finding]:
+    """Paths of data that are not on this machine."""
+    missing = [path for given in run.config.data.paths if (path := missing_path(given)) is not None]
+    if missing:
+        yield Finding(
+            "data",
+            f"data.paths names {', '.join(map(str, missing))}, which {'do' if len(missing) > 1 else 'does'} "
+            "not exist on this machine",
+            "The run would stop before its first step, and nothing about its data could be checked.",
+            "Correct the path, or run lint where the data are.",
+        )
+
+
 def blend(run: LintedRun) -> Iterator[Finding]:
     """A blend that reads a source many times. Prepared folders only: of other text the size is not known."""
     data = run.config.data
@@ -131,4 +145,4 @@ def checkpoints(run: LintedRun) -> Iterator[Finding]:
         )
 
 
-RUN_RULES = (widths, shards, rate_and_batch, blend, checkpoints)
+RUN_RULES = (widths, shards, rate_and_batch, missing_data, blend, checkpoints)

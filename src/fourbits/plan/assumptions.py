@@ -1,44 +1,73 @@
 """Every assumption behind a plan, as sentences: what is not in the configuration and was not measured."""
 
-from dataclasses import fields
-
 from fourbits.plan.communication import LATENCY
 from fourbits.plan.estimate import Plan
 from fourbits.plan.failures import HOST_RATE, HOURS_BETWEEN_FAILURES, RESTART_SECONDS, STORAGE_RATE
 from fourbits.plan.memory import USABLE
-from fourbits.plan.rates import DECLARED
+from fourbits.plan.rates import DECLARED, Rates
 
 
 def assumptions(plan: Plan) -> list[str]:
     """In the order in which they matter."""
-    rates, gpu, model = plan.rates, plan.gpu, plan.config.model
-    measured = [f.name for f in fields(rates) if getattr(rates, f.name) != getattr(DECLARED, f.name)]
-    where = f"; {', '.join(n for n in measured if n != 'origin')}: {rates.origin}" if measured else ""
-    scheduled = bool(plan.config.recipe.schedule)
-    saves = f"training waits for checkpoints, written at {STORAGE_RATE / 1e9:.0f} GB/s"
-    if plan.config.train.background_saves:
-        saves = f"training waits for a copy of checkpoints at {HOST_RATE / 1e9:.0f} GB/s per GPU"
+    rates, gpu, config = plan.rates, plan.gpu, plan.config
+    layout = plan.estimate.choice.layout
+    group = layout.shard * layout.tensor
+    place = f"every shard group lies within one of the link domains of {gpu.domain} GPUs"
+    if group > gpu.domain:
+        place = f"shard groups of {group} GPUs span link domains of {gpu.domain}, at the network's rate"
+    saves = f"training waits while a checkpoint is written, at {STORAGE_RATE / 1e9:.0f} GB/s in all"
+    if config.train.background_saves:
+        saves = (
+            f"training waits while a checkpoint is copied to the host, at {HOST_RATE / 1e9:.0f} GB/s per GPU"
+        )
     return [
-        f"peaks, bandwidths, power of {gpu.name}: declared by {gpu.source}",
-        f"shares of them: large GEMMs {rates.gemm_share('bf16'):.2f} in BF16 and "
-        f"{rates.gemm_share('nvfp4'):.2f} in FP4, attention {rates.attention:.2f} and scan "
-        f"{rates.scan:.2f} of the BF16 peak, memory {rates.copy:.2f}; elementwise work "
-        f"{rates.elementwise:.2f}, quantizers {rates.quantize:.2f} (stochastic "
-        f"{rates.quantize_stochastic:.2f}) of copying, links {rates.link:.2f}, network "
-        f"{rates.network:.2f}{where}",
-        f"vocabulary of {model.vocab_size:,}: of a prepared folder, or data.vocab_size and "
-        "data.model_vocab_size",
-        *(["the recipe's precision schedule is not planned: every step is that of its table"] * scheduled),
-        "steps of the configuration, whole ones; no time for validation, health samples or loading data",
-        f"{USABLE:.0%} of the memory usable; weights gathered block by block, as parallel.gather sends them",
-        f"{1e6 * LATENCY:.0f} us per rank and ring; sums over copies wait, at {rates.copies:.2f} "
-        "of the network, and so do weights and gradients of embedding and head; other traffic overlaps",
-        "shard groups lie within one link domain, which a rack may not divide into",
-        "days, energy and cost without failures and checkpoints, which the last table adds",
-        f"launches take the host {1e3 * rates.host_quantized:.2f} ms per quantized layer, "
-        f"{1e3 * rates.host_linear:.2f} per other one and {1e3 * rates.host_block:.2f} per block, "
-        "which counts where GPUs take less",
-        f"one GPU fails every {HOURS_BETWEEN_FAILURES:,.0f} h (arXiv:2407.21783), a restart takes "
-        f"{RESTART_SECONDS / 60:.0f} min, {saves}",
-        f"{gpu.system_watts:,.0f} W per GPU for the whole system, always; no cooling of the room",
+        f"peaks, bandwidths and power of {gpu.name} are declared: {gpu.source}",
+        *_efficiencies(rates),
+        f"a vocabulary of {config.model.vocab_size:,} tokens: the prepared folder's, or that of "
+        "data.model_vocab_size and data.vocab_size",
+        *(
+            ["every step has the precisions of the recipe's table: its schedule is not planned"]
+            * bool(config.recipe.schedule)
+        ),
+        "whole steps; no time for validation, health samples or waiting for data",
+        f"{USABLE:.0%} of the memory is usable; weights are gathered block by block",
+        f"a collective takes {1e6 * LATENCY:.0f} us more per rank; sums over copies, and the weights and "
+        "gradients of embedding and head, are never hidden; other traffic is, by computation that takes as "
+        "long",
+        *([place] * (group > 1)),
+        "time, energy and cost do not include failures and checkpoints; the table about them has their share",
+        f"the host takes {1e3 * rates.host_quantized:.2f} ms to launch a quantized layer, "
+        f"{1e3 * rates.host_linear:.2f} ms another linear layer and {1e3 * rates.host_block:.2f} ms the rest "
+        "of a block, which counts where GPUs take less",
+        f"one GPU fails every {HOURS_BETWEEN_FAILURES:,.0f} h (arXiv:2407.21783); a restart takes "
+        f"{RESTART_SECONDS / 60:.0f} min; {saves}",
+        f"{gpu.system_watts:,.0f} W per GPU for the whole system, all the time, without cooling of the room",
     ]
+
+
+def _efficiencies(rates: Rates) -> list[str]:
+    """One sentence of what was declared, and one of what was measured, if anything was."""
+    of_gemms = dict(rates.gemm_of)
+    formats = {"bf16": "BF16", "emulated": "BF16 of 4-bit operands", "fp8": "FP8", "nvfp4": "FP4"}
+    found = [
+        (unit in of_gemms, f"large GEMMs in {name} {rates.gemm_share(unit):.2f} of the peak")
+        for unit, name in formats.items()
+        if unit in of_gemms or unit != "emulated"
+    ]
+    for name, text in (
+        ("attention", "attention {:.2f} of the BF16 peak"),
+        ("scan", "SSD scan {:.2f} of the BF16 peak"),
+        ("copy", "copying {:.2f} of the memory bandwidth"),
+        ("elementwise", "elementwise work {:.2f} of copying"),
+        ("quantize", "quantizers {:.2f} of copying"),
+        ("quantize_stochastic", "quantizers with stochastic rounding {:.2f} of copying"),
+        ("link", "collectives {:.2f} of the links"),
+        ("network", "collectives {:.2f} of the network"),
+        ("copies", "sums over copies {:.2f} of the network"),
+    ):
+        value = getattr(rates, name)
+        found.append((value != getattr(DECLARED, name), text.format(value)))
+    measured = [text for was_measured, text in found if was_measured]
+    declared = [text for was_measured, text in found if not was_measured]
+    lines = [f"efficiencies, declared: {'; '.join(declared)}"]
+    return [f"efficiencies, {rates.origin}: {'; '.join(measured)}", *lines] if measured else lines

@@ -77,5 +77,9 @@ def waiting(found: Traffic, micro_batch: float, layout: Layout, software: Softwa
     else:
         gathers = found.gather * (2 if software.regathers else 1)
         last = gathers + found.reduce
+    ends = found.ends if layout.shard > 1 else 0.0
+    # where every micro-batch sums its gradients, sums over copies overlap with its backward pass, too
+    if not software.sums_once or layout.accumulate == "sharded":
+        return layout.accumulation * (max(0.0, last + found.copies - micro_batch) + ends)
     hidden = (layout.accumulation - 1) * max(0.0, gathers - micro_batch) + max(0.0, last - micro_batch)
-    return hidden + (found.ends if layout.shard > 1 else 0.0) + found.copies
+    return hidden + ends + found.copies

@@ -11,7 +11,7 @@ from fourbits.plan.layouts import RECOMPUTED, Layout, unsupported
 from fourbits.plan.linears import BF16_TABLE, linear_groups
 from fourbits.plan.machine import Machine
 from fourbits.plan.rates import DECLARED, Rates
-from fourbits.plan.search import Choice, Subject, best_layout
+from fourbits.plan.search import Choice, DoesNotFitError, Subject, best_layout, fewest_gpus
 from fourbits.plan.software import FOURBITS, Software
 from fourbits.plan.step import linear_seconds, step_of
 from fourbits.recipe.presets import get_recipe
@@ -40,6 +40,7 @@ class Estimate:
     gpus: int
     tokens: int
     tokens_per_step: int
+    parameters: int
     bf16_flops: float
     gpu: Gpu
 
@@ -78,6 +79,24 @@ class Estimate:
         """With systems at their maximum: an upper bound, without cooling of the room."""
         return self.gpu_hours * self.gpu.system_watts * 1e-6
 
+    @property
+    def units(self) -> str:
+        """On what the quantized GEMMs run, and whether fourbits has run them there; empty for bf16."""
+        if self.recipe == "bf16":
+            return ""
+        if not self.native:
+            return "emulated in BF16"
+        if self.recipe.startswith("fp8"):
+            return "FP8 tensor cores"
+        if self.recipe.startswith("mx"):
+            return "tensor cores, which fourbits does not use"
+        return "FP4 tensor cores, not yet run by fourbits"
+
+    @property
+    def cannot_run(self) -> str | None:
+        """Why the trainer refuses this layout, or None."""
+        return unsupported(self.choice.layout)
+
     def cost(self, prices: Prices) -> float | None:
         """GPU hours and energy, as far as prices are given; None without any."""
         if prices.gpu_hour is None and prices.kwh is None:
@@ -96,6 +115,15 @@ class Amdahl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Peak bytes of a layout with another setting. packed: None for a recipe without quantized layers."""
+
+    recompute: str
+    packed: bool | None
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything about a run on a cluster."""
 
@@ -106,13 +134,19 @@ class Plan:
     parameters: dict[str, int]
     flops: dict[str, float]
     estimate: Estimate
-    compared: tuple[Estimate, ...]
+    #: by recipe, the run's own last if no other has its name; None where nothing fits
+    compared: dict[str, Estimate | None]
     amdahl: Amdahl
     claims: tuple[ClaimInStep, ...]
     failures: Failures
-    cannot_run: str | None
-    #: peak bytes of the same layout with other recomputation and packing, by description
-    alternatives: dict[str, float]
+    alternatives: tuple[Alternative, ...]
+    #: where only tensor parallelism fits that the trainer refuses: the fewest GPUs that fit without it
+    gpus_without_tensor: int | None = None
+
+    @property
+    def cannot_run(self) -> str | None:
+        """Why the trainer refuses the layout, or None."""
+        return self.estimate.cannot_run
 
     @property
     def tokens(self) -> int:
@@ -134,10 +168,9 @@ def plan_run(
     config = with_expected_vocabulary(config)
     machine = Machine(gpu, rates, software)
     own = estimate(config, machine, gpus)
-    compared = tuple(
-        own if name == config.recipe.name else estimate(_with(config, name), machine, gpus)
-        for name in COMPARED
-    )
+    compared = {
+        name: own if name == own.recipe else _fitting(config, name, machine, gpus) for name in COMPARED
+    }
     found = claims_in_step(_per_gpu(config, software, gpus)) if claims else []
     parameters = count_parameters(config.model)
     return Plan(
@@ -148,23 +181,18 @@ def plan_run(
         parameters=parameters,
         flops=flops_by_type(config),
         estimate=own,
-        compared=compared,
-        amdahl=_amdahl(config, machine, own),
+        compared=compared | {own.recipe: own},
+        amdahl=amdahl_of(config, machine, own),
         claims=tuple(found),
-        failures=failures_of(
-            own.choice.layout.gpus,
-            sum(parameters.values()),
-            background=config.train.background_saves,
-        ),
-        cannot_run=unsupported(own.choice.layout),
-        alternatives=_alternatives(config, machine, own.choice.layout),
+        failures=failures_for(config, own),
+        alternatives=alternatives_of(config, machine, own.choice.layout),
+        gpus_without_tensor=None if own.cannot_run is None else fewest_gpus(_subject(config, machine), gpus),
     )
 
 
 def estimate(config: RunConfig, machine: Machine, gpus: int) -> Estimate:
-    """The fastest layout of one recipe."""
-    groups = linear_groups(config.model, config.recipe)
-    choice = best_layout(Subject(config, groups, machine), gpus)
+    """The fastest layout of one recipe. Raises DoesNotFitError."""
+    choice = best_layout(_subject(config, machine), gpus)
     train = config.train
     return Estimate(
         recipe=config.recipe.name,
@@ -173,19 +201,43 @@ def estimate(config: RunConfig, machine: Machine, gpus: int) -> Estimate:
         gpus=gpus,
         tokens=train.num_steps * train.tokens_per_step,
         tokens_per_step=train.tokens_per_step,
+        parameters=sum(count_parameters(config.model).values()),
         bf16_flops=sum(training_flops(config.model, train.seq_len).values()),
         gpu=machine.gpu,
     )
 
 
-def _alternatives(config: RunConfig, machine: Machine, layout: Layout) -> dict[str, float]:
-    groups = linear_groups(config.model, config.recipe)
-    subject, found = Subject(config, groups, machine), dict[str, float]()
-    for name, share in RECOMPUTED.items():
-        for packs in (False, True) if any(group.quantized for group in groups) else (False,):
-            text = f"with recomputation {name}, inputs {'packed' if packs else 'in BF16'}"
-            found[text] = subject.memory(replace(layout, recomputed=share), packs).total
-    return found
+def failures_for(config: RunConfig, found: Estimate) -> Failures:
+    """Failures and checkpoints of a run in a layout."""
+    background = config.train.background_saves
+    return failures_of(found.choice.layout.gpus, found.parameters, background=background)
+
+
+def alternatives_of(config: RunConfig, machine: Machine, layout: Layout) -> tuple[Alternative, ...]:
+    """The memory of a layout with each kind of recomputation, with saved inputs packed and not."""
+    subject = _subject(config, machine)
+    packings = (None,) if subject.packed is None else (False, True)
+    return tuple(
+        Alternative(
+            recompute=name,
+            packed=packed,
+            bytes=subject.memory(replace(layout, recomputed=share), bool(packed)).total,
+        )
+        for name, share in RECOMPUTED.items()
+        for packed in packings
+    )
+
+
+def _subject(config: RunConfig, machine: Machine) -> Subject:
+    return Subject(config, linear_groups(config.model, config.recipe), machine)
+
+
+def _fitting(config: RunConfig, recipe: str, machine: Machine, gpus: int) -> Estimate | None:
+    """A run in a shipped recipe; None where nothing fits."""
+    try:
+        return estimate(_with(config, recipe), machine, gpus)
+    except DoesNotFitError:
+        return None
 
 
 def flops_by_type(config: RunConfig) -> dict[str, float]:
@@ -205,17 +257,14 @@ def _per_gpu(config: RunConfig, software: Software, gpus: int) -> Callable[[str,
 
     def find(gpu: str, recipe: str) -> float | None:
         if (gpu, recipe) not in known:
-            try:
-                machine = Machine(GPUS[gpu], DECLARED, software)
-                known[gpu, recipe] = estimate(_with(config, recipe), machine, gpus).per_gpu
-            except ValueError:
-                known[gpu, recipe] = None
+            found = _fitting(config, recipe, Machine(GPUS[gpu], DECLARED, software), gpus)
+            known[gpu, recipe] = None if found is None else found.per_gpu
         return known[gpu, recipe]
 
     return find
 
 
-def _amdahl(config: RunConfig, machine: Machine, own: Estimate) -> Amdahl:
+def amdahl_of(config: RunConfig, machine: Machine, own: Estimate) -> Amdahl:
     """On the layout of the plan; of nvfp4 if the run's recipe has no quantized layer."""
     groups = linear_groups(config.model, config.recipe)
     if not any(group.quantized for group in groups):

@@ -46,6 +46,10 @@ class Failures:
         """The share of the expected time that is not computation that lasts."""
         return 1 - 1 / self.slowdown(interval)
 
+    def best_steps(self, step: float, steps: int) -> int:
+        """The best interval in steps of so many seconds, at most the `steps` of the whole run."""
+        return min(max(1, round(self.best_interval / step)), steps)
+
 
 def failures_of(
     gpus: int,

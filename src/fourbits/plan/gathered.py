@@ -7,6 +7,7 @@ from fourbits.model.counts import count_parameters
 from fourbits.plan.layouts import Layout
 from fourbits.plan.linears import LinearGroup, stored_bytes
 from fourbits.plan.software import Software
+from fourbits.recipe.recipe import has_4_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ def travels_packed(group: LinearGroup, layout: Layout, software: Software) -> bo
     """Whether shards of a weight are quantized before they are gathered."""
     size = group.table.fprop.rhs.block_size
     if not group.quantized or size is None or layout.gather == "masters" or not software.packs_gathers:
+        return False
+    if not has_4_bits(group.table):  # wider codes travel in BF16 (linear/packed_shards.py)
         return False
     return group.table.keeps_weight and group.outputs % (layout.shard * size[0]) == 0
 

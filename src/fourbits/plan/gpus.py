@@ -3,6 +3,7 @@
 Peaks of the tensor cores are those of `device.PEAK_TERAFLOPS`: dense, with FP32 accumulation.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -45,17 +46,7 @@ class Gpu:
 
     def peak(self, name: str) -> float | None:
         """Dense FLOP/s for operands of a format; None where its tensor cores do not take it."""
-        described = Device(
-            kind="cuda",
-            name=self.device,
-            capability=None,
-            memory_bytes=None,
-            torch_version="",
-            triton_version=None,
-            cpp_compiler=None,
-        )
-        dtype = PEAK_DTYPES.get(name)
-        return None if dtype is None else peak_flops(described, dtype)
+        return _peak(self.device, name)
 
     @property
     def bf16_peak(self) -> float:
@@ -63,6 +54,22 @@ class Gpu:
         peak = self.peak("bf16")
         assert peak is not None, f"{self.device} is in the table of peaks"
         return peak
+
+
+@functools.cache
+def _peak(device: str, name: str) -> float | None:
+    """`device.peak_flops` of a GPU by its name, for a format; a search asks for it many thousand times."""
+    described = Device(
+        kind="cuda",
+        name=device,
+        capability=None,
+        memory_bytes=None,
+        torch_version="",
+        triton_version=None,
+        cpp_compiler=None,
+    )
+    dtype = PEAK_DTYPES.get(name)
+    return None if dtype is None else peak_flops(described, dtype)
 
 
 def _gpu(
@@ -91,37 +98,37 @@ def _gpu(
     )
 
 
-_DGX = "; network: one adapter per GPU, as in"
+_DGX = "; network: one adapter per GPU; power:"
 GPUS = {
     gpu.name: gpu
     for gpu in (
         _gpu(
             *("a100", "A100-SXM4-80GB", 80, 2.039, (300, 25, 8), 108, (400, 812)),
-            f"NVIDIA A100 datasheet (2021){_DGX} DGX A100 (6.5 kW)",
+            f"NVIDIA A100 datasheet (2021){_DGX} a DGX A100 has 6.5 kW",
         ),
         _gpu(
             *("h100", "H100 80GB HBM3", 80, 3.35, (450, 50, 8), 132, (700, 1275)),
-            f"NVIDIA H100 datasheet (2023), SXM{_DGX} DGX H100 (10.2 kW)",
+            f"NVIDIA H100 datasheet (2023), SXM{_DGX} a DGX H100 has 10.2 kW",
         ),
         _gpu(
             *("h200", "H200", 141, 4.8, (450, 50, 8), 132, (700, 1275)),
-            f"NVIDIA H200 datasheet (2024), SXM{_DGX} DGX H200 (10.2 kW)",
+            f"NVIDIA H200 datasheet (2024), SXM{_DGX} a DGX H200 has 10.2 kW",
         ),
         _gpu(
             *("b200", "B200", 180, 7.7, (900, 50, 8), 148, (1000, 1788)),
-            f"HGX B200 datasheet (2024){_DGX} DGX B200 (14.3 kW)",
+            f"HGX B200 datasheet (2024){_DGX} a DGX B200 has 14.3 kW",
         ),
         _gpu(
             *("gb200", "GB200", 186, 8.0, (900, 50, 72), 148, (1200, 1833)),
-            f"GB200 NVL72 datasheet (2024){_DGX} a rack of 132 kW",
+            f"GB200 NVL72 datasheet (2024){_DGX} a rack has 132 kW",
         ),
         _gpu(
             *("b300", "B300", 270, 7.7, (900, 100, 8), 148, (1100, 1750)),
-            f"HGX B300 datasheet (2025){_DGX} DGX B300 (14 kW)",
+            f"HGX B300 datasheet (2025){_DGX} a DGX B300 has 14 kW",
         ),
         _gpu(
             *("gb300", "GB300", 279, 8.0, (900, 100, 72), 148, (1400, 1972)),
-            f"GB300 NVL72 datasheet (2025){_DGX} a rack of 142 kW",
+            f"GB300 NVL72 datasheet (2025){_DGX} a rack has 142 kW",
         ),
         _gpu(
             *("rtx5090", "GeForce RTX 5090", 32, 1.792, (64, 12.5, 8), 170, (575, 750)),

@@ -1,22 +1,25 @@
-"""A run planned for many clusters, precisions and sequence lengths: what the page of a plan chooses from.
-
-The page computes nothing but the cost, from hours, energy and two prices: everything else is looked up here.
-"""
+"""A run planned for many clusters, precisions and sequence lengths: what the page of a plan chooses from."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from fourbits.plan.assumptions import assumptions
-from fourbits.plan.estimate import COMPARED, Estimate, Prices, estimate, plan_run
+from fourbits.plan.estimate import (
+    COMPARED,
+    Alternative,
+    Estimate,
+    Plan,
+    alternatives_of,
+    estimate,
+    failures_for,
+    plan_run,
+)
+from fourbits.plan.failures import Failures
 from fourbits.plan.gpus import Gpu
 from fourbits.plan.machine import Machine
-from fourbits.plan.plain import plain_estimate
 from fourbits.plan.rates import DECLARED, Rates
-from fourbits.plan.search import usable_ranks
+from fourbits.plan.search import DoesNotFitError, usable_ranks
 from fourbits.plan.software import FOURBITS
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.config import RunConfig
-from fourbits.train.preset_figures import with_expected_vocabulary
 
 #: powers of two up to this many GPUs, each lowered to a number that shares a step's sequences
 MOST_GPUS = 4096
@@ -26,40 +29,40 @@ _SHORTEST = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Plans by "RECIPE/LENGTH/GPUS"; None where nothing fits. start: the key that the page shows first."""
+class Cell:
+    """One choice, planned."""
 
+    config: RunConfig
+    estimate: Estimate
+    failures: Failures
+    alternatives: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Plans by (recipe, length, GPUs); None where nothing fits. plan: of the run as it was given."""
+
+    plan: Plan
     gpus: tuple[int, ...]
     lengths: tuple[int, ...]
     recipes: tuple[str, ...]
-    cells: dict[str, dict[str, Any] | None]
-    start: str
-    assumptions: list[str]
+    cells: dict[tuple[str, int, int], Cell | None]
 
 
 def grid(config: RunConfig, gpu: Gpu, gpus: int, rates: Rates = DECLARED) -> Grid:
-    """Plan a run for every choice. gpus: the number to start with. Raises ValueError if that does not fit."""
-    config = with_expected_vocabulary(config)
-    plan = plan_run(config, gpu, gpus, rates, claims=False)
-    machine = Machine(gpu, rates, FOURBITS)
+    """Plan a run for every choice. gpus: the number to start with. Raises DoesNotFitError for that one."""
+    plan = plan_run(config, gpu, gpus, rates)
+    config, machine = plan.config, Machine(gpu, rates, FOURBITS)
     recipes = tuple(dict.fromkeys((*COMPARED, config.recipe.name)))
     lengths, counts = lengths_of(config), gpu_counts(config, gpus)
-    cells: dict[str, dict[str, Any] | None] = {}
+    cells: dict[tuple[str, int, int], Cell | None] = {}
     for name in recipes:
         recipe = config.recipe if name == config.recipe.name else get_recipe(name)
         for length in lengths:
             run = with_length(replace(config, recipe=recipe), length)
             for count in counts:
-                cells[f"{name}/{length}/{count}"] = _cell(run, machine, count)
-    start = f"{config.recipe.name}/{config.train.seq_len}/{plan.estimate.choice.layout.gpus}"
-    return Grid(
-        gpus=counts,
-        lengths=lengths,
-        recipes=recipes,
-        cells=cells,
-        start=start,
-        assumptions=assumptions(plan),
-    )
+                cells[name, length, count] = _cell(run, machine, count)
+    return Grid(plan=plan, gpus=counts, lengths=lengths, recipes=recipes, cells=cells)
 
 
 def lengths_of(config: RunConfig) -> tuple[int, ...]:
@@ -73,7 +76,7 @@ def gpu_counts(config: RunConfig, gpus: int) -> tuple[int, ...]:
     """Numbers of GPUs that share the run's sequences equally, about a factor of two apart, and `gpus`."""
     samples = config.train.samples_per_step
     powers = [1 << power for power in range(MOST_GPUS.bit_length()) if 1 << power <= MOST_GPUS]
-    return tuple(sorted({usable_ranks(samples, count) for count in (*powers, gpus)}))
+    return tuple(sorted({*(usable_ranks(samples, count) for count in powers), gpus}))
 
 
 def with_length(config: RunConfig, length: int) -> RunConfig:
@@ -83,19 +86,14 @@ def with_length(config: RunConfig, length: int) -> RunConfig:
     return replace(config, train=train)
 
 
-def _cell(config: RunConfig, machine: Machine, gpus: int) -> dict[str, Any] | None:
+def _cell(config: RunConfig, machine: Machine, gpus: int) -> Cell | None:
     try:
-        found: Estimate = estimate(config, machine, gpus)
-    except ValueError:
+        found = estimate(config, machine, gpus)
+    except DoesNotFitError:
         return None
-    layout, step = found.choice.layout, found.choice.step
-    text = f"{layout.replicate} x {layout.shard}, micro-batch {layout.micro_batch}, recomputation "
-    text += layout.recompute + (f", tensor parallelism {layout.tensor}" if layout.tensor > 1 else "")
-    return {
-        **{k: v for k, v in plain_estimate(found, Prices()).items() if k not in ("layout", "recipe", "cost")},
-        "per_gpu": found.per_gpu,
-        "layout": text,
-        "used": layout.gpus,
-        "memory": [[part, size] for part, size in found.choice.memory.parts.items() if size],
-        "step": [[part, step.parts[part]] for part in sorted(step.parts, key=lambda part: -step.parts[part])],
-    }
+    return Cell(
+        config=config,
+        estimate=found,
+        failures=failures_for(config, found),
+        alternatives=alternatives_of(config, machine, found.choice.layout),
+    )

@@ -15,8 +15,8 @@ class Layout:
     """replicate x shard x tensor GPUs; each group of `tensor` GPUs computes `accumulation` micro-batches of
     micro_batch sequences in a step.
 
-    gradients: bytes of a gradient as it is summed over ranks; gather: as parallel.gather; recomputed: the
-    share of blocks that the backward pass computes again.
+    gradients: bytes of a gradient as it is summed over ranks; gather, gather_weights, accumulate: as in
+    `parallel`; recomputed: the share of blocks that the backward pass computes again.
     """
 
     replicate: int = 1
@@ -27,6 +27,8 @@ class Layout:
     recomputed: float = 0.0
     gradients: int = 4
     gather: Literal["packed", "masters"] = "packed"
+    gather_weights: int = 0
+    accumulate: Literal["unsharded", "sharded"] = "unsharded"
 
     @property
     def gpus(self) -> int:
@@ -42,6 +44,11 @@ class Layout:
     def samples(self) -> int:
         """Sequences of a step."""
         return self.data_ranks * self.micro_batch * self.accumulation
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether gradients of all parameters add up over micro-batches before they are summed over ranks."""
+        return self.accumulation > 1 and self.accumulate == "unsharded"
 
     @property
     def recompute(self) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fourbits.plan.gpus import Gpu
+from fourbits.plan.memory import USABLE
 from fourbits.plan.rates import Rates
 from fourbits.plan.software import Software
 
@@ -14,3 +15,8 @@ class Machine:
     gpu: Gpu
     rates: Rates
     software: Software
+
+    @property
+    def usable_memory(self) -> float:
+        """Bytes of a GPU that a plan may fill."""
+        return USABLE * self.gpu.memory

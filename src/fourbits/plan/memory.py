@@ -1,5 +1,6 @@
 """Bytes per GPU at the peak of a step, by part."""
 
+import math
 from dataclasses import dataclass
 
 from fourbits.model.config import ModelConfig
@@ -56,12 +57,12 @@ def memory_of(
     parameters = sum(count_parameters(model).values()) / layout.tensor
     tokens = layout.micro_batch * seq_len
     blocks = len(model.pattern)
-    saved = saved_per_token(model, groups, packs)
+    saved = saved_per_token(model, groups, packs, software)
     share = _held(layout, blocks) / layout.tensor
     kept = kept_weights(groups, gpu, software) / layout.tensor
     return Memory(
         masters=4 * parameters / layout.shard,
-        gradients=_gradients(parameters, layout),
+        gradients=_gradients(parameters, layout, software),
         optimizer=8 * parameters / layout.shard,
         linear_inputs=saved.inputs * tokens * share,
         other_activations=saved.rest * tokens * share
@@ -77,28 +78,31 @@ def _held(layout: Layout, blocks: int) -> float:
     return min(1.0, 1 - layout.recomputed + layout.recomputed / blocks)
 
 
-def _gradients(parameters: float, layout: Layout) -> float:
+def _gradients(parameters: float, layout: Layout, software: Software) -> float:
     """FP32 gradients: of the shard, and of all parameters where micro-batches add up before they are summed
     over ranks.
     """
     if layout.shard == 1:
         return 4 * parameters
-    return 4 * parameters / layout.shard + (4 * parameters if layout.accumulation > 1 else 0)
+    adds_up = software.sums_once and layout.adds_up
+    return 4 * parameters / layout.shard + (4 * parameters if adds_up else 0)
 
 
 def _gathered(
     model: ModelConfig, groups: list[LinearGroup], parameters: float, layout: Layout, software: Software
 ) -> float:
-    """Weights gathered from shards: of two blocks, with one block's gradients, and of both ends in FP32.
-
-    Ranks that share layers are shards of the ends, too, which are gathered whole.
+    """Weights gathered from shards: of two groups of blocks, or of all where they are kept, with one group's
+    gradients, and of both ends. Ranks that share layers are shards of the ends, too, which are gathered
+    whole.
     """
     ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model
     if layout.shard == 1:
         return software.weight_bytes * ends if layout.tensor > 1 else 0.0
     block = (parameters - ends / layout.tensor) / len(model.pattern)
     sent = gathered(model, groups, layout, software).per_block(model)
-    return 2 * sent + software.weight_bytes * ends + 4 * block
+    together = max(1, math.ceil(layout.gather_weights / block))  # blocks that share a gather
+    held = min(2 * together if software.regathers else len(model.pattern), len(model.pattern))
+    return held * sent + software.weight_bytes * ends + 4 * block * together
 
 
 def _logits(model: ModelConfig, tokens: int, most: int) -> float:

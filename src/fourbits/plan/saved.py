@@ -33,8 +33,11 @@ class SavedPerToken:
         return self.inputs + self.rest
 
 
-def saved_per_token(model: ModelConfig, groups: list[LinearGroup], packs: bool) -> SavedPerToken:
+def saved_per_token(
+    model: ModelConfig, groups: list[LinearGroup], packs: bool, software: Software
+) -> SavedPerToken:
     """What all blocks save per token. packs: quantized inputs are saved as codes and scales."""
+    packs = packs or software.saves_operands
     inputs = rest = 0.0
     for group in groups:
         if group.kind == "head and loss":
@@ -43,10 +46,11 @@ def saved_per_token(model: ModelConfig, groups: list[LinearGroup], packs: bool) 
         element = 2.0
         if group.quantized and packs and group.table.wgrad.rhs.block_format.quantized:
             element = stored_bytes(group.table.wgrad.rhs)
-        inputs += group.count * group.inputs * element / group.readers
+        own = element < 2.0 and not software.shares_inputs  # codes that each layer saves for itself
+        inputs += group.count * group.inputs * element / (1 if own else group.readers)
         if group.quantized and group.name == "o_proj":  # its operand is a tensor of its own
             rest += 2.0 * group.count * group.inputs
-    return SavedPerToken(inputs, rest + _rest(model))
+    return SavedPerToken(inputs, rest + _rest(model) + (0.0 if software.fused else _unfused(model)))
 
 
 def _rest(model: ModelConfig) -> float:
@@ -59,6 +63,14 @@ def _rest(model: ModelConfig) -> float:
     total += ffns * 2.0 * model.d_ffn * (2 if model.activation == "swiglu" else 1)
     total += mixers * (2.0 * (model.d_in_proj + model.d_conv + model.d_mamba) + 4.0 * model.mamba_num_heads)
     return total
+
+
+def _unfused(model: ModelConfig) -> float:
+    """What PyTorch's own operations save besides: SiLU's output, and K and V repeated for all heads."""
+    letters = model.pattern.replace("T", "*-")
+    repeated = 2.0 * 2 * (model.num_heads - model.num_kv_heads) * model.head_dim
+    silu = 2.0 * model.d_ffn if model.activation == "swiglu" else 0.0
+    return letters.count("*") * repeated + letters.count("-") * silu
 
 
 def kept_weights(groups: list[LinearGroup], gpu: Gpu, software: Software) -> float:

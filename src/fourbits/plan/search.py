@@ -8,7 +8,7 @@ from fourbits.model.config import ModelConfig
 from fourbits.plan.layouts import RECOMPUTED, Layout
 from fourbits.plan.linears import LinearGroup
 from fourbits.plan.machine import Machine
-from fourbits.plan.memory import USABLE, Memory, memory_of
+from fourbits.plan.memory import Memory, memory_of
 from fourbits.plan.step import Step, step_of
 from fourbits.train.config import RunConfig
 from fourbits.train.parallel import uneven
@@ -16,6 +16,10 @@ from fourbits.train.parallel import uneven
 #: ranks of tensor parallelism that are tried where nothing fits without it
 _TENSOR = (2, 4, 8)
 _MOST_SEQUENCES = 64
+
+
+class DoesNotFitError(ValueError):
+    """No layout fits the memory of the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,17 @@ class Subject:
         return self.config.model
 
     @property
+    def packed(self) -> "Subject | None":
+        """The same with saved inputs as codes; None where the recipe cannot store them so."""
+        if not any(group.quantized for group in self.groups):
+            return None
+        try:
+            recipe = replace(self.config.recipe, saved_inputs="packed")
+        except ValueError:
+            return None
+        return replace(self, config=replace(self.config, recipe=recipe))
+
+    @property
     def packs(self) -> bool:
         """Whether saved inputs are codes."""
         return self.config.recipe.saved_inputs == "packed"
@@ -58,30 +73,67 @@ class Subject:
 
 
 def best_layout(subject: Subject, gpus: int) -> Choice:
-    """The fastest layout that fits: data parallelism alone if any does, else with tensor parallelism.
+    """The fastest layout that fits: as the run adds up gradients, else with them sharded, else with tensor
+    parallelism.
 
-    A step keeps its number of sequences, so it may use fewer GPUs than there are. Raises ValueError if
+    A step keeps its number of sequences, so it may use fewer GPUs than there are. Raises DoesNotFitError if
     nothing fits.
     """
-    limit = USABLE * subject.machine.gpu.memory
     smallest = float("inf")
     model, seq_len = subject.model, subject.config.train.seq_len
     for tensor in (1, *(t for t in _TENSOR if t <= gpus and not [*uneven(model, seq_len, t)])):
-        fitting: list[Choice] = []
+        fitting, least = _fitting(subject, gpus, tensor)
+        smallest = min(smallest, least)
+        if fitting:
+            return min(map(subject.choice, fitting), key=lambda choice: choice.step.seconds)
+    limit, gpu = subject.machine.usable_memory, subject.machine.gpu.name
+    raise DoesNotFitError(
+        f"plan: no layout of {gpus:,} {gpu} fits {subject.config.recipe.name}: the least is "
+        f"{smallest / 2**30:,.1f} GiB per GPU, of {limit / 2**30:,.1f} usable. {_remedy(subject, gpus)}"
+    )
+
+
+def fewest_gpus(subject: Subject, more_than: int) -> int | None:
+    """The fewest GPUs above a number on which the run fits by data parallelism alone; None if none do."""
+    counts = (n for n in _divisors(subject.config.train.samples_per_step) if n > more_than)
+    return next((count for count in counts if _fitting(subject, count, 1)[0]), None)
+
+
+def _fitting(subject: Subject, gpus: int, tensor: int) -> tuple[list[Layout], float]:
+    """The layouts that fit, each with the least recomputation that does, and the fewest bytes of all.
+
+    Gradients add up in shards (parallel.accumulate) only where the run says so, or where nothing else fits.
+    """
+    found, smallest = list[Layout](), float("inf")
+    own = subject.config.parallel.accumulate
+    for accumulate in dict.fromkeys((own, "sharded")):
         for without in layouts(subject.config, gpus, tensor):
+            if accumulate != own and not without.adds_up:
+                continue
             for share in RECOMPUTED.values():  # less recomputation is always faster
-                layout = replace(without, recomputed=share)
+                layout = replace(without, recomputed=share, accumulate=accumulate)
                 total = subject.memory(layout).total
                 smallest = min(smallest, total)
-                if total <= limit:
-                    fitting.append(subject.choice(layout))
+                if total <= subject.machine.usable_memory:
+                    found.append(layout)
                     break
-        if fitting:
-            return min(fitting, key=lambda choice: choice.step.seconds)
-    raise ValueError(
-        f"plan: no layout of {gpus} {subject.machine.gpu.name} fits: the least is {smallest / 2**30:,.0f} "
-        f"GiB per GPU, of {limit / 2**30:,.0f} usable. Use more GPUs, or recipe.saved_inputs packed."
-    )
+        if found:
+            break
+    return found, smallest
+
+
+def _remedy(subject: Subject, gpus: int) -> str:
+    """What makes a run fit that does not, as far as it was tried."""
+    remedies: list[str] = []
+    packed = None if subject.packs else subject.packed
+    if packed is not None and _fitting(packed, gpus, 1)[0]:
+        remedies.append("set recipe.saved_inputs to packed")
+    if (more := fewest_gpus(subject, gpus)) is not None:
+        remedies.append(f"use {more:,} GPUs or more")
+    if not remedies:
+        remedies.append("use GPUs with more memory, a shorter train.seq_len, or a smaller model")
+    text = ", or ".join(remedies)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[Layout]:
@@ -101,6 +153,8 @@ def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[Layout]:
                 accumulation=own // micro_batch,
                 gradients=2 if config.parallel.gradients == "bf16" else 4,
                 gather=config.parallel.gather,
+                gather_weights=config.parallel.gather_weights,
+                accumulate=config.parallel.accumulate,
             )
 
 

@@ -8,6 +8,7 @@ import random
 import statistics
 from dataclasses import dataclass, replace
 
+from fourbits.plan.estimate import Plan
 from fourbits.plan.failures import Failures
 
 SEEDS = 20
@@ -54,6 +55,18 @@ class Outcome:
     def total(self) -> float:
         """Seconds of the whole run."""
         return self.computing + self.waiting + self.repeated + self.checkpoints + self.restarts
+
+
+def cluster_of(plan: Plan) -> Cluster:
+    """A planned run with checkpoints at the best interval."""
+    step, steps = plan.estimate.step_seconds, plan.config.train.num_steps
+    return Cluster(
+        step=step,
+        steps=steps,
+        interval=plan.failures.best_steps(step, steps),
+        gpus=plan.estimate.choice.layout.gpus,
+        failures=plan.failures,
+    )
 
 
 def simulate(cluster: Cluster, seed: int = 0) -> Outcome:

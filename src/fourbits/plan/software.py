@@ -1,6 +1,6 @@
 """What a training program does around its GEMMs, as far as time and memory depend on it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,9 @@ class Software:
     weight_bytes: of a weight as it is gathered over ranks and read by the quantizer; saves_weights: whether
     quantized weights are kept from the forward to the backward pass; regathers: whether the backward pass
     gathers weights again; graphs: whether one GPU replays CUDA graphs, without the host; packs_gathers:
-    whether weights travel quantized where they can.
+    whether weights travel quantized where they can; sums_once: whether gradients are summed over ranks
+    after the last micro-batch, which takes all of them in FP32 until then, or after each one; saves_operands:
+    whether a quantized layer saves its own operand X of Wgrad as codes, whatever the recipe says.
     """
 
     name: str
@@ -24,11 +26,14 @@ class Software:
     regathers: bool = True
     graphs: bool = True
     packs_gathers: bool = False
+    sums_once: bool = True
+    saves_operands: bool = False
 
 
 #: the trainer of this project
 FOURBITS = Software(name="fourbits", packs_gathers=True)
-#: torchtitan with its layers run one operation after the other, linear layers of TransformerEngine
+#: torchtitan with its layers run one operation after the other, linear layers of TransformerEngine. Its
+#: train_step leaves gradient synchronization on in every micro-batch (torchtitan/train.py)
 TORCHTITAN = Software(
     name="torchtitan with TransformerEngine, only the loss compiled",
     fused=False,
@@ -36,6 +41,12 @@ TORCHTITAN = Software(
     one_read=False,
     weight_bytes=2,
     graphs=False,
+    sums_once=False,
+    saves_operands=True,
+)
+#: the same with weights gathered once per micro-batch and kept until its backward pass ends
+TORCHTITAN_KEPT = replace(
+    TORCHTITAN, name="torchtitan with TransformerEngine, weights kept gathered", regathers=False
 )
 #: Megatron-LM as its published benchmarks run it: fused kernels, CUDA graphs, FP8 by tensor
 MEGATRON = Software(

@@ -261,12 +261,22 @@ def _from_anywhere(data: DataConfig) -> DataConfig:
 
 def _absolute(given: str) -> str:
     """One of data.paths, made absolute: PATH or NAME=PATH. "stdlib" and Hub datasets are not paths."""
+    named, path = _split(given)
+    return given if path is None else f"{named}{Path(path).absolute()}"
+
+
+def missing_path(given: str) -> Path | None:
+    """The path in one of data.paths if nothing is there; None for what exists, or is no path."""
+    _, path = _split(given)
+    return None if path is None or Path(path).exists() else Path(path)
+
+
+def _split(given: str) -> tuple[str, str | None]:
+    """("NAME=" or "", the path) of one of data.paths; the path is None for "stdlib" and Hub datasets."""
     name, equals, path = given.partition("=")
     if not equals or not name.replace("-", "_").isidentifier():
         name, equals, path = "", "", given
-    if given == STDLIB or path.startswith(HUB):
-        return given
-    return f"{name}{equals}{Path(path).absolute()}"
+    return name + equals, None if given == STDLIB or path.startswith(HUB) else path
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:

@@ -4,6 +4,7 @@ const at = (id) => document.getElementById(id);
 const digits = (value, most) => value.toLocaleString("en-US", { maximumFractionDigits: most, minimumFractionDigits: most });
 const count = (value) => digits(value, 0);
 const gib = (bytes) => digits(bytes / 2 ** 30, 1);
+const money = (value) => value.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 6 });
 const energy = (value) => (value >= 10 ? count(value) : Number(value.toPrecision(2)).toString());
 
 /* "42 s", "3 h", "12 days": as number_format.long_duration writes it. */
@@ -15,11 +16,12 @@ function duration(seconds) {
 
 const cost = (cell, price, kwh) => cell.gpu_hours * price + cell.megawatt_hours * 1000 * kwh;
 
-/* On which tensor cores the GEMMs of a recipe run. */
-function units(cell, recipe) {
-  if (!cell.native) return "Emulated: GEMMs run in BF16 on operands with the codes and scales of " + recipe + ".";
-  if (recipe.startsWith("fp8")) return "GEMMs on FP8 tensor cores.";
-  return "GEMMs on tensor cores of their own, which fourbits has not run yet.";
+/* Prices are exact; a slider shows them on a scale that grows where one lies beyond its end. */
+const prices = {};
+function setPrice(id, value) {
+  if (value > Number(at(id).max)) at(id).max = 2 * value;
+  at(id).value = value;
+  prices[id] = value;
 }
 
 function chosen() {
@@ -27,8 +29,7 @@ function chosen() {
     recipe: document.querySelector("input[name=recipe]:checked").value,
     length: grid.lengths[at("length").value],
     gpus: grid.gpus[at("gpus").value],
-    price: Number(at("price").value),
-    kwh: Number(at("kwh").value),
+    ...prices,
   };
 }
 
@@ -48,11 +49,31 @@ function bars(list, parts, whole, format) {
   }
 }
 
+function pairs(list, rows) {
+  list.replaceChildren();
+  for (const row of rows)
+    ["dt", "dd"].forEach((tag, index) => { list.appendChild(document.createElement(tag)).textContent = row[index]; });
+}
+
+function fillTable(body, rows) {
+  body.replaceChildren();
+  for (const row of rows) {
+    const line = body.insertRow();
+    row.forEach((text, index) => {
+      const found = line.insertCell();
+      found.textContent = text;
+      if (index < 2) found.className = "text";
+    });
+  }
+}
+
 function fillRow(row, cell, { price, kwh }) {
   const texts = cell === null
-    ? ["does not fit", "", "", "", "", "", ""]
-    : [duration(cell.seconds), count(cell.tokens_per_second), count(cell.per_gpu), digits(100 * cell.mfu, 1) + " %",
-      gib(cell.memory_bytes), energy(cell.megawatt_hours), price || kwh ? count(cost(cell, price, kwh)) : "\u2013"];
+    ? ["does not fit", "", "", "", "", "", "", "", "", ""]
+    : [duration(cell.seconds), count(cell.tokens_per_second), count(cell.per_gpu),
+      cell.of_bf16 === null ? "" : digits(cell.of_bf16, 2) + "x", digits(100 * cell.mfu, 1) + " %",
+      gib(cell.memory_bytes), energy(cell.megawatt_hours), price || kwh ? count(cost(cell, price, kwh)) : "\u2013",
+      cell.units, cell.layout_text + (cell.cannot_run === null ? "" : ", not possible today")];
   texts.forEach((text, index) => { row.cells[index + 1].textContent = text; });
 }
 
@@ -60,8 +81,8 @@ function show() {
   const now = chosen();
   at("gpus-value").textContent = count(now.gpus);
   at("length-value").textContent = count(now.length);
-  at("price-value").textContent = digits(now.price, 2);
-  at("kwh-value").textContent = digits(now.kwh, 2);
+  at("price-value").textContent = money(now.price);
+  at("kwh-value").textContent = money(now.kwh);
   const of = (recipe) => grid.cells[[recipe, now.length, now.gpus].join("/")];
   for (const row of at("recipes").rows) {
     fillRow(row, of(row.dataset.recipe), now);
@@ -69,20 +90,23 @@ function show() {
   }
   const cell = of(now.recipe);
   const where = count(now.gpus) + (now.gpus === 1 ? " GPU" : " GPUs");
+  for (const id of ["layout", "checkpoints", "memory", "step", "alternatives"]) at(id).replaceChildren();
   if (cell === null) {
     at("headline").textContent = "Does not fit on " + where;
-    at("summary").textContent = "No layout of this run fits the memory of so few GPUs, tensor parallelism included.";
-    at("memory").replaceChildren();
-    at("step").replaceChildren();
+    at("summary").textContent = "No layout of this run in " + now.recipe + " fits their memory, tensor parallelism included.";
+    at("refused").textContent = "";
   } else {
     const paid = now.price || now.kwh ? ", for " + count(cost(cell, now.price, now.kwh)) : "";
     at("headline").textContent = duration(cell.seconds) + " on " + where + paid;
-    at("summary").textContent = count(cell.tokens_per_second) + " tokens/s in " + now.recipe + ", " +
-      gib(cell.memory_bytes) + " GiB per GPU. Copies x shards " + cell.layout + ".";
+    at("summary").textContent = count(cell.tokens_per_second) + " tokens/s in " + now.recipe +
+      (cell.units ? " (" + cell.units + ")" : "") + ", " + gib(cell.memory_bytes) + " GiB per GPU.";
+    at("refused").textContent = cell.cannot_run === null ? "" : "Not possible today: " + cell.cannot_run + ".";
+    pairs(at("layout"), cell.layout);
+    pairs(at("checkpoints"), cell.checkpoints);
     bars(at("memory"), cell.memory, cell.memory_bytes, (value) => gib(value) + " GiB");
     bars(at("step"), cell.step, cell.step_seconds, (value) => digits(1000 * value, 1) + " ms");
+    fillTable(at("alternatives"), cell.alternatives);
   }
-  at("native").textContent = cell === null || now.recipe === "bf16" ? "" : units(cell, now.recipe);
   const state = new URLSearchParams(now);
   history.replaceState(null, "", "#" + state);
 }
@@ -98,8 +122,11 @@ function start() {
   at("length").max = grid.lengths.length - 1;
   at("gpus").value = index(grid.gpus, "gpus", gpus);
   at("length").value = index(grid.lengths, "length", length);
-  at("price").value = state.get("price") ?? grid.prices[0];
-  at("kwh").value = state.get("kwh") ?? grid.prices[1];
+  ["price", "kwh"].forEach((id, place) => {
+    const given = Number(state.get(id) ?? NaN);
+    setPrice(id, given >= 0 && given < Infinity ? given : grid.prices[place]);
+    at(id).addEventListener("input", () => { prices[id] = Number(at(id).value); });
+  });
   const wanted = grid.recipes.includes(state.get("recipe")) ? state.get("recipe") : recipe;
   document.querySelector('input[name=recipe][value="' + CSS.escape(wanted) + '"]').checked = true;
   at("controls").addEventListener("input", show);
