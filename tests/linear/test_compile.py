@@ -10,6 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
 
 from fourbits.linear import sr_counter
 from fourbits.linear.convert import convert
@@ -217,6 +218,56 @@ def test_new_numbers_of_tokens_compile_once_more_and_then_nothing():
         set_step(model, tokens)
         with torch.compiler.set_stance("default" if tokens in (48, 80) else "fail_on_recompile"):
             assert_equal_runs(run(model, compiled, x), run(model, model, x))
+
+
+class _Chunks(nn.Module):
+    """Calls each layer on two chunks of a sequence, of which the first ends within a block."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first, self.recomputes = first, False
+        self.layers = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chunks = x.split([self.first, x.shape[0] - self.first])
+        if self.recomputes:
+            return torch.cat([checkpoint(self.layers, chunk, use_reentrant=False) for chunk in chunks])
+        return torch.cat([self.layers(chunk) for chunk in chunks])
+
+
+@pytest.mark.parametrize("set_steps", [True, False])
+def test_a_layer_called_in_chunks_draws_in_a_graph_what_it_draws_eagerly(set_steps, monkeypatch):
+    """Each chunk bits of its own, for new numbers of tokens, too, without another compilation."""
+    monkeypatch.setattr(sr_counter, "_warned", [True])
+    model = _Chunks(20)
+    convert(model, "nvfp4", keep_first=0, keep_last=0)
+    other = copy.deepcopy(model)
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    for step, tokens in enumerate((53, 90, 41)):
+        x = torch.randn(tokens, 32)
+        if set_steps:
+            set_step([model, other], step)
+        with torch.compiler.set_stance("default" if step < 2 else "fail_on_recompile"):
+            assert_equal_runs(run(other, compiled, x), run(model, model, x))
+
+
+def test_equal_chunks_get_gradients_with_noise_of_their_own():
+    model, half = _Chunks(32), torch.randn(32, 32)
+    convert(model, "nvfp4", keep_first=0, keep_last=0)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    set_step(model, 0)
+    y, dx, *_ = run(model, compiled, torch.cat([half, half]))
+    assert_same_bytes(y[:32], y[32:])  # the forward pass rounds to nearest
+    assert not torch.equal(dx[:32], dx[32:])
+
+
+def test_chunks_that_a_graph_recomputes_repeat_their_bits():
+    model, x = _Chunks(32), torch.randn(80, 32)
+    convert(model, "nvfp4", keep_first=0, keep_last=0)
+    set_step(model, 0)
+    expected = run(model, model, x)
+    model.recomputes = True
+    assert_equal_runs(run(model, torch.compile(model, fullgraph=True, backend="aot_eager"), x), expected)
 
 
 def test_blocks_that_are_compiled_one_by_one_share_their_code():

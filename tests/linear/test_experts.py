@@ -265,6 +265,24 @@ def test_micro_batches_of_one_step_draw_different_bits_and_calls_follow_each_oth
     assert_same_bytes(second, follows)
 
 
+def test_experts_called_in_chunks_draw_in_a_graph_what_they_draw_eagerly():
+    """The second chunk of each expert begins where its rows of the first end, at the next block."""
+    model, x, (chosen, weights) = mixture("gate and up").experts, torch.randn(TOKENS, WIDTH), routing()
+    everywhere(model, "nvfp4")
+
+    def both(x: Tensor) -> Tensor:
+        return torch.cat([model(x[:20], chosen[:20], weights[:20]), model(x[20:], chosen[20:], weights[20:])])
+
+    found: list[Tensor] = []
+    for call in (both, torch.compile(both, fullgraph=True, backend="aot_eager")):
+        set_step(model, 1)
+        given = x.clone().requires_grad_()
+        call(given).sin().sum().backward()
+        assert given.grad is not None
+        found.append(given.grad)
+    assert_same_bytes(found[0], found[1])
+
+
 def test_flops_are_those_of_the_rows_that_experts_multiply():
     model, x, route = mixture("gate and up").experts, torch.randn(TOKENS, WIDTH), routing()
     everywhere(model, "nvfp4")

@@ -1,6 +1,7 @@
 """Quantization in graphs: operators keep their contract with the compiler, and give the eager bytes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.library import opcheck
 
 import fourbits as fb
 from fourbits import OperandSpec
+from fourbits.gemm import matmul as _registers_operators  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from fourbits.gemm.traced import flat
 from fourbits.quant.cpu import compiled as compiler
 from fourbits.quant.traced import spec_from_text, spec_to_text
 from support.assertions import assert_same_operand
@@ -44,6 +47,13 @@ def test_the_compiler_is_told_what_operators_return(name, shape, axis):
             opcheck(operator, args, test_utils=("test_faketensor", "test_schema"))
 
 
+@pytest.mark.parametrize("name", ["sr-rht", "mxfp4", "double"])
+def test_the_compiler_is_told_what_a_product_returns(name):
+    a, b = (fb.quantize(torch.randn(shape), SPECS[name], 1, sr_key=KEY) for shape in ((45, 50), (33, 50)))
+    args = (*flat(a), *flat(b), torch.float16, torch.randn(33), "fp32", "separate", None)
+    opcheck(torch.ops.fourbits.matmul_packed.default, args, test_utils=("test_faketensor",))
+
+
 def test_gradients_are_registered_as_the_compiler_expects():
     x = torch.randn(20, 40, requires_grad=True)
     opcheck(FAKE_QUANTIZE, (x, spec_to_text(OperandSpec()), 1, None, None))
@@ -60,9 +70,36 @@ def test_a_graph_quantizes_to_the_eager_bytes(name):
     assert_same_operand(made, quantize(x))
 
 
+@pytest.mark.parametrize("name", ["weight", "double"])
+def test_a_graph_of_symbols_serves_all_sizes(name):
+    """With dynamic=True the compiler takes a spec's numbers for symbols, too."""
+
+    def product(x: Tensor) -> tuple[Tensor, ...]:
+        spec = replace(SPECS[name], amax_headroom=1.5)
+        quantized = fb.quantize(x, SPECS[name])
+        return quantized.dequantize(), fb.matmul(quantized, quantized), fb.fake_quantize(x, spec)
+
+    torch.compiler.reset()
+    compiled = torch.compile(product, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (48, 45, 17):
+        x = torch.randn(rows, 50)
+        with torch.compiler.set_stance("default" if rows == 48 else "fail_on_recompile"):
+            assert all(map(torch.equal, compiled(x), product(x)))
+
+
+def test_a_graph_of_symbols_transposes():
+    def turned(x: Tensor) -> Tensor:
+        return fb.quantize(x, SPECS["weight"]).t().dequantize()
+
+    torch.compiler.reset()
+    x = torch.randn(64, 128)
+    assert torch.equal(torch.compile(turned, fullgraph=True, dynamic=True, backend="aot_eager")(x), turned(x))
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_survives_its_text(name):
-    assert spec_from_text(spec_to_text(SPECS[name])) == SPECS[name]
+    spec = replace(SPECS[name], amax_headroom=1.1)
+    assert spec_from_text(spec_to_text(spec)) == spec
 
 
 def test_a_graph_passes_the_gradient_on_and_none_to_amax():

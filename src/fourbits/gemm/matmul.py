@@ -5,7 +5,7 @@ docs/nvfp4.md, section 12.
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from torch import Tensor
 from fourbits.gemm import sums as tensor_cores
 from fourbits.gemm.cpu import matmul as plain
 from fourbits.gemm.native import matmul as native
-from fourbits.gemm.sums import Epilogue, Sums, unsupported_sums
+from fourbits.gemm.sums import Epilogue, Sums, check_sums
+from fourbits.gemm.traced import flat, graph_matmul
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -67,12 +68,17 @@ def matmul(
         raise ValueError(
             f"matmul: bias must have one entry per stored row of b, [{b.rows}], got {list(bias.shape)}."
         )
+    if torch.compiler.is_compiling() and not (bias is not None and bias.requires_grad):
+        return _in_graph(*flat(a), *flat(b), out_dtype, bias, sums, epilogue, alpha)
     if sums == "fp32" and epilogue == "separate" and alpha is None:
         return multiply(exact(a), exact(b), out_dtype, bias)
-    _check_sums(a, b, sums, epilogue, alpha)
+    check_sums(a, b, sums, epilogue, alpha)
     _check_transforms(a.spec, b.spec)
     with torch.autocast(a.codes.device.type, enabled=False):
         return tensor_cores.matmul(a, b, out_dtype, bias, sums, epilogue, alpha)
+
+
+_in_graph = graph_matmul(matmul)
 
 
 def multiply(a: Operand, b: Operand, out_dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -129,27 +135,6 @@ def _check_transforms(a: OperandSpec, b: OperandSpec) -> None:
             f"matmul: a and b must have the same transform, which cancels only then, got {a.transform} and "
             f"{b.transform}. Give both operands the same rht and rht_signs."
         )
-
-
-def _check_sums(
-    a: QuantizedTensor, b: QuantizedTensor, sums: str, epilogue: str, alpha: Tensor | None
-) -> None:
-    if epilogue not in get_args(Epilogue):
-        raise ValueError(f"matmul: epilogue must be separate or product, got {epilogue!r}.")
-    if sums == "fp32":
-        asked = "epilogue" if alpha is None else "alpha"
-        raise ValueError(
-            f"matmul: {asked} needs sums other than fp32, whose kernels have one epilogue, got {sums!r}. Set "
-            f"sums, or remove {asked}."
-        )
-    if reason := unsupported_sums(sums, a.spec, b.spec):
-        raise ValueError(f"matmul: sums: {reason}. Use sums='fp32'.")
-    if alpha is not None and (alpha.dtype != torch.float32 or alpha.numel() != 1):
-        raise ValueError(
-            f"matmul: alpha must be one float32 number, got {alpha.dtype} {list(alpha.shape)}. Convert it."
-        )
-    if alpha is not None and epilogue != "separate":
-        raise ValueError("matmul: alpha replaces both global scales, and takes no epilogue. Remove one.")
 
 
 def _check_types(a: object, b: object, out_dtype: object) -> None:

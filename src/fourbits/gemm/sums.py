@@ -148,3 +148,25 @@ def _rows(q: QuantizedTensor, core: TensorCore) -> Rows:
         elements = torch.cat((elements, elements.new_zeros((elements.shape[0], missing))), 1)
     scales = q.block_scale.view(torch.uint8).repeat_interleave(size[0], 0)[: q.rows]
     return Rows(elements, scales.view(q.block_scale.dtype))
+
+
+def check_sums(
+    a: QuantizedTensor, b: QuantizedTensor, sums: str, epilogue: str, alpha: Tensor | None
+) -> None:
+    """Raises ValueError for sums, an epilogue or alpha that operands of a and b do not have."""
+    if epilogue not in get_args(Epilogue):
+        raise ValueError(f"matmul: epilogue must be separate or product, got {epilogue!r}.")
+    if sums == "fp32":
+        asked = "epilogue" if alpha is None else "alpha"
+        raise ValueError(
+            f"matmul: {asked} needs sums other than fp32, whose kernels have one epilogue, got {sums!r}. Set "
+            f"sums, or remove {asked}."
+        )
+    if reason := unsupported_sums(sums, a.spec, b.spec):
+        raise ValueError(f"matmul: sums: {reason}. Use sums='fp32'.")
+    if alpha is not None and (alpha.dtype != torch.float32 or alpha.numel() != 1):
+        raise ValueError(
+            f"matmul: alpha must be one float32 number, got {alpha.dtype} {list(alpha.shape)}. Convert it."
+        )
+    if alpha is not None and epilogue != "separate":
+        raise ValueError("matmul: alpha replaces both global scales, and takes no epilogue. Remove one.")

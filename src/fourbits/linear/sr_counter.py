@@ -53,7 +53,7 @@ def moved_on(counter: Tensor, tokens: "int | Tensor") -> Tensor:
 
     Several counters [E, 9] for a tensor of tokens [E] and a counter [1, 9].
     """
-    moved = counter.clone() if isinstance(tokens, int) else counter.repeat(len(tokens), 1)
+    moved = counter.repeat(len(tokens), 1) if isinstance(tokens, Tensor) else counter.clone()
     moved[..., _TOKEN] += tokens
     moved[..., _TOKEN_BLOCK] += tokens // 16
     return moved

@@ -16,7 +16,8 @@ from fourbits.linear.flat import autocast, rows_of
 from fourbits.linear.layer_state import CallConfig, FeatureShard
 from fourbits.linear.ops import linear_backward, linear_forward, linear_inputs
 from fourbits.linear.plan import keeps_row, shares_input
-from fourbits.linear.sr_counter import of_shard, tick
+from fourbits.linear.sr_counter import moved_on, of_shard, tick
+from fourbits.linear.traced_calls import tokens_before
 from fourbits.operators import operator
 from fourbits.recipe.recipe import table_from_text
 
@@ -72,8 +73,9 @@ def linear(
         FeatureShard(*shard) if shard else None,
     )
     x = rows_of(autocast(input)).contiguous()
+    first = tokens_before(counter, layer, table, training, x.shape[0])
     y: Any = _TracedMatmul.apply(
-        *(x, weight.contiguous(), bias, counter, amaxes, counters, policy, config), *quantized_weight
+        *(x, weight.contiguous(), bias, counter, amaxes, counters, policy, config, first), *quantized_weight
     )
     return y.view(*input.shape[:-1], weight.shape[0])
 
@@ -92,10 +94,13 @@ class _TracedMatmul(torch.autograd.Function):
         counters: Tensor | None,
         policy: Tensor | None,
         config: CallConfig,
+        first: int | None,
         *quantized_weight: Tensor,
     ) -> Tensor:
         amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
         counter_used = counter.clone() if config.counts_itself else counter
+        if first is not None:
+            counter_used = moved_on(counter_used, first)
         if config.shard is not None:
             counter_used = of_shard(counter_used, *config.shard)
         needs, table = [bool(need) for need in ctx.needs_input_grad[:2]], table_from_text(config.table)
@@ -114,7 +119,7 @@ class _TracedMatmul(torch.autograd.Function):
         ctx.save_for_backward(None if kept[2] else x, weight, counter_used, amax, *saved)
         ctx.kept, ctx.columns, ctx.config, ctx.counter = kept, x.shape[1], config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
-        ctx.others = 5 + len(quantized_weight)
+        ctx.others = 6 + len(quantized_weight)
         return y
 
     @staticmethod

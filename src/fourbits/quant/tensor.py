@@ -92,8 +92,8 @@ def dequantized(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
 def transposed(q: QuantizedTensor) -> QuantizedTensor:
     """The reference of `QuantizedTensor.t`."""
     _check_square(q.spec, f"QuantizedTensor.t() along axis {q.axis}")
-    codes = q.element_codes()[:, : q.contraction_size].t()
-    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 16)).contiguous()
+    codes = q.element_codes()[:, : q.contraction_size].t().contiguous()
+    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 16))  # keeps strides
     element = q.spec.block_format.element
     return replace(
         q,

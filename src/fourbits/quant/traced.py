@@ -5,7 +5,9 @@ Sizes may be symbolic here.
 
 import ast
 import functools
+import operator
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +17,26 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.scale_hierarchy import hierarchy_of
 
 _FIELDS = tuple(field.name for field in fields(OperandSpec))
+_FLOATS = {field.name for field in fields(OperandSpec) if field.type is float}
 
 
 def spec_to_text(spec: OperandSpec) -> str:
     """A spec as text for `spec_from_text`, made of what the compiler's front end can evaluate."""
-    return ",".join([f"{name}={getattr(spec, name)!r}" for name in _FIELDS])
+    return ",".join([f"{name}={_literal(getattr(spec, name))}" for name in _FIELDS])
+
+
+def _literal(value: object) -> str:
+    """The text of a field; a float in hexadecimal, in quotes.
+
+    Compiling with dynamic=True makes numbers symbols. As an index, or in hexadecimal, they are numbers again.
+    """
+    if isinstance(value, tuple):
+        return "(" + "".join([f"{_literal(entry)}," for entry in value]) + ")"
+    if isinstance(value, float):
+        return repr(value.hex())
+    if isinstance(value, int) and not isinstance(value, bool):
+        return repr(operator.index(value))
+    return repr(value)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -27,7 +44,10 @@ def spec_from_text(text: str) -> OperandSpec:
     """Inverse of `spec_to_text`."""
     call = ast.parse(f"f({text})", mode="eval").body
     assert isinstance(call, ast.Call)
-    return OperandSpec(**{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
+    found: dict[str, Any] = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    for name in _FLOATS:
+        found[name] = float.fromhex(found[name])
+    return OperandSpec(**found)
 
 
 def fake_fake_quantize(x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None) -> Tensor:

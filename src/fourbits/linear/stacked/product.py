@@ -12,12 +12,13 @@ from fourbits.linear.functional import refuse_transform, under_torch_func
 from fourbits.linear.graph_products import note_products
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.module import runs_eagerly
-from fourbits.linear.sr_counter import tick, warn_of_own_steps
+from fourbits.linear.sr_counter import moved_on, tick, warn_of_own_steps
 from fourbits.linear.stacked import fused, loop
 from fourbits.linear.stacked.layer import StackedLayer, local_experts
 from fourbits.linear.stacked.loop import GroupedCall
 from fourbits.linear.stacked.ops import experts_backward, experts_forward, gradients
 from fourbits.linear.traced import once_differentiable
+from fourbits.linear.traced_calls import tokens_before
 from fourbits.operators import operator
 
 
@@ -139,9 +140,10 @@ def experts(
     training: bool,
 ) -> Tensor:
     """A call of experts that something traces: [M, K] -> [M, N]. counter: as in LayerState."""
+    first = tokens_before(counter, layer, table, training, offsets.diff().long())
     y: Any = _TracedExperts.apply(
         *(autocast(x).contiguous(), weight.contiguous(), bias, offsets, counter),
-        *(layer, table, transposed, counts_itself and training),
+        *(first, layer, table, transposed, counts_itself and training),
     )
     return y
 
@@ -157,12 +159,14 @@ class _TracedExperts(torch.autograd.Function):
         bias: Tensor | None,
         offsets: Tensor,
         counter: Tensor,
+        first: Tensor | None,
         layer: int,
         table: str,
         transposed: bool,
         counts_itself: bool,
     ) -> Tensor:
         used = (counter.clone() if counts_itself else counter)[None]
+        used = used if first is None else moved_on(used, first)
         needs = [bool(need) for need in ctx.needs_input_grad[:2]]
         y, *saved = experts_forward(x, weight, bias, offsets, used, layer, table, transposed, needs)
         # what the grouped kernels keep stands for x
@@ -176,7 +180,7 @@ class _TracedExperts(torch.autograd.Function):
         grads = _backward(ctx, dy.contiguous(), _traced_gradients)
         if ctx.counts_itself:
             tick(ctx.counter)
-        return (*grads, *[None] * 6)
+        return (*grads, *[None] * 7)
 
 
 def _backward(ctx: Any, dy: Tensor, compute: Callable[..., list[Tensor | None]]) -> list[Tensor | None]:
