@@ -45,6 +45,7 @@ from fourbits.linear.stacked.layer import converted_layers
 from fourbits.linear.stacks import Stack, find_stacks, named_stacks
 from fourbits.linear.summary import ConversionSummary, LinearReport, OtherParameter, StackReport, precision_of
 from fourbits.linear.weights import Weight, multiplied_weights, named_modules, other_parameters
+from fourbits.linear.without_kernels import notes_without_kernels, runs_on_gpu
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.provenance import forget
 from fourbits.recipe.recipe import GemmTable, Recipe
@@ -165,12 +166,20 @@ def converted(
         tuple(rows),
         sum(parameters.values()),
         tuple(_report_of(stack, chosen) for stack in found),
-        (*notes_of(chosen, names, found), *phase_notes(chosen, [each.phases for each in decisions])),
+        (*notes_of(chosen, names, found), *_notes_of_layers(chosen, decisions)),
         tuple(OtherParameter(name, tuple(parameter.shape), what) for name, parameter, what in others),
     )
     warn_of_gaps(summary, chosen, modules, found, selection.include)
     watch(modules, others)
     return summary
+
+
+def _notes_of_layers(recipe: Recipe, decisions: Sequence["_Decision"]) -> list[str]:
+    """Lines of the summary about phases, and about operands that are slow on a GPU."""
+    notes = phase_notes(recipe, [each.phases for each in decisions])
+    if runs_on_gpu(each.weight.weight for each in decisions if each.table is not None):
+        notes += notes_without_kernels([each.table for each in decisions if each.table is not None])
+    return notes
 
 
 def require_native(device: Device | None = None) -> None:

@@ -18,7 +18,7 @@ from fourbits.quant.arguments import check_dtype, checked_inputs
 from fourbits.quant.autocast import autocast_disabler, without_autocast
 from fourbits.quant.cpu import quantize as cpu
 from fourbits.quant.cpu.compiled import worth_compiling
-from fourbits.quant.kernels.support import unsupported
+from fourbits.quant.kernels.support import unsupported, unsupported_spec
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference import quantize as reference
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget, signature_of
@@ -128,6 +128,11 @@ def own_amaxes(x: Tensor, requests: tuple[OperandRequest, ...], inputs: tuple[Op
 def one_pass(signature: Signature, requests: tuple[OperandRequest, ...]) -> bool:
     """Whether kernels make all these operands in one pass over the tensor."""
     return unsupported(signature, requests) is None
+
+
+def unsupported_operand(spec: OperandSpec) -> str | None:
+    """Why no kernel makes operands of this spec on a GPU, or None."""
+    return unsupported_spec(spec.of_residual)
 
 
 def exact(q: QuantizedTensor) -> ExactOperand:
