@@ -194,7 +194,7 @@ def test_a_shard_by_features_must_not_cut_a_group(spec):
     model = nn.Sequential(nn.Linear(128, 64))
     convert(model, recipe_of(spec, spec))
     with pytest.raises(
-        ValueError, match="first_in must be a multiple of 128 from 0 on, so that no block is cut"
+        ValueError, match="first_in must be a multiple of 128 from 0 on, so that no block is split"
     ):
         fb.shard_features(model[0], first_in=16)
 
