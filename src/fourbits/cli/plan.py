@@ -87,9 +87,7 @@ def _write_page(args: Namespace, prices: Prices) -> int:
     path: Path = args.html
     if not path.parent.is_dir() or path.is_dir():
         wrong = f"{path} is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
-        raise ValueError(
-            f"--html must be a file in an existing folder: {wrong}. Pass one such as plan.html."
-        )
+        raise ValueError(f"--html must be a file in an existing folder: {wrong}. Pass one such as plan.html.")
     gpu = find_gpu(args.gpu)
     found = grid(_config(args), gpu, args.gpus or 1, _rates(args.calibration, gpu))
     name = Path(args.config).stem if args.config not in RUN_PRESETS else args.config
