@@ -145,8 +145,9 @@ def test_a_gpu_packs_the_bytes_of_a_cpu_and_computes_as_with_its_own_weight(reci
         ("nvfp4", {"quantize_eval": False}, 2, "evaluation is not quantized"),
         ("nvfp4", {}, 32, "256 rows do not divide into 32 shards of whole blocks of 16 rows"),
         ("nvfp4", {}, 3, "256 rows do not divide into 3 shards"),
-        ("fp8", {}, 2, "its W is in fp8, and only 4-bit weights travel as codes"),
-        ("mxfp8", {}, 2, "its W is in mxfp8, and only 4-bit weights travel as codes"),
+        ("fp8", {}, 2, "packed fp8 has no kernel"),
+        ("mxfp8", {}, 2, "packed mxfp8 has no kernel"),
+        ("nvfp4", {"fprop.rhs.format": "nvfp4-ue5m3"}, 2, "packed nvfp4-ue5m3 has no kernel"),
     ],
 )
 def test_a_weight_that_cannot_be_packed_says_why(recipe, changes, shards, reason):

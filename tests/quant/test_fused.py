@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from fourbits.quant.kernels import support
-from fourbits.quant.kernels.launch_unpack import unsupported_packed_spec
-from fourbits.quant.kernels.support import unsupported
+from fourbits.quant.kernels.support import unsupported, unsupported_packed_spec
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandRequest, Signature
 from support.triton_interpreter import run

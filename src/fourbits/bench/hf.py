@@ -124,16 +124,7 @@ def _compared(size: HfSize, mode: str, device: torch.device, log: Callable[[str]
     results = _speeds(name, base, ours, goal, None if mode == "eager" else _COMPILATION)
     if mode == "eager":
         supplied = measure(with_delayed_amax(get_recipe("nvfp4")), SUPPLIED)
-        results.append(
-            Result(
-                name=f"{name} {SUPPLIED}",
-                seconds=supplied.step,
-                host_seconds=supplied.host,
-                value=base.step / supplied.step,
-                unit=_UNIT,
-                goal=size.supplied_goal,
-            )
-        )
+        results.append(_step_of(f"{name} {SUPPLIED}", base, supplied, size.supplied_goal))
     if size.packed and mode == "compile":
         packed = measure(replace(get_recipe("nvfp4"), saved_inputs="packed"), "nvfp4, packed inputs")
         if packed.peak:
@@ -154,15 +145,8 @@ def _speeds(
 ) -> list[Result]:
     """BF16's step, nvfp4's, and nvfp4's first. goal, first: of the latter two."""
     return [
-        Result(name=f"{name} bf16", seconds=base.step, host_seconds=base.host, value=1.0, unit=_UNIT),
-        Result(
-            name=f"{name} nvfp4",
-            seconds=ours.step,
-            host_seconds=ours.host,
-            value=base.step / ours.step,
-            unit=_UNIT,
-            goal=goal,
-        ),
+        _step_of(f"{name} bf16", base, base, None),
+        _step_of(f"{name} nvfp4", base, ours, goal),
         Result(
             name=f"{name} nvfp4, first step",
             seconds=ours.first,
@@ -171,6 +155,18 @@ def _speeds(
             goal=first,
         ),
     ]
+
+
+def _step_of(name: str, base: _Measured, own: _Measured, goal: float | None) -> Result:
+    """A step's time, as a share of BF16's speed."""
+    return Result(
+        name=name,
+        seconds=own.step,
+        host_seconds=own.host,
+        value=base.step / own.step,
+        unit=_UNIT,
+        goal=goal,
+    )
 
 
 def _measure(size: HfSize, mode: str, recipe: str | Recipe, device: torch.device) -> _Measured:

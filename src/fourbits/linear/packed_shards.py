@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.linear.weight_source import check_table
 from fourbits.quant.operand import OperandSpec
-from fourbits.quant.quantize import quantizer
+from fourbits.quant.quantize import quantizer, unsupported_packed_operand
 from fourbits.quant.request import OperandInputs, OperandRequest, signature_of
 from fourbits.quant.tensor import QuantizedTensor
 from fourbits.recipe.recipe import GemmTable, table_from_text
@@ -138,13 +138,12 @@ def _unsupported_table(table: GemmTable) -> str | None:
     spec = table.fprop.rhs
     if spec.block_size is None or not spec.block_format.quantized:
         return "its W has no blocks"
-    element = spec.block_format.element
-    if element is not None and element.bits > 4:  # no kernel reads wider packed codes
-        return f"its W is in {spec.format}, and only 4-bit weights travel as codes"
     if spec.outer_size is not None or len(spec.scale_sizes) > 1:
         return "its W has several levels of scales"
     if spec.stochastic:
         return "its W is rounded stochastically"
+    if reason := unsupported_packed_operand(spec):
+        return reason
     if not (table.shares_weight or table.dgrad.rhs.source == "forward"):
         return "Dgrad quantizes W along the other axis"
     try:

@@ -18,7 +18,7 @@ from fourbits.quant.arguments import check_dtype, checked_inputs
 from fourbits.quant.autocast import autocast_disabler, without_autocast
 from fourbits.quant.cpu import quantize as cpu
 from fourbits.quant.cpu.compiled import worth_compiling
-from fourbits.quant.kernels.support import unsupported, unsupported_spec
+from fourbits.quant.kernels.support import unsupported, unsupported_packed_spec, unsupported_spec
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference import quantize as reference
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget, signature_of
@@ -133,6 +133,11 @@ def one_pass(signature: Signature, requests: tuple[OperandRequest, ...]) -> bool
 def unsupported_operand(spec: OperandSpec) -> str | None:
     """Why no kernel makes operands of this spec on a GPU, or None."""
     return unsupported_spec(spec.of_residual)
+
+
+def unsupported_packed_operand(spec: OperandSpec) -> str | None:
+    """Why no kernel reads packed operands of this spec on a GPU, or None."""
+    return unsupported_packed_spec(spec)
 
 
 def exact(q: QuantizedTensor) -> ExactOperand:

@@ -5,14 +5,10 @@ import functools
 import torch
 
 from fourbits.quant.kernels.launcher import Launcher
-from fourbits.quant.kernels.support import UNPACKED_FORMATS, unsupported_device
+from fourbits.quant.kernels.support import unsupported_device, unsupported_packed_spec
 from fourbits.quant.kernels.tiles import matrix
 from fourbits.quant.kernels.unpack_triton import unpack_kernel, unpack_transposed_kernel
-from fourbits.quant.operand import OperandSpec
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-
-#: elements to which a row of codes is padded; kernels read up to eight at once, and a tile's rows
-_GROUP = 16
 
 
 def unsupported_unpack(q: QuantizedTensor) -> str | None:
@@ -20,17 +16,6 @@ def unsupported_unpack(q: QuantizedTensor) -> str | None:
     if reason := unsupported_device(q.codes.device):
         return reason
     return unsupported_packed_spec(q.spec)
-
-
-@functools.lru_cache(maxsize=4096)
-def unsupported_packed_spec(spec: OperandSpec) -> str | None:
-    """Why no kernel reads packed operands of this spec, or None."""
-    if spec.format not in UNPACKED_FORMATS:
-        return f"packed {spec.format} has no kernel (there are {', '.join(UNPACKED_FORMATS)})"
-    size = spec.block_size
-    if size is None or size[1] % _GROUP:  # an entry of codes has one scale
-        return f"packed blocks must be a multiple of {_GROUP} long, got {size}"
-    return None
 
 
 def lies_transposed(q: QuantizedTensor) -> bool:

@@ -20,6 +20,8 @@ _LONGEST_ROW = (1 << 24) - 16
 _FORMATS = ("nvfp4", "nvfp4-ue5m3", "nve1m2", "mxfp4", "mxfp8", "mxfp8-e5m2")
 #: formats whose packed form a kernel reads
 UNPACKED_FORMATS = ("nvfp4", "mxfp4")
+#: elements to which a row of codes is padded; kernels read up to eight at once, and a tile's rows
+_GROUP = 16
 #: fields of a spec that a kernel's configuration covers, or that do not concern a kernel; any other must have
 #: its default
 _UNDERSTOOD = {"format", "block", "source", "rounding", "rht", "rht_signs", "te_compat", "scale_rule"} | {
@@ -84,6 +86,17 @@ def _unsupported_column(spec: OperandSpec) -> str | None:
         return f"packed {spec.format} has no kernel (there are {', '.join(UNPACKED_FORMATS)})"
     if spec.block_size is None or spec.block_size[0] != 1:
         return f"an operand that is kept packed has blocks of 1xN, got {spec.block_size}"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def unsupported_packed_spec(spec: OperandSpec) -> str | None:
+    """Why no kernel reads packed operands of this spec, or None."""
+    if spec.format not in UNPACKED_FORMATS:
+        return f"packed {spec.format} has no kernel (there are {', '.join(UNPACKED_FORMATS)})"
+    size = spec.block_size
+    if size is None or size[1] % _GROUP:  # an entry of codes has one scale
+        return f"packed blocks must be a multiple of {_GROUP} long, got {size}"
     return None
 
 

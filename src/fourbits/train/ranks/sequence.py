@@ -4,6 +4,7 @@ Before a mixer the tokens are gathered; after it, each rank has a summand of eve
 scattered, in the dtype of the activations (BF16). In the backward pass each does what the other one did.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch.autograd.function import once_differentiable
 # newer names of the same collectives; PyTorch 2.11 and 2.12 have the older ones alone
 _all_gather: Any = getattr(dist, "all_gather_single", None) or vars(dist)["all_gather_into_tensor"]
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or vars(dist)["reduce_scatter_tensor"]
+
+#: (tokens, process group) -> tokens
+Exchange = Callable[[Tensor, Any], Tensor]
 
 
 def gathered(x: Tensor, group: Any) -> Tensor:
@@ -33,38 +37,28 @@ def scattered(x: Tensor, group: Any) -> Tensor:
     return own
 
 
-class _Gather(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """`gathered` or `scattered`, and the other one for the gradient."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return gathered(x, group)
+    def forward(ctx: Any, x: Tensor, there: Exchange, back: Exchange, group: Any) -> Tensor:
+        ctx.back, ctx.group = back, group
+        return there(x, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return scattered(grad, ctx.group), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return gathered(grad, ctx.group), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(grad, ctx.group), None, None, None
 
 
 def share_tokens(mixer: nn.Module, group: Any) -> None:
     """Make a mixer take and return this rank's tokens, whose layers are cut over the ranks of a group."""
 
     def gather(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return _Gather.apply(args[0], group), *args[1:]
+        return _Exchange.apply(args[0], gathered, scattered, group), *args[1:]
 
     def scatter(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return _Scatter.apply(output, group)
+        return _Exchange.apply(output, scattered, gathered, group)
 
     mixer.register_forward_pre_hook(gather)
     mixer.register_forward_hook(scatter)

@@ -31,7 +31,7 @@ class WholeTap:
     ) -> bool:
         """A forward pass. x: [M, K]; weight: [N, K], or the whole one if it traveled as codes."""
         if self._cut.dim == 1:
-            x = self._whole(x, self._cut._replace(dim=1))
+            x = self._whole(x, self._cut)
         if weight.shape != self._cut.shape:
             weight = self._whole(weight, self._cut)
         counter = of_shard(counter, -self._shard.first_in, -self._shard.first_out)
