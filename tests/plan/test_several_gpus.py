@@ -19,7 +19,7 @@ from fourbits.plan.estimate import plan_run
 from fourbits.plan.gathered import block_weights, blocks_per_gather, end_weights, gathered
 from fourbits.plan.gpus import GPUS
 from fourbits.plan.grid import grid
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup, linear_groups
 from fourbits.plan.machine import Machine
 from fourbits.plan.memory import Memory, memory_of
@@ -38,17 +38,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 MODEL_12B, MODEL_1B = RUN_PRESETS["hybrid-12b"].model, RUN_PRESETS["hybrid-1.2b"].model
 H200 = Machine(GPUS["h200"], DECLARED, FOURBITS)
 NVFP4 = get_recipe("nvfp4")
-ONE = Layout(micro_batch=2, accumulation=2)
+ONE = ParallelLayout(micro_batch=2, accumulation=2)
 
 
-def held(layout: Layout) -> Memory:
+def held(layout: ParallelLayout) -> Memory:
     """hybrid-1.2b in nvfp4 with sequences of 8,192 tokens."""
     return memory_of(MODEL_1B, linear_groups(MODEL_1B, NVFP4), False, 8192, layout, H200.gpu, FOURBITS)
 
 
 @pytest.mark.parametrize(("shard", "expected"), [(8, 0.07), (64, 0.21), (1024, 0.66)])
 def test_gathers_take_the_time_that_the_page_on_several_gpus_gives(shard, expected):
-    layout = Layout(shard=shard, micro_batch=1, accumulation=1)
+    layout = ParallelLayout(shard=shard, micro_batch=1, accumulation=1)
     found = traffic(MODEL_12B, linear_groups(MODEL_12B, NVFP4), layout, H200, 8192)
     assert 2 * found.gather == pytest.approx(expected, abs=0.005)  # two decimals
     page = (DOCS / "scaling.md").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def test_ranks_that_share_layers_have_the_weights_that_the_trainer_cuts_for_them
     cut_layers(built, TensorRanks(None, 0, 2))
     own = {name: parameter.numel() for name, parameter in built.named_parameters()}
     ends = own["embed.weight"] + own["head.weight"]
-    layout = Layout(tensor=2, micro_batch=1, accumulation=1)
+    layout = ParallelLayout(tensor=2, micro_batch=1, accumulation=1)
     assert ends == end_weights(model)  # whole on every rank
     linears = {name: size for name, size in own.items() if name.endswith("proj.weight")}
     groups = [group for group in linear_groups(model, NVFP4) if group.name != "head"]
@@ -77,7 +77,9 @@ def test_ranks_that_share_layers_have_the_weights_that_the_trainer_cuts_for_them
 def test_embedding_and_head_are_gathered_and_summed_whole_over_all_ranks_of_a_copy():
     groups = linear_groups(MODEL_1B, NVFP4)
     sent = {
-        tensor: gathered(MODEL_1B, groups, Layout(tensor=tensor, micro_batch=1, accumulation=1), FOURBITS)
+        tensor: gathered(
+            MODEL_1B, groups, ParallelLayout(tensor=tensor, micro_batch=1, accumulation=1), FOURBITS
+        )
         for tensor in (1, 2)
     }
     assert sent[2].ends == sent[1].ends
@@ -93,12 +95,12 @@ def test_embedding_and_head_are_gathered_and_summed_whole_over_all_ranks_of_a_co
 
 def test_layers_that_ranks_cut_by_outputs_save_the_inputs_of_all_tokens():
     groups = linear_groups(MODEL_1B, get_recipe("bf16"))
-    names = {group.name for group in groups if group.cut_by_outputs}
+    names = {group.name for group in groups if group.column_parallel}
     assert names == {"in_proj", "q_proj", "k_proj", "v_proj", "up_proj"}
     saved = saved_per_token(MODEL_1B, groups, False, FOURBITS)
-    assert saved.read_whole == 2 * MODEL_1B.d_model * MODEL_1B.num_residual_branches
+    assert saved.unsharded_inputs == 2 * MODEL_1B.d_model * MODEL_1B.num_residual_branches
     both = held(ONE).linear_inputs, held(replace(ONE, tensor=2)).linear_inputs
-    assert both[1] - both[0] / 2 == pytest.approx(saved.read_whole / 2 * 2 * 8192)
+    assert both[1] - both[0] / 2 == pytest.approx(saved.unsharded_inputs / 2 * 2 * 8192)
 
 
 def test_gradients_are_counted_where_they_exist():
@@ -112,7 +114,7 @@ def test_gradients_are_counted_where_they_exist():
 def test_the_last_sum_is_the_peak_where_activations_are_few():
     model = RUN_PRESETS["hybrid-8b"].model
     args = (linear_groups(model, NVFP4), False, 8192)
-    layout = Layout(shard=2, micro_batch=1, accumulation=1, recomputed=1.0)
+    layout = ParallelLayout(shard=2, micro_batch=1, accumulation=1, recomputed=1.0)
     once = memory_of(model, *args, layout, H200.gpu, FOURBITS)
     shard, ends = 2 * sum(count_parameters(model).values()), end_weights(model)
     assert once.total == 4 * shard + 8 * ends  # masters, moments, gradients; the ends' gradients, and a copy
@@ -125,7 +127,7 @@ def test_blocks_share_gathers_as_the_trainer_groups_them():
         built = LanguageModel(MODEL_1B)
     weights = ParallelConfig().gather_weights
     groups = block_groups(built.blocks, weights)
-    layout = Layout(shard=2, micro_batch=1, accumulation=1, gather_weights=weights)
+    layout = ParallelLayout(shard=2, micro_batch=1, accumulation=1, gather_weights=weights)
     each = blocks_per_gather(MODEL_1B, layout)
     # the plan has blocks of the mean size
     assert abs(math.ceil(len(MODEL_1B.pattern) / each) - len(groups)) <= 1
@@ -136,10 +138,10 @@ def test_blocks_share_gathers_as_the_trainer_groups_them():
 def test_a_step_waits_for_a_host_that_launches_gathers():
     model, groups = RUN_PRESETS["30m"].model, linear_groups(RUN_PRESETS["30m"].model, NVFP4)
 
-    def waits(layout: Layout) -> float:
+    def waits(layout: ParallelLayout) -> float:
         return step_of(model, groups, 512, layout, H200).parts.get(HOST, 0.0)
 
-    layout = Layout(shard=2, micro_batch=1, accumulation=4)
+    layout = ParallelLayout(shard=2, micro_batch=1, accumulation=4)
     free = replace(H200, rates=replace(DECLARED, host_message=0.0))
     added = waits(layout) - step_of(model, groups, 512, layout, free).parts[HOST]
     blocks = len(model.pattern)  # each gathered twice per micro-batch, and summed once per step

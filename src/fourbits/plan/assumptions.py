@@ -3,7 +3,7 @@
 from fourbits.plan.communication import LATENCY
 from fourbits.plan.estimate import Plan
 from fourbits.plan.failures import HOST_RATE, HOURS_BETWEEN_FAILURES, RESTART_SECONDS, STORAGE_RATE
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.memory import USABLE
 from fourbits.plan.rates import DECLARED, Rates
 from fourbits.train.parallel import ParallelConfig
@@ -35,7 +35,7 @@ def assumptions(plan: Plan) -> list[str]:
         *_not_taken(plan),
         f"{USABLE:.0%} of the memory is usable; blocks are gathered in groups of at least "
         f"{layout.gather_weights:,} weights",
-        f"a collective takes {1e6 * LATENCY:.0f} us more per rank; sums over copies, and the weights and "
+        f"a collective takes {1e6 * LATENCY:.0f} us more per rank; sums over replicas, and the weights and "
         "gradients of embedding and head, are never hidden; other traffic is, by computation that takes as "
         "long",
         *([place] * (group > 1)),
@@ -47,7 +47,7 @@ def assumptions(plan: Plan) -> list[str]:
     ]
 
 
-def _host(rates: Rates, layout: Layout) -> list[str]:
+def _host(rates: Rates, layout: ParallelLayout) -> list[str]:
     """What the host does in a step, and what of it is not planned."""
     taken = (
         f"the host takes {1e3 * rates.host_quantized:.2f} ms to launch a quantized layer, "
@@ -94,11 +94,11 @@ def _efficiencies(rates: Rates) -> list[str]:
         ("quantize_stochastic", "quantizers with stochastic rounding {:.2f} of copying"),
         ("link", "collectives {:.2f} of the links"),
         ("network", "collectives {:.2f} of the network"),
-        ("copies", "sums over copies {:.2f} of the network"),
+        ("replicas", "sums over replicas {:.2f} of the network"),
     ):
         value = getattr(rates, name)
         found.append((value != getattr(DECLARED, name), text.format(value)))
     measured = [text for was_measured, text in found if was_measured]
     declared = [text for was_measured, text in found if not was_measured]
     lines = [f"efficiencies, declared: {'; '.join(declared)}"]
-    return [f"efficiencies, {rates.origin}: {'; '.join(measured)}", *lines] if measured else lines
+    return [f"efficiencies, {rates.source}: {'; '.join(measured)}", *lines] if measured else lines

@@ -1,7 +1,7 @@
 """What ranks send, and how much of it a step waits for: the model of docs/scaling.md with a GPU's links.
 
-Weights are gathered block by block before each forward and backward pass and gradients are summed after the
-last micro-batch; both overlap with computation, but for embedding and head. Sums over copies do not overlap.
+Weights of blocks are gathered before each forward and backward pass, and gradients are summed after the last
+micro-batch; both overlap with computation, but for embedding and head. Sums over replicas do not overlap.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fourbits.model.config import ModelConfig
 from fourbits.plan.gathered import block_weights, end_weights, gathered
 from fourbits.plan.gpus import Gpu
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup
 from fourbits.plan.machine import Machine
 from fourbits.plan.rates import Rates
@@ -21,14 +21,14 @@ LATENCY = 3e-6
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Seconds: of a gather of all blocks, of summing their gradients over a copy's shards, of both for
-    embedding and head, of sums over copies, and of tensor parallelism in a micro-batch.
+    """Seconds: of a gather of all blocks, of summing their gradients over a replica's shards, of both for
+    embedding and head, of sums over replicas, and of tensor parallelism in a micro-batch.
     """
 
     gather: float
     reduce: float
     ends: float
-    copies: float
+    replicas: float
     tensor: float
 
 
@@ -40,22 +40,22 @@ def bandwidth(gpu: Gpu, rates: Rates, ranks: int) -> float:
 
 
 def traffic(
-    model: ModelConfig, groups: list[LinearGroup], layout: Layout, machine: Machine, tokens: int
+    model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, machine: Machine, tokens: int
 ) -> Traffic:
     """The traffic of a layout. tokens: of a micro-batch."""
     gpu, rates = machine.gpu, machine.rates
     sent = gathered(model, groups, layout, machine.software)
     blocks, ends = block_weights(model, layout), end_weights(model)
-    ranks, everyone, copies = layout.shard, layout.shard * layout.tensor, layout.replicate
-    rate = bandwidth(gpu, rates, everyone)
+    ranks, all_ranks, replicas = layout.shard, layout.shard * layout.tensor, layout.replicate
+    rate = bandwidth(gpu, rates, all_ranks)
     away = (ranks - 1) / ranks
     waits = len(model.pattern) * (ranks - 1) * LATENCY
     between = 0.0
-    if copies > 1:
+    if replicas > 1:
         inside = layout.gpus <= gpu.domain
-        speed = gpu.link * rates.link if inside else gpu.network * rates.copies
-        own = blocks / ranks + ends / everyone
-        between = 2 * layout.gradients * own * (copies - 1) / copies / speed
+        speed = gpu.link * rates.link if inside else gpu.network * rates.replicas
+        own = blocks / ranks + ends / all_ranks
+        between = 2 * layout.gradients * own * (replicas - 1) / replicas / speed
     tensor = 0.0
     if layout.tensor > 1:  # two sums of [tokens, d] in BF16 per branch, forward and backward
         summed = 2 * 2 * 2.0 * tokens * model.d_model * model.num_residual_branches
@@ -63,21 +63,21 @@ def traffic(
     return Traffic(
         gather=sent.blocks * away / rate + waits,
         reduce=layout.gradients * blocks * away / rate + waits,
-        ends=(sent.ends + layout.gradients * ends) * (everyone - 1) / everyone / rate,
-        copies=between,
+        ends=(sent.ends + layout.gradients * ends) * (all_ranks - 1) / all_ranks / rate,
+        replicas=between,
         tensor=tensor,
     )
 
 
-def waiting(found: Traffic, micro_batch: float, layout: Layout, software: Software) -> float:
+def waiting(found: Traffic, micro_batch: float, layout: ParallelLayout, software: Software) -> float:
     """Seconds of a step that wait for traffic, where a micro-batch computes for so many seconds."""
     if layout.shard == 1:
         gathers = last = 0.0
     else:
         gathers = found.gather * (2 if software.regathers else 1)
         last = gathers + found.reduce
-    # where every micro-batch sums its gradients, sums over copies overlap with its backward pass, too
+    # where every micro-batch sums its gradients, sums over replicas overlap with its backward pass, too
     if not software.sums_once or layout.accumulate == "sharded":
-        return layout.accumulation * (max(0.0, last + found.copies - micro_batch) + found.ends)
+        return layout.accumulation * (max(0.0, last + found.replicas - micro_batch) + found.ends)
     hidden = (layout.accumulation - 1) * max(0.0, gathers - micro_batch) + max(0.0, last - micro_batch)
-    return hidden + found.ends + found.copies
+    return hidden + found.ends + found.replicas

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fourbits.model.config import ModelConfig
 from fourbits.model.counts import count_parameters
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup, stored_bytes
 from fourbits.plan.software import Software
 
@@ -24,7 +24,9 @@ class Gathered:
     ends: float
 
 
-def gathered(model: ModelConfig, groups: list[LinearGroup], layout: Layout, software: Software) -> Gathered:
+def gathered(
+    model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, software: Software
+) -> Gathered:
     """What a rank receives in a gather of all blocks, and of embedding and head."""
     width = float(software.weight_bytes)
     embedding = width * model.vocab_size * model.d_model
@@ -46,18 +48,18 @@ def end_weights(model: ModelConfig) -> int:
     return (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model
 
 
-def block_weights(model: ModelConfig, layout: Layout) -> float:
+def block_weights(model: ModelConfig, layout: ParallelLayout) -> float:
     """Weights of all blocks (and the final norm) on one of the ranks that share layers."""
     return (sum(count_parameters(model).values()) - end_weights(model)) / layout.tensor
 
 
-def blocks_per_gather(model: ModelConfig, layout: Layout) -> int:
+def blocks_per_gather(model: ModelConfig, layout: ParallelLayout) -> int:
     """How many blocks share a gather (decision S 12)."""
     blocks = len(model.pattern)
     return min(blocks, max(1, math.ceil(layout.gather_weights * blocks / block_weights(model, layout))))
 
 
-def travels_packed(group: LinearGroup, layout: Layout, software: Software) -> bool:
+def travels_packed(group: LinearGroup, layout: ParallelLayout, software: Software) -> bool:
     """Whether shards of a weight are quantized before they are gathered."""
     if not group.packable or layout.gather == "masters" or not software.packs_gathers:
         return False
@@ -65,7 +67,7 @@ def travels_packed(group: LinearGroup, layout: Layout, software: Software) -> bo
     return size is not None and group.outputs % (layout.shard * size[0]) == 0
 
 
-def _bytes(group: LinearGroup, layout: Layout, software: Software) -> float:
+def _bytes(group: LinearGroup, layout: ParallelLayout, software: Software) -> float:
     """Per weight: codes where no shard cuts a block and Dgrad needs no others, else BF16, else FP32."""
     if not software.packs_gathers or layout.gather == "masters":
         return float(software.weight_bytes)

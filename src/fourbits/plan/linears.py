@@ -30,8 +30,8 @@ _KINDS = {
     "down_proj": ("FFN linears", 1),
     "head": ("head and loss", 1),
 }
-#: layers that ranks cut by inputs
-_CUT_BY_INPUTS = ("o_proj", "out_proj", "down_proj")
+#: layers that are sharded by inputs
+_ROW_PARALLEL = ("o_proj", "out_proj", "down_proj")
 BF16_TABLE = GemmTable()
 
 
@@ -66,17 +66,19 @@ class LinearGroup:
         object.__setattr__(self, "packable", kept and blocks and has_4_bits(self.table))
 
     @property
-    def cut_by_outputs(self) -> bool:
-        """Whether ranks that share the layer have rows of its weight; they have columns where it writes to
-        the residual stream, and the head is not shared (train/ranks/tensor_parallel.py).
+    def column_parallel(self) -> bool:
+        """Whether ranks that share the layer have rows of its weight, that is, outputs.
+
+        They have inputs where it writes to the residual stream (row parallel), and do not share the head
+        (train/ranks/tensor_parallel.py).
         """
-        return self.name not in (*_CUT_BY_INPUTS, "head")
+        return self.name not in (*_ROW_PARALLEL, "head")
 
     def on_rank(self, ranks: int) -> tuple[int, int]:
         """(outputs, inputs) of one of the ranks that share the layer."""
         if self.name == "head":
             return self.outputs, self.inputs
-        if self.cut_by_outputs:
+        if self.column_parallel:
             return max(1, self.outputs // ranks), self.inputs
         return self.outputs, max(1, self.inputs // ranks)
 

@@ -6,7 +6,7 @@ from fourbits.model.config import ModelConfig
 from fourbits.model.loss import GPU_CHUNK_LOGITS, chunk_length
 from fourbits.plan.gathered import block_weights, blocks_per_gather, end_weights, gathered
 from fourbits.plan.gpus import Gpu
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup
 from fourbits.plan.saved import kept_weights, saved_per_token
 from fourbits.plan.software import Software
@@ -46,7 +46,7 @@ def memory_of(
     groups: list[LinearGroup],
     packs: bool,
     seq_len: int,
-    layout: Layout,
+    layout: ParallelLayout,
     gpu: Gpu,
     software: Software,
     loss_chunk: int = GPU_CHUNK_LOGITS,
@@ -58,7 +58,7 @@ def memory_of(
     tokens, blocks = layout.micro_batch * seq_len, len(model.pattern)
     saved = saved_per_token(model, groups, packs, software)
     held, parts = _held(layout, blocks), layout.tensor
-    inputs = (saved.inputs - saved.read_whole) / parts + saved.read_whole
+    inputs = (saved.inputs - saved.unsharded_inputs) / parts + saved.unsharded_inputs
     kept = kept_weights(groups, gpu, software) / parts
     in_loss = Memory(
         masters=4 * own / layout.shard,
@@ -76,7 +76,7 @@ def memory_of(
     return max(in_loss, _in_last_sum(in_loss, model, layout), key=lambda memory: memory.total)
 
 
-def _in_last_sum(in_loss: Memory, model: ModelConfig, layout: Layout) -> Memory:
+def _in_last_sum(in_loss: Memory, model: ModelConfig, layout: ParallelLayout) -> Memory:
     """At the end of a step's backward pass: gradients of the shard, and those of embedding and head whole,
     with a copy of them that is summed over ranks. Where shards add up, FSDP2 holds the sums of the last
     micro-batch, which it added to those before, until its backward pass ends (inferred from a measured peak:
@@ -89,12 +89,12 @@ def _in_last_sum(in_loss: Memory, model: ModelConfig, layout: Layout) -> Memory:
     return Memory(**zero | held)
 
 
-def _held(layout: Layout, blocks: int) -> float:
+def _held(layout: ParallelLayout, blocks: int) -> float:
     """The share of the activations that is held at once: of blocks that are not recomputed, and of one."""
     return min(1.0, 1 - layout.recomputed + layout.recomputed / blocks)
 
 
-def _gradients(model: ModelConfig, layout: Layout, software: Software) -> float:
+def _gradients(model: ModelConfig, layout: ParallelLayout, software: Software) -> float:
     """FP32 gradients in the loss of the last micro-batch, which are those of the micro-batches before it: of
     all parameters where they add up before they are summed over ranks, else of the shard.
     """
@@ -108,7 +108,9 @@ def _gradients(model: ModelConfig, layout: Layout, software: Software) -> float:
     return 4 * (blocks + ends / layout.tensor) / layout.shard
 
 
-def _gathered(model: ModelConfig, groups: list[LinearGroup], layout: Layout, software: Software) -> float:
+def _gathered(
+    model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, software: Software
+) -> float:
     """Weights gathered from shards: of two groups of blocks, or of all where they are kept, with one group's
     gradients, and of both ends.
     """

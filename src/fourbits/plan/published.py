@@ -10,7 +10,7 @@ from fourbits.model.config import ModelConfig
 from fourbits.model.loss import GPU_CHUNK_LOGITS
 from fourbits.model.presets import MODEL_PRESETS
 from fourbits.plan.gpus import GPUS
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import linear_groups
 from fourbits.plan.machine import Machine
 from fourbits.plan.memory import memory_of
@@ -43,7 +43,7 @@ class Case:
     model: ModelConfig
     recipe: Recipe
     gpu: str
-    layout: Layout
+    layout: ParallelLayout
     seq_len: int
     software: Software
     tokens_per_second: float
@@ -106,7 +106,7 @@ _EAGER = (
 
 
 def _llama(
-    name: str, recipe: Recipe, layout: Layout, measured: tuple[float, float], software: Software
+    name: str, recipe: Recipe, layout: ParallelLayout, measured: tuple[float, float], software: Software
 ) -> Case:
     """measured: tokens/s and GiB."""
     return Case(
@@ -125,7 +125,7 @@ def _llama(
     )
 
 
-def _megatron(gpu: str, speed: float, layout: Layout, why: str) -> Case:
+def _megatron(gpu: str, speed: float, layout: ParallelLayout, why: str) -> Case:
     return Case(
         name="Llama 8B, Megatron",
         model=LLAMA_8B,
@@ -147,7 +147,7 @@ def _nemotron(name: str, recipe: Recipe, speed: float) -> Case:
         model=MODEL_PRESETS["hybrid-8b"],
         recipe=recipe,
         gpu="gb200",
-        layout=Layout(micro_batch=1, accumulation=1),
+        layout=ParallelLayout(micro_batch=1, accumulation=1),
         seq_len=1024,
         software=TORCHTITAN,
         tokens_per_second=speed,
@@ -177,7 +177,7 @@ def _own(
         model=replace(model, vocab_size=vocabulary or model.vocab_size),
         recipe=replace(found, saved_inputs="packed") if packed else found,
         gpu=gpu,
-        layout=Layout(micro_batch=batch[0], accumulation=2),
+        layout=ParallelLayout(micro_batch=batch[0], accumulation=2),
         seq_len=batch[1],
         software=FOURBITS,
         tokens_per_second=measured[0],
@@ -189,7 +189,7 @@ def _own(
 
 
 def _several(
-    preset: str, recipe: str, layout: Layout, seconds: float, gib: float | None = None, why: str = ""
+    preset: str, recipe: str, layout: ParallelLayout, seconds: float, gib: float | None = None, why: str = ""
 ) -> Case:
     """On two GPUs, by `bench ranks`. seconds: of a step."""
     one = _own(preset, recipe, "h200", (layout.micro_batch, 8192), (0.0, gib), why)
@@ -203,7 +203,7 @@ def _several(
     )
 
 
-_LARGE = "GEMMs of few bits draw less power and run faster than we assume"
+_LARGE = "GEMMs of 4-bit operands draw less power and run faster than we assume"
 _SMALL = "short sequences: attention and rotations are bound by launches and strides, which are not modelled"
 _WHOLE = 1 << 60  #: a loss of all logits at once
 _CACHED = "tensors of 42 MB, which probably stay in the L2 cache in part"
@@ -214,13 +214,13 @@ _LAUNCHED = (
     "maxima and random bits of shards were launched one by one, which is mended and not measured since"
 )
 _FP8 = "our FP8 GEMMs promote sums every 128 products"
-_FSDP32 = Layout(shard=32, micro_batch=2, accumulation=8, recomputed=1 / 8)
-_HSDP = Layout(replicate=4, shard=8, micro_batch=2, accumulation=8, recomputed=1 / 32)
-_DDP8 = Layout(replicate=8, micro_batch=2, accumulation=8)
-_FSDP8 = Layout(shard=8, micro_batch=1, accumulation=16)
-_TWO = Layout(shard=2, micro_batch=2, accumulation=2)
-_TWO_8B = Layout(shard=2, micro_batch=1, accumulation=1, recomputed=1.0)
-_TWO_SHARING = Layout(tensor=2, micro_batch=2, accumulation=2)
+_FSDP32 = ParallelLayout(shard=32, micro_batch=2, accumulation=8, recomputed=1 / 8)
+_HSDP = ParallelLayout(replicate=4, shard=8, micro_batch=2, accumulation=8, recomputed=1 / 32)
+_DDP8 = ParallelLayout(replicate=8, micro_batch=2, accumulation=8)
+_FSDP8 = ParallelLayout(shard=8, micro_batch=1, accumulation=16)
+_TWO = ParallelLayout(shard=2, micro_batch=2, accumulation=2)
+_TWO_8B = ParallelLayout(shard=2, micro_batch=1, accumulation=1, recomputed=1.0)
+_TWO_SHARING = ParallelLayout(tensor=2, micro_batch=2, accumulation=2)
 
 CASES = (
     _llama("Llama 8B, torchtitan", get_recipe("bf16"), _FSDP32, (18_812, 101.19), TORCHTITAN),

@@ -22,13 +22,13 @@ from fourbits.plan.software import Software
 
 @dataclass(frozen=True, slots=True)
 class SavedPerToken:
-    """Bytes per token: inputs of linear layers, and everything else. read_whole: those inputs that layers
-    read which ranks cut by outputs (q, k, v, up, gate, in_proj), so that each of them saves all.
+    """Bytes per token: inputs of linear layers, and everything else. unsharded_inputs: those of the inputs
+    that column-parallel layers read (q, k, v, up, gate, in_proj): each of their ranks saves all tokens.
     """
 
     inputs: float
     rest: float
-    read_whole: float
+    unsharded_inputs: float
 
     @property
     def total(self) -> float:
@@ -41,7 +41,7 @@ def saved_per_token(
 ) -> SavedPerToken:
     """What all blocks save per token. packs: quantized inputs are saved as codes and scales."""
     packs = packs or software.saves_operands
-    inputs = rest = read_whole = 0.0
+    inputs = rest = unsharded_inputs = 0.0
     for group in groups:
         if group.kind == "head and loss":
             inputs += 2.0 * group.inputs
@@ -52,11 +52,11 @@ def saved_per_token(
         own = element < 2.0 and not software.shares_inputs  # codes that each layer saves for itself
         added = group.count * group.inputs * element / (1 if own else group.readers)
         inputs += added
-        read_whole += added if group.cut_by_outputs else 0.0
+        unsharded_inputs += added if group.column_parallel else 0.0
         if group.quantized and group.name == "o_proj":  # its operand is a tensor of its own
             rest += 2.0 * group.count * group.inputs
     rest += _rest(model) + (0.0 if software.fused else _unfused(model))
-    return SavedPerToken(inputs, rest, read_whole)
+    return SavedPerToken(inputs, rest, unsharded_inputs)
 
 
 def _rest(model: ModelConfig) -> float:

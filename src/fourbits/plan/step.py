@@ -11,7 +11,7 @@ from fourbits.model.counts import count_parameters, training_flops
 from fourbits.model.loss import GPU_CHUNK_LOGITS, chunk_length
 from fourbits.plan.communication import traffic, waiting
 from fourbits.plan.gathered import blocks_per_gather, travels_packed
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup, gemms_of, stored_bytes, unit_of
 from fourbits.plan.machine import Machine
 from fourbits.plan.passes import attention_bytes, elementwise_bytes, loss_bytes, quantizer_bytes, tensors_of
@@ -41,7 +41,7 @@ class Step:
 
 
 def step_of(
-    model: ModelConfig, groups: list[LinearGroup], seq_len: int, layout: Layout, machine: Machine
+    model: ModelConfig, groups: list[LinearGroup], seq_len: int, layout: ParallelLayout, machine: Machine
 ) -> Step:
     """The step of a layout on a machine."""
     tokens = layout.micro_batch * seq_len
@@ -69,19 +69,19 @@ def step_of(
 
 
 def linear_seconds(
-    model: ModelConfig, groups: list[LinearGroup], seq_len: int, layout: Layout, machine: Machine
+    model: ModelConfig, groups: list[LinearGroup], seq_len: int, layout: ParallelLayout, machine: Machine
 ) -> float:
     """Seconds of a step in the GEMMs of some groups, recomputed ones included."""
     kinds, _ = _gemms(model, groups, layout.micro_batch * seq_len, layout, machine)
     return sum(kinds.values()) * _times(layout)
 
 
-def _times(layout: Layout) -> float:
+def _times(layout: ParallelLayout) -> float:
     """How often a step has the GEMMs of a micro-batch."""
     return layout.accumulation * (1 + FORWARD["gemm"] * layout.recomputed)
 
 
-def _parameters(model: ModelConfig, layout: Layout) -> float:
+def _parameters(model: ModelConfig, layout: ParallelLayout) -> float:
     return sum(count_parameters(model).values()) / layout.tensor
 
 
@@ -95,7 +95,7 @@ def _moves(machine: Machine) -> float:
 
 
 def _gemms(
-    model: ModelConfig, groups: list[LinearGroup], tokens: int, layout: Layout, machine: Machine
+    model: ModelConfig, groups: list[LinearGroup], tokens: int, layout: ParallelLayout, machine: Machine
 ) -> tuple[dict[str, float], float]:
     """Seconds of GEMMs by kind of layer, and of those in low precision."""
     kinds: dict[str, float] = defaultdict(float)
@@ -120,7 +120,7 @@ def _gemms(
     return dict(kinds), low
 
 
-def _quantization(groups: list[LinearGroup], tokens: int, layout: Layout, machine: Machine) -> float:
+def _quantization(groups: list[LinearGroup], tokens: int, layout: ParallelLayout, machine: Machine) -> float:
     """Seconds of quantizers in a micro-batch; of W once per step where the operand is kept, and of a shard
     where shards are gathered quantized.
     """
@@ -148,7 +148,7 @@ def _quantization(groups: list[LinearGroup], tokens: int, layout: Layout, machin
 
 
 def _between(
-    model: ModelConfig, seq_len: int, tokens: int, layout: Layout, machine: Machine
+    model: ModelConfig, seq_len: int, tokens: int, layout: ParallelLayout, machine: Machine
 ) -> dict[str, float]:
     """Seconds in a micro-batch of what is between linear layers."""
     flops, moves, rates = training_flops(model, seq_len), _moves(machine), machine.rates
@@ -165,7 +165,7 @@ def _between(
     }
 
 
-def _weights(groups: list[LinearGroup], layout: Layout, machine: Machine) -> float:
+def _weights(groups: list[LinearGroup], layout: ParallelLayout, machine: Machine) -> float:
     """Seconds in a micro-batch in which FP32 weights become BF16 twice, and gradients are added to earlier
     ones.
     """
@@ -175,7 +175,7 @@ def _weights(groups: list[LinearGroup], layout: Layout, machine: Machine) -> flo
     return moved / layout.tensor / _moves(machine)
 
 
-def _host(model: ModelConfig, groups: list[LinearGroup], layout: Layout, machine: Machine) -> float:
+def _host(model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, machine: Machine) -> float:
     """Seconds in which the host queues a micro-batch; 0 where CUDA graphs replay it."""
     if machine.software.graphs and layout.gpus == 1:
         return 0.0
