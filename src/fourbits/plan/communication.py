@@ -7,8 +7,7 @@ last micro-batch; both overlap with computation, but for embedding and head. Sum
 from dataclasses import dataclass
 
 from fourbits.model.config import ModelConfig
-from fourbits.model.counts import count_parameters
-from fourbits.plan.gathered import gathered
+from fourbits.plan.gathered import block_weights, end_weights, gathered
 from fourbits.plan.gpus import Gpu
 from fourbits.plan.layouts import Layout
 from fourbits.plan.linears import LinearGroup
@@ -22,7 +21,7 @@ LATENCY = 3e-6
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Seconds: of a gather of all weights, of summing all gradients over a copy's shards, of both for
+    """Seconds: of a gather of all blocks, of summing their gradients over a copy's shards, of both for
     embedding and head, of sums over copies, and of tensor parallelism in a micro-batch.
     """
 
@@ -46,25 +45,25 @@ def traffic(
     """The traffic of a layout. tokens: of a micro-batch."""
     gpu, rates = machine.gpu, machine.rates
     sent = gathered(model, groups, layout, machine.software)
-    parameters = sum(count_parameters(model).values()) / layout.tensor
-    ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model / layout.tensor
-    ranks, copies = layout.shard, layout.replicate
-    rate = bandwidth(gpu, rates, ranks * layout.tensor)
+    blocks, ends = block_weights(model, layout), end_weights(model)
+    ranks, everyone, copies = layout.shard, layout.shard * layout.tensor, layout.replicate
+    rate = bandwidth(gpu, rates, everyone)
     away = (ranks - 1) / ranks
     waits = len(model.pattern) * (ranks - 1) * LATENCY
     between = 0.0
     if copies > 1:
         inside = layout.gpus <= gpu.domain
         speed = gpu.link * rates.link if inside else gpu.network * rates.copies
-        between = 2 * layout.gradients * parameters / ranks * (copies - 1) / copies / speed
+        own = blocks / ranks + ends / everyone
+        between = 2 * layout.gradients * own * (copies - 1) / copies / speed
     tensor = 0.0
     if layout.tensor > 1:  # two sums of [tokens, d] in BF16 per branch, forward and backward
         summed = 2 * 2 * 2.0 * tokens * model.d_model * model.num_residual_branches
         tensor = summed * (layout.tensor - 1) / layout.tensor / bandwidth(gpu, rates, layout.tensor)
     return Traffic(
-        gather=sent.total * away / rate + waits,
-        reduce=layout.gradients * parameters * away / rate + waits,
-        ends=(sent.ends + layout.gradients * ends) * away / rate,
+        gather=sent.blocks * away / rate + waits,
+        reduce=layout.gradients * blocks * away / rate + waits,
+        ends=(sent.ends + layout.gradients * ends) * (everyone - 1) / everyone / rate,
         copies=between,
         tensor=tensor,
     )
@@ -77,9 +76,8 @@ def waiting(found: Traffic, micro_batch: float, layout: Layout, software: Softwa
     else:
         gathers = found.gather * (2 if software.regathers else 1)
         last = gathers + found.reduce
-    ends = found.ends if layout.shard > 1 else 0.0
     # where every micro-batch sums its gradients, sums over copies overlap with its backward pass, too
     if not software.sums_once or layout.accumulate == "sharded":
-        return layout.accumulation * (max(0.0, last + found.copies - micro_batch) + ends)
+        return layout.accumulation * (max(0.0, last + found.copies - micro_batch) + found.ends)
     hidden = (layout.accumulation - 1) * max(0.0, gathers - micro_batch) + max(0.0, last - micro_batch)
-    return hidden + ends + found.copies
+    return hidden + found.ends + found.copies

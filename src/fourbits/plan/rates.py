@@ -34,11 +34,12 @@ class Rates:
     link: float = 0.67
     network: float = 0.50
     copies: float = 0.90
-    #: seconds of the host per linear layer, forward and backward, without CUDA graphs: BF16, quantized; and
-    #: per block for the rest
+    #: seconds of the host per linear layer, forward and backward, without CUDA graphs: BF16, quantized; per
+    #: block for the rest; per gather of a group of blocks over ranks, and per sum of its gradients
     host_linear: float = 0.15e-3
     host_quantized: float = 0.40e-3
     host_block: float = 0.40e-3
+    host_message: float = 1.0e-3
     #: seconds between two kernels that the host does not delay
     launch: float = 1.5e-6
     #: "declared", or the machine on which the shares were measured
