@@ -14,6 +14,7 @@ from fourbits.plan.rates import DECLARED
 from fourbits.plan.software import FOURBITS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+BENCHMARKS = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 #: what the plan does not explain, as docs/plan.md says
 MISSED = {
     "Llama 8B, torchtitan",
@@ -61,8 +62,9 @@ def row(found: Prediction) -> str:
 
 
 @pytest.mark.parametrize("found", FOUND, ids=IDS)
-def test_the_page_has_the_figures_of_the_code(found):
+def test_the_pages_have_the_figures_of_the_code(found):
     assert row(found) in PAGE
+    assert (row(found) in BENCHMARKS) == (found.case.source == "benchmarks.md")
 
 
 @pytest.mark.parametrize(
