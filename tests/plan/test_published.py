@@ -33,6 +33,19 @@ def test_a_speed_is_predicted_within_20_percent_unless_the_page_calls_it_missed(
     assert (abs(found.speed_deviation) <= 0.2) == (found.case.name not in MISSED)
 
 
+def test_steps_of_this_project_on_hopper_are_predicted_within_15_percent_but_for_those_the_page_names():
+    own = [found for found in FOUND if found.case.source == "benchmarks.md"]
+    beyond = [
+        (found.case.name, found.case.recipe.name, f"{found.speed_deviation:+.0%}")
+        for found in own
+        if abs(found.speed_deviation) > 0.15
+    ]
+    shared = "hybrid-1.2b, 2 GPUs that share layers, 2 micro-batches"
+    assert beyond == [(shared, "bf16", "+23%"), (shared, "nvfp4", "+225%"), ("30m", "bf16", "-18%")]
+    assert "+23 and +225 %" in PAGE.replace("\n", " ")
+    assert "-18 % for one row of 30m" in PAGE
+
+
 @pytest.mark.parametrize("found", [p for p in FOUND if p.case.gib], ids=lambda p: p.case.name)
 def test_a_measured_peak_is_predicted_within_5_percent(found):
     assert abs(found.memory_deviation) <= 0.05
