@@ -19,6 +19,7 @@ LAYERS = [
     "triton_version",
     "compile_notice",
     "operators",
+    "func_transforms",
     "device",
     "formats",
     "quant",

@@ -186,3 +186,11 @@ def test_tensors_on_several_devices_are_refused(name):
     bias = torch.zeros(16, device=away) if name == "bias" else None
     with pytest.raises(ValueError, match=f"{name} must be on a's device, cpu, got meta"):
         matmul(a, b, bias=bias, sums="exact", alpha=alpha)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_operands_without_data_multiply_to_a_shape(name):
+    """As layers do on the meta device, where a model is planned before it has memory."""
+    a, b = (quantize(torch.empty(rows, 48, device="meta"), SPECS[name]) for rows in (32, 16))
+    made = matmul(a, b, torch.float32)
+    assert (made.shape, made.dtype, made.device.type) == ((32, 16), torch.float32, "meta")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import fourbits as fb
-from fourbits.linear.functional import UnsupportedTransformError
+from fourbits.func_transforms import UnsupportedTransformError
 
 
 def model() -> nn.Sequential:

@@ -19,10 +19,10 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.nemotron_h.configuration_nemotron_h import NemotronHConfig
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
+from fourbits.func_transforms import UnsupportedTransformError
 from fourbits.linear import sr_counter
 from fourbits.linear.audit import audit
 from fourbits.linear.convert import convert
-from fourbits.linear.functional import UnsupportedTransformError
 from fourbits.linear.set_recipe import set_recipe
 from fourbits.linear.stacked.experts import QuantizedExperts
 from fourbits.linear.step import counters_of, set_step
@@ -381,7 +381,7 @@ def test_transforms_of_functions_are_refused_by_name():
     model = mixture("gate and up").experts
     everywhere(model, "nvfp4")
     chosen, weights = routing()
-    with pytest.raises(UnsupportedTransformError):
+    with pytest.raises(UnsupportedTransformError, match=r"experts .* grad and vjp included"):
         torch.func.grad(lambda x: model(x, chosen, weights).sum())(torch.randn(TOKENS, WIDTH))
 
 

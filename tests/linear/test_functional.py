@@ -8,8 +8,8 @@ from torch import nn
 from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
+from fourbits.func_transforms import UnsupportedTransformError
 from fourbits.linear.convert import convert
-from fourbits.linear.functional import UnsupportedTransformError
 from fourbits.linear.step import counters_of, set_step
 from support.assertions import assert_same_bytes
 from support.straight_through import grad_of

@@ -1,6 +1,7 @@
 """A calibration: its file, the rates that follow from it, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fourbits.plan.calibration import (
     GemmTime,
     calibrated,
     gpu_of,
+    how_to_use,
     load_calibration,
     to_json,
 )
@@ -56,7 +58,7 @@ def test_rates_are_those_that_were_measured_and_others_stay_declared():
     assert rates.quantize == pytest.approx(0.6)
     assert rates.attention == pytest.approx(0.5)
     assert (rates.scan, rates.quantize_stochastic) == (DECLARED.scan, DECLARED.quantize_stochastic)
-    assert "measured on one NVIDIA H200" in rates.origin
+    assert "measured on one NVIDIA H200" in rates.source
 
 
 def test_a_plan_says_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -96,6 +98,25 @@ def test_other_files_are_refused_in_one_line(content, words, tmp_path, capsys):
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_a_plan_takes_a_file_by_the_command_that_the_benchmark_prints(gpu, tmp_path: Path):
+    path = tmp_path / "rates.json"
+    found = Calibration(device=gpu.device, torch="", fourbits="", copy=1e12)
+    path.write_text(to_json(found), encoding="utf-8")
+    command = re.search(r"`fourbits (plan CONFIG .*)`", how_to_use(found, path))
+    assert command is not None
+    assert main(command[1].replace("CONFIG", "tiny").split()) == 0
+
+
+def test_a_file_that_no_plan_takes_is_called_so_and_refused_with_a_remedy(tmp_path: Path, capsys):
+    path = tmp_path / "rates.json"
+    found = Calibration(device="x86_64 CPU", torch="", fourbits="", copy=1e9)
+    path.write_text(to_json(found), encoding="utf-8")
+    assert how_to_use(found, path).endswith("`fourbits plan` does not take them")
+    assert main(["plan", "tiny", "--gpu", "h100", "--calibration", str(path)]) == 2
+    assert capsys.readouterr().err.endswith("Measure one of these, or plan without a calibration.\n")
 
 
 @pytest.mark.gpu

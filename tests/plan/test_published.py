@@ -14,6 +14,7 @@ from fourbits.plan.rates import DECLARED
 from fourbits.plan.software import FOURBITS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+BENCHMARKS = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 #: what the plan does not explain, as docs/plan.md says
 MISSED = {
     "Llama 8B, torchtitan",
@@ -21,6 +22,7 @@ MISSED = {
     "Llama 8B, TransformerEngine, 4 BF16 blocks",
     "Nemotron-H 8B, TransformerEngine",
     "Nemotron-H 8B, all blocks, no transform",
+    "hybrid-1.2b, 2 GPUs that share layers, 2 micro-batches",
 }
 FOUND = [predict(case) for case in CASES]
 IDS = [f"{p.case.name}-{p.case.recipe.name}-{p.case.recipe.saved_inputs}-{p.case.gpu}" for p in FOUND]
@@ -31,13 +33,26 @@ def test_a_speed_is_predicted_within_20_percent_unless_the_page_calls_it_missed(
     assert (abs(found.speed_deviation) <= 0.2) == (found.case.name not in MISSED)
 
 
+def test_steps_of_this_project_on_hopper_are_predicted_within_15_percent_but_for_those_the_page_names():
+    own = [found for found in FOUND if found.case.source == "benchmarks.md"]
+    beyond = [
+        (found.case.name, found.case.recipe.name, f"{found.speed_deviation:+.0%}")
+        for found in own
+        if abs(found.speed_deviation) > 0.15
+    ]
+    shared = "hybrid-1.2b, 2 GPUs that share layers, 2 micro-batches"
+    assert beyond == [(shared, "bf16", "+23%"), (shared, "nvfp4", "+225%"), ("30m", "bf16", "-18%")]
+    assert "+23 and +225 %" in PAGE.replace("\n", " ")
+    assert "-18 % for one row of 30m" in PAGE
+
+
 @pytest.mark.parametrize("found", [p for p in FOUND if p.case.gib], ids=lambda p: p.case.name)
 def test_a_measured_peak_is_predicted_within_5_percent(found):
     assert abs(found.memory_deviation) <= 0.05
 
 
 def test_peaks_at_size_are_predicted_within_1_percent():
-    own = [p for p in FOUND if p.case.name.endswith("1.2b")]
+    own = [p for p in FOUND if p.case.name.endswith("1.2b")]  # on one GPU
     assert len(own) == 11
     assert max(abs(p.memory_deviation or 0.0) for p in own) < 0.01
 
@@ -60,16 +75,17 @@ def row(found: Prediction) -> str:
 
 
 @pytest.mark.parametrize("found", FOUND, ids=IDS)
-def test_the_page_has_the_figures_of_the_code(found):
+def test_the_pages_have_the_figures_of_the_code(found):
     assert row(found) in PAGE
+    assert (row(found) in BENCHMARKS) == (found.case.source == "benchmarks.md")
 
 
 @pytest.mark.parametrize(
     ("row", "changed", "expected"),
     [
         (0, "network", "21,775"),
-        (1, "network", "26,743"),
-        (2, "network", "26,743"),
+        (1, "network", "29,389"),
+        (2, "network", "29,389"),
         (3, "host", "3,919"),
         (4, "host", "3,520"),
     ],
@@ -98,16 +114,33 @@ def test_torchtitan_sums_gradients_in_every_micro_batch_and_holds_no_copy_of_all
 RECORDED = load_calibration(Path(__file__).parent / "h200.json")
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.gpu == "h200"], ids=lambda case: case.name)
-def test_with_its_measured_rates_a_gpu_is_predicted_within_15_percent(case):
-    found = predict(case, calibrated(RECORDED, gpu_of(RECORDED)))
+CALIBRATED = [predict(c, calibrated(RECORDED, gpu_of(RECORDED))) for c in CASES if c.gpu == "h200"]
+ONE_GPU = [found for found in CALIBRATED if found.case.layout.gpus == 1]
+
+
+@pytest.mark.parametrize("found", ONE_GPU, ids=lambda found: found.case.name)
+def test_with_its_measured_rates_one_gpu_is_predicted_within_15_percent(found):
     assert abs(found.speed_deviation) <= 0.15
+
+
+@pytest.mark.parametrize("found", CALIBRATED, ids=lambda found: found.case.name)
+def test_the_page_has_what_measured_rates_predict(found):
+    case = found.case
     packed = ", packed" if case.recipe.saved_inputs == "packed" else ""
     speeds = (
         f"{found.tokens_per_second:,.0f} | {case.tokens_per_second:,.0f} | {found.speed_deviation:+.0%} |"
     )
     name = f"{case.name}, {case.layout.micro_batch} x {case.seq_len}"
     assert f"| {name} | {case.recipe.name}{packed} | {speeds}" in PAGE
+
+
+def test_what_measured_rates_miss_of_two_gpus_is_what_the_page_says():
+    several = [found for found in CALIBRATED if found.case.layout.gpus == 2]
+    own = sorted(found.speed_deviation for found in several if found.case.layout.tensor == 1)
+    shared = sorted(found.speed_deviation for found in several if found.case.layout.tensor == 2)
+    assert [len(own), sum(found <= 0.15 for found in own)] == [8, 1]
+    said = f"the rows of two GPUs, {100 * own[0]:+.0f} to {100 * own[-1]:+.0f} % (one of eight within 15 %)"
+    assert f"{said}, and {100 * shared[0]:+.0f} and {100 * shared[1]:+.0f} % where" in PAGE.replace("\n", " ")
 
 
 def test_nothing_is_fitted_to_a_case():

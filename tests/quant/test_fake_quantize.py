@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch import Tensor
+from torch.func import grad, jvp, vmap
 
 import fourbits as fb
 from fourbits import OperandSpec
+from fourbits.func_transforms import UnsupportedTransformError
 
 SPECS = {
     "nvfp4": OperandSpec(),
@@ -59,3 +62,20 @@ def test_a_transform_is_refused_because_the_result_would_be_rotated():
 def test_a_tensor_that_is_not_2d_is_refused_as_quantize_does():
     with pytest.raises(ValueError, match="must be 2-D"):
         fb.fake_quantize(torch.randn(16), OperandSpec())
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_torch_func_differentiates_it_straight_through(spec):
+    def fake(x: Tensor) -> Tensor:
+        return fb.fake_quantize(x, spec, sr_key=KEY)
+
+    x, tangent = torch.randn(20, 33), torch.randn(20, 33)
+    assert torch.equal(grad(lambda x: fake(x).square().sum())(x), 2 * fake(x))
+    found = jvp(fake, (x,), (tangent,))
+    assert torch.equal(found[0], fake(x))
+    assert torch.equal(found[1], tangent)
+
+
+def test_vmap_is_refused_by_name():
+    with pytest.raises(UnsupportedTransformError, match=r"fake_quantize: torch.func.vmap is not supported"):
+        vmap(lambda x: fb.fake_quantize(x, OperandSpec()))(torch.randn(2, 16, 16))

@@ -87,6 +87,19 @@ def test_a_graph_of_symbols_serves_all_sizes(name):
             assert all(map(torch.equal, compiled(x), product(x)))
 
 
+def test_codes_and_products_have_no_gradient_in_a_graph_either():
+    """A step that expects one fails, as it does eagerly, instead of training on nothing."""
+
+    def product(x: Tensor, amax: Tensor) -> tuple[Tensor, ...]:
+        quantized = fb.quantize(x, SPECS["weight"], amax=amax)
+        return quantized.dequantize(), fb.matmul(quantized, quantized)
+
+    torch.compiler.reset()
+    x, amax = torch.randn(20, 33, requires_grad=True), torch.tensor(3.0, requires_grad=True)
+    for call in (product, torch.compile(product, fullgraph=True, backend="aot_eager")):
+        assert not any(made.requires_grad for made in call(x, amax))
+
+
 def test_a_graph_of_symbols_transposes():
     def turned(x: Tensor) -> Tensor:
         return fb.quantize(x, SPECS["weight"]).t().dequantize()

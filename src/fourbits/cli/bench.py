@@ -31,7 +31,7 @@ from fourbits.bench.timing import Measurements
 from fourbits.cli.bench_tables import model_tables, ranks_table, result_table
 from fourbits.cli.parser import add_action
 from fourbits.compare.terminal import print_table
-from fourbits.plan.calibration import to_json
+from fourbits.plan.calibration import how_to_use, to_json
 from fourbits.train.parallel import ParallelConfig
 from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.launcher import place
@@ -95,7 +95,7 @@ def _calibrate(args: Namespace) -> int:
         found = calibrate(ranks, _print_progress if ranks.is_first else lambda line: None)
         if ranks.is_first and args.out is not None:
             args.out.write_text(to_json(found), encoding="utf-8")
-            print(f"{args.out}: use it as in `fourbits plan CONFIG --gpu NAME --calibration {args.out}`")
+            print(how_to_use(found, args.out))
         elif ranks.is_first:
             print(to_json(found), end="")
     return 0

@@ -15,6 +15,7 @@ from fourbits.gemm.cpu import matmul as plain
 from fourbits.gemm.native import matmul as native
 from fourbits.gemm.sums import Epilogue, Sums, check_sums
 from fourbits.gemm.traced import flat, graph_matmul
+from fourbits.quant.autocast import without_autocast
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -74,7 +75,7 @@ def matmul(
         return multiply(exact(a), exact(b), out_dtype, bias)
     check_sums(a, b, sums, epilogue, alpha)
     _check_transforms(a.spec, b.spec)
-    with torch.autocast(a.codes.device.type, enabled=False):
+    with without_autocast(a.codes):
         return tensor_cores.matmul(a, b, out_dtype, bias, sums, epilogue, alpha)
 
 
@@ -124,8 +125,7 @@ class _Plain:
         self._multiply, self._out_dtype = multiply, out_dtype
 
     def __call__(self, a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
-        device = (a.values if isinstance(a, ExactOperand) else a.codes).device
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(a.values if isinstance(a, ExactOperand) else a.codes):
             return self._multiply(a, b, self._out_dtype, bias)
 
 

@@ -4,12 +4,12 @@ torch.func differentiates functions whose forward saves nothing but inputs and o
 the operands of the backward pass again there. Values and gradients have the bits of a plain call.
 """
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from fourbits.func_transforms import UnsupportedTransformError, refuse_every_transform
 from fourbits.linear.amax_policy import IN_USE
 from fourbits.linear.fake_shapes import kept_parts
 from fourbits.linear.flat import autocast, rows_of
@@ -19,16 +19,9 @@ from fourbits.linear.sr_counter import of_shard, tick
 from fourbits.linear.traced import NO_SECOND_DERIVATIVE
 from fourbits.recipe.recipe import table_from_text
 
-#: whether a transform of torch.func is active
-under_torch_func: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
-
-
-class UnsupportedTransformError(RuntimeError):
-    """A transform of torch.func that quantized layers have no rule for."""
-
 
 def refuse_transform(*_: Any) -> NoReturn:
-    """Raises UnsupportedTransformError."""
+    """Raises UnsupportedTransformError for vmap and jvp."""
     raise UnsupportedTransformError(
         "QuantizedLinear: torch.func.vmap and jvp are not supported, nor is forward-mode AD: all rows of a "
         "call share one scale, and rounding has no derivative; grad and vjp are. For per-sample gradients, "
@@ -113,7 +106,7 @@ def functional_matmul(
 ) -> Tensor:
     """Y [..., N] of a call under torch.func. It records no amax stats. x: [..., K]."""
     if state.weight_source is not None:
-        refuse_transform()
+        refuse_every_transform("QuantizedLinear with a weight that arrives quantized")
     amaxes, *_ = state.recipe_tensors(x.device)
     amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
     counter = state.counter_on(x.device).clone()

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import patch_dynamo_config  # pyright: ignore[reportPrivateUsage]
 
+from fourbits.func_transforms import under_torch_func
 from fourbits.linear.amax_policy import IN_USE, commit, observe
 from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.corrected import Operands
 from fourbits.linear.dominant_tokens import measure_first_gradient
 from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
-from fourbits.linear.functional import functional_matmul, refuse_transform, under_torch_func
+from fourbits.linear.functional import functional_matmul, refuse_transform
 from fourbits.linear.graph_products import note_products
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer

@@ -13,6 +13,7 @@ Masked halves, elementwise work and recomputation are not counted. So a utilizat
 lower bound, and a kernel gets no credit for computing masked entries.
 """
 
+import functools
 from collections import Counter
 
 from fourbits.model.config import ModelConfig
@@ -24,6 +25,12 @@ FLOP_KINDS = ("linear", "head", "attention", "scan", "conv")
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Number of parameters by PARAMETER_KINDS; a tied head counts as embedding."""
+    return dict(_parameters(config))
+
+
+@functools.lru_cache(maxsize=256)
+def _parameters(config: ModelConfig) -> dict[str, int]:
+    """A plan asks for them for every layout that it tries. The caller must not change the dict."""
     counts: Counter[str] = Counter(dict.fromkeys(PARAMETER_KINDS, 0))
     d = config.d_model
     counts["embedding"] = config.vocab_size * d

@@ -3,8 +3,10 @@
 from fourbits.plan.communication import LATENCY
 from fourbits.plan.estimate import Plan
 from fourbits.plan.failures import HOST_RATE, HOURS_BETWEEN_FAILURES, RESTART_SECONDS, STORAGE_RATE
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.memory import USABLE
 from fourbits.plan.rates import DECLARED, Rates
+from fourbits.train.parallel import ParallelConfig
 
 
 def assumptions(plan: Plan) -> list[str]:
@@ -30,19 +32,48 @@ def assumptions(plan: Plan) -> list[str]:
             * bool(config.recipe.schedule)
         ),
         "whole steps; no time for validation, health samples or waiting for data",
-        f"{USABLE:.0%} of the memory is usable; weights are gathered block by block",
-        f"a collective takes {1e6 * LATENCY:.0f} us more per rank; sums over copies, and the weights and "
+        *_not_taken(plan),
+        f"{USABLE:.0%} of the memory is usable; blocks are gathered in groups of at least "
+        f"{layout.gather_weights:,} weights",
+        f"a collective takes {1e6 * LATENCY:.0f} us more per rank; sums over replicas, and the weights and "
         "gradients of embedding and head, are never hidden; other traffic is, by computation that takes as "
         "long",
         *([place] * (group > 1)),
         "time, energy and cost do not include failures and checkpoints; the table about them has their share",
-        f"the host takes {1e3 * rates.host_quantized:.2f} ms to launch a quantized layer, "
-        f"{1e3 * rates.host_linear:.2f} ms another linear layer and {1e3 * rates.host_block:.2f} ms the rest "
-        "of a block, which counts where GPUs take less",
+        *_host(rates, layout),
         f"one GPU fails every {HOURS_BETWEEN_FAILURES:,.0f} h (arXiv:2407.21783); a restart takes "
         f"{RESTART_SECONDS / 60:.0f} min; {saves}",
         f"{gpu.system_watts:,.0f} W per GPU for the whole system, all the time, without cooling of the room",
     ]
+
+
+def _host(rates: Rates, layout: ParallelLayout) -> list[str]:
+    """What the host does in a step, and what of it is not planned."""
+    taken = (
+        f"the host takes {1e3 * rates.host_quantized:.2f} ms to launch a quantized layer, "
+        f"{1e3 * rates.host_linear:.2f} ms another linear layer, {1e3 * rates.host_block:.2f} ms the rest of "
+        f"a block, and {1e3 * rates.host_message:.1f} ms a gather of blocks or a sum of their gradients over "
+        "ranks, which counts where GPUs take less"
+    )
+    missing = (
+        "no time of the host for the messages of tensor parallelism: in steps of two H200s they took most of "
+        "the time (docs/plan.md)"
+    )
+    return [taken, *([missing] * (layout.tensor > 1))]
+
+
+def _not_taken(plan: Plan) -> list[str]:
+    """Where the configuration asks for another mesh than the plan found."""
+    own, found = plan.config.parallel, plan.estimate.choice.layout
+    asked = {"replicate": own.replicate, "shard": own.shard, "tensor": own.tensor}
+    other = [
+        f"parallel.{name} {value}"
+        for name, value in asked.items()
+        if value not in (None, getattr(ParallelConfig(), name), getattr(found, name))
+    ]
+    return [
+        f"the search has chosen the mesh, whatever the configuration asks for: {', '.join(other)}"
+    ] * bool(other)
 
 
 def _efficiencies(rates: Rates) -> list[str]:
@@ -63,11 +94,11 @@ def _efficiencies(rates: Rates) -> list[str]:
         ("quantize_stochastic", "quantizers with stochastic rounding {:.2f} of copying"),
         ("link", "collectives {:.2f} of the links"),
         ("network", "collectives {:.2f} of the network"),
-        ("copies", "sums over copies {:.2f} of the network"),
+        ("replicas", "sums over replicas {:.2f} of the network"),
     ):
         value = getattr(rates, name)
         found.append((value != getattr(DECLARED, name), text.format(value)))
     measured = [text for was_measured, text in found if was_measured]
     declared = [text for was_measured, text in found if not was_measured]
     lines = [f"efficiencies, declared: {'; '.join(declared)}"]
-    return [f"efficiencies, {rates.origin}: {'; '.join(measured)}", *lines] if measured else lines
+    return [f"efficiencies, {rates.source}: {'; '.join(measured)}", *lines] if measured else lines

@@ -83,8 +83,23 @@ def gpu_of(calibration: Calibration) -> Gpu:
     found = next((gpu for gpu in GPUS.values() if gpu.device == calibration.device), None)
     if found is None:
         known = ", ".join(gpu.device for gpu in GPUS.values())
-        raise ValueError(f"calibration: device must be one of {known}, got {calibration.device!r}.")
+        raise ValueError(
+            f"calibration: device must be one of {known}, got {calibration.device!r}. Measure one of these, "
+            "or plan without a calibration."
+        )
     return found
+
+
+def how_to_use(calibration: Calibration, path: Path) -> str:
+    """A line about a file that was written: the command that takes it, or why none does."""
+    try:
+        gpu = gpu_of(calibration)
+    except ValueError:
+        return (
+            f"{path}: rates of {calibration.device}. Plans have no data sheet of it, so `fourbits plan` does "
+            "not take them"
+        )
+    return f"{path}: use it as in `fourbits plan CONFIG --gpu {gpu.name} --calibration {path}`"
 
 
 def calibrated(calibration: Calibration, gpu: Gpu) -> Rates:

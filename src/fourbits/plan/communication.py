@@ -1,16 +1,15 @@
 """What ranks send, and how much of it a step waits for: the model of docs/scaling.md with a GPU's links.
 
-Weights are gathered block by block before each forward and backward pass and gradients are summed after the
-last micro-batch; both overlap with computation, but for embedding and head. Sums over copies do not overlap.
+Weights of blocks are gathered before each forward and backward pass, and gradients are summed after the last
+micro-batch; both overlap with computation, but for embedding and head. Sums over replicas do not overlap.
 """
 
 from dataclasses import dataclass
 
 from fourbits.model.config import ModelConfig
-from fourbits.model.counts import count_parameters
-from fourbits.plan.gathered import gathered
+from fourbits.plan.gathered import block_weights, end_weights, gathered
 from fourbits.plan.gpus import Gpu
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup
 from fourbits.plan.machine import Machine
 from fourbits.plan.rates import Rates
@@ -22,14 +21,14 @@ LATENCY = 3e-6
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Seconds: of a gather of all weights, of summing all gradients over a copy's shards, of both for
-    embedding and head, of sums over copies, and of tensor parallelism in a micro-batch.
+    """Seconds: of a gather of all blocks, of summing their gradients over a replica's shards, of both for
+    embedding and head, of sums over replicas, and of tensor parallelism in a micro-batch.
     """
 
     gather: float
     reduce: float
     ends: float
-    copies: float
+    replicas: float
     tensor: float
 
 
@@ -41,45 +40,44 @@ def bandwidth(gpu: Gpu, rates: Rates, ranks: int) -> float:
 
 
 def traffic(
-    model: ModelConfig, groups: list[LinearGroup], layout: Layout, machine: Machine, tokens: int
+    model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, machine: Machine, tokens: int
 ) -> Traffic:
     """The traffic of a layout. tokens: of a micro-batch."""
     gpu, rates = machine.gpu, machine.rates
     sent = gathered(model, groups, layout, machine.software)
-    parameters = sum(count_parameters(model).values()) / layout.tensor
-    ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model / layout.tensor
-    ranks, copies = layout.shard, layout.replicate
-    rate = bandwidth(gpu, rates, ranks * layout.tensor)
-    away = (ranks - 1) / ranks
-    waits = len(model.pattern) * (ranks - 1) * LATENCY
-    between = 0.0
-    if copies > 1:
+    blocks, ends = block_weights(model, layout), end_weights(model)
+    ranks, all_ranks, replicas = layout.shard, layout.shard * layout.tensor, layout.replicate
+    rate = bandwidth(gpu, rates, all_ranks)
+    others = (ranks - 1) / ranks  # the share that other ranks send
+    latency = len(model.pattern) * (ranks - 1) * LATENCY
+    replica_sums = 0.0
+    if replicas > 1:
         inside = layout.gpus <= gpu.domain
-        speed = gpu.link * rates.link if inside else gpu.network * rates.copies
-        between = 2 * layout.gradients * parameters / ranks * (copies - 1) / copies / speed
+        speed = gpu.link * rates.link if inside else gpu.network * rates.replicas
+        own = blocks / ranks + ends / all_ranks
+        replica_sums = 2 * layout.gradients * own * (replicas - 1) / replicas / speed
     tensor = 0.0
     if layout.tensor > 1:  # two sums of [tokens, d] in BF16 per branch, forward and backward
         summed = 2 * 2 * 2.0 * tokens * model.d_model * model.num_residual_branches
         tensor = summed * (layout.tensor - 1) / layout.tensor / bandwidth(gpu, rates, layout.tensor)
     return Traffic(
-        gather=sent.total * away / rate + waits,
-        reduce=layout.gradients * parameters * away / rate + waits,
-        ends=(sent.ends + layout.gradients * ends) * away / rate,
-        copies=between,
+        gather=sent.blocks * others / rate + latency,
+        reduce=layout.gradients * blocks * others / rate + latency,
+        ends=(sent.ends + layout.gradients * ends) * (all_ranks - 1) / all_ranks / rate,
+        replicas=replica_sums,
         tensor=tensor,
     )
 
 
-def waiting(found: Traffic, micro_batch: float, layout: Layout, software: Software) -> float:
+def waiting(found: Traffic, micro_batch: float, layout: ParallelLayout, software: Software) -> float:
     """Seconds of a step that wait for traffic, where a micro-batch computes for so many seconds."""
     if layout.shard == 1:
         gathers = last = 0.0
     else:
         gathers = found.gather * (2 if software.regathers else 1)
         last = gathers + found.reduce
-    ends = found.ends if layout.shard > 1 else 0.0
-    # where every micro-batch sums its gradients, sums over copies overlap with its backward pass, too
+    # where every micro-batch sums its gradients, sums over replicas overlap with its backward pass, too
     if not software.sums_once or layout.accumulate == "sharded":
-        return layout.accumulation * (max(0.0, last + found.copies - micro_batch) + ends)
+        return layout.accumulation * (max(0.0, last + found.replicas - micro_batch) + found.ends)
     hidden = (layout.accumulation - 1) * max(0.0, gathers - micro_batch) + max(0.0, last - micro_batch)
-    return hidden + ends + found.copies
+    return hidden + found.ends + found.replicas

@@ -7,11 +7,11 @@ from fourbits.model.counts import count_parameters, linear_flops, training_flops
 from fourbits.plan.claims import ClaimInStep, claims_in_step
 from fourbits.plan.failures import Failures, failures_of
 from fourbits.plan.gpus import GPUS, Gpu
-from fourbits.plan.layouts import RECOMPUTED, Layout, unsupported
+from fourbits.plan.layouts import RECOMPUTED, ParallelLayout, unsupported
 from fourbits.plan.linears import BF16_TABLE, linear_groups
 from fourbits.plan.machine import Machine
 from fourbits.plan.rates import DECLARED, Rates
-from fourbits.plan.search import Choice, DoesNotFitError, Subject, best_layout, fewest_gpus
+from fourbits.plan.search import Choice, DoesNotFitError, SearchProblem, best_layout, fewest_gpus
 from fourbits.plan.software import FOURBITS, Software
 from fourbits.plan.step import linear_seconds, step_of
 from fourbits.recipe.presets import get_recipe
@@ -186,13 +186,13 @@ def plan_run(
         claims=tuple(found),
         failures=failures_for(config, own),
         alternatives=alternatives_of(config, machine, own.choice.layout),
-        gpus_without_tensor=None if own.cannot_run is None else fewest_gpus(_subject(config, machine), gpus),
+        gpus_without_tensor=None if own.cannot_run is None else fewest_gpus(_problem(config, machine), gpus),
     )
 
 
 def estimate(config: RunConfig, machine: Machine, gpus: int) -> Estimate:
     """The fastest layout of one recipe. Raises DoesNotFitError."""
-    choice = best_layout(_subject(config, machine), gpus)
+    choice = best_layout(_problem(config, machine), gpus)
     train = config.train
     return Estimate(
         recipe=config.recipe.name,
@@ -213,23 +213,23 @@ def failures_for(config: RunConfig, found: Estimate) -> Failures:
     return failures_of(found.choice.layout.gpus, found.parameters, background=background)
 
 
-def alternatives_of(config: RunConfig, machine: Machine, layout: Layout) -> tuple[Alternative, ...]:
+def alternatives_of(config: RunConfig, machine: Machine, layout: ParallelLayout) -> tuple[Alternative, ...]:
     """The memory of a layout with each kind of recomputation, with saved inputs packed and not."""
-    subject = _subject(config, machine)
-    packings = (None,) if subject.packed is None else (False, True)
+    problem = _problem(config, machine)
+    packings = (None,) if problem.packed is None else (False, True)
     return tuple(
         Alternative(
             recompute=name,
             packed=packed,
-            bytes=subject.memory(replace(layout, recomputed=share), bool(packed)).total,
+            bytes=problem.memory(replace(layout, recomputed=share), bool(packed)).total,
         )
         for name, share in RECOMPUTED.items()
         for packed in packings
     )
 
 
-def _subject(config: RunConfig, machine: Machine) -> Subject:
-    return Subject(config, linear_groups(config.model, config.recipe), machine)
+def _problem(config: RunConfig, machine: Machine) -> SearchProblem:
+    return SearchProblem(config, linear_groups(config.model, config.recipe), machine)
 
 
 def _fitting(config: RunConfig, recipe: str, machine: Machine, gpus: int) -> Estimate | None:

@@ -1,29 +1,33 @@
-"""Bytes of the weights that a gather over shards sends, by the form of each one (decision S 11)."""
+"""Bytes of the weights that a gather over shards sends, by the form of each one (decision S 11).
 
+Ranks that share layers hold a part of each block's, and shards are parts of that. Embedding and head are not
+cut by layer: they are sharded over all ranks of a copy, and gathered whole (decision S 13).
+"""
+
+import math
 from dataclasses import dataclass
 
 from fourbits.model.config import ModelConfig
 from fourbits.model.counts import count_parameters
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup, stored_bytes
 from fourbits.plan.software import Software
-from fourbits.recipe.recipe import has_4_bits
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Bytes of all weights as they travel, and of embedding and head, which no block hides."""
+    """Bytes that a rank receives, its own part included: a rank's part of all blocks, and the whole embedding
+    and head, which no block hides.
+    """
 
-    total: float
+    blocks: float
     ends: float
 
-    def per_block(self, model: ModelConfig) -> float:
-        """The mean over blocks."""
-        return (self.total - self.ends) / len(model.pattern)
 
-
-def gathered(model: ModelConfig, groups: list[LinearGroup], layout: Layout, software: Software) -> Gathered:
-    """What each of the ranks that share tensors receives, its own part included."""
+def gathered(
+    model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, software: Software
+) -> Gathered:
+    """What a rank receives in a gather of all blocks, and of embedding and head."""
     width = float(software.weight_bytes)
     embedding = width * model.vocab_size * model.d_model
     head = 0.0
@@ -36,21 +40,34 @@ def gathered(model: ModelConfig, groups: list[LinearGroup], layout: Layout, soft
             linears += size
     counts = count_parameters(model)
     rest = width * (counts["norm"] + counts["conv"] + counts["scan"])
-    ranks = layout.tensor
-    return Gathered((embedding + head + linears + rest) / ranks, (embedding + head) / ranks)
+    return Gathered((linears + rest) / layout.tensor, embedding + head)
 
 
-def travels_packed(group: LinearGroup, layout: Layout, software: Software) -> bool:
+def end_weights(model: ModelConfig) -> int:
+    """Weights of embedding and head."""
+    return (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model
+
+
+def block_weights(model: ModelConfig, layout: ParallelLayout) -> float:
+    """Weights of all blocks (and the final norm) on one of the ranks that share layers."""
+    return (sum(count_parameters(model).values()) - end_weights(model)) / layout.tensor
+
+
+def blocks_per_gather(model: ModelConfig, layout: ParallelLayout) -> int:
+    """How many blocks share a gather (decision S 12)."""
+    blocks = len(model.pattern)
+    return min(blocks, max(1, math.ceil(layout.gather_weights * blocks / block_weights(model, layout))))
+
+
+def travels_packed(group: LinearGroup, layout: ParallelLayout, software: Software) -> bool:
     """Whether shards of a weight are quantized before they are gathered."""
+    if not group.packable or layout.gather == "masters" or not software.packs_gathers:
+        return False
     size = group.table.fprop.rhs.block_size
-    if not group.quantized or size is None or layout.gather == "masters" or not software.packs_gathers:
-        return False
-    if not has_4_bits(group.table):  # wider codes travel in BF16 (linear/packed_shards.py)
-        return False
-    return group.table.keeps_weight and group.outputs % (layout.shard * size[0]) == 0
+    return size is not None and group.outputs % (layout.shard * size[0]) == 0
 
 
-def _bytes(group: LinearGroup, layout: Layout, software: Software) -> float:
+def _bytes(group: LinearGroup, layout: ParallelLayout, software: Software) -> float:
     """Per weight: codes where no shard cuts a block and Dgrad needs no others, else BF16, else FP32."""
     if not software.packs_gathers or layout.gather == "masters":
         return float(software.weight_bytes)

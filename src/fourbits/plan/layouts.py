@@ -1,4 +1,4 @@
-"""How N GPUs share a step: copies and shards, micro-batches, recomputation, tensor parallelism."""
+"""How N GPUs share a step: replicas and shards, micro-batches, recomputation, tensor parallelism."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ RECOMPUTED: dict[Recompute, float] = {"none": 0.0, "selective": 0.5, "full": 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ParallelLayout:
     """replicate x shard x tensor GPUs; each group of `tensor` GPUs computes `accumulation` micro-batches of
     micro_batch sequences in a step.
 
@@ -57,7 +57,7 @@ class Layout:
         return names.get(self.recomputed, f"{self.recomputed:.0%} of blocks")
 
 
-def unsupported(layout: Layout) -> str | None:
+def unsupported(layout: ParallelLayout) -> str | None:
     """Why this trainer cannot run a layout, or None."""
     try:
         ParallelConfig(replicate=layout.replicate, shard=layout.shard, tensor=layout.tensor)

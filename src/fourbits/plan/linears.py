@@ -3,7 +3,7 @@
 import functools
 import warnings
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -15,7 +15,7 @@ from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 from fourbits.plan.gpus import Gpu
 from fourbits.quant.operand import OperandSpec
-from fourbits.recipe.recipe import GemmSpec, GemmTable, Recipe
+from fourbits.recipe.recipe import GemmSpec, GemmTable, Recipe, has_4_bits
 
 #: the last part of a layer's name -> its kind, as in bench/steps, and how many layers read its input
 _KINDS = {
@@ -30,6 +30,8 @@ _KINDS = {
     "down_proj": ("FFN linears", 1),
     "head": ("head and loss", 1),
 }
+#: layers that are sharded by inputs
+_ROW_PARALLEL = ("o_proj", "out_proj", "down_proj")
 BF16_TABLE = GemmTable()
 
 
@@ -37,7 +39,10 @@ BF16_TABLE = GemmTable()
 class LinearGroup:
     """Equal linear layers: `count` of [outputs, inputs], whose input `readers` layers share.
 
-    table: its precision, BF16_TABLE if the recipe keeps it in BF16.
+    table: its precision, BF16_TABLE if the recipe keeps it in BF16. Derived from it: quantized, whether any
+    GEMM has a quantized operand; kept, whether its operands W last from the forward to the backward pass;
+    packable, whether its weights can travel as 4-bit codes (wider ones travel in BF16:
+    linear/packed_shards.py).
     """
 
     name: str
@@ -47,11 +52,35 @@ class LinearGroup:
     count: int
     readers: int
     table: GemmTable
+    quantized: bool = field(init=False)
+    kept: bool = field(init=False)
+    packable: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Computed once, because a search asks for them for every layout that it tries."""
+        quantized = not all(gemm.high_precision for gemm in gemms_of(self.table))
+        kept = quantized and self.table.keeps_weight
+        blocks = self.table.fprop.rhs.block_size is not None
+        object.__setattr__(self, "quantized", quantized)
+        object.__setattr__(self, "kept", kept)
+        object.__setattr__(self, "packable", kept and blocks and has_4_bits(self.table))
 
     @property
-    def quantized(self) -> bool:
-        """Whether any GEMM has a quantized operand."""
-        return not all(gemm.high_precision for gemm in gemms_of(self.table))
+    def column_parallel(self) -> bool:
+        """Whether ranks that share the layer have rows of its weight, that is, outputs.
+
+        They have inputs where it writes to the residual stream (row parallel), and do not share the head
+        (train/ranks/tensor_parallel.py).
+        """
+        return self.name not in (*_ROW_PARALLEL, "head")
+
+    def on_rank(self, ranks: int) -> tuple[int, int]:
+        """(outputs, inputs) of one of the ranks that share the layer."""
+        if self.name == "head":
+            return self.outputs, self.inputs
+        if self.column_parallel:
+            return max(1, self.outputs // ranks), self.inputs
+        return self.outputs, max(1, self.inputs // ranks)
 
     @property
     def weights(self) -> int:

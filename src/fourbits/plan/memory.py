@@ -1,14 +1,12 @@
 """Bytes per GPU at the peak of a step, by part."""
 
-import math
 from dataclasses import dataclass
 
 from fourbits.model.config import ModelConfig
-from fourbits.model.counts import count_parameters
 from fourbits.model.loss import GPU_CHUNK_LOGITS, chunk_length
-from fourbits.plan.gathered import gathered
+from fourbits.plan.gathered import block_weights, blocks_per_gather, end_weights, gathered
 from fourbits.plan.gpus import Gpu
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup
 from fourbits.plan.saved import kept_weights, saved_per_token
 from fourbits.plan.software import Software
@@ -37,7 +35,9 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """The peak, in the loss of a step's last micro-batch; an upper bound where it is also the first."""
+        """The peak: in the loss of a step's last micro-batch, an upper bound where one rank has no other, or,
+        over several ranks, where the last gradients are summed.
+        """
         return sum(self.parts.values())
 
 
@@ -46,7 +46,7 @@ def memory_of(
     groups: list[LinearGroup],
     packs: bool,
     seq_len: int,
-    layout: Layout,
+    layout: ParallelLayout,
     gpu: Gpu,
     software: Software,
     loss_chunk: int = GPU_CHUNK_LOGITS,
@@ -54,55 +54,73 @@ def memory_of(
     """The memory of a step. packs: saved inputs of quantized layers are codes and scales; loss_chunk: logits
     per chunk of the loss.
     """
-    parameters = sum(count_parameters(model).values()) / layout.tensor
-    tokens = layout.micro_batch * seq_len
-    blocks = len(model.pattern)
+    own = block_weights(model, layout) + end_weights(model) / layout.tensor
+    tokens, blocks = layout.micro_batch * seq_len, len(model.pattern)
     saved = saved_per_token(model, groups, packs, software)
-    share = _held(layout, blocks) / layout.tensor
-    kept = kept_weights(groups, gpu, software) / layout.tensor
-    return Memory(
-        masters=4 * parameters / layout.shard,
-        gradients=_gradients(parameters, layout, software),
-        optimizer=8 * parameters / layout.shard,
-        linear_inputs=saved.inputs * tokens * share,
-        other_activations=saved.rest * tokens * share
+    held, parts = _held(layout, blocks), layout.tensor
+    inputs = (saved.inputs - saved.unsharded_inputs) / parts + saved.unsharded_inputs
+    kept = kept_weights(groups, gpu, software) / parts
+    in_loss = Memory(
+        masters=4 * own / layout.shard,
+        gradients=_gradients(model, layout, software),
+        optimizer=8 * own / layout.shard,
+        linear_inputs=inputs * tokens * held,
+        other_activations=saved.rest * tokens * held / parts
         + 2.0 * model.d_model * tokens * layout.recomputed * blocks,
-        kept_weights=kept * _held(layout, blocks),
-        gathered=_gathered(model, groups, parameters, layout, software),
-        logits=_logits(model, tokens // layout.tensor, loss_chunk),
+        kept_weights=kept * held,
+        gathered=_gathered(model, groups, layout, software),
+        logits=_logits(model, tokens // parts, loss_chunk),
     )
+    if layout.shard * parts == 1:
+        return in_loss
+    return max(in_loss, _in_last_sum(in_loss, model, layout), key=lambda memory: memory.total)
 
 
-def _held(layout: Layout, blocks: int) -> float:
+def _in_last_sum(in_loss: Memory, model: ModelConfig, layout: ParallelLayout) -> Memory:
+    """At the end of a step's backward pass: gradients of the shard, and those of embedding and head whole,
+    with a copy of them that is summed over ranks. Where shards add up, FSDP2 holds the sums of the last
+    micro-batch, which it added to those before, until its backward pass ends (inferred from a measured peak:
+    docs/log.md, 2026-11-29).
+    """
+    zero = dict.fromkeys(in_loss.__dataclass_fields__, 0.0)
+    sums = 2 if layout.accumulation > 1 and not layout.adds_up else 1
+    summed = sums * in_loss.masters + 2 * 4 * end_weights(model)
+    held = {"masters": in_loss.masters, "optimizer": in_loss.optimizer, "gradients": summed}
+    return Memory(**zero | held)
+
+
+def _held(layout: ParallelLayout, blocks: int) -> float:
     """The share of the activations that is held at once: of blocks that are not recomputed, and of one."""
     return min(1.0, 1 - layout.recomputed + layout.recomputed / blocks)
 
 
-def _gradients(parameters: float, layout: Layout, software: Software) -> float:
-    """FP32 gradients: of the shard, and of all parameters where micro-batches add up before they are summed
-    over ranks.
+def _gradients(model: ModelConfig, layout: ParallelLayout, software: Software) -> float:
+    """FP32 gradients in the loss of the last micro-batch, which are those of the micro-batches before it: of
+    all parameters where they add up before they are summed over ranks, else of the shard.
     """
-    if layout.shard == 1:
-        return 4 * parameters
-    adds_up = software.sums_once and layout.adds_up
-    return 4 * parameters / layout.shard + (4 * parameters if adds_up else 0)
+    blocks, ends = block_weights(model, layout), end_weights(model)
+    if layout.shard * layout.tensor == 1:
+        return 4 * (blocks + ends)
+    if layout.accumulation == 1:
+        return 0.0
+    if software.sums_once and layout.adds_up:
+        return 4 * (blocks + ends)
+    return 4 * (blocks + ends / layout.tensor) / layout.shard
 
 
 def _gathered(
-    model: ModelConfig, groups: list[LinearGroup], parameters: float, layout: Layout, software: Software
+    model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, software: Software
 ) -> float:
     """Weights gathered from shards: of two groups of blocks, or of all where they are kept, with one group's
-    gradients, and of both ends. Ranks that share layers are shards of the ends, too, which are gathered
-    whole.
+    gradients, and of both ends.
     """
-    ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.d_model
+    whole = software.weight_bytes * end_weights(model)
     if layout.shard == 1:
-        return software.weight_bytes * ends if layout.tensor > 1 else 0.0
-    block = (parameters - ends / layout.tensor) / len(model.pattern)
-    sent = gathered(model, groups, layout, software).per_block(model)
-    together = max(1, math.ceil(layout.gather_weights / block))  # blocks that share a gather
-    held = min(2 * together if software.regathers else len(model.pattern), len(model.pattern))
-    return held * sent + software.weight_bytes * ends + 4 * block * together
+        return float(whole if layout.tensor > 1 else 0)
+    blocks, together = len(model.pattern), blocks_per_gather(model, layout)
+    sent = gathered(model, groups, layout, software).blocks / blocks
+    held = min(2 * together if software.regathers else blocks, blocks)
+    return held * sent + whole + 4 * together * block_weights(model, layout) / blocks
 
 
 def _logits(model: ModelConfig, tokens: int, most: int) -> float:

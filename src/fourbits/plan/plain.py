@@ -15,8 +15,8 @@ def plain_plan(plan: Plan, prices: Prices) -> dict[str, Any]:
         "figures": "predicted from "
         + (
             "declared rates"
-            if plan.rates.origin == "declared"
-            else f"rates {plan.rates.origin}, else declared ones"
+            if plan.rates.source == "declared"
+            else f"rates {plan.rates.source}, else declared ones"
         ),
         "gpu": to_dict(plan.gpu),
         "gpus": plan.gpus,

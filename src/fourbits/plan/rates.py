@@ -17,7 +17,7 @@ class Rates:
     gemm, gemm_low: of the dense peak of BF16, and of FP8 and FP4, by a GEMM of full tiles and long sums;
     attention, scan: of the BF16 peak, forward and backward, by FLOPs of model/counts.py; copy: of the
     memory's bandwidth; elementwise, quantize, quantize_stochastic: of copying the same bytes, by norms, sums,
-    activations, loss and optimizer, and by quantizers; link, network, copies: of the links' bandwidth, by
+    activations, loss and optimizer, and by quantizers; link, network, replicas: of the links' bandwidth, by
     collectives.
     """
 
@@ -33,19 +33,20 @@ class Rates:
     quantize_stochastic: float = 0.55
     link: float = 0.67
     network: float = 0.50
-    copies: float = 0.90
-    #: seconds of the host per linear layer, forward and backward, without CUDA graphs: BF16, quantized; and
-    #: per block for the rest
+    replicas: float = 0.90
+    #: seconds of the host per linear layer, forward and backward, without CUDA graphs: BF16, quantized; per
+    #: block for the rest; per gather of a group of blocks over ranks, and per sum of its gradients
     host_linear: float = 0.15e-3
     host_quantized: float = 0.40e-3
     host_block: float = 0.40e-3
+    host_message: float = 1.0e-3
     #: seconds between two kernels that the host does not delay
     launch: float = 1.5e-6
     #: "declared", or the machine on which the shares were measured
-    origin: str = "declared"
+    source: str = "declared"
 
     def gemm_share(self, name: str) -> float:
-        """The share of a format's peak, or of BF16's for "emulated": low-bit operands in BF16."""
+        """The share of a format's peak, or of BF16's for "emulated": 4-bit operands in BF16."""
         found = dict(self.gemm_of)
         if name == "emulated" and name not in found:
             name = "bf16"
@@ -93,6 +94,6 @@ def copy_rate(gpu: Gpu, rates: Rates) -> float:
     return gpu.bandwidth * rates.copy
 
 
-def with_measured(rates: Rates, origin: str, **measured: object) -> Rates:
+def with_measured(rates: Rates, source: str, **measured: object) -> Rates:
     """The rates with some that were measured, and where."""
-    return replace(rates, origin=origin, **measured)  # pyright: ignore[reportArgumentType]
+    return replace(rates, source=source, **measured)  # pyright: ignore[reportArgumentType]

@@ -22,10 +22,13 @@ from fourbits.plan.software import Software
 
 @dataclass(frozen=True, slots=True)
 class SavedPerToken:
-    """Bytes per token: inputs of linear layers by the block's letter, and everything else."""
+    """Bytes per token: inputs of linear layers, and everything else. unsharded_inputs: those of the inputs
+    that column-parallel layers read (q, k, v, up, gate, in_proj): each of their ranks saves all tokens.
+    """
 
     inputs: float
     rest: float
+    unsharded_inputs: float
 
     @property
     def total(self) -> float:
@@ -38,7 +41,7 @@ def saved_per_token(
 ) -> SavedPerToken:
     """What all blocks save per token. packs: quantized inputs are saved as codes and scales."""
     packs = packs or software.saves_operands
-    inputs = rest = 0.0
+    inputs = rest = unsharded_inputs = 0.0
     for group in groups:
         if group.kind == "head and loss":
             inputs += 2.0 * group.inputs
@@ -47,10 +50,13 @@ def saved_per_token(
         if group.quantized and packs and group.table.wgrad.rhs.block_format.quantized:
             element = stored_bytes(group.table.wgrad.rhs)
         own = element < 2.0 and not software.shares_inputs  # codes that each layer saves for itself
-        inputs += group.count * group.inputs * element / (1 if own else group.readers)
+        added = group.count * group.inputs * element / (1 if own else group.readers)
+        inputs += added
+        unsharded_inputs += added if group.column_parallel else 0.0
         if group.quantized and group.name == "o_proj":  # its operand is a tensor of its own
             rest += 2.0 * group.count * group.inputs
-    return SavedPerToken(inputs, rest + _rest(model) + (0.0 if software.fused else _unfused(model)))
+    rest += _rest(model) + (0.0 if software.fused else _unfused(model))
+    return SavedPerToken(inputs, rest, unsharded_inputs)
 
 
 def _rest(model: ModelConfig) -> float:
@@ -81,5 +87,5 @@ def kept_weights(groups: list[LinearGroup], gpu: Gpu, software: Software) -> flo
         group.weights
         * (2.0 if unit_of(group.table.fprop, gpu) == "bf16" else stored_bytes(group.table.fprop.rhs))
         for group in groups
-        if group.quantized and group.table.keeps_weight
+        if group.kept
     )

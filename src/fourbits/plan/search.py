@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fourbits.model.config import ModelConfig
-from fourbits.plan.layouts import RECOMPUTED, Layout
+from fourbits.plan.layouts import RECOMPUTED, ParallelLayout
 from fourbits.plan.linears import LinearGroup
 from fourbits.plan.machine import Machine
 from fourbits.plan.memory import Memory, memory_of
@@ -26,13 +26,13 @@ class DoesNotFitError(ValueError):
 class Choice:
     """A layout with its memory and its step."""
 
-    layout: Layout
+    layout: ParallelLayout
     memory: Memory
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class SearchProblem:
     """What is laid out: a model, its linear layers by a recipe, and the run around it."""
 
     config: RunConfig
@@ -45,7 +45,7 @@ class Subject:
         return self.config.model
 
     @property
-    def packed(self) -> "Subject | None":
+    def packed(self) -> "SearchProblem | None":
         """The same with saved inputs as codes; None where the recipe cannot store them so."""
         if not any(group.quantized for group in self.groups):
             return None
@@ -60,19 +60,19 @@ class Subject:
         """Whether saved inputs are codes."""
         return self.config.recipe.saved_inputs == "packed"
 
-    def memory(self, layout: Layout, packs: bool | None = None) -> Memory:
+    def memory(self, layout: ParallelLayout, packs: bool | None = None) -> Memory:
         """The memory of a layout. packs: in place of the recipe's choice."""
         packs = self.packs if packs is None else packs
         gpu, software = self.machine.gpu, self.machine.software
         return memory_of(self.model, self.groups, packs, self.config.train.seq_len, layout, gpu, software)
 
-    def choice(self, layout: Layout) -> Choice:
+    def choice(self, layout: ParallelLayout) -> Choice:
         """A layout, computed."""
         step = step_of(self.model, self.groups, self.config.train.seq_len, layout, self.machine)
         return Choice(layout, self.memory(layout), step)
 
 
-def best_layout(subject: Subject, gpus: int) -> Choice:
+def best_layout(problem: SearchProblem, gpus: int) -> Choice:
     """The fastest layout that fits: as the run adds up gradients, else with them sharded, else with tensor
     parallelism.
 
@@ -80,41 +80,41 @@ def best_layout(subject: Subject, gpus: int) -> Choice:
     nothing fits.
     """
     smallest = float("inf")
-    model, seq_len = subject.model, subject.config.train.seq_len
+    model, seq_len = problem.model, problem.config.train.seq_len
     for tensor in (1, *(t for t in _TENSOR if t <= gpus and not [*uneven(model, seq_len, t)])):
-        fitting, least = _fitting(subject, gpus, tensor)
+        fitting, least = _fitting(problem, gpus, tensor)
         smallest = min(smallest, least)
         if fitting:
-            return min(map(subject.choice, fitting), key=lambda choice: choice.step.seconds)
-    limit, gpu = subject.machine.usable_memory, subject.machine.gpu.name
+            return min(map(problem.choice, fitting), key=lambda choice: choice.step.seconds)
+    limit, gpu = problem.machine.usable_memory, problem.machine.gpu.name
     raise DoesNotFitError(
-        f"plan: no layout of {gpus:,} {gpu} fits {subject.config.recipe.name}: the least is "
-        f"{smallest / 2**30:,.1f} GiB per GPU, of {limit / 2**30:,.1f} usable. {_remedy(subject, gpus)}"
+        f"plan: no layout of {gpus:,} {gpu} fits {problem.config.recipe.name}: the least is "
+        f"{smallest / 2**30:,.1f} GiB per GPU, of {limit / 2**30:,.1f} usable. {_remedy(problem, gpus)}"
     )
 
 
-def fewest_gpus(subject: Subject, more_than: int) -> int | None:
+def fewest_gpus(problem: SearchProblem, more_than: int) -> int | None:
     """The fewest GPUs above a number on which the run fits by data parallelism alone; None if none do."""
-    counts = (n for n in _divisors(subject.config.train.samples_per_step) if n > more_than)
-    return next((count for count in counts if _fitting(subject, count, 1)[0]), None)
+    counts = (n for n in _divisors(problem.config.train.samples_per_step) if n > more_than)
+    return next((count for count in counts if _fitting(problem, count, 1)[0]), None)
 
 
-def _fitting(subject: Subject, gpus: int, tensor: int) -> tuple[list[Layout], float]:
+def _fitting(problem: SearchProblem, gpus: int, tensor: int) -> tuple[list[ParallelLayout], float]:
     """The layouts that fit, each with the least recomputation that does, and the fewest bytes of all.
 
     Gradients add up in shards (parallel.accumulate) only where the run says so, or where nothing else fits.
     """
-    found, smallest = list[Layout](), float("inf")
-    own = subject.config.parallel.accumulate
+    found, smallest = list[ParallelLayout](), float("inf")
+    own = problem.config.parallel.accumulate
     for accumulate in dict.fromkeys((own, "sharded")):
-        for without in layouts(subject.config, gpus, tensor):
+        for without in layouts(problem.config, gpus, tensor):
             if accumulate != own and not without.adds_up:
                 continue
             for share in RECOMPUTED.values():  # less recomputation is always faster
                 layout = replace(without, recomputed=share, accumulate=accumulate)
-                total = subject.memory(layout).total
+                total = problem.memory(layout).total
                 smallest = min(smallest, total)
-                if total <= subject.machine.usable_memory:
+                if total <= problem.machine.usable_memory:
                     found.append(layout)
                     break
         if found:
@@ -122,13 +122,13 @@ def _fitting(subject: Subject, gpus: int, tensor: int) -> tuple[list[Layout], fl
     return found, smallest
 
 
-def _remedy(subject: Subject, gpus: int) -> str:
+def _remedy(problem: SearchProblem, gpus: int) -> str:
     """What makes a run fit that does not, as far as it was tried."""
     remedies: list[str] = []
-    packed = None if subject.packs else subject.packed
+    packed = None if problem.packs else problem.packed
     if packed is not None and _fitting(packed, gpus, 1)[0]:
         remedies.append("set recipe.saved_inputs to packed")
-    if (more := fewest_gpus(subject, gpus)) is not None:
+    if (more := fewest_gpus(problem, gpus)) is not None:
         remedies.append(f"use {more:,} GPUs or more")
     if not remedies:
         remedies.append("use GPUs with more memory, a shorter train.seq_len, or a smaller model")
@@ -136,7 +136,7 @@ def _remedy(subject: Subject, gpus: int) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[Layout]:
+def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[ParallelLayout]:
     """Every layout of the run's sequences per step, without recomputation."""
     samples = config.train.samples_per_step
     ranks = usable_ranks(samples, gpus // tensor)
@@ -145,7 +145,7 @@ def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[Layout]:
         for micro_batch in _divisors(own):
             if micro_batch > _MOST_SEQUENCES:
                 continue
-            yield Layout(
+            yield ParallelLayout(
                 replicate=ranks // shard,
                 shard=shard,
                 tensor=tensor,

@@ -2,6 +2,7 @@
 and what communication and the host add.
 """
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -9,8 +10,8 @@ from fourbits.model.config import ModelConfig
 from fourbits.model.counts import count_parameters, training_flops
 from fourbits.model.loss import GPU_CHUNK_LOGITS, chunk_length
 from fourbits.plan.communication import traffic, waiting
-from fourbits.plan.gathered import travels_packed
-from fourbits.plan.layouts import Layout
+from fourbits.plan.gathered import blocks_per_gather, travels_packed
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup, gemms_of, stored_bytes, unit_of
 from fourbits.plan.machine import Machine
 from fourbits.plan.passes import attention_bytes, elementwise_bytes, loss_bytes, quantizer_bytes, tensors_of
@@ -40,7 +41,7 @@ class Step:
 
 
 def step_of(
-    model: ModelConfig, groups: list[LinearGroup], seq_len: int, layout: Layout, machine: Machine
+    model: ModelConfig, groups: list[LinearGroup], seq_len: int, layout: ParallelLayout, machine: Machine
 ) -> Step:
     """The step of a layout on a machine."""
     tokens = layout.micro_batch * seq_len
@@ -48,7 +49,7 @@ def step_of(
     parts[QUANTIZATION] = _quantization(groups, tokens, layout, machine)
     parts |= _between(model, seq_len, tokens, layout, machine)
     parts[WEIGHTS] = _weights(groups, layout, machine)
-    gemms = sum(parts[kind] for kind in {group.kind for group in groups} - {"head and loss"})
+    gemms = sum(parts[kind] for kind in dict.fromkeys(g.kind for g in groups) if kind != "head and loss")
     parts[AGAIN] = layout.recomputed * (
         FORWARD["gemm"] * gemms
         + FORWARD["attention"] * (parts["attention"] + parts["SSD scan"])
@@ -68,19 +69,19 @@ def step_of(
 
 
 def linear_seconds(
-    model: ModelConfig, groups: list[LinearGroup], seq_len: int, layout: Layout, machine: Machine
+    model: ModelConfig, groups: list[LinearGroup], seq_len: int, layout: ParallelLayout, machine: Machine
 ) -> float:
     """Seconds of a step in the GEMMs of some groups, recomputed ones included."""
     kinds, _ = _gemms(model, groups, layout.micro_batch * seq_len, layout, machine)
     return sum(kinds.values()) * _times(layout)
 
 
-def _times(layout: Layout) -> float:
+def _times(layout: ParallelLayout) -> float:
     """How often a step has the GEMMs of a micro-batch."""
     return layout.accumulation * (1 + FORWARD["gemm"] * layout.recomputed)
 
 
-def _parameters(model: ModelConfig, layout: Layout) -> float:
+def _parameters(model: ModelConfig, layout: ParallelLayout) -> float:
     return sum(count_parameters(model).values()) / layout.tensor
 
 
@@ -94,16 +95,19 @@ def _moves(machine: Machine) -> float:
 
 
 def _gemms(
-    model: ModelConfig, groups: list[LinearGroup], tokens: int, layout: Layout, machine: Machine
+    model: ModelConfig, groups: list[LinearGroup], tokens: int, layout: ParallelLayout, machine: Machine
 ) -> tuple[dict[str, float], float]:
     """Seconds of GEMMs by kind of layer, and of those in low precision."""
     kinds: dict[str, float] = defaultdict(float)
     low = 0.0
     for group in groups:
         head = group.kind == "head and loss"
-        rows = chunk_length(tokens, model.vocab_size, GPU_CHUNK_LOGITS) if head else tokens
-        n, k = _shard(group, layout.tensor)
-        times = group.count * (tokens / rows)
+        own = (
+            tokens // layout.tensor if head else tokens
+        )  # ranks that share layers have a part of the loss each
+        rows = chunk_length(own, model.vocab_size, GPU_CHUNK_LOGITS) if head else own
+        n, k = group.on_rank(layout.tensor)
+        times = group.count * (own / rows)
         shapes = ((rows, n, k), (rows, k, n), (n, k, rows))
         for gemm, shape, wgrad in zip(gemms_of(group.table), shapes, (False, False, True), strict=True):
             unit = unit_of(gemm, machine.gpu)
@@ -116,16 +120,7 @@ def _gemms(
     return dict(kinds), low
 
 
-def _shard(group: LinearGroup, ranks: int) -> tuple[int, int]:
-    """(outputs, inputs) of a layer on one of the ranks that share it: outputs are cut, or inputs where the
-    layer ends a branch.
-    """
-    if group.name in ("o_proj", "out_proj", "down_proj"):
-        return group.outputs, max(1, group.inputs // ranks)
-    return max(1, group.outputs // ranks), group.inputs
-
-
-def _quantization(groups: list[LinearGroup], tokens: int, layout: Layout, machine: Machine) -> float:
+def _quantization(groups: list[LinearGroup], tokens: int, layout: ParallelLayout, machine: Machine) -> float:
     """Seconds of quantizers in a micro-batch; of W once per step where the operand is kept, and of a shard
     where shards are gathered quantized.
     """
@@ -133,7 +128,7 @@ def _quantization(groups: list[LinearGroup], tokens: int, layout: Layout, machin
     for group in groups:
         if not group.quantized:
             continue
-        n, k = _shard(group, layout.tensor)
+        n, k = group.on_rank(layout.tensor)
         shared = group.readers if software.shares_inputs else 1
         packed = layout.shard > 1 and travels_packed(group, layout, software)
         kept = (software.saves_weights and layout.shard == 1) or packed
@@ -153,24 +148,24 @@ def _quantization(groups: list[LinearGroup], tokens: int, layout: Layout, machin
 
 
 def _between(
-    model: ModelConfig, seq_len: int, tokens: int, layout: Layout, machine: Machine
+    model: ModelConfig, seq_len: int, tokens: int, layout: ParallelLayout, machine: Machine
 ) -> dict[str, float]:
     """Seconds in a micro-batch of what is between linear layers."""
     flops, moves, rates = training_flops(model, seq_len), _moves(machine), machine.rates
-    share = tokens / layout.tensor
+    share = tokens // layout.tensor
     peak = machine.gpu.bf16_peak
     moved = sum(elementwise_bytes(model, machine.software.fused).values())
-    chunks = tokens / chunk_length(tokens, model.vocab_size, GPU_CHUNK_LOGITS)
+    chunks = share / chunk_length(share, model.vocab_size, GPU_CHUNK_LOGITS)
     head = 12.0 * model.vocab_size * model.d_model * (chunks - 1)
     return {
         "attention": share * (flops["attention"] / (peak * rates.attention) + attention_bytes(model) / moves),
         "SSD scan": share * flops["scan"] / (peak * rates.scan),
         "norms and elementwise": share * moved / moves,
-        "loss": (share * loss_bytes(model) + head / layout.tensor) / moves,
+        "loss": (share * loss_bytes(model) + head) / moves,
     }
 
 
-def _weights(groups: list[LinearGroup], layout: Layout, machine: Machine) -> float:
+def _weights(groups: list[LinearGroup], layout: ParallelLayout, machine: Machine) -> float:
     """Seconds in a micro-batch in which FP32 weights become BF16 twice, and gradients are added to earlier
     ones.
     """
@@ -180,10 +175,16 @@ def _weights(groups: list[LinearGroup], layout: Layout, machine: Machine) -> flo
     return moved / layout.tensor / _moves(machine)
 
 
-def _host(model: ModelConfig, groups: list[LinearGroup], layout: Layout, machine: Machine) -> float:
+def _host(model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, machine: Machine) -> float:
     """Seconds in which the host queues a micro-batch; 0 where CUDA graphs replay it."""
     if machine.software.graphs and layout.gpus == 1:
         return 0.0
     rates = machine.rates
     linears = sum(g.count * (rates.host_quantized if g.quantized else rates.host_linear) for g in groups)
-    return linears + rates.host_block * model.num_residual_branches
+    messages = 0.0
+    if layout.shard > 1:
+        software = machine.software
+        sums = 1 / layout.accumulation if software.sums_once and layout.accumulate == "unsharded" else 1
+        times = (2 if software.regathers else 1) + sums
+        messages = times * math.ceil(len(model.pattern) / blocks_per_gather(model, layout))
+    return linears + rates.host_block * model.num_residual_branches + rates.host_message * messages

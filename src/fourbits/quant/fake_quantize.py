@@ -4,11 +4,12 @@ Rounding has no useful derivative. The straight-through estimator takes that of 
 of the result is the gradient of x. docs/nvfp4.md, section 6.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from fourbits.func_transforms import UnsupportedTransformError, under_torch_func
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import fake_quantized, quantized_and_back
 from fourbits.quant.traced import spec_to_text
@@ -20,7 +21,8 @@ def fake_quantize(
     """x as quantization leaves it: the bytes of `quantize(x, spec, axis).dequantize(x.dtype)`.
 
     Arguments as for `quantize`. The gradient passes to x unchanged (straight-through), and none to amax.
-    Raises ValueError for the inputs that `quantize` refuses, and for a spec with a transform.
+    Raises ValueError for the inputs that `quantize` refuses, and for a spec with a transform; under
+    torch.func, which differentiates it too, UnsupportedTransformError for vmap.
     """
     if isinstance(spec, OperandSpec) and spec.rht:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
@@ -29,7 +31,8 @@ def fake_quantize(
         )
     if torch.compiler.is_compiling():
         return fake_quantized(x, spec_to_text(spec), axis, amax, sr_key)
-    return _StraightThrough.apply(x, spec, axis, amax, sr_key)  # pyright: ignore[reportReturnType]
+    function = _UnderTorchFunc if under_torch_func() else _StraightThrough
+    return function.apply(x, spec, axis, amax, sr_key)  # pyright: ignore[reportReturnType]
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -48,3 +51,31 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         del ctx
         return grad, None, None, None, None
+
+
+class _UnderTorchFunc(_StraightThrough):
+    """The same in the form that torch.func asks for, which costs every call the inspection of a signature."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+    ) -> Tensor:
+        return quantized_and_back(x, spec, axis, amax, sr_key).contiguous()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save nothing."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The tangent of x, in a tensor of its own, as torch requires."""
+        del ctx
+        return tangent.clone()
+
+    @staticmethod
+    def vmap(*_: Any) -> NoReturn:
+        """Raises UnsupportedTransformError."""
+        raise UnsupportedTransformError(
+            "fake_quantize: torch.func.vmap is not supported, because all rows of a call share one scale. "
+            "Call it on one tensor after the other."
+        )

@@ -81,7 +81,8 @@ def _traced(
     x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
 ) -> QuantizedTensor:
     """`quantize` in a graph, by the operator."""
-    codes, block_scale, global_scale = quantize_packed(x, spec_to_text(spec), axis, amax, sr_key)
+    amax = None if amax is None else amax.detach()  # codes have no gradient, in a graph as eagerly
+    codes, block_scale, global_scale = quantize_packed(x.detach(), spec_to_text(spec), axis, amax, sr_key)
     if spec.block_format.scale == "e8m0":
         block_scale = cast_bytes(block_scale, torch.float8_e8m0fnu)
     return QuantizedTensor(codes, block_scale, global_scale, axis % 2, (x.shape[0], x.shape[1]), spec)

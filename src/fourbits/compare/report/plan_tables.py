@@ -8,7 +8,7 @@ from fourbits.plan.assumptions import assumptions
 from fourbits.plan.estimate import Alternative, Estimate, Plan, Prices
 from fourbits.plan.failures import CHECKPOINT_BYTES, Failures
 from fourbits.plan.gpus import Gpu
-from fourbits.plan.layouts import Layout
+from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.memory import USABLE
 from fourbits.train.config import RunConfig
 
@@ -124,7 +124,7 @@ def layout_rows(
     return rows
 
 
-def _domains(layout: Layout, gpu: Gpu) -> str:
+def _domains(layout: ParallelLayout, gpu: Gpu) -> str:
     """How many link domains the shard groups need, where these do not fill them; empty if they do."""
     group = layout.shard * layout.tensor
     if layout.gpus <= gpu.domain or group > gpu.domain or gpu.domain % group == 0:
@@ -192,7 +192,7 @@ def precision_table(plan: Plan, prices: Prices) -> TextTable:
     return TextTable(title, columns, rows)
 
 
-def layout_text(layout: Layout) -> str:
+def layout_text(layout: ParallelLayout) -> str:
     """Copies x shards (x ranks of tensor parallelism), sequences of a micro-batch, recomputation."""
     ranks = f"{layout.replicate} x {layout.shard}" + (f" x {layout.tensor}" if layout.tensor > 1 else "")
     sharded = ", gradients added up in shards" * (layout.accumulate == "sharded" and layout.accumulation > 1)

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fourbits.func_transforms import refuse_every_transform, under_torch_func
 from fourbits.linear.dominant_tokens import measure_first_gradient
 from fourbits.linear.flat import autocast
-from fourbits.linear.functional import refuse_transform, under_torch_func
 from fourbits.linear.graph_products import note_products
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.module import runs_eagerly
@@ -61,7 +61,7 @@ def grouped_product(
 ) -> Tensor:
     """As `multiply`, for the state of a layer or a group. first: place of the first of these experts."""
     if not torch.compiler.is_compiling() and under_torch_func():
-        refuse_transform()
+        refuse_every_transform("experts in one parameter")
     if state.weight_source is None and not runs_eagerly(x):
         config = _from(state.config(training, training), first)
         counter = state.traced_counter_on(x.device)
