@@ -14,6 +14,7 @@ from fourbits.plan.rates import DECLARED
 from fourbits.plan.software import FOURBITS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+BENCHMARKS = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 #: what the plan does not explain, as docs/plan.md says
 MISSED = {
     "Llama 8B, torchtitan",
@@ -30,6 +31,19 @@ IDS = [f"{p.case.name}-{p.case.recipe.name}-{p.case.recipe.saved_inputs}-{p.case
 @pytest.mark.parametrize("found", FOUND, ids=IDS)
 def test_a_speed_is_predicted_within_20_percent_unless_the_page_calls_it_missed(found):
     assert (abs(found.speed_deviation) <= 0.2) == (found.case.name not in MISSED)
+
+
+def test_steps_of_this_project_on_hopper_are_predicted_within_15_percent_but_for_those_the_page_names():
+    own = [found for found in FOUND if found.case.source == "benchmarks.md"]
+    beyond = [
+        (found.case.name, found.case.recipe.name, f"{found.speed_deviation:+.0%}")
+        for found in own
+        if abs(found.speed_deviation) > 0.15
+    ]
+    shared = "hybrid-1.2b, 2 GPUs that share layers, 2 micro-batches"
+    assert beyond == [(shared, "bf16", "+23%"), (shared, "nvfp4", "+225%"), ("30m", "bf16", "-18%")]
+    assert "+23 and +225 %" in PAGE.replace("\n", " ")
+    assert "-18 % for one row of 30m" in PAGE
 
 
 @pytest.mark.parametrize("found", [p for p in FOUND if p.case.gib], ids=lambda p: p.case.name)
@@ -61,8 +75,9 @@ def row(found: Prediction) -> str:
 
 
 @pytest.mark.parametrize("found", FOUND, ids=IDS)
-def test_the_page_has_the_figures_of_the_code(found):
+def test_the_pages_have_the_figures_of_the_code(found):
     assert row(found) in PAGE
+    assert (row(found) in BENCHMARKS) == (found.case.source == "benchmarks.md")
 
 
 @pytest.mark.parametrize(

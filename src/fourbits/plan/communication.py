@@ -48,23 +48,23 @@ def traffic(
     blocks, ends = block_weights(model, layout), end_weights(model)
     ranks, all_ranks, replicas = layout.shard, layout.shard * layout.tensor, layout.replicate
     rate = bandwidth(gpu, rates, all_ranks)
-    away = (ranks - 1) / ranks
-    waits = len(model.pattern) * (ranks - 1) * LATENCY
-    between = 0.0
+    others = (ranks - 1) / ranks  # the share that other ranks send
+    latency = len(model.pattern) * (ranks - 1) * LATENCY
+    replica_sums = 0.0
     if replicas > 1:
         inside = layout.gpus <= gpu.domain
         speed = gpu.link * rates.link if inside else gpu.network * rates.replicas
         own = blocks / ranks + ends / all_ranks
-        between = 2 * layout.gradients * own * (replicas - 1) / replicas / speed
+        replica_sums = 2 * layout.gradients * own * (replicas - 1) / replicas / speed
     tensor = 0.0
     if layout.tensor > 1:  # two sums of [tokens, d] in BF16 per branch, forward and backward
         summed = 2 * 2 * 2.0 * tokens * model.d_model * model.num_residual_branches
         tensor = summed * (layout.tensor - 1) / layout.tensor / bandwidth(gpu, rates, layout.tensor)
     return Traffic(
-        gather=sent.blocks * away / rate + waits,
-        reduce=layout.gradients * blocks * away / rate + waits,
+        gather=sent.blocks * others / rate + latency,
+        reduce=layout.gradients * blocks * others / rate + latency,
         ends=(sent.ends + layout.gradients * ends) * (all_ranks - 1) / all_ranks / rate,
-        replicas=between,
+        replicas=replica_sums,
         tensor=tensor,
     )
 
