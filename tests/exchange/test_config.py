@@ -149,6 +149,15 @@ def test_configurations_as_published_are_read_whole(published, size):
     assert from_hf_config(to_hf_config(config)) == config
 
 
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("value", [[], 0, "", False, [1], "linear"])
+def test_rotary_settings_that_are_no_mapping_are_refused_by_name(key, value):
+    other = {"rope_scaling": {"rope_type": "default"}} if key == "rope_parameters" else {}
+    with pytest.raises(ValueError, match=f"exchange: {key} must be a mapping or null, got"):
+        from_hf_config({**LLAMA, **other, key: value})
+    assert from_hf_config({**LLAMA, key: {}}) == from_hf_config({**LLAMA, key: None})
+
+
 def test_the_rotary_base_is_read_in_both_spellings():
     new = from_hf_config({**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
     old = from_hf_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": None})

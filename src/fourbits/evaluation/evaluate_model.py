@@ -7,7 +7,6 @@ from typing import Any
 from fourbits.evaluate import HeldOut, evaluate, total_loss
 from fourbits.evaluation.cost import differences, loss_values, total
 from fourbits.evaluation.evaluated_model import BF16, EvaluatedModel
-from fourbits.evaluation.shared import HarnessRanks
 from fourbits.generate.held import HeldLayer, calibrate, in_use
 from fourbits.harness.scoring import Report
 from fourbits.harness.tasks import Tasks, run_tasks
@@ -78,7 +77,7 @@ def evaluate_model(
                 found[precision]["text"] = values
     if tasks is not None:
         text = TextModel(model.model, model.tokenizer, model.prefix)
-        sharing = HarnessRanks(ranks) if ranks.world > 1 else None
+        sharing = ranks if ranks.world > 1 else None
         for precision, part in found.items():
             with in_use(layers if precision != BF16 else ()):
                 part["tasks"] = run_tasks(tasks, text, limit=options.limit, report=report, ranks=sharing)

@@ -64,9 +64,11 @@ def read_rope(config: Fields, seq_len: int) -> tuple[float, RopeScaling | None]:
 
 
 def _parameters(config: Fields) -> Mapping[str, Any]:
-    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(found, Mapping):
-        raise ValueError(f"exchange: rope_parameters must be a mapping or null, got {shown(found)}.")
+    given = {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.has(key)}
+    for key, value in given.items():
+        if not isinstance(value, Mapping):
+            raise ValueError(f"exchange: {key} must be a mapping or null, got {shown(value)}.")
+    found = next((value for value in given.values() if value), {})
     if nested := [key for key, value in found.items() if isinstance(value, Mapping)]:
         raise ValueError(
             f"exchange: rope_parameters must be the same for all layers, got some for {shown(nested[0])}: it "

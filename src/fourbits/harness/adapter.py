@@ -18,29 +18,22 @@ _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 
 
 class Ranks(Protocol):
-    """The processes that share an evaluation: each gets its part of the documents, rank 0 all results."""
+    """The processes that share an evaluation."""
 
     rank: int
-    world_size: int
+    world: int
 
-    def all_gather(self, tensor: Any) -> Any:
-        """The tensors of all ranks, concatenated."""
-        ...
-
-    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """The objects of all ranks, on rank dst."""
-        ...
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all ranks, on every rank."""
         ...
 
 
 class HarnessModel(TemplateLM):
     """A TextModel for the harness: log-likelihoods, rolling log-likelihoods and answers.
 
-    ranks: the processes that share the work; None: this one alone. report: receives progress. notes: how many
-    prompts were truncated, for the results.
+    ranks: the processes that share the work; None: this one alone. The harness makes all requests to each of
+    them, and each answers its part, because the harness' own division fails for a task with fewer documents
+    than processes. report: receives progress. cut_prompts: how many prompts were truncated, for the results.
     """
 
     def __init__(self, text: TextModel, report: Report | None = None, ranks: Ranks | None = None) -> None:
@@ -48,21 +41,6 @@ class HarnessModel(TemplateLM):
         self.text, self.report, self.ranks = text, report, ranks
         self.cut_prompts = 0
         self._device = text.model.embed.weight.device
-        if ranks is not None:
-            self._rank, self._world_size = ranks.rank, ranks.world_size
-
-    def all_gather(self, tensor: Any) -> Any:
-        """As `Ranks`, which this model stands for in the harness."""
-        return self.ranks.all_gather(tensor) if self.ranks else super().all_gather(tensor)
-
-    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """As `Ranks`, which this model stands for in the harness."""
-        return self.ranks.gather_object(obj, dst) if self.ranks else super().gather_object(obj, dst)
-
-    def barrier(self) -> None:
-        """As `Ranks`, which this model stands for in the harness."""
-        if self.ranks:
-            self.ranks.barrier()
 
     @property
     def eot_token_id(self) -> int:
@@ -76,7 +54,7 @@ class HarnessModel(TemplateLM):
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """The log-likelihood of each continuation, and whether it is the most likely one."""
-        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        return self._shared(requests, super().loglikelihood)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """The tokens of a text, behind the tokens that precede every text unless add_special_tokens is False.
@@ -95,6 +73,29 @@ class HarnessModel(TemplateLM):
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each whole text, in windows that predict every token once."""
+        return self._shared(requests, self._rolled)
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The answer to each prompt."""
+        return self._shared(requests, self._answers)
+
+    def _shared(self, requests: Sequence[Any], answer: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """The answers to all requests; one rank gives those about a context, which share their passes."""
+        if self.ranks is None:
+            return answer(list(requests))
+        contexts: dict[str, int] = {}
+        numbers = [contexts.setdefault(request.args[0], len(contexts)) for request in requests]
+        mine = [i for i, number in enumerate(numbers) if number % self.ranks.world == self.ranks.rank]
+        before = self.cut_prompts
+        own = dict(zip(mine, answer([requests[index] for index in mine]), strict=True))
+        found: dict[int, Any] = {}
+        for part, cut in self.ranks.gathered((own, self.cut_prompts - before)):
+            found |= part
+            before += cut
+        self.cut_prompts = before
+        return [found[index] for index in range(len(requests))]
+
+    def _rolled(self, requests: Sequence[Any]) -> list[float]:
         passages: list[Passage] = []
         counts: list[int] = []
         for request in requests:
@@ -110,8 +111,7 @@ class HarnessModel(TemplateLM):
         scores = iter(self.text.scores(passages, self._progress(ROLLING)))
         return [sum(next(scores).log_likelihood for _ in range(count)) for count in counts]
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The answer to each prompt."""
+    def _answers(self, requests: Sequence[Any]) -> list[str]:
         groups: dict[tuple[int, Sampling], list[int]] = {}
         for index, request in enumerate(requests):
             groups.setdefault(_how(request.args[1]), []).append(index)

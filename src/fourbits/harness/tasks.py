@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -103,7 +104,11 @@ def run_tasks(
     if limit is not None and limit < 1:
         raise ValueError(f"--limit: must be at least 1, got {limit}.")
     model = import_module("fourbits.harness.adapter").HarnessModel(text, report, ranks)
-    with quiet():
+    if ranks is not None and ranks.rank:
+        for task in tasks.loaded["tasks"].values():
+            task.apply_filters = _leave
+    found = None
+    with quiet(), suppress(_AnsweredError):
         found = load_lm_eval("tasks").evaluator.evaluate(
             lm=model,
             task_dict=tasks.loaded,
@@ -122,6 +127,15 @@ def run_tasks(
     asked = {name for name, _ in tasks.asked}
     facts = {"limit": limit, "cut_prompts": model.cut_prompts, "harness": version("lm_eval")}
     return {name: {**each, "asked": name in asked, **facts} for name, each in scores.items()}
+
+
+class _AnsweredError(Exception):
+    """All requests have their answers."""
+
+
+def _leave() -> None:
+    """Keep a rank other than 0 from computing metrics, and from executing what the model wrote."""
+    raise _AnsweredError
 
 
 def _loaded(manager: Any, name: str, options: TaskOptions) -> dict[str, Any]:

@@ -6,6 +6,8 @@ multiplies by that weight itself, as far as the module's attributes do not rule 
 shows, the audit after the first training step does.
 """
 
+import ast
+import functools
 import importlib.util
 from collections.abc import Iterator, Sequence
 
@@ -13,11 +15,19 @@ from torch import nn
 
 from fourbits.linear.branches import decided
 from fourbits.linear.handles import Path
+from fourbits.linear.source import computing_nodes
 from fourbits.linear.uses import Uses, reached, uses_of
 from fourbits.linear.weights import is_linear
 
 #: packages whose mixers call mamba_ssm's kernels; the second holds remote code loaded with a checkpoint
 _HOMES_OF_MAMBA = ("transformers", "transformers_modules", "mamba_ssm")
+#: what diffusers' fuse_qkv_projections makes -> the layers whose weights it copies; they stay in the module
+_FUSED = {
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_kv": ("to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+    "to_added_kv": ("add_k_proj", "add_v_proj"),
+}
 
 
 def bypassed_layers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
@@ -33,6 +43,8 @@ def bypassed_layers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
                 found[names[id(layer)]] = f"{kind} reads this weight and never calls the layer"
         for child in _read_by_kernels(module, kernels):
             found[f"{name}.{child}".lstrip(".")] = f"a fused kernel of {kind} reads this weight directly"
+        for child, other in _replaced(module).items():
+            found[f"{name}.{child}".lstrip(".")] = f"{kind} calls {other} instead"
     return found
 
 
@@ -69,3 +81,25 @@ def _read_by_kernels(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
     if home == "mamba_ssm":
         return ("x_proj", "dt_proj", "out_proj") + (("in_proj",) if hasattr(module, "x_proj") else ())
     return ("x_proj", "dt_proj", "out_proj") if mamba_kernels else ("dt_proj",)
+
+
+def _replaced(module: nn.Module) -> dict[str, str]:
+    """The children that a module of diffusers keeps but does not call: name -> what it calls instead.
+
+    They are the parts once its projections are fused, and the fused ones once it has its old processor again.
+    """
+    children = vars(module)["_modules"]
+    if getattr(module, "fused_projections", False) is not True:
+        return {}
+    fused = {name: parts for name, parts in _FUSED.items() if name in children}
+    if _calls_fused_layers(type(getattr(module, "processor", None))):
+        return {part: name for name, parts in fused.items() for part in parts if part in children}
+    return {name: ", ".join(parts) for name, parts in fused.items()}
+
+
+@functools.cache
+def _calls_fused_layers(processor: type) -> bool:
+    """Whether an attention processor calls layers of fused projections, or asks whether there are any."""
+    names = {*_FUSED, "fused_projections"}
+    nodes = computing_nodes(processor, with_functions=True)
+    return any(isinstance(node, ast.Attribute) and node.attr in names for node in nodes)

@@ -26,6 +26,8 @@ _LOOK = frozenset(
     + ("repr", "enumerate", "zip", "list", "tuple", "reversed", "iter", "sorted", "cast")
     + ("callable", "issubclass", "range")
 )
+#: the classes of `self`, whose path is empty, and of modules below it, where they are known
+_Classes = Mapping[Path, type[nn.Module]]
 #: attributes of a layer that are no tensors, or none that a product reads
 _PLAIN = frozenset(["bias", "in_features", "out_features", "training", "weight_dtype", "nf"])
 
@@ -46,15 +48,21 @@ class Uses(NamedTuple):
 
 
 @functools.cache
-def uses_of(cls: type[nn.Module], decisions: Decisions = NO_DECISIONS) -> Uses:
+def uses_of(
+    cls: type[nn.Module],
+    decisions: Decisions = NO_DECISIONS,
+    children: frozenset[tuple[str, type[nn.Module]]] = frozenset(),
+) -> Uses:
     """How the methods of a class use what its modules hold; nothing without a source.
 
     decisions: those of `branches.decided`, to leave out the branches that a module never takes.
+    children: (name, class) of modules that it holds, to follow what it passes to them.
     """
+    classes = {(): cls, **{(name,): child for name, child in children}}
     found = Uses()
     for method in computing_methods(cls):
         method = method._replace(syntax=without_dead_branches(method.syntax, decisions))
-        found = found.joined(_uses(method, {"self": frozenset({()})}, cls, 0))
+        found = found.joined(_uses(method, {"self": frozenset({()})}, classes, 0))
     return found
 
 
@@ -81,11 +89,18 @@ def multiplied_parameters(modules: Iterable[tuple[str, nn.Module]]) -> dict[int,
     """id() of each parameter that a class multiplies by, in it or in a module below -> the class's name."""
     found: dict[int, str] = {}
     for _, module in modules:
-        for path in uses_of(type(module)).factors - {()}:
+        for path in uses_of(type(module), children=_children(module)).factors - {()}:
             for end in reached(module, path):
                 for parameter in _held(end):
                     found.setdefault(id(parameter), type(module).__name__)
     return found
+
+
+def _children(module: nn.Module) -> frozenset[tuple[str, type[nn.Module]]]:
+    """The modules that one with parameters of its own may pass them to: (name, class)."""
+    held = vars(module)
+    inside = held["_modules"].items() if any(p is not None for p in held["_parameters"].values()) else ()
+    return frozenset((name, type(each)) for name, each in inside if each is not None)
 
 
 def _held(end: Any) -> Iterable[nn.Parameter]:
@@ -96,7 +111,7 @@ def _held(end: Any) -> Iterable[nn.Parameter]:
     return end.parameters(recurse=False) if several else ()
 
 
-def _uses(source: Source, bound: Mapping[str, Paths], cls: type, depth: int) -> Uses:
+def _uses(source: Source, bound: Mapping[str, Paths], classes: _Classes, depth: int) -> Uses:
     """The uses in a function whose variables `bound` stand for objects below self."""
     scope = Scope(source.syntax, bound)
     nodes = [*ast.walk(source.syntax)]
@@ -105,10 +120,10 @@ def _uses(source: Source, bound: Mapping[str, Paths], cls: type, depth: int) -> 
     found, followed = Uses(NOTHING, NOTHING, multiplied), set[ast.AST]()
     for node in nodes:
         if isinstance(node, ast.Call) and depth < _DEEPEST:
-            inner, passed = _passed_on(node, source, scope, cls)
+            inner, passed = _passed_on(node, source, scope, classes)
             if inner is not None and passed:
                 followed |= {*node.args, *(keyword.value for keyword in node.keywords)}
-                found = found.joined(_uses(inner, passed, cls, depth + 1))
+                found = found.joined(_uses(inner, passed, classes, depth + 1))
     read, used = set[Path](), set[Path]()
     for node, parent in parents.items():
         if () in scope.paths(node) and node not in followed and _is_passed(node, parent):
@@ -163,14 +178,14 @@ def _initializes(function: ast.AST) -> bool:
 
 
 def _passed_on(
-    call: ast.Call, source: Source, scope: Scope, cls: type
+    call: ast.Call, source: Source, scope: Scope, classes: _Classes
 ) -> tuple[Source | None, dict[str, Paths]]:
     """The function that a call runs, if its source is known, and what is below self among its arguments."""
     given = [(scope.paths(arg) or scope.derived(arg)) for arg in call.args]
     named = {k.arg: scope.paths(k.value) or scope.derived(k.value) for k in call.keywords if k.arg}
     if not any((*given, *named.values())):
         return None, {}
-    inner, bound = _callee(call.func, source, scope, cls)
+    inner, bound = _callee(call.func, source, scope, classes)
     if inner is None:
         return None, {}
     arguments = inner.syntax.args
@@ -181,7 +196,7 @@ def _passed_on(
 
 
 def _callee(
-    function: ast.AST, source: Source, scope: Scope, cls: type
+    function: ast.AST, source: Source, scope: Scope, classes: _Classes
 ) -> tuple[Source | None, dict[str, Paths]]:
     """The function behind a call, and its first arguments that the call does not name."""
     if isinstance(function, ast.Name):
@@ -191,16 +206,22 @@ def _callee(
         return source_of(source.names.get(function.id)), {}
     if not isinstance(function, ast.Attribute):
         return None, {}
-    if isinstance(function.value, ast.Name) and () in scope.names.get(function.value.id, NOTHING):
-        method = getattr(cls, function.attr, None)
-        static = isinstance(vars(cls).get(function.attr), staticmethod)
-        inner = source_of(method)
-        if inner is None:
-            return None, {}
-        first = [] if static else [inner.syntax.args.args[0].arg] if inner.syntax.args.args else []
-        return inner, dict.fromkeys(first, frozenset({()}))
-    owner: Any = source.names.get(getattr(function.value, "id", ""))
+    for path in sorted(scope.paths(function.value)):
+        cls, child = classes.get(path), (*path, function.attr)
+        if child in classes:
+            return _method_of(classes[child], "forward", child)
+        if cls is not None and hasattr(cls, function.attr):
+            return _method_of(cls, function.attr, path)
+    named: Any = source.names.get(getattr(function.value, "id", ""))
     if function.attr == "apply":  # of an autograd function
-        inner = source_of(getattr(owner, "forward", None))
+        inner = source_of(getattr(named, "forward", None))
         return inner, dict.fromkeys(["ctx"] if inner and inner.syntax.args.args else [], NOTHING)
-    return source_of(getattr(owner, function.attr, None) if owner is not None else None), {}
+    return source_of(getattr(named, function.attr, None) if named is not None else None), {}
+
+
+def _method_of(cls: type[nn.Module], name: str, path: Path) -> tuple[Source | None, dict[str, Paths]]:
+    """The method of the module at a path, and its first argument, which stands for that module."""
+    inner = source_of(getattr(cls, name, None))
+    if inner is None or isinstance(vars(cls).get(name), staticmethod) or not inner.syntax.args.args:
+        return inner, {}
+    return inner, {inner.syntax.args.args[0].arg: frozenset({path})}
