@@ -7,16 +7,35 @@ output, and only arguments that the schema marks are written. Tests hold every o
 `torch.library.opcheck`.
 """
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch.library import Library, register_autograd, register_fake
 
+from fourbits.version import VERSION
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _library = Library("fourbits", "FRAGMENT")
+#: folders whose code determines what a graph with our operators computes
+TRACED = ("formats", "quant", "gemm", "recipe", "linear", "model")
+
+
+def digest_of(package: Path) -> str:
+    """An identifier that changes with any source in TRACED, and with the version."""
+    digest = hashlib.sha256(VERSION.encode())
+    for path in sorted(path for folder in TRACED for path in (package / folder).rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"v{digest.hexdigest()[:12]}"
+
+
+#: the overload name of every operator. Compilers keep graphs on disk by the names of the operators in them,
+#: not by what these are traced into: under one name, a graph of other sources would run.
+OVERLOAD = digest_of(Path(__file__).parent)
 
 
 def operator(
@@ -30,8 +49,9 @@ def operator(
     """
 
     def register(function: Callable[P, T]) -> Callable[P, T]:
-        name = schema.partition("(")[0]
-        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        base, _, signature = schema.partition("(")
+        name = f"{base}.{OVERLOAD}"
+        _library.define(f"{name}({signature}", tags=(torch.Tag.pt2_compliant_tag,))
         # Called from a frame that dynamo skipped, it would trace the implementation.
         run = torch.compiler.disable(function)
         _library.impl(name, run, "CompositeImplicitAutograd" if fake is None else "CompositeExplicitAutograd")
@@ -39,6 +59,6 @@ def operator(
             register_fake(f"fourbits::{name}", fake, lib=_library)
         if gradients is not None:
             register_autograd(f"fourbits::{name}", gradients, lib=_library)
-        return cast("Callable[P, T]", getattr(torch.ops.fourbits, name).default)
+        return cast("Callable[P, T]", getattr(getattr(torch.ops.fourbits, base), OVERLOAD))
 
     return register

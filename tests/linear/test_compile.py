@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from fourbits.linear import sr_counter
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
+from fourbits.operators import OVERLOAD
 from support.assertions import assert_same_bytes
 from support.straight_through import grad_of
 from support.tables import TABLES, Parallel
@@ -149,7 +150,7 @@ def compiled_graphs(model: nn.Module, *inputs: Tensor, train: bool = True) -> tu
 
 
 def calls(graph: GraphModule, name: str) -> int:
-    return sum(str(node.target) == f"fourbits.{name}.default" for node in graph.graph.nodes)
+    return sum(str(node.target) == f"fourbits.{name}.{OVERLOAD}" for node in graph.graph.nodes)
 
 
 @pytest.mark.parametrize("shape", [(45, 50, 33), (130, 144, 48)], ids=str)

@@ -26,6 +26,7 @@ from fourbits.linear.convert import convert
 from fourbits.linear.set_recipe import set_recipe
 from fourbits.linear.stacked.experts import QuantizedExperts
 from fourbits.linear.step import counters_of, set_step
+from fourbits.operators import OVERLOAD
 from fourbits.recipe.presets import get_recipe
 from fourbits.settings import override
 from support.assertions import assert_same_bytes
@@ -301,10 +302,10 @@ def test_the_compiler_is_told_what_operators_return(transposed):
     counters, table = sr_counter.new_counter(1, 2, 0)[None], get_recipe("nvfp4").table.to_text()
     checks = ("test_faketensor", "test_schema")
     forward = (x, weight, bias, offsets, counters, 4, table, transposed, [True, True])
-    opcheck(torch.ops.fourbits.experts_forward.default, forward, test_utils=checks)
+    opcheck(getattr(torch.ops.fourbits.experts_forward, OVERLOAD), forward, test_utils=checks)
     for needs in ([True, True, True], [False, True, False]):
         backward = (dy, x, weight, offsets, counters, [], 4, table, transposed, needs)
-        opcheck(torch.ops.fourbits.experts_backward.default, backward, test_utils=checks)
+        opcheck(getattr(torch.ops.fourbits.experts_backward, OVERLOAD), backward, test_utils=checks)
 
 
 def test_copies_and_pickles_of_converted_experts_compute_the_same():

@@ -69,6 +69,28 @@ def test_a_training_call_launches_two_kernels_per_tensor_and_one_per_gemm(launch
     assert sorted(launches) == ["amax_kernel"] * 3 + ["operands_kernel"] * 3 + ["tma_kernel"] * 3
 
 
+@pytest.mark.usefixtures("launches")
+def test_a_training_call_allocates_its_outputs_and_eight_small_tensors(monkeypatch):
+    """Small: partial maxima of X, W and dY, global scales of two operands of X and dY and of one of W."""
+    layer, sizes = Layer(), list[int]()
+
+    def counting(allocate):
+        def allocated(*arguments, **options):
+            made = allocate(*arguments, **options)
+            sizes.append(made.numel())
+            return made
+
+        return allocated
+
+    for name in ("empty", "empty_strided", "zeros", "ones", "full", "tensor", "arange", "stack", "cat"):
+        monkeypatch.setattr(torch, name, counting(getattr(torch, name)))
+    layer.backward(layer.forward())
+    values = [48 * 64] * 2 + [48 * 96] * 2 + [64 * 96]
+    outputs = [48 * 96, 48 * 64, 64 * 96]
+    assert sorted(size for size in sizes if size > 4) == sorted(values + outputs)
+    assert len([size for size in sizes if size <= 4]) == 8
+
+
 def test_a_second_call_runs_few_python_functions(launches):
     """About a microsecond each on a slow host, which leaves 0.2 ms for allocations and launches."""
     layer = Layer()

@@ -25,7 +25,9 @@ def notes_of(recipe):
 @pytest.mark.usefixtures("on_gpu")
 def test_an_operand_without_a_kernel_is_named_with_the_reason():
     (note,) = notes_of(override(get_recipe("nvfp4"), SLOW))
-    assert note.startswith("slow on a GPU: dgrad.lhs of 1 layers are quantized by the eager reference")
+    assert note.startswith(
+        "slow on a GPU: dgrad.lhs of 1 layer by the eager reference, with the same bits, because "
+    )
     assert "blocks must be 1xN or NxN for N in" in note
 
 

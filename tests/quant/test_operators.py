@@ -13,6 +13,7 @@ import fourbits as fb
 from fourbits import OperandSpec
 from fourbits.gemm import matmul as _registers_operators  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fourbits.gemm.traced import flat
+from fourbits.operators import OVERLOAD
 from fourbits.quant.cpu import compiled as compiler
 from fourbits.quant.traced import spec_from_text, spec_to_text
 from support.assertions import assert_same_operand
@@ -32,7 +33,8 @@ SPECS = {
     "fp32": OperandSpec(format="fp32"),
 }
 KEY = torch.tensor([7, 3])
-QUANTIZE, FAKE_QUANTIZE = torch.ops.fourbits.quantize_packed.default, torch.ops.fourbits.fake_quantize.default
+QUANTIZE = getattr(torch.ops.fourbits.quantize_packed, OVERLOAD)
+FAKE_QUANTIZE = getattr(torch.ops.fourbits.fake_quantize, OVERLOAD)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -51,7 +53,7 @@ def test_the_compiler_is_told_what_operators_return(name, shape, axis):
 def test_the_compiler_is_told_what_a_product_returns(name):
     a, b = (fb.quantize(torch.randn(shape), SPECS[name], 1, sr_key=KEY) for shape in ((45, 50), (33, 50)))
     args = (*flat(a), *flat(b), torch.float16, torch.randn(33), "fp32", "separate", None)
-    opcheck(torch.ops.fourbits.matmul_packed.default, args, test_utils=("test_faketensor",))
+    opcheck(getattr(torch.ops.fourbits.matmul_packed, OVERLOAD), args, test_utils=("test_faketensor",))
 
 
 def test_gradients_are_registered_as_the_compiler_expects():

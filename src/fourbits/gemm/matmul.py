@@ -15,7 +15,7 @@ from fourbits.gemm.cpu import matmul as plain
 from fourbits.gemm.native import matmul as native
 from fourbits.gemm.sums import Epilogue, Sums, check_sums
 from fourbits.gemm.traced import flat, graph_matmul
-from fourbits.quant.autocast import without_autocast
+from fourbits.quant.autocast import autocast_disabler, without_autocast
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import Operand, exact
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -106,8 +106,8 @@ def gemm(
     if isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor):
         if sums != "fp32":
             modelled = functools.partial(tensor_cores.matmul, sums=sums, epilogue=epilogue)
-            return _Plain(modelled, out_dtype)
-        return _Plain(native.matmul, out_dtype)
+            return _Plain(modelled, out_dtype, a.codes.device)
+        return _Plain(native.matmul, out_dtype, a.codes.device)
     if not (isinstance(a, ExactOperand) and isinstance(b, ExactOperand)):
         raise ValueError(
             f"matmul: both operands must be packed or neither, got {type(a).__name__} and "
@@ -115,17 +115,18 @@ def gemm(
         )
     if HAS_TRITON and unsupported(a, b) is None:
         return kernel_gemm(a, b, out_dtype, bias)
-    return _Plain(plain.matmul, out_dtype)
+    return _Plain(plain.matmul, out_dtype, a.values.device)
 
 
 class _Plain:
     """A GEMM of torch operators, with autocast disabled."""
 
-    def __init__(self, multiply: Callable[..., Tensor], out_dtype: torch.dtype) -> None:
+    def __init__(self, multiply: Callable[..., Tensor], out_dtype: torch.dtype, device: torch.device) -> None:
         self._multiply, self._out_dtype = multiply, out_dtype
+        self._no_autocast = autocast_disabler(device)
 
     def __call__(self, a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
-        with without_autocast(a.values if isinstance(a, ExactOperand) else a.codes):
+        with self._no_autocast():
             return self._multiply(a, b, self._out_dtype, bias)
 
 

@@ -27,7 +27,11 @@ def notes_without_kernels(tables: Sequence[GemmTable]) -> list[str]:
             if reason is not None:
                 found.setdefault(reason, Counter())[role] += 1
     return [
-        f"slow on a GPU: {', '.join(counts)} of {max(counts.values())} layers are quantized by the eager "
-        f"reference, with the same bits, because {reason}"
+        f"slow on a GPU: {', '.join(counts)} of {_layers(max(counts.values()))} by the eager reference, "
+        f"with the same bits, because {reason}"
         for reason, counts in found.items()
     ]
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"

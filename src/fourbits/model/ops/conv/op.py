@@ -11,6 +11,7 @@ from torch.library import custom_op
 
 from fourbits.model.ops.conv import reference
 from fourbits.model.ops.inputs import empty_like_each, empty_like_first, unit_stride
+from fourbits.operators import OVERLOAD
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -39,7 +40,7 @@ def conv_silu(
     return tuple(conv_forward(*part, documents) for part in parts)
 
 
-@custom_op("fourbits::conv_forward", mutates_args=())
+@custom_op(f"fourbits::conv_forward.{OVERLOAD}", mutates_args=())
 def conv_forward(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
     """SiLU of the convolution by a kernel: [B, T, C] in x's dtype, contiguous.
 
@@ -51,7 +52,7 @@ def conv_forward(x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None
 conv_forward.register_fake(empty_like_first)
 
 
-@custom_op("fourbits::conv_backward", mutates_args=())
+@custom_op(f"fourbits::conv_backward.{OVERLOAD}", mutates_args=())
 def conv_backward(
     dy: Tensor, x: Tensor, taps: Tensor, bias: Tensor, documents: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

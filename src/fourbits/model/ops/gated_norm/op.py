@@ -7,6 +7,7 @@ from torch.library import custom_op
 
 from fourbits.model.ops.gated_norm import reference
 from fourbits.model.ops.inputs import empty_like_each, empty_like_first, unit_stride
+from fourbits.operators import OVERLOAD
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -25,7 +26,7 @@ def gated_group_norm(
     return reference.gated_group_norm(y, z, weight, num_groups, eps)
 
 
-@custom_op("fourbits::gated_norm_forward", mutates_args=())
+@custom_op(f"fourbits::gated_norm_forward.{OVERLOAD}", mutates_args=())
 def gated_norm_forward(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float) -> Tensor:
     """The gated norm by a kernel: [B, T, M] in y's dtype, contiguous. Arguments: see `gated_group_norm`."""
     return kernels.forward(*_readable(y, z, weight), num_groups, eps)
@@ -34,7 +35,7 @@ def gated_norm_forward(y: Tensor, z: Tensor, weight: Tensor, num_groups: int, ep
 gated_norm_forward.register_fake(empty_like_first)
 
 
-@custom_op("fourbits::gated_norm_backward", mutates_args=())
+@custom_op(f"fourbits::gated_norm_backward.{OVERLOAD}", mutates_args=())
 def gated_norm_backward(
     dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, num_groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch.library import custom_op
 from fourbits.device import probe, unsupported_triton
 from fourbits.model.ops.inputs import unit_stride
 from fourbits.model.ops.ssd.chunked import chunked_ssd
+from fourbits.operators import OVERLOAD
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -43,7 +44,7 @@ def ssd(
     return chunked_ssd(x, dt, a, b, c, d, chunk_size, starts)
 
 
-@custom_op("fourbits::ssd_forward", mutates_args=())
+@custom_op(f"fourbits::ssd_forward.{OVERLOAD}", mutates_args=())
 def ssd_forward(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None
 ) -> Tensor:
@@ -62,7 +63,7 @@ def _(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts:
     return x.new_empty(x.shape)
 
 
-@custom_op("fourbits::ssd_backward", mutates_args=())
+@custom_op(f"fourbits::ssd_backward.{OVERLOAD}", mutates_args=())
 def ssd_backward(
     dy: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
