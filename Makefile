@@ -25,6 +25,9 @@ LOOP_PACKAGES := lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.
   docstring-parser==0.18.0 typeguard==4.6.1 tensorboard==2.21.0 tensorboard-data-server==0.7.2 protobuf==7.36.2 \
   absl-py==2.5.1 grpcio==1.85.3 werkzeug==3.1.9 markdown==3.11.3
 
+# Models whose conversion is tested besides those of transformers; tests import timm without torchvision.
+MODEL_PACKAGES := timm==1.0.31 diffusers==0.42.1 importlib_metadata==10.2.0 zipp==4.1.2
+
 # lm-evaluation-harness, with what it imports.
 EVAL_PACKAGES := lm-eval==0.4.13 evaluate==0.4.6 rouge_score==0.1.2 sacrebleu==2.6.0 scikit-learn==1.9.1 \
   pytablewriter==0.38.0 sqlitedict==2.1.0 word2number==1.1 DataProperty==0.37.0 dominate==2.9.1 joblib==1.6.0 \
@@ -131,7 +134,7 @@ $(PEERS)/.installed: Makefile $(VENV)/.installed
 	  > $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
 	@$(PEERS)/bin/python -m pip install --quiet 'setuptools>=77' wheel
 	@SKIP_CUDA_BUILD=1 $(PEERS)/bin/python -m pip install --quiet --no-deps --no-build-isolation \
-	  $(PEER_PACKAGES) $(LOOP_PACKAGES) $(EVAL_PACKAGES)
+	  $(PEER_PACKAGES) $(LOOP_PACKAGES) $(MODEL_PACKAGES) $(EVAL_PACKAGES)
 	@touch $@
 
 test-peers: $(PEERS)/.installed

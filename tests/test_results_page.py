@@ -1,0 +1,43 @@
+"""docs/results.md: its figures are those of the benchmarks, the log and the paper."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fourbits.harness.suites import PAPER_RESULTS
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "results.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of a section's tables."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line
+    ]
+
+
+def test_the_papers_scores_are_those_beside_which_reports_put_a_run():
+    shown = {(float(fp8), float(nvfp4)) for _, fp8, nvfp4, _ in rows("Tasks")[2:]}
+    assert shown - set(PAPER_RESULTS.values()) == {(74.0, 74.94)}, (
+        "Global MMLU, of which a suite has languages"
+    )
+    assert set(PAPER_RESULTS.values()) <= shown
+
+
+OWN = [row for row in rows("Loss against the baseline") if len(row) == 6 and row[0].startswith("`")]
+
+
+@pytest.mark.parametrize("row", OWN, ids=lambda row: f"{row[0]} {row[2]}")
+def test_our_losses_are_recorded_and_their_ratio_is_right(row):
+    *_, found, baseline, more = row
+    recorded = (DOCS / "benchmarks.md").read_text() + (DOCS / "log.md").read_text()
+    assert re.search(rf"\b{re.escape(found)}\b", recorded)
+    assert re.search(rf"\b{re.escape(baseline)}\b", recorded)
+    assert more == f"{100 * (float(found) / float(baseline) - 1):.2f} %"
+
+
+def test_losses_of_all_machines_are_shown():
+    assert {row[1] for row in OWN} == {"CPU", "H100", "H200"}
