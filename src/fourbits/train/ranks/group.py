@@ -31,7 +31,7 @@ from fourbits.train.ranks.gathered_shard import plain
 from fourbits.train.ranks.launcher import Place
 from fourbits.train.ranks.layouts import Layouts, Meshes
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
-from fourbits.train.ranks.shards import begin_micro_batch, collect_gradients, fill, shard
+from fourbits.train.ranks.shards import begin_micro_batch, collect_gradients, fill, free_gathered, shard
 from fourbits.train.ranks.tensor_parallel import TensorRanks, cut_layers
 from fourbits.train.ranks.watch import Watch
 from fourbits.train.ranks.whole_tap import sample_whole
@@ -115,7 +115,8 @@ class RankGroup(Ranks):
             cuts = cut_layers(model, self._tensor_ranks())
         if self.config.gather == "packed":
             self._choices = send_short(model, self._sharing, self._whole)
-        shard(model, self.meshes, self.config.gradients, self.config.gather_weights)
+        shard(model, self.meshes, self.config)
+        self._model = model
         model.to_empty(device=self.device)
         self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
         self._layouts = Layouts(self.meshes, self._parameters, cuts)
@@ -130,10 +131,12 @@ class RankGroup(Ranks):
 
     @torch.no_grad()
     def weights_changed(self) -> None:
-        """Quantize this rank's shards of the weights that travel so, with the amaxes of all shards.
+        """Free the gathered weights, and quantize this rank's shards of those that travel so, with the amaxes
+        of all shards.
 
         One all-reduce for all of them; bits of amaxes have the order of the amaxes, with NaN largest.
         """
+        free_gathered(self._model)
         packed = {
             name: each.format for name, each in self._choices.items() if isinstance(each.format, Packed)
         }
@@ -157,7 +160,8 @@ class RankGroup(Ranks):
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """Sum gradients over ranks after the last micro-batch only, or after each."""
-        begin_micro_batch(model, last or self.config.accumulate == "sharded", last)
+        sums = last or self.config.accumulate == "sharded"
+        begin_micro_batch(model, sums, last, self.config.reshard)
 
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
         """Hand the shards of the gradients from FSDP2's parameters to the masters.
@@ -312,6 +316,7 @@ class RankGroup(Ranks):
             "mesh": self.shape._asdict(),
             "gradients": self.config.gradients,
             "gather": self.config.gather,
+            "reshard": self.config.reshard,
             "accumulate": self.config.accumulate,
         }
 
