@@ -60,13 +60,13 @@ def failing(error):
         (
             FileNotFoundError(2, "No such file or directory", "a.yaml"),
             2,
-            "a.yaml: No such file or directory\n",
+            "a.yaml: No such file or directory.\n",
         ),
-        (PermissionError(13, "Permission denied", "/x"), 2, "fourbits fake: /x: Permission denied\n"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "fourbits fake: /x: Permission denied.\n"),
         (
             OSError(errno.ENOSPC, "No space left on device", "w.bin"),
             1,
-            "w.bin: No space left on device. Free some space and rerun the command\n",
+            "w.bin: No space left on device. Free some space and rerun the command.\n",
         ),
         (
             RuntimeError("loss is NaN"),

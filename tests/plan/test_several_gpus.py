@@ -122,6 +122,19 @@ def test_the_last_sum_is_the_peak_where_activations_are_few():
     assert memory_of(model, *args, sums, H200.gpu, FOURBITS).total == once.total + shard
 
 
+def test_weights_kept_for_a_step_take_the_memory_of_all_blocks():
+    model, groups = MODEL_1B, linear_groups(MODEL_1B, NVFP4)
+    freed = ParallelLayout(shard=2, micro_batch=1, accumulation=4)
+    args = (groups, False, 2048)
+    more = [
+        memory_of(model, *args, layout, H200.gpu, FOURBITS).gathered
+        for layout in (replace(freed, reshard="step"), freed)
+    ]
+    blocks = len(model.pattern)
+    whole = gathered(model, groups, freed, FOURBITS).blocks
+    assert more[0] - more[1] == pytest.approx(whole * (blocks - 2) / blocks)
+
+
 def test_blocks_share_gathers_as_the_trainer_groups_them():
     with torch.device("meta"):
         built = LanguageModel(MODEL_1B)
@@ -146,6 +159,9 @@ def test_a_step_waits_for_a_host_that_launches_gathers():
     added = waits(layout) - step_of(model, groups, 512, layout, free).parts[HOST]
     blocks = len(model.pattern)  # each gathered twice per micro-batch, and summed once per step
     assert added == pytest.approx((4 * 2 + 1) * blocks * DECLARED.host_message)
+    once = replace(layout, reshard="step")
+    fewer = (4 * 2 - 1) * blocks * DECLARED.host_message
+    assert waits(layout) - waits(once) == pytest.approx(fewer)
     together = replace(layout, gather_weights=1 << 40)
     assert waits(layout) - waits(together) == pytest.approx(added * (blocks - 1) / blocks)
 

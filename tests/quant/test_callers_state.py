@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import fourbits as fb
+from fourbits.quant.reference.philox import computed_once
 from golden.bits import LARGE, Case, cases, recorded
 from golden.test_bits import COMPILED, RECORD
 from support.callers_state import STATES
@@ -47,3 +49,30 @@ def test_four_over_six_in_cpp_has_the_bits_of_the_reference(state):
         found = fb.quantize(x, spec)
     assert torch.equal(found.codes, expected.codes)
     assert torch.equal(found.block_scale.view(torch.uint8), expected.block_scale.view(torch.uint8))
+
+
+def test_fake_tensors_leave_nothing_behind():
+    """Signs of a seed that nothing else asks for: whoever comes first computes them."""
+    spec = fb.OperandSpec(rounding="sr", rht=16, rht_signs="fixed:20260914")
+    x, entries = torch.randn(40, 48), [7, 3]
+    with FakeTensorMode():
+        made = fb.quantize(torch.empty(40, 48), spec, 0, sr_key=torch.tensor(entries))
+        assert isinstance(made.codes, FakeTensor)
+    made = fb.quantize(x, spec, 0, sr_key=torch.tensor(entries))
+    assert type(made.codes) is torch.Tensor
+    assert torch.equal(made.codes, fb.quantize(x, spec, 0, sr_key=torch.tensor(entries)).codes)
+
+
+def test_constants_are_kept_outside_of_modes_only():
+    calls: list[int] = []
+
+    def constant(value: int) -> torch.Tensor:
+        calls.append(value)
+        return torch.tensor(value)
+
+    kept = computed_once(constant)
+    for _ in range(2):
+        with FakeTensorMode():
+            assert isinstance(kept(1), FakeTensor)
+    assert [kept(1), kept(1)] == [1, 1]
+    assert calls == [1, 1, 1]

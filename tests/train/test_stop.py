@@ -21,6 +21,10 @@ class Sender(RunListener):
 
     def __init__(self, *signals):
         self.signals = signals
+        self.notes: list[str] = []
+
+    def note(self, text):
+        self.notes.append(text)
 
     def step(self, record):
         if record["step"] == 3:
@@ -79,7 +83,9 @@ def saved(out):
 
 def test_sigusr1_saves_and_the_run_goes_on(config, data_cache, tmp_path):
     everything = replace(config, train=replace(config.train, steps=6, keep_checkpoints=9))
-    summary = run(everything, tmp_path, listener=Sender(signal.SIGUSR1), data_cache=data_cache)
+    sender = Sender(signal.SIGUSR1)
+    summary = run(everything, tmp_path, listener=sender, data_cache=data_cache)
+    assert "saving after this step, then going on" in sender.notes
     assert (summary["ended"], saved(tmp_path)) == ("finished", ["step_3", "step_5", "step_6"])
 
 

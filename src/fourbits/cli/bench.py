@@ -164,7 +164,11 @@ def _add_ranks(parser: ArgumentParser) -> None:
         add(option, type=int, metavar="N", help=text)
     text = "like train.compile; default: the preset's"
     add("--compile", choices=("none", "regions", "model"), help=text)
-    for name, choices in (("gradients", ("fp32", "bf16")), ("gather", ("packed", "masters"))):
+    for name, choices in (
+        ("gradients", ("fp32", "bf16")),
+        ("gather", ("packed", "masters")),
+        ("reshard", ("pass", "step")),
+    ):
         add(f"--{name}", choices=choices, help=f"like parallel.{name}; default: the preset's")
 
 

@@ -13,7 +13,8 @@ def describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         remedy = "" if FREE_SPACE in error.strerror else full_disk_remedy(error.errno)
         subject = f"{error.filename}: " if error.filename is not None else ""
-        return f"{subject}{error.strerror}{remedy}"
+        text = f"{subject}{error.strerror}{remedy}"
+        return text if text.endswith(".") else f"{text}."
     lines = [line for line in str(error).splitlines() if line.strip()][:2]
     if type(error).__name__ == "OutOfMemoryError":
         return f"{lines[0].partition(' GPU ')[0] if lines else 'out of memory'}\n{OUT_OF_MEMORY}"

@@ -1,7 +1,8 @@
 """What ranks send, and how much of it a step waits for: the model of docs/scaling.md with a GPU's links.
 
-Weights of blocks are gathered before each forward and backward pass, and gradients are summed after the last
-micro-batch; both overlap with computation, but for embedding and head. Sums over replicas do not overlap.
+Weights of blocks are gathered before each forward and backward pass, or once per step, and gradients are
+summed after the last micro-batch; both overlap with computation, but for embedding and head. Sums over
+replicas do not overlap.
 """
 
 from dataclasses import dataclass
@@ -71,13 +72,19 @@ def traffic(
 
 def waiting(found: Traffic, micro_batch: float, layout: ParallelLayout, software: Software) -> float:
     """Seconds of a step that wait for traffic, where a micro-batch computes for so many seconds."""
+    once = 0.0
     if layout.shard == 1:
         gathers = last = 0.0
+    elif layout.reshard == "step":
+        # in the first micro-batch, whose forward pass is a third of it
+        gathers, last = 0.0, found.reduce
+        once = max(0.0, found.gather - micro_batch / 3)
     else:
         gathers = found.gather * (2 if software.regathers else 1)
         last = gathers + found.reduce
     # where every micro-batch sums its gradients, sums over replicas overlap with its backward pass, too
     if not software.sums_once or layout.accumulate == "sharded":
-        return layout.accumulation * (max(0.0, last + found.replicas - micro_batch) + found.ends)
+        each = max(0.0, last + found.replicas - micro_batch) + found.ends
+        return layout.accumulation * each + once
     hidden = (layout.accumulation - 1) * max(0.0, gathers - micro_batch) + max(0.0, last - micro_batch)
-    return hidden + found.ends + found.replicas
+    return hidden + once + found.ends + found.replicas

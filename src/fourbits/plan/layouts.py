@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fourbits.train.parallel import ParallelConfig
+from fourbits.train.parallel import ParallelConfig, Reshard
 
 Recompute = Literal["none", "selective", "full"]
 #: the share of the blocks that each kind of activation checkpointing recomputes
@@ -15,8 +15,8 @@ class ParallelLayout:
     """replicate x shard x tensor GPUs; each group of `tensor` GPUs computes `accumulation` micro-batches of
     micro_batch sequences in a step.
 
-    gradients: bytes of a gradient as it is summed over ranks; gather, gather_weights, accumulate: as in
-    `parallel`; recomputed: the share of blocks that the backward pass computes again.
+    gradients: bytes of a gradient as it is summed over ranks; gather, gather_weights, reshard, accumulate: as
+    in `parallel`; recomputed: the share of blocks that the backward pass computes again.
     """
 
     replicate: int = 1
@@ -28,6 +28,7 @@ class ParallelLayout:
     gradients: int = 4
     gather: Literal["packed", "masters"] = "packed"
     gather_weights: int = 0
+    reshard: Reshard = "pass"
     accumulate: Literal["unsharded", "sharded"] = "unsharded"
 
     @property
@@ -44,6 +45,11 @@ class ParallelLayout:
     def samples(self) -> int:
         """Sequences of a step."""
         return self.data_ranks * self.micro_batch * self.accumulation
+
+    @property
+    def gathers(self) -> float:
+        """How often per micro-batch weights are gathered from shards: for both passes, or once per step."""
+        return 2.0 if self.reshard == "pass" else 1 / self.accumulation
 
     @property
     def adds_up(self) -> bool:

@@ -119,7 +119,8 @@ def _gathered(
         return float(whole if layout.tensor > 1 else 0)
     blocks, together = len(model.pattern), blocks_per_gather(model, layout)
     sent = gathered(model, groups, layout, software).blocks / blocks
-    held = min(2 * together if software.regathers else blocks, blocks)
+    frees = software.regathers and layout.reshard == "pass"
+    held = min(2 * together if frees else blocks, blocks)
     return held * sent + whole + 4 * together * block_weights(model, layout) / blocks
 
 

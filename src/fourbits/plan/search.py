@@ -154,6 +154,7 @@ def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[ParallelLayou
                 gradients=2 if config.parallel.gradients == "bf16" else 4,
                 gather=config.parallel.gather,
                 gather_weights=config.parallel.gather_weights,
+                reshard=config.parallel.reshard,
                 accumulate=config.parallel.accumulate,
             )
 

@@ -185,6 +185,6 @@ def _host(model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout,
     if layout.shard > 1:
         software = machine.software
         sums = 1 / layout.accumulation if software.sums_once and layout.accumulate == "unsharded" else 1
-        times = (2 if software.regathers else 1) + sums
+        times = min(layout.gathers, 2 if software.regathers else 1) + sums
         messages = times * math.ceil(len(model.pattern) / blocks_per_gather(model, layout))
     return linears + rates.host_block * model.num_residual_branches + rates.host_message * messages

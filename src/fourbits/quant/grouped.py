@@ -15,6 +15,7 @@ from fourbits.quant.kernels.kernel_config import FP8_FORMATS
 from fourbits.quant.kernels.support import unsupported_device, unsupported_spec
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference import grouped as reference
+from fourbits.quant.reference.philox import computed_once
 from fourbits.quant.request import OperandRequest, Signature
 from fourbits.triton_version import HAS_TRITON
 
@@ -52,7 +53,7 @@ def tile_map(rows: int, groups: int, height: int, device: torch.device) -> Calla
     return TileMap(rows, groups, height, device)
 
 
-@functools.lru_cache(maxsize=1 << 10)
+@computed_once
 def equal_groups(groups: int, rows: int, height: int, device: torch.device) -> GroupTiles:
     """The map of tiles of groups of `rows` rows each: the weights of experts."""
     tiles = reference.group_tiles(

@@ -21,6 +21,7 @@ from fourbits.quant.cpu.compiled import worth_compiling
 from fourbits.quant.kernels.support import unsupported, unsupported_packed_spec, unsupported_spec
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference import quantize as reference
+from fourbits.quant.reference.philox import computed_once
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget, signature_of
 from fourbits.quant.scale_codes import cast_bytes
 from fourbits.quant.tensor import ExactOperand, Methods, QuantizedTensor, set_methods, unpacked
@@ -274,7 +275,7 @@ def _key_of(request: OperandRequest, inputs: OperandInputs) -> Tensor | None:
     return inputs.counter[fields] + stream
 
 
-@functools.lru_cache(maxsize=1 << 13)
+@computed_once
 def _key_parts(fields: tuple[int, ...], stream: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Places of a counter, and what is added to their entries, that make an operand's key."""
     return torch.tensor(fields, device=device, dtype=torch.int64), torch.tensor(

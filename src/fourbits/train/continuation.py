@@ -45,6 +45,8 @@ FREE_SETTINGS = (
     "train.cuda_graph",
     "train.activation_checkpointing",
     "parallel.gather",
+    "parallel.gather_weights",
+    "parallel.reshard",
     "parallel.timeout",
     "recipe.saved_inputs",
 )

@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 
 from fourbits.model.config import ModelConfig
 
+#: when gathered weights are freed
+Reshard = Literal["pass", "step"]
 #: elements of a block, which no shard of a layer cuts
 _BLOCK = 16
 
@@ -22,9 +24,11 @@ class ParallelConfig:
     travels when a layer's weight is put together from its shards, with equal bits: the shortest that its
     recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. gather_weights:
     consecutive blocks are gathered and their gradients summed together, in groups of at least so many
-    weights; 0: each block by itself. accumulate: gradients of a step's micro-batches add up unsharded and are
-    summed over ranks once, or, in the memory of a shard, after every micro-batch. timeout: seconds without
-    progress after which a rank is reported as hung and the run ends.
+    weights; 0: each block by itself. reshard: gathered weights are freed after each pass through their
+    blocks, which takes the least memory, or kept until a step's last micro-batch, which gathers them once
+    per step. accumulate: gradients of a step's micro-batches add up unsharded and are summed over ranks
+    once, or, in the memory of a shard, after every micro-batch. timeout: seconds without progress after
+    which a rank is reported as hung and the run ends.
     """
 
     replicate: int = 1
@@ -33,6 +37,7 @@ class ParallelConfig:
     gradients: Literal["fp32", "bf16"] = "fp32"
     gather: Literal["packed", "masters"] = "packed"
     gather_weights: int = 64 << 20
+    reshard: Reshard = "pass"
     accumulate: Literal["unsharded", "sharded"] = "unsharded"
     timeout: float = 900.0
 

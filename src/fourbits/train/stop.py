@@ -62,7 +62,7 @@ class Clock:
 def stop_on_signals(notify: Callable[[str], None]) -> Generator[StopRequest]:
     """Turn the first of SIGINT, SIGTERM and SIGHUP into a request; a second SIGINT interrupts at once.
 
-    SIGUSR1 requests a checkpoint. notify: called with one sentence at the first signal. Outside the main
+    SIGUSR1 requests a checkpoint. notify: called with one sentence per request. Outside the main
     thread, where Python allows no handlers, signals are handled as before.
     """
     request = StopRequest()
@@ -77,6 +77,8 @@ def stop_on_signals(notify: Callable[[str], None]) -> Generator[StopRequest]:
 
     def save(number: int, frame: FrameType | None) -> None:
         request.save = True
+        with contextlib.suppress(RuntimeError):
+            notify("saving after this step, then going on")
 
     with handled({**dict.fromkeys(STOPS, stop), **({SAVE: save} if SAVE else {})}):
         yield request

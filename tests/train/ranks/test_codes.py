@@ -31,7 +31,13 @@ def operands(ranks, file, cache, out):
 
 @pytest.mark.parametrize(
     ("checkpointing", "gather"),
-    [("none", "packed"), ("full", "packed"), ("none", "masters"), ("none", "each block by itself")],
+    [
+        ("none", "packed"),
+        ("full", "packed"),
+        ("none", "masters"),
+        ("none", "each block by itself"),
+        ("none", "once per step"),
+    ],
 )
 def test_every_operand_of_a_step_is_that_of_one_process(config, data_cache, tmp_path, checkpointing, gather):
     changes = {
@@ -41,6 +47,8 @@ def test_every_operand_of_a_step_is_that_of_one_process(config, data_cache, tmp_
     }
     if gather == "each block by itself":
         changes["parallel.gather_weights"] = 0
+    if gather == "once per step":
+        changes["parallel.reshard"] = "step"
     settings = override(config, changes)
     open_data(settings.data, data_cache)
     file = written(settings, tmp_path)

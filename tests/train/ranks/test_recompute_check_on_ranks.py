@@ -47,9 +47,9 @@ def checks(out):
     return [r for r in read_metrics(out / "metrics.jsonl") if r["kind"] == "recompute_check"]
 
 
-@pytest.mark.parametrize("accumulate", ["unsharded", "sharded"])
-def test_a_check_on_two_ranks_changes_no_bit_and_is_silent(short, tmp_path, accumulate):
-    short = override(short, {"parallel.accumulate": accumulate})
+@pytest.mark.parametrize(("setting", "value"), [("accumulate", "sharded"), ("reshard", "step")])
+def test_a_check_on_two_ranks_changes_no_bit_and_is_silent(short, tmp_path, setting, value):
+    short = override(short, {f"parallel.{setting}": value})
     for out, interval in (("with", 2), ("without", None)):
         file = written(override(short, {"train.recompute_check_interval": interval}), tmp_path)
         ended = torchrun(2, ["train", file, "--out", str(tmp_path / out)])

@@ -33,6 +33,7 @@ from fourbits.model.lm import LanguageModel
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
 from fourbits.train.config import RunConfig, load_config
+from fourbits.train.parallel import Reshard
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.ranks.alone import Ranks
 from fourbits.train.trainer import compile_model, recompute
@@ -55,6 +56,7 @@ class RanksRequest:
     compile: Literal["none", "regions", "model"] | None = None
     gradients: Literal["fp32", "bf16"] | None = None
     gather: Literal["packed", "masters"] | None = None
+    reshard: Reshard | None = None
     tensor: int | None = None
     repeats: int = 5
 
@@ -70,7 +72,8 @@ class RanksRequest:
             "compile": self.compile,
         }
         given = {name: value for name, value in requested.items() if value is not None}
-        shared = {"gradients": self.gradients, "gather": self.gather, "tensor": self.tensor}
+        names = ("gradients", "gather", "reshard", "tensor")
+        shared = {name: getattr(self, name) for name in names}
         shared = {name: value for name, value in shared.items() if value is not None}
         train = replace(config.train, cuda_graph=False, **given)  # which several ranks do without
         parallel = replace(config.parallel, **shared)

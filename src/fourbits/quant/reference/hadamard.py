@@ -5,14 +5,12 @@ changes is the distribution that the quantizer sees. The order of additions is p
 docs/nvfp4.md, section 9.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.operand_rules import RHT_SIZES
-from fourbits.quant.reference.philox import SIGN_ROLE, SIGN_WORD, philox
+from fourbits.quant.reference.philox import SIGN_ROLE, SIGN_WORD, computed_once, philox
 
 #: fp32(size**-0.5)
 FACTORS = {
@@ -69,12 +67,12 @@ def sign_vector(spec: OperandSpec, sr_key: Tensor | None, device: torch.device) 
     return _signs(philox(counter, (seed, layer * 8 + SIGN_ROLE)), spec.rht)
 
 
-@functools.cache
+@computed_once
 def _constant_signs(signs: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(signs, dtype=torch.float32, device=device)
 
 
-@functools.cache
+@computed_once
 def _fixed_signs(seed: int, size: int, device: torch.device) -> Tensor:
     word = [torch.tensor(value, dtype=torch.int64, device="cpu") for value in (0, 0, 0, SIGN_WORD)]
     key = (

@@ -5,11 +5,18 @@ GPU, for any tile, micro-batch split, rank count, recomputation or restart. Salm
 numbers: as easy as 1, 2, 3", SC 2011. docs/nvfp4.md, section 11.
 """
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import ROLES
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ROUNDS = 7
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -20,6 +27,22 @@ SIGN_ROLE = ROLES.index("signs")
 #: fourth counter word, by use; element rounding takes 0, or 0 to 3 for 32 bits
 SCALE_WORD = 4
 SIGN_WORD = 5
+
+
+def computed_once(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of hashable arguments that returns constant tensors, which are kept.
+
+    Under a dispatch mode (fake tensors, a trace) they belong to the mode, and are not kept.
+    """
+    kept = functools.cache(function)
+
+    @functools.wraps(function)
+    def constants(*arguments: P.args, **options: P.kwargs) -> T:
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():  # pyright: ignore
+            return function(*arguments, **options)
+        return kept(*arguments, **options)
+
+    return constants
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

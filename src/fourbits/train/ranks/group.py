@@ -35,6 +35,7 @@ from fourbits.train.ranks.shards import (
     begin_micro_batch,
     collect_gradients,
     fill,
+    free_gathered,
     gathered_parameters,
     shard,
 )
@@ -121,7 +122,8 @@ class RankGroup(Ranks):
             cuts = cut_layers(model, self._tensor_ranks())
         if self.config.gather == "packed":
             self._choices = send_short(model, self._sharing, self._whole)
-        shard(model, self.meshes, self.config.gradients, self.config.gather_weights)
+        shard(model, self.meshes, self.config)
+        self._model = model
         model.to_empty(device=self.device)
         self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
         self._layouts = Layouts(self.meshes, self._parameters, cuts)
@@ -136,10 +138,12 @@ class RankGroup(Ranks):
 
     @torch.no_grad()
     def weights_changed(self) -> None:
-        """Quantize this rank's shards of the weights that travel so, with the amaxes of all shards.
+        """Free the gathered weights, and quantize this rank's shards of those that travel so, with the amaxes
+        of all shards.
 
         One all-reduce for all of them; bits of amaxes have the order of the amaxes, with NaN largest.
         """
+        free_gathered(self._model)
         packed = {
             name: each.format for name, each in self._choices.items() if isinstance(each.format, Packed)
         }
@@ -163,7 +167,8 @@ class RankGroup(Ranks):
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """Sum gradients over ranks after the last micro-batch only, or after each."""
-        begin_micro_batch(model, last or self.config.accumulate == "sharded", last)
+        sums = last or self.config.accumulate == "sharded"
+        begin_micro_batch(model, sums, last, self.config.reshard)
 
     def whole(self, model: LanguageModel) -> dict[str, nn.Parameter]:
         """The gathered parameters: gradients reach them before they are summed over ranks."""
@@ -322,6 +327,7 @@ class RankGroup(Ranks):
             "mesh": self.shape._asdict(),
             "gradients": self.config.gradients,
             "gather": self.config.gather,
+            "reshard": self.config.reshard,
             "accumulate": self.config.accumulate,
         }
 

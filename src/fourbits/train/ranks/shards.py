@@ -6,7 +6,6 @@ the loss is divided by the tokens of all ranks.
 
 import hashlib
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +15,19 @@ from torch.distributed.tensor import DTensor
 from fourbits.model.config import ModelConfig
 from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
+from fourbits.train.parallel import ParallelConfig, Reshard
 from fourbits.train.ranks.block_groups import block_groups
 from fourbits.train.ranks.layouts import Layouts, Meshes
 
 
-def shard(
-    model: LanguageModel, meshes: Meshes, gradients: Literal["fp32", "bf16"], gather_weights: int
-) -> None:
-    """Cut the parameters of a converted model on the meta device, in place; groups of blocks, then the rest.
-
-    gradients: the dtype in which gradients are summed. gather_weights: see ParallelConfig.
-    """
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
+def shard(model: LanguageModel, meshes: Meshes, config: ParallelConfig) -> None:
+    """Cut the parameters of a converted model on the meta device, in place: blocks first, in groups."""
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.gradients]
     policy = MixedPrecisionPolicy(reduce_dtype=dtype, cast_forward_inputs=False)
-    groups = block_groups(model.blocks, gather_weights)
+    groups = block_groups(model.blocks, config.gather_weights)
     for group in groups:  # the backward pass begins with the last one, which stays until then
-        last = group is groups[-1]
-        fully_shard(group, mesh=meshes.blocks, mp_policy=policy, reshard_after_forward=not last)
+        freed = config.reshard == "pass" and group is not groups[-1]
+        fully_shard(group, mesh=meshes.blocks, mp_policy=policy, reshard_after_forward=freed)
     fully_shard(model, mesh=meshes.rest, mp_policy=policy)
     for module in _sharded(model):
         module.set_force_sum_reduction_for_comms(True)
@@ -56,7 +51,7 @@ def fill(
     return digest.hexdigest() if hashed else None
 
 
-def begin_micro_batch(model: nn.Module, sums: bool, last: bool) -> None:
+def begin_micro_batch(model: nn.Module, sums: bool, last: bool, reshard: Reshard) -> None:
     """Whether the next backward pass sums gradients over ranks, and is the last that needs these weights.
 
     What is in no block is gathered once for all micro-batches of a step: in each of them it has to be there
@@ -64,7 +59,16 @@ def begin_micro_batch(model: nn.Module, sums: bool, last: bool) -> None:
     """
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(sums)
-    model.set_reshard_after_backward(last, recurse=False)
+    model.set_reshard_after_backward(last, recurse=reshard == "step")
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Free gathered weights, so that the next pass gathers the current ones.
+
+    A pass without a backward pass, as in an evaluation, leaves some of them.
+    """
+    for module in _sharded(model):
+        module.reshard()
 
 
 def collect_gradients(parameters: Mapping[str, DTensor], masters: Mapping[str, nn.Parameter]) -> None:
