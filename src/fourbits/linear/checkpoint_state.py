@@ -4,7 +4,8 @@ It is not part of a model's state_dict, whose keys stay those of nn.Linear. docs
 Random bits have no state: `set_step` with the step of the checkpoint restores them (sr_counter.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,17 @@ def saturated_and_all(model: nn.Module) -> Tensor | None:
         return None
     counts = [tracked.counters[..., SATURATED : BLOCKS + 1].sum((0, 1)) for tracked in all_tracked]
     return torch.stack(counts).sum(0)
+
+
+@contextmanager
+def kept_recipe_state(model: nn.Module) -> Generator[None]:
+    """Forget what forward and backward passes inside observe; no `set_step` belongs inside."""
+    before = [(each, each.amaxes.clone(), each.counters.clone()) for each in recipe_states_of(model)]
+    try:
+        yield
+    finally:
+        for each, amaxes, counters in before:
+            each.amaxes, each.counters = amaxes, counters
 
 
 @torch.inference_mode(mode=False)

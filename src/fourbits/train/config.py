@@ -87,9 +87,12 @@ class TrainConfig:
     case. spike: what to do with a step whose loss is far above those before it (spikes.py): nothing, report
     it, skip its update, or roll back. rollback_steps: how far at least (rollback.py); max_rollbacks: how
     often. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
-    health_interval: steps between samples of the layers' health (docs/health.md), null for none. evaluate:
-    what is evaluated in BF16 after every evaluate_every-th checkpoint and at the end, "text" or tasks, whose
-    datasets are read from the folder evaluate_datasets, if given (docs/evaluation.md).
+    recompute_check_interval: steps between checks for silent corruption, in which every rank computes the
+    same micro-batch twice and bits are compared (recompute_check.py), null for none; recompute_mismatch: end
+    the run before a step in which they differ, or report it and go on. health_interval: steps between
+    samples of the layers' health (docs/health.md), null for none. evaluate: what is evaluated in BF16 after
+    every evaluate_every-th checkpoint and at the end, "text" or tasks, whose datasets are read from the
+    folder evaluate_datasets, if given (docs/evaluation.md).
     """
 
     steps: int | None = None
@@ -120,6 +123,8 @@ class TrainConfig:
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     log_interval: int = 10
     health_interval: int | None = 500
+    recompute_check_interval: int | None = None
+    recompute_mismatch: Literal["stop", "report"] = "stop"
     evaluate: tuple[str, ...] = ()
     evaluate_every: int = 1
     evaluate_datasets: str | None = None
@@ -131,7 +136,7 @@ class TrainConfig:
             )
         optional = (
             *("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every"),
-            "health_interval",
+            *("health_interval", "recompute_check_interval"),
         )
         counts = ("keep_checkpoints", "rollback_steps", "max_rollbacks", "evaluate_every")
         sizes = ("micro_batch_size", "gradient_accumulation", "seq_len", "validation_samples", "log_interval")

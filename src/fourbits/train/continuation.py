@@ -26,6 +26,8 @@ FREE_SETTINGS = (
     "parallel.accumulate",
     "train.log_interval",
     "train.health_interval",
+    "train.recompute_check_interval",
+    "train.recompute_mismatch",
     "train.checkpoint_interval",
     "train.keep_checkpoints",
     "train.save_every_minutes",
