@@ -13,8 +13,9 @@ from fourbits.train.load_run import load_trained
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.run import run
 from fourbits.train.schedule import learning_rate
+from fourbits.train.step_result import PendingStep
 from fourbits.train.stop import StopRequest
-from fourbits.train.trainer import PendingStep, Trainer
+from fourbits.train.trainer import Trainer
 
 EXPLODES = 5  # the step whose update makes the weights useless; the step after it is the first not finite
 

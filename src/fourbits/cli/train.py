@@ -32,6 +32,7 @@ from fourbits.data.whole_file import write_json
 from fourbits.evaluation.at_checkpoints import checkpoint_evaluation
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import RunConfig, load_config
+from fourbits.train.corruption import CorruptionError
 from fourbits.train.imported import is_imported
 from fourbits.train.listener import ProgressPrinter, RunStart
 from fourbits.train.non_finite import NonFiniteError
@@ -94,7 +95,7 @@ def _run(config: RunConfig, out: Path, args: Namespace, ranks: Ranks) -> int:
             ranks=ranks,
             on_checkpoint=checkpoint_evaluation(config.train, ranks),
         )
-    except (NonFiniteError, RollbackError):
+    except (NonFiniteError, RollbackError, CorruptionError):
         if ranks.is_first:
             _write_report(out)
         raise

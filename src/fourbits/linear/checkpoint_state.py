@@ -4,7 +4,8 @@ It is not part of a model's state_dict, whose keys stay those of nn.Linear. docs
 Random bits have no state: `set_step` with the step of the checkpoint restores them (sr_counter.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +54,20 @@ def saturated_and_all(model: nn.Module) -> Tensor | None:
     return torch.stack(counts).sum(0)
 
 
+@contextmanager
+def kept_recipe_state(model: nn.Module) -> Generator[None]:
+    """Forget what forward and backward passes inside observe; no `set_step` belongs inside."""
+    before = [(each, each.amaxes.clone(), each.counters.clone()) for each in recipe_states_of(model)]
+    try:
+        yield
+    finally:
+        for each, amaxes, counters in before:
+            each.amaxes, each.counters = amaxes, counters
+
+
 @torch.inference_mode(mode=False)
 def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load a saved state into a converted model. Raises ValueError for that of another recipe or model."""
+    """Load a saved state into a converted model. Raises ValueError if it is of another recipe or model."""
     own = _collected(model, lambda tracked: (tracked.amaxes, tracked.counters))
     expected, given = ({key: x.shape for key, x in tree.items()} for tree in (own, state))
     if given != expected:

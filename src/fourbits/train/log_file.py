@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from fourbits.data.whole_file import full_disk_remedy
+from fourbits.train.corruption import CorruptionError
 from fourbits.train.listener import ProgressPrinter, Record, RunStart
 from fourbits.train.metrics import FolderChangedError
 from fourbits.train.non_finite import NonFiniteError
@@ -25,7 +26,10 @@ from fourbits.train.rollback import RollbackError
 from fourbits.version import VERSION
 
 # Errors whose text says what happened and what to do; others are logged with their traceback.
-_EXPLAINED = (ValueError, OSError, KeyboardInterrupt, NonFiniteError, FolderChangedError, RollbackError)
+_EXPLAINED = (
+    *(ValueError, OSError, KeyboardInterrupt, FolderChangedError),
+    *(NonFiniteError, RollbackError, CorruptionError),
+)
 
 
 class LogFile(ProgressPrinter):

@@ -1,7 +1,8 @@
 """metrics.jsonl: a flushed line per step and per validation, equal for resumed and uninterrupted runs.
 
 A line of kind "rollback" says that the run returned from "step" to the state after step "to": the lines of
-later steps before it no longer count, and the same steps follow again.
+later steps before it no longer count, and the same steps follow again. A line of kind "recompute_check"
+belongs to the check for silent corruption before the step after "step".
 """
 
 import hashlib
@@ -16,8 +17,8 @@ from fourbits.data.whole_file import close, flush, sync, write, write_whole
 
 # Keys that depend on the machine's speed; all others are equal in an uninterrupted and in a resumed run.
 MEASURED = ("tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_bytes")
-ROLLBACK = "rollback"
-_KINDS = ("train", "validation", ROLLBACK)
+ROLLBACK, RECOMPUTE_CHECK = "rollback", "recompute_check"
+_KINDS = ("train", "validation", ROLLBACK, RECOMPUTE_CHECK)
 
 
 class FolderChangedError(RuntimeError):
@@ -46,7 +47,7 @@ class MetricsFile:
                     f"{reached}. Restore the file, or start again in another --out."
                 )
             keep, reached = end, record["to"] if record["kind"] == ROLLBACK else record["step"]
-            if record["kind"] != "validation":
+            if record["kind"] in ("train", ROLLBACK):
                 not_finite = record.get("skipped") and "spike_threshold" not in record
                 self.skipped_in_a_row = self.skipped_in_a_row + 1 if not_finite else 0
         if reached != last_step:

@@ -43,6 +43,14 @@ def same_until(old: RunConfig, new: RunConfig, done: int) -> int:
     return done
 
 
+def phase_at(recipe: Recipe, step: int) -> tuple[str, str | None]:
+    """The phases in a step, 1 for the first, and a message if they differ from those of the step before."""
+    name = phase_name(recipe, step - 1)
+    if step == 1 or name == phase_name(recipe, step - 2):
+        return name, None
+    return name, f"step {step}: precision: {name or f'recipe {recipe.name} alone'}"
+
+
 def described(recipe: Recipe) -> list[dict[str, Any]]:
     """The phases in plain values, for a manifest. first_step, last_step: counted from 1, as in metrics."""
     return [_described(phase) for phase in recipe.schedule]

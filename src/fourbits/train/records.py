@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from fourbits.device import Device, peak_flops
 from fourbits.evaluate import Loss
-from fourbits.train.trainer import StepResult
+from fourbits.model.counts import training_flops
+from fourbits.train.config import RunConfig
+from fourbits.train.step_result import StepResult
 
 
 def step_record(
@@ -12,6 +17,7 @@ def step_record(
 ) -> dict[str, Any]:
     """seconds: that the step took; peak: tokens per second at the device's peak, None where it is unknown."""
     rate = tokens_per_step / seconds
+    spike = {} if result.spike_threshold is None else {"spike_threshold": result.spike_threshold}
     return {
         "kind": "train",
         "step": result.step,
@@ -26,7 +32,15 @@ def step_record(
         "data_seconds": result.data_seconds,
         "mfu": rate / peak if peak else None,
         "memory_bytes": memory_bytes,
+        **spike,
     }
+
+
+def peak_rate(device: Device, config: RunConfig, ranks: int) -> float | None:
+    """Tokens per second at the peak of all ranks' devices, None where it is unknown."""
+    peak = peak_flops(device, torch.bfloat16)
+    flops = sum(training_flops(config.model, config.train.seq_len).values())
+    return ranks * peak / flops if peak else None
 
 
 def validation_record(step: int, tokens_per_step: int, losses: Mapping[str, Loss]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fourbits.train.profile import StepProfile, require_kernels
 from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.follower import FollowerFolder
 from fourbits.train.ranks.join import joined
+from fourbits.train.recompute_check import require_repeatable
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.session import Session
 from fourbits.train.sinks import Listeners, SinkListener
@@ -48,9 +49,10 @@ def run(
     called. on_checkpoint: called on all ranks with each checkpoint that train.evaluate asks for, see
     `fourbits.evaluation.at_checkpoints`. A finished run is not changed. Returns if it "finished" or was
     "interrupted". Raises NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings,
-    data or a checkpoint that do not fit, OSError for a full disk, and FolderChangedError if the folder was
-    moved or removed; summary.json then records the reason.
-    Under torchrun, RankFailedError of any of these.
+    data or a checkpoint that do not fit, OSError for a full disk, CorruptionError if a check for silent
+    corruption failed, and FolderChangedError if the folder was moved or removed; summary.json then records
+    the reason.
+    Under torchrun, RankFailedError caused by any of these.
     """
     if config.train.evaluate and on_checkpoint is None:
         raise ValueError(
@@ -69,6 +71,7 @@ def run(
         check_schedule(config)
         if on_profile is not None:
             require_kernels(device)  # before any text is prepared
+        require_repeatable(config.train, device)
         is_new = not folder.path.exists()
         exact = deterministic(config.train.deterministic, device.torch_device)
         with folder.locked(), log.session(), num_threads(config.train.threads), exact:

@@ -14,8 +14,7 @@ import torch
 from fourbits.compile_notice import compilation_disabled
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.whole_file import file_sha256
-from fourbits.device import Device, peak_flops, probe
-from fourbits.model.counts import training_flops
+from fourbits.device import Device, probe
 from fourbits.train.background import BackgroundSaver
 from fourbits.train.checkpoint import Checkpoint, open_checkpoint
 from fourbits.train.config import RunConfig
@@ -28,18 +27,20 @@ from fourbits.train.manifest import describe_run
 from fourbits.train.memory import PeakMemory
 from fourbits.train.metrics import ROLLBACK, MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
-from fourbits.train.precision import phase_name
+from fourbits.train.precision import phase_at
 from fourbits.train.profile import StepProfile, profiled
 from fourbits.train.ranks.alone import RankRequests, Ranks
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
-from fourbits.train.records import step_record, validation_record
+from fourbits.train.recompute_check import RecomputeCheck
+from fourbits.train.records import peak_rate, step_record, validation_record
 from fourbits.train.rollback import RollbackCause, RollbackPolicy
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.starting import start
+from fourbits.train.step_result import PendingStep
 from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
 from fourbits.train.summary import Summary, summarize
 from fourbits.train.timing import Timestamp
-from fourbits.train.trainer import PendingStep, Trainer
+from fourbits.train.trainer import Trainer
 
 #: warmup steps, in which everything compiles, and steps that are timed
 PROFILE_WARM_UP, PROFILE_STEPS = 2, 2
@@ -50,7 +51,7 @@ Metrics = MetricsFile | FollowerMetrics
 class Session:
     """A run in this process, from its first or resumed step to its end.
 
-    Of several ranks, each has one. They take the same decisions, and rank 0 writes the files.
+    Of several ranks, each has one. They make the same decisions, and rank 0 writes the files.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class Session:
         self.trainer = Trainer(config, data, torch_device, ranks)
         self.ranks = ranks = self.trainer.ranks
         self._sizes = data.sizes()
+        self.recompute_check = RecomputeCheck(self.trainer, self.device, folder.checkpoints, listener.note)
         notes = (self.trainer.stream.rounding(), self.trainer.stream.repetition(), *ranks.notes())
+        notes += (*self.recompute_check.notes(),)
         for note in filter(None, notes):
             listener.note(note)
         needed = self.trainer.checkpoint_bytes()
@@ -93,9 +96,7 @@ class Session:
         start_step = manifest["ancestry"][-1]["step"] if manifest.get("ancestry") else 0
         self.rollback = RollbackPolicy.of(config.train, start_step)
         self._keep_checkpoints(checkpoint, fork)
-        peak = peak_flops(self.device, torch.bfloat16)
-        flops = sum(training_flops(config.model, config.train.seq_len).values())
-        self.peak_tokens_per_second = ranks.world * peak / flops if peak else None
+        self.peak_tokens_per_second = peak_rate(self.device, config, ranks.world)
         self.waiting: PendingStep | None = None
         self.health: HealthLog | None = None
         if ranks.is_first:
@@ -200,6 +201,10 @@ class Session:
                 return True
         if not self.ranks.alone:
             trainer.requests = self._requests(request)
+        if self.recompute_check.due():
+            self._log_waiting(metrics)
+            self.recompute_check.run(lambda record: self._append(metrics, record))
+            self._last = Timestamp(trainer.device)
         self._record(trainer.run_step(), metrics)
         if self.ranks.alone:
             self._agreed = self._requests(request)
@@ -302,7 +307,7 @@ class Session:
     def _record(self, pending: PendingStep, metrics: Metrics) -> None:
         """Log the step before this one, and this one too if its numbers have already arrived.
 
-        Several ranks on GPUs never look whether they have: what they decide then must be the same on all.
+        Several ranks on GPUs never check that: when a number arrives differs by rank, and decisions must not.
         """
         self._log_waiting(metrics)
         self.waiting = pending
@@ -319,11 +324,11 @@ class Session:
         tokens, peak = self.config.train.tokens_per_step, self.peak_tokens_per_second
         record = step_record(result, tokens, seconds, peak, self.memory.read())
         if self.trainer.recipe.schedule:
-            record["phase"] = self._phase(result.step)
+            record["phase"], change = phase_at(self.trainer.recipe, result.step)
+            if change:
+                self.listener.note(change)
         if pending.health is not None and self.health is not None:
             record |= self.health.take(pending.health, result.step)
-        if result.spike_threshold is not None:
-            record["spike_threshold"] = result.spike_threshold
         if self.trainer.rollbacks.data_offset:
             record["data_offset"] = self.trainer.rollbacks.data_offset
         self._append(metrics, record)
@@ -332,14 +337,6 @@ class Session:
             raise cause
         if not result.skipped:
             self.keeper.proved(result.step)
-
-    def _phase(self, step: int) -> str:
-        """The phases of the precision schedule in a step, 1 for the first; a change is logged."""
-        name = phase_name(self.trainer.recipe, step - 1)
-        if step > 1 and name != phase_name(self.trainer.recipe, step - 2):
-            now = name or f"recipe {self.trainer.recipe.name} alone"
-            self.listener.note(f"step {step}: precision: {now}")
-        return name
 
     def _append(self, metrics: Metrics, record: dict[str, Any]) -> None:
         metrics.append(record)

@@ -5,7 +5,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fourbits.train.metrics import History, read_history
+from fourbits.train.metrics import RECOMPUTE_CHECK, History, read_history
 
 Summary = dict[str, Any]
 
@@ -21,6 +21,7 @@ def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | N
     steps = [record for record in records if record["kind"] == "train"]
     validations = [record for record in records if record["kind"] == "validation"]
     losses = [record["loss"] for record in steps if record["loss"] is not None]
+    checks = [record for record in (*history.discarded, *records) if record["kind"] == RECOMPUTE_CHECK]
     tail = losses[-max(1, len(losses) // 20) :]
     return {
         "ended": ended,
@@ -38,6 +39,8 @@ def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | N
         "spikes": sum("spike_threshold" in record for record in steps),
         "rollbacks": len(history.rollbacks),
         "rolled_back_steps": len(trained) - len(steps),
+        "recompute_checks": len(checks),
+        "recompute_mismatches": sum(not record["equal"] for record in checks),
         "phases": _phases(steps),
         "last_good_checkpoint": last_good and last_good.name,
         "tokens_per_second": statistics.median(r["tokens_per_second"] for r in steps) if steps else None,

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,9 +12,14 @@ from torch import Tensor
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.device import Backend, probe
 from fourbits.evaluate import HeldOut, Loss, evaluate, split_sample, total_loss
-from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state, saturated_and_all
+from fourbits.linear.checkpoint_state import (
+    kept_recipe_state,
+    load_recipe_state,
+    recipe_state,
+    saturated_and_all,
+)
 from fourbits.linear.convert import convert
-from fourbits.linear.monitor.health import Sampling, sampling
+from fourbits.linear.monitor.health import sampling
 from fourbits.linear.step import enter_phase, set_step, stage_of
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
@@ -24,6 +28,7 @@ from fourbits.train.backend import resolve_backend
 from fourbits.train.checkpoint import Checkpoint
 from fourbits.train.config import RunConfig
 from fourbits.train.cuda_graph import CapturedGradients
+from fourbits.train.digests import GradientDigests
 from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer, master_of
@@ -33,34 +38,12 @@ from fourbits.train.rollback import RollbackCause, Rollbacks
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
 from fourbits.train.spikes import SpikeDetector, SpikeState
-from fourbits.train.timing import Timestamp
+from fourbits.train.step_result import PendingStep, StepResult
 
 # A run that skips this many steps in a row is not going to recover.
 MAX_SKIPPED_IN_A_ROW = 10
 # Largest share of the memory that graphs may hold during a step kernel by kernel, which needs as much again.
 _ROOM = 0.45
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """One finished step. step: 1 for the first. skipped: whether the update was skipped as not finite.
-
-    data_seconds: host time spent reading the step's samples.
-    """
-
-    step: int
-    loss: float
-    lr: float
-    grad_norm: float
-    skipped: bool
-    data_seconds: float
-    #: share of the blocks quantized in this step whose scale saturated; None if they are not counted
-    saturated: float | None
-    #: the threshold that the loss exceeds, if it is a spike
-    spike_threshold: float | None
-    #: what any of several ranks was asked when the step began; nothing, of a process that trains alone
-    requests: RankRequests
-    finished: Timestamp
 
 
 def compile_model(model: LanguageModel, how: Literal["none", "regions", "model"]) -> None:
@@ -75,49 +58,6 @@ def compile_model(model: LanguageModel, how: Literal["none", "regions", "model"]
 def recompute(model: LanguageModel, which: Literal["none", "selective", "full"]) -> None:
     """Recompute the blocks that TrainConfig.activation_checkpointing selects."""
     model.recompute_blocks, model.recompute_every = which != "none", 2 if which == "selective" else 1
-
-
-class PendingStep:
-    """A step whose numbers may not have arrived from the device yet."""
-
-    def __init__(
-        self, step: int, lr: float, data_seconds: float, numbers: Tensor, health: Sampling | None = None
-    ) -> None:
-        """Begin to copy a step's numbers to the host.
-
-        numbers: requests, loss, spike threshold (NaN: no spike), share of saturated blocks, whether skipped,
-        gradient norm, norm per parameter. health: a sample that was taken in the step.
-        """
-        self.health = health
-        self.step, self.lr, self.data_seconds = step, lr, data_seconds
-        self._numbers = numbers
-        if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, pin_memory=True, dtype=torch.float32, device="cpu")
-            self._numbers.copy_(numbers, non_blocking=True)
-        self._finished = Timestamp(numbers.device)
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether `wait` would block."""
-        return not self._finished.reached
-
-    def wait(self) -> tuple[StepResult, list[float]]:
-        """Block until the numbers have arrived; return them and the gradient norm of each parameter."""
-        self._finished.wait()
-        signal, time_up, save, loss, spike, share, skipped, grad_norm, *norms = self._numbers.tolist()
-        result = StepResult(
-            self.step,
-            loss,
-            self.lr,
-            grad_norm,
-            skipped != 0,
-            self.data_seconds,
-            None if math.isnan(share) else share,
-            None if math.isnan(spike) else spike,
-            RankRequests(int(signal), bool(time_up), bool(save)),
-            self._finished,
-        )
-        return result, norms
 
 
 class Trainer:
@@ -209,11 +149,29 @@ class Trainer:
         interval = self.config.train.health_interval
         if interval is None or (self.step + 1) % interval or self.config.train.compile == "model":
             return False
+        self._make_room()
+        return True
+
+    def _make_room(self) -> None:
+        """Free the memory of graphs where kernel by kernel a step would not fit beside them."""
         if self._captured is not None:
             memory = torch.cuda.get_device_properties(self.device).total_memory
             if torch.cuda.max_memory_allocated(self.device) > _ROOM * memory:
                 self._prepare_capture()
-        return True
+
+    def digests(self) -> Tensor:
+        """Compute the next step's first micro-batch, on every rank, and leave everything as it was.
+
+        Returns the digests of its loss and of each gradient, int64 [1 + parameters], in the order of masters.
+        """
+        self._make_room()
+        samples = self._begin(self.step, 0)
+        whole = self.ranks.whole(self.model)
+        parameters = {name: whole[name] for name in self.masters}
+        with kept_recipe_state(self.model), GradientDigests(parameters) as found:
+            self.ranks.before_backward(self.model, True)
+            loss = self._gradients(samples)
+        return found.with_loss(loss)
 
     def check(self, pending: PendingStep) -> StepResult:
         """Wait for a step's numbers. Raises NonFiniteError, naming step and layer, if the run must stop."""

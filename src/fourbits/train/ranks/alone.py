@@ -98,6 +98,10 @@ class Ranks:
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """A micro-batch begins. last: of this rank's in the step, after which gradients are complete."""
 
+    def whole(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+        """The parameters that a backward pass computes gradients for, by name. All ranks must call it."""
+        return dict(model.named_parameters())
+
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
         """Give the masters their complete gradients."""
 

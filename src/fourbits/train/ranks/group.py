@@ -31,7 +31,14 @@ from fourbits.train.ranks.gathered_shard import plain
 from fourbits.train.ranks.launcher import Place
 from fourbits.train.ranks.layouts import Layouts, Meshes
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
-from fourbits.train.ranks.shards import begin_micro_batch, collect_gradients, fill, free_gathered, shard
+from fourbits.train.ranks.shards import (
+    begin_micro_batch,
+    collect_gradients,
+    fill,
+    free_gathered,
+    gathered_parameters,
+    shard,
+)
 from fourbits.train.ranks.tensor_parallel import TensorRanks, cut_layers
 from fourbits.train.ranks.watch import Watch
 from fourbits.train.ranks.whole_tap import sample_whole
@@ -162,6 +169,10 @@ class RankGroup(Ranks):
         """Sum gradients over ranks after the last micro-batch only, or after each."""
         sums = last or self.config.accumulate == "sharded"
         begin_micro_batch(model, sums, last, self.config.reshard)
+
+    def whole(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+        """The gathered parameters: gradients reach them before they are summed over ranks."""
+        return gathered_parameters(model)
 
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
         """Hand the shards of the gradients from FSDP2's parameters to the masters.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fourbits.device import probe
+from fourbits.train.corruption import CorruptionError
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.parallel import ParallelConfig
 from fourbits.train.ranks.alone import Ranks
@@ -27,7 +28,7 @@ _RANK_0_FIRST, _PAUSE = 30.0, 0.05
 
 
 #: errors that every rank finds alike
-_ALIKE = (ValueError, NonFiniteError, RollbackError)
+_ALIKE = (ValueError, NonFiniteError, RollbackError, CorruptionError)
 
 
 @contextmanager

@@ -79,5 +79,20 @@ def collect_gradients(parameters: Mapping[str, DTensor], masters: Mapping[str, n
         masters[name].grad = None if grad is None else grad.to_local()
 
 
+def gathered_parameters(model: LanguageModel) -> dict[str, nn.Parameter]:
+    """The parameters that forward passes read, by name; FSDP2 keeps them, but not their memory.
+
+    All ranks must call it: what is together in a gather is gathered once, and freed again.
+    """
+    found: dict[str, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+            here = dict(model.get_submodule(name).named_parameters(name))
+            found |= {own: parameter for own, parameter in here.items() if not isinstance(parameter, DTensor)}
+            module.reshard()
+    return found
+
+
 def _sharded(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
