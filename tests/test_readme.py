@@ -88,18 +88,3 @@ def test_the_recipe_of_the_readme_keeps_one_w_in_both_directions(tmp_path):
     recipe = get_recipe(path)
     assert recipe.digest != get_recipe("nvfp4").digest
     assert weight_warning(recipe.table) is None
-
-
-def test_the_six_files_of_the_core_have_at_most_1400_lines():
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    core = re.findall(r"^\| \d \| `([\w/]+\.py)`", page, re.MULTILINE)
-    assert len(core) == 6
-    assert sum(len((ROOT / "src/fourbits" / name).read_text().splitlines()) for name in core) <= 1400
-
-
-@pytest.mark.parametrize("page", ["architecture.md", "decisions.md"])
-def test_a_source_file_that_a_page_names_exists(page):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    named = re.findall(r"`((?:[a-z_]+/)+[\w]+\.(?:py|cpp|hpp|yaml))`", text)
-    roots = (ROOT, ROOT / "src", ROOT / "src/fourbits")
-    assert [name for name in named if not any((root / name).exists() for root in roots)] == []

@@ -46,7 +46,8 @@ def test_a_comparison_prints_its_table_and_the_location_of_the_report(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["bf16", "nvfp4"]
     assert "1 seed (0)" in lines[3]
-    assert lines[4] == f"report: {(tmp_path / 'out' / 'report.html').as_uri()}"
+    assert lines[4] == "Tokens and time to the loss that bf16 had after 90 and 100 % of its tokens"
+    assert lines[-1] == f"report: {(tmp_path / 'out' / 'report.html').as_uri()}"
 
 
 def test_with_json_stdout_is_table_json_and_nothing_else(
@@ -69,6 +70,13 @@ def test_with_json_stdout_is_table_json_and_nothing_else(
         (["--train.seed", "3"], "--seeds"),
         (["--train.stepz", "3"], "steps"),
         (["--seeds", "x"], "--seeds"),
+        (["--ablate", "rhtt"], "Techniques: rht, sr, 2d, 4over6, bf16-blocks."),
+        (["--ablate", "4over6"], "nvfp4 does not use 4over6. It uses rht, sr, 2d, bf16-blocks."),
+        (["--ablate", "rht", "rht"], "--ablate: the technique rht is repeated."),
+        (["--ablate", "rht", "--recipes", "nvfp4", "mxfp4"], "one besides bf16, got nvfp4, mxfp4."),
+        (["--ablate", "rht", "--recipes", "bf16"], "one besides bf16, got none."),
+        (["--stop-early"], "two seeds or more, got 2 and 1."),
+        (["--stop-early", "--recipes", "nvfp4", "--seeds", "0", "1"], "two recipes and two seeds"),
         (["--jobs", "0"], "--jobs must be at least 1"),
     ],
 )
@@ -96,6 +104,10 @@ def test_the_command_that_resumes_a_comparison_has_all_of_its_options(tmp_path: 
     args = parse("compare", load("compare"), ["tiny", "--techniques"])
     assert command_line(words(args, tmp_path)) == (
         f"fourbits compare tiny --recipes bf16 nvfp4 --seeds 0 --techniques --out {tmp_path}"
+    )
+    args = parse("compare", load("compare"), ["tiny", "--ablate", "rht", "sr", "--stop-early"])
+    assert command_line(words(args, tmp_path)) == (
+        f"fourbits compare tiny --recipes bf16 nvfp4 --seeds 0 --ablate rht sr --stop-early --out {tmp_path}"
     )
 
 
@@ -157,7 +169,16 @@ def test_the_demo_measures_techniques_and_trains_few_recipes_unless_full(
 ):
     seen: dict[str, Any] = {}
 
-    def compare(matrix: RunMatrix, progress: object, commands: Commands, jobs: object, *, techniques: bool):
+    def compare(
+        matrix: RunMatrix,
+        progress: object,
+        commands: Commands,
+        jobs: object,
+        *,
+        techniques: bool,
+        stop_early: bool,
+    ):
+        assert not stop_early
         seen.update(matrix=matrix, commands=commands, techniques=techniques)
         raise ValueError("stop here")
 

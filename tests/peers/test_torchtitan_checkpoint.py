@@ -10,7 +10,7 @@ from peers.test_torchtitan import one_process, trainer
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore:fourbits")]
 titan = pytest.importorskip("support.titan")
-one_process = one_process  # noqa: PLW0127 - a fixture of this module, too
+assert one_process  # a fixture of this module, too
 
 #: its debug model, of two blocks
 CONFIG = ModelConfig(
@@ -29,7 +29,7 @@ CONFIG = ModelConfig(
 
 
 def test_logits_are_those_of_the_model_that_was_saved(tmp_path):
-    """In FP32, within 2^-14 of the largest, as sums have other orders; the optimizer is in the folder, too."""
+    """In FP32, within 2^-14 of the largest: sums have other orders. The optimizer is in the folder, too."""
     trainer(tmp_path, "bf16").train()
     folder = tmp_path / "checkpoint" / f"step-{titan.STEPS}"
     model = titan.config(str(tmp_path)).model_spec.model.build()

@@ -75,7 +75,12 @@ def fabricated_records(recipe: str, seed: int, steps: int) -> list[dict]:
         )
         if step % EVALUATE_EVERY == 0:
             noisy = clean + 0.003 * own.standard_normal()
-            records.append({"kind": "validation", "step": step, "val_loss": noisy, "val_tokens": 65536})
+            sources = {"val_code": noisy - 0.3, "val_prose": noisy + 0.3 + gap}
+            records.append(
+                {"kind": "validation", "step": step, "val_loss": noisy, "val_tokens": 65536}
+                | sources
+                | {f"{name}_bits_per_byte": 1.0 for name in sources}
+            )
     return records
 
 

@@ -172,4 +172,4 @@ def test_a_disk_error_is_said_once(tmp_path):
     log._append("{}")
     log._append("{}")
     assert len(notes) == 1
-    assert "The run goes on without it" in notes[0]
+    assert "The run continues without it" in notes[0]

@@ -1,7 +1,6 @@
 """The check for silent corruption: digests, who is at fault, and what it changes in a run (nothing)."""
 
 import json
-import signal
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,6 @@ from fourbits.train import digests
 from fourbits.train.checkpoint import checkpoints
 from fourbits.train.corruption import CorruptionError, Mismatch, judged
 from fourbits.train.digests import digest
-from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.opening import with_vocabulary
 from fourbits.train.recompute_check import require_repeatable
@@ -25,6 +23,7 @@ from fourbits.train.run_folder import read_json
 from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer
 from support.corruption import fault_in_backward, fault_in_forward, with_faults
+from support.stopper import Stopper
 from support.torchrun import written
 
 INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
@@ -199,22 +198,11 @@ def test_a_flipped_bit_is_reported_on_request_and_the_step_is_made(
     assert f"step 4: {text}" in (tmp_path / "with" / "log.txt").read_text()
 
 
-class Stops(RunListener):
-    """Asks a run to stop after a step."""
-
-    def __init__(self, stop, after):
-        self.stop, self.after = stop, after
-
-    def step(self, record):
-        if record["step"] == self.after:
-            self.stop.signal = signal.SIGINT
-
-
 @pytest.mark.parametrize("after", [3, 4])
 def test_a_run_cut_around_a_check_has_the_records_of_a_whole_one(config, data_cache, tmp_path, after):
     run(checked(config), tmp_path / "whole", stop=StopRequest(), data_cache=data_cache)
-    stop = StopRequest()
-    run(checked(config), tmp_path / "cut", listener=Stops(stop, after), stop=stop, data_cache=data_cache)
+    stopper = Stopper(after)
+    run(checked(config), tmp_path / "cut", listener=stopper, stop=stopper.stop, data_cache=data_cache)
     run(checked(config), tmp_path / "cut", stop=StopRequest(), data_cache=data_cache)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
     assert checks(tmp_path / "cut") == checks(tmp_path / "whole")

@@ -18,6 +18,7 @@ from fourbits.train.run import run
 from fourbits.train.sinks import register_sink
 from fourbits.train.stop import StopRequest
 from support.documented import names_of
+from support.stopper import Stopper
 
 
 class Memory:
@@ -45,17 +46,6 @@ class Notes(RunListener):
 
     def note(self, text):
         self.said.append(text)
-
-
-class Asks(RunListener):
-    """Asks the run to stop after a step."""
-
-    def __init__(self, stop, after):
-        self.stop, self.after = stop, after
-
-    def step(self, record):
-        if record["step"] == self.after:
-            self.stop.signal = signal.SIGINT
 
 
 @pytest.fixture
@@ -225,8 +215,8 @@ def test_a_run_started_from_another_tells_its_sinks_which(register, train, confi
 
 def test_the_sink_of_the_documentation_has_each_step_once(train, tmp_path):
     assert names_of("A metric sink")
-    stop = StopRequest()
-    train("csv", listener=Asks(stop, 7), stop=stop)
+    stopper = Stopper(7)
+    train("csv", listener=stopper, stop=stopper.stop)
     with (tmp_path / "run" / "losses.csv").open("a") as file:
         file.write("8,1.0\n9,1.0\n")  # of a process that was killed after step 9, its checkpoint is older
     train("csv")

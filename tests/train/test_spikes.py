@@ -14,7 +14,6 @@ import torch
 from fourbits.settings import dump_yaml, to_dict
 from fourbits.train import spikes
 from fourbits.train.checkpoint import checkpoints
-from fourbits.train.listener import RunListener
 from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.opening import with_vocabulary
@@ -22,6 +21,7 @@ from fourbits.train.run import run
 from fourbits.train.spikes import FEWEST, PATIENCE, WINDOW, SpikeDetector
 from fourbits.train.stop import StopRequest
 from fourbits.train.trainer import Trainer
+from support.stopper import Stopper
 
 CPU = torch.device("cpu")
 SPIKE = 9  # the step whose loss is a hundred times as large, by fabrication
@@ -108,23 +108,12 @@ def spike(monkeypatch):
     monkeypatch.setattr(Trainer, "_accumulate_gradients", raised)
 
 
-class Stops(RunListener):
-    """Asks a run to stop after a step."""
-
-    def __init__(self, stop, after):
-        self.stop, self.after = stop, after
-
-    def step(self, record):
-        if record["step"] == self.after:
-            self.stop.signal = signal.SIGINT
-
-
 def trained(config, out, data_cache, policy, *stops):
     """Train to the end, stopping after each of some steps; returns the last summary."""
     changed = replace(config, train=replace(config.train, spike=policy, checkpoint_interval=1, keep_every=1))
     for after in stops:
-        stop = StopRequest()
-        run(changed, out, listener=Stops(stop, after), stop=stop, data_cache=data_cache)
+        stopper = Stopper(after)
+        run(changed, out, listener=stopper, stop=stopper.stop, data_cache=data_cache)
     return run(changed, out, stop=StopRequest(), data_cache=data_cache)
 
 

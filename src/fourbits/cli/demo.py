@@ -36,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Compare the recipes, and measure the techniques."""
     chosen = Namespace(
-        **vars(args) | {"config": PRESET, "techniques": True},
+        **vars(args) | {"config": PRESET, "techniques": True, "ablate": [], "stop_early": False},
         recipes=FULL_RECIPES if args.full else RECIPES,
         seeds=FULL_SEEDS if args.full else (0,),
     )

@@ -7,11 +7,14 @@ from typing import Any
 from fourbits.compare.report.comparison import Comparison, read_comparison
 from fourbits.compare.report.comparison_report import write_report
 from fourbits.compare.report.context import Context, describe_corpus, generate_sample
+from fourbits.compare.report.side_table import SideTable
+from fourbits.compare.report.side_tables import SideRows
 from fourbits.compare.report.table import Row, final_table, table_record
 from fourbits.compare.report.technique_section import FIGURE, write_figure
 from fourbits.compare.run.execute import execute_runs
 from fourbits.compare.run.jobs import Jobs
 from fourbits.compare.run.progress import MatrixProgress
+from fourbits.compare.run.race import SeedRounds
 from fourbits.compare.run.run_matrix import BASELINE, RunMatrix
 from fourbits.compare.techniques.findings import Techniques
 from fourbits.compare.techniques.measure import TECHNIQUES_JSON, measure_once
@@ -32,21 +35,31 @@ class Commands:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a comparison. record: the content of table.json; report: the path of report.html."""
+    """The outcome of a comparison. tables: small ones to print below the rows; record: the content of
+    table.json; report: the path of report.html.
+    """
 
     comparison: Comparison
     rows: list[Row]
+    tables: list[SideTable]
     record: dict[str, Any]
     report: Path
 
 
 def compare(
-    matrix: RunMatrix, progress: MatrixProgress, commands: Commands, jobs: Jobs, *, techniques: bool = False
+    matrix: RunMatrix,
+    progress: MatrixProgress,
+    commands: Commands,
+    jobs: Jobs,
+    *,
+    techniques: bool = False,
+    stop_early: bool = False,
 ) -> Result:
     """Execute the runs of a matrix that are not finished, and write table.json and report.html.
 
     techniques: also measure what each technique fixes, on the BF16 model of the first seed, and write
-    techniques.json and techniques.svg. Raises what `execute_runs` raises, and ValueError for runs that are
+    techniques.json and techniques.svg. stop_early: seed by seed, without the recipes that are decided
+    (statistics/sequential.py). Raises what `execute_runs` raises, and ValueError for runs that are
     not comparable, or for techniques without a BF16 run.
     """
     if techniques and BASELINE not in matrix.recipes:
@@ -54,14 +67,17 @@ def compare(
             f"--techniques: needs a trained {BASELINE} model, got {', '.join(matrix.recipes)}. "
             f"Add {BASELINE} to --recipes."
         )
-    provenance = execute_runs(matrix, progress, commands.resume, jobs)
-    comparison = read_comparison(matrix, provenance)
+    rounds = SeedRounds(matrix, progress, jobs.parallel) if stop_early else None
+    provenance = execute_runs(matrix, progress, commands.resume, jobs, rounds)
+    ran, stops = (rounds.ran, rounds.race.stopped) if rounds else (None, None)
+    comparison = read_comparison(matrix, provenance, ran, stops)
     found = _measured(comparison, matrix.out, progress) if techniques else None
     rows = final_table(comparison)
-    record = table_record(comparison, rows)
+    side = SideRows.of(comparison, rows)
+    record = table_record(comparison, rows) | side.record()
     write_json(matrix.out / "table.json", record)
     page = write_report(comparison, _context(comparison, commands, found), matrix.out / "report.html")
-    return Result(comparison, rows, record, page)
+    return Result(comparison, rows, side.printed(comparison), record, page)
 
 
 def _measured(comparison: Comparison, out: Path, progress: MatrixProgress) -> Techniques | None:

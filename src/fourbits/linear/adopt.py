@@ -26,12 +26,12 @@ _adoptions = [0]
 
 
 def conversions() -> int:
-    """How many layers this process has converted or restored; a cache made at another count is stale."""
+    """How many layers this process has converted or restored; a cache filled at another count is stale."""
     return _adoptions[0]
 
 
 def count_change() -> None:
-    """Make caches stale, as a conversion does."""
+    """Invalidate caches, as a conversion does."""
     _adoptions[0] += 1
 
 
@@ -93,5 +93,5 @@ def _joined(base: type[nn.Module], original: type[nn.Module], views: tuple[str, 
 
 
 def _new(base: type[nn.Module], original: type[nn.Module], views: tuple[str, ...] = ()) -> nn.Module:
-    """An empty layer, for copy and pickle, which cannot import a class made at run time."""
+    """An empty layer, for copy and pickle, which cannot import a class created at run time."""
     return nn.Module.__new__(_joined(base, original, views))

@@ -40,7 +40,7 @@ def depends_on_past_steps(table: GemmTable) -> bool:
 class RecipeState:
     """Recipe state of the layers with these tables. A layer's index in the list is its slot.
 
-    shared: slots of layers whose weights are quantized with the largest amax of theirs.
+    shared: slots of layers whose weights are quantized with the largest of their amaxes.
     """
 
     @torch.inference_mode(mode=False)

@@ -1,4 +1,4 @@
-"""Amaxes over the shards of a tensor: a layer that is a shard by features quantizes with those of the whole.
+"""Amaxes over the shards of a tensor: a layer that is a shard by features quantizes with the whole tensor's.
 
 docs/nvfp4.md, section 6.
 """
@@ -32,7 +32,7 @@ _reductions: dict[str, _Registered] = {}
 def register_amax_reduction(
     name: str, reduce: AmaxReduction, out_runs: OutRuns = (), roles: Collection[str] | None = None
 ) -> None:
-    """Make a reduction of amaxes known under a name, for `shard_features`; graphs carry the name.
+    """Register a reduction of amaxes under a name, for `shard_features`; graphs carry the name.
 
     reduce: (bits int32 [n], roles) -> the elementwise maxima over all shards. bits are those of fp32
     magnitudes, whose order as integers is that of the magnitudes, with NaN largest. It is called once per
@@ -88,7 +88,7 @@ def with_reduced_amaxes(
     bits = amax_reduction(name)(own.abs().view(torch.int32), tuple(roles[p] for p in places))
     if bits.dtype != torch.int32 or bits.shape != own.shape:
         raise ValueError(
-            f"amax_reduction: {name!r} must return int32 {list(own.shape)}, as it was given, got "
+            f"amax_reduction: {name!r} must return int32 {list(own.shape)}, like its argument, got "
             f"{bits.dtype} {list(bits.shape)}. Reduce a copy of its argument."
         )
     whole, found = bits.view(torch.float32), list(inputs)

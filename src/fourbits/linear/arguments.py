@@ -1,4 +1,4 @@
-"""The arguments of `convert`, checked and in one form."""
+"""The arguments of `convert`, checked and normalized."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -64,7 +64,7 @@ def patterns_of(option: str, given: Any) -> tuple[str, ...] | None:
 
 
 def with_kept_blocks(recipe: Recipe, first: int | str | None, last: int | str | None) -> Recipe:
-    """The recipe with other numbers of blocks in BF16, where the caller gives them."""
+    """The recipe, with the caller's numbers of blocks in BF16 where given."""
     keep = recipe.keep_bf16
     keep = keep if first is None else replace(keep, first_blocks=first)
     keep = keep if last is None else replace(keep, last_blocks=last)
@@ -72,7 +72,7 @@ def with_kept_blocks(recipe: Recipe, first: int | str | None, last: int | str | 
 
 
 def require_choice(seed: Any, backend: Any, min_size: Any, filter_fn: Any) -> None:
-    """Raises ValueError for a seed, backend, smallest size or function that is none."""
+    """Raises ValueError for an invalid seed, backend, smallest size or function."""
     if filter_fn is not None and not callable(filter_fn):
         raise ValueError(
             f"convert: filter_fn must be a function (module, name) -> bool, got {filter_fn!r}. Pass names as "

@@ -57,7 +57,7 @@ def audit(model: nn.Module | Sequence[nn.Module], loss: Tensor | None = None) ->
 
     model: what `convert` was given. loss: of a step without torch.compile, before or after its backward; its
     graph shows every product, where the report otherwise knows those before a quantized layer. Raises
-    ValueError for what is no module.
+    ValueError unless model is a module.
 
     Call it after a training step, best between backward and the optimizer's step, while the gradients that
     show a bypassed layer are there. On a GPU it reads a few numbers from the device.
@@ -84,7 +84,7 @@ def watch_layers(
     converted = {id(module) for _, module in modules} | {id(layer) for _, layer in layers}
     for watched in _watched:
         watched.layers = [(name, ref) for name, ref in watched.layers if id(ref()) not in converted]
-    for _, module in layers:  # of another model that had these numbers
+    for _, module in layers:  # those of another model with the same layer numbers
         for key in _operator_keys(module):
             calls_seen.discard(key)
             gradients_seen.pop(key, None)
@@ -95,7 +95,7 @@ def watch_layers(
 
 
 def _not_counted(modules: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of two or more dimensions that no row of the summary is about."""
+    """The parameters of two or more dimensions that appear in no row of the summary."""
     return [(name, each) for name, each, _ in other_parameters(modules, multiplied_weights(modules))]
 
 
@@ -146,7 +146,7 @@ def _compared(layers: Sequence[tuple[str, Any]], others: Sequence[tuple[str, nn.
 
 
 def _phases(states: Sequence[LayerState]) -> tuple[str, ...]:
-    """The active phases of schedules, each with what it does to how many layers."""
+    """The active phases of schedules, each with its effect and the number of layers it affects."""
     found: list[str] = []
     for state in states:
         if state.phases is not None and state.numbering is not None:

@@ -1,5 +1,5 @@
 """Branches that a module never takes: its class asks for an attribute, such as `if self.fused:`, and the
-attribute is set when the module is made.
+attribute is set when the module is created.
 """
 
 import ast

@@ -86,7 +86,7 @@ def _read_by_kernels(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
 def _replaced(module: nn.Module) -> dict[str, str]:
     """The children that a module of diffusers keeps but does not call: name -> what it calls instead.
 
-    They are the parts once its projections are fused, and the fused ones once it has its old processor again.
+    After fusing its projections these are the parts; after its old processor is restored, the fused layers.
     """
     children = vars(module)["_modules"]
     if getattr(module, "fused_projections", False) is not True:

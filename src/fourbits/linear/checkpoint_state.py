@@ -67,7 +67,7 @@ def kept_recipe_state(model: nn.Module) -> Generator[None]:
 
 @torch.inference_mode(mode=False)
 def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load a saved state into a converted model. Raises ValueError for that of another recipe or model."""
+    """Load a saved state into a converted model. Raises ValueError if it is of another recipe or model."""
     own = _collected(model, lambda tracked: (tracked.amaxes, tracked.counters))
     expected, given = ({key: x.shape for key, x in tree.items()} for tree in (own, state))
     if given != expected:

@@ -224,7 +224,7 @@ def _requantized(
     """The operand of a role (with its contraction axis), quantized from the values of another operand.
 
     Those values are its own times its scale. Quantizers take the product as two factors, so that no copy in
-    FP32 is made, except where scales vary or something has to look at the values first.
+    FP32 is made, except where scales vary, or an observer, reduction or correction needs the values first.
     """
     values, scale = operand.values, operand.scale
     spec = table.operand(role[0][0])

@@ -16,7 +16,7 @@ _MARK = "_fourbits_converted"
 
 
 def mark_converted(model: nn.Module) -> None:
-    """Note that `convert` was called on a model."""
+    """Record that `convert` was called on a model."""
     vars(model)[_MARK] = True
 
 
@@ -52,7 +52,7 @@ def conversion_of(model: nn.Module, caller: str) -> Conversion:
 
 
 def layers_digest(model: nn.Module) -> str:
-    """Hash of the names, seeds and tables of a model's quantized layers, by which a resumed run knows them.
+    """Hash of the names, seeds and tables of a model's quantized layers, which a resumed run compares.
 
     It ignores what wrappers add to a name, and settings that do not affect results bitwise. It does not
     depend on which phase of a schedule is active.

@@ -146,7 +146,7 @@ def converted(
     found = find_stacks(parts) if selection.stacks is None else named_stacks(modules, selection.stacks)
     if quantizes(chosen):
         require_stacks(selection, found)
-    selection = selection.without_function(layers)  # which may raise, while nothing has changed yet
+    selection = selection.without_function(layers)  # may raise, so before anything changes
     for layer in layers:
         restore(layer.name, layer.module)
     decider = Decider(modules, found, chosen, selection)
@@ -158,7 +158,7 @@ def converted(
     for part in parts:
         new_recipe_states(part)
         mark_converted(part)
-        forget(getattr(part, "config", None))  # what a saved model says of another conversion
+        forget(getattr(part, "config", None))  # a saved model may record another conversion
     parameters = {id(p): p.numel() for _, module in modules for p in module.parameters(recurse=False)}
     summary = ConversionSummary(
         chosen.name,

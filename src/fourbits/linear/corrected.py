@@ -16,7 +16,7 @@ from fourbits.quant.tensor import QuantizedTensor
 
 
 class Corrected(NamedTuple):
-    """An operand of what a correction left of a tensor, and what it removed."""
+    """The operand quantized from a correction's residual, and the part that was removed."""
 
     operand: Operand
     #: fp32, as from `Correction.split`

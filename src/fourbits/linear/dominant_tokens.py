@@ -2,7 +2,7 @@
 
 A token whose gradient is orders of magnitude larger than all others, such as one with an embedding of exact
 zeros before a norm, takes the whole range of the format: the blocks of the other tokens get a scale of zero.
-The look costs a few small kernels per layer, once. Eager layers copy nothing to the host before the audit;
+The check costs a few small kernels per layer, once. Eager layers copy nothing to the host before the audit;
 compiled ones copy two numbers each in their first backward pass.
 """
 
@@ -23,9 +23,9 @@ _LARGE = 16.0
 _MANY_BLOCKS, _FEW_ROWS = 0.1, 0.1
 
 
-#: number, out_features and in_features of a layer, by which operators of compiled graphs note its calls
+#: number, out_features and in_features of a layer, under which operators of compiled graphs record its calls
 CallKey = tuple[int, ...]
-#: what operators measured of layers' first output gradients, on the host; None where the recipe needs no look
+#: what operators measured of layers' first output gradients, on the host; None if the recipe needs no check
 gradients_seen: dict[CallKey, Tensor | None] = {}
 
 
@@ -72,7 +72,7 @@ def lost_blocks_and_large_rows(dy: Tensor) -> Tensor:
 
 
 def _share(counted: Tensor, of: Tensor) -> Tensor:
-    """How many are counted of those that are, fp32; torch divides integers to the default dtype."""
+    """counted / all, fp32; torch divides integers to the default dtype."""
     return counted.sum().to(torch.float32) / of.sum().clamp(min=1)
 
 

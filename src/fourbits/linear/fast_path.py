@@ -1,8 +1,8 @@
 """nn.TransformerEncoderLayer without its fused inference kernel, while its linear layers are quantized.
 
 In training its forward calls linear1 and linear2. In evaluation without gradients one kernel reads their
-weights instead, and nn.TransformerEncoder packs padded batches for it. Both ask an attribute that serves for
-nothing else first, so that evaluation computes as training does.
+weights instead, and nn.TransformerEncoder packs padded batches for it. Both first check an attribute that has
+no other use; here it switches the kernel off, so that evaluation computes as training does.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import nn
 
 from fourbits.linear.layer_state import converted_state
 
-#: where a module keeps what its attribute was
+#: where a module keeps its attribute's old value
 _KEPT = "_before_quantization"
 
 
@@ -32,7 +32,7 @@ def settle_fast_paths(modules: Sequence[tuple[str, nn.Module]]) -> None:
 
 
 def _settle(module: Any, name: str, value: object, off: bool) -> None:
-    """Give an attribute the value that switches a fast path off, or the one it had."""
+    """Give an attribute the value that switches a fast path off, or its old value."""
     kept = vars(module)
     if off and _KEPT not in kept and name in kept:
         kept[_KEPT] = kept[name]

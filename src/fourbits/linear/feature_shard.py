@@ -15,7 +15,7 @@ from fourbits.linear.layer_state import FeatureShard, state_of
 from fourbits.quant.request import OPERAND_ROLES
 from fourbits.recipe.recipe import GemmTable, table_from_text
 
-#: role -> which features its stored rows and its contraction are
+#: role -> the features along its stored rows, and along its contraction
 _ROWS = {"fprop.rhs": "out", "dgrad.rhs": "in", "wgrad.lhs": "out", "wgrad.rhs": "in"}
 _CONTRACTION = {"fprop.lhs": "in", "fprop.rhs": "in", "dgrad.lhs": "out", "dgrad.rhs": "out"}
 

@@ -1,4 +1,4 @@
-"""Findings of a conversion besides its rows: names of a recipe that no layer has, and gaps to warn of."""
+"""Findings of a conversion besides its rows: names in a recipe that match no layer, and gaps to warn of."""
 
 import warnings
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def require_recipe_matches(recipe: Recipe, names: Sequence[str]) -> None:
 
 
 def require_stacks(selection: Selection, stacks: Sequence[Stack]) -> None:
-    """Raises ValueError if a caller keeps first or last blocks of a model in which no blocks are known."""
+    """Raises ValueError if a caller keeps first or last blocks of a model in which no blocks were found."""
     for option, kept in (("keep_first", selection.keep_first), ("keep_last", selection.keep_last)):
         if kept and not stacks:
             raise ValueError(
@@ -53,7 +53,7 @@ def require_stacks(selection: Selection, stacks: Sequence[Stack]) -> None:
 
 
 def require_dtypes(layers: Sequence[Weight]) -> None:
-    """Raises ValueError if all linear layers have weights of a floating dtype that no operand can have."""
+    """Raises ValueError if all linear layers have weights of a floating dtype that cannot be quantized."""
     weights = [layer.weight for layer in layers]
     found = {weight.dtype for weight in weights if not is_lazy(weight)}
     if found and not any(dtype in DTYPES or not dtype.is_floating_point for dtype in found):

@@ -86,7 +86,7 @@ def weight_parts(weight: QuantizedTensor) -> list[Tensor]:
 def weight_of(parts: Sequence[Tensor], table: GemmTable, weight: Tensor) -> QuantizedTensor | None:
     """Inverse of `weight_parts`, for a weight of this shape; None without parts.
 
-    In copies where dequantizing returns a part as it is: an operator may not return its own inputs.
+    Copies parts that dequantizing returns unchanged: an operator may not return its own inputs.
     """
     if not parts:
         return None

@@ -1,8 +1,8 @@
-"""The parameters that a step's matrix multiplications read, from the autograd graph that it leaves behind.
+"""The parameters that a step's matrix multiplications read, found in its autograd graph.
 
 The first backward pass of a quantized layer walks over the graph before it, once, so no step pays for a mode
-or a hook and no graph breaks. A compiled graph is one node, and a frozen parameter has none: neither shows
-anything.
+or a hook and no graph breaks. It does not see into a compiled graph, which is one node, and it does not see
+frozen parameters, which have none.
 """
 
 from typing import Any
@@ -29,12 +29,12 @@ _SAME_ELEMENTS = frozenset(f"{name}Backward{number}" for name in _VIEWS for numb
 _SCALED = frozenset(("MulBackward0", "DivBackward0", "NegBackward0"))
 #: parameters that were the only parameter in a product
 _multiplied = WeakTensorKeyDictionary()
-#: nodes that the current backward pass has shown, by its number
+#: nodes that the current backward pass has visited, by its number
 _walked: dict[int, set[Any]] = {}
 
 
 def note_products(node: Any) -> None:
-    """Note the products before a node of the backward pass that runs."""
+    """Record the products before the node whose backward runs."""
     task: int = torch._C._current_graph_task_id()  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
     if task < 0:
         return
@@ -48,13 +48,13 @@ def note_products(node: Any) -> None:
 
 
 def note_products_of(loss: Tensor) -> None:
-    """Note the products that a tensor was computed by."""
+    """Record the products from which a tensor was computed."""
     if loss.grad_fn is not None:
         _walk(loss.grad_fn, set())
 
 
 def was_multiplied(parameter: nn.Parameter) -> bool:
-    """Whether a product that was noted multiplies by a parameter, with no other parameter as a factor."""
+    """Whether a recorded product multiplies by a parameter, with no other parameter as a factor."""
     return parameter in _multiplied
 
 

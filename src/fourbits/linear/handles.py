@@ -1,8 +1,8 @@
-"""The objects that expressions of a method stand for: modules and parameters below `self`, by paths.
+"""The objects that a method's expressions refer to: modules and parameters below `self`, by paths.
 
 A path is what follows `self.`, with `*` for what is not known: ("layers", "*", "weight"). Variables,
 loops over containers, constant and computed indices, `getattr`, and views or casts of tensors are followed.
-Order is not: a variable stands for everything that is ever assigned to it.
+The order of statements is not: a variable stands for everything that is ever assigned to it.
 """
 
 import ast
@@ -12,7 +12,7 @@ Path = tuple[str, ...]
 Paths = frozenset[Path]
 
 NOTHING: Paths = frozenset()
-#: attributes of a tensor that are no matrix
+#: attributes of a tensor that are not matrices
 FACTS = frozenset(
     ("dtype", "device", "shape", "size", "ndim", "dim", "numel", "requires_grad", "is_meta", "grad")
 )
@@ -29,7 +29,7 @@ _OF_TENSORS = frozenset(
 _SAME_ENTRIES = ("list", "tuple", "reversed", "iter", "sorted", "cast")
 #: rounds of assignments, which resolve variables assigned from variables
 _ROUNDS = 3
-#: paths below a model are not longer; a variable that is assigned from itself would grow without end
+#: longest path; one through a variable that is assigned from itself would grow without end
 _LONGEST = 8
 
 

@@ -82,7 +82,7 @@ def phase_notes(recipe: Recipe, layers: Sequence[LayerPhases | None]) -> list[st
 
 
 def precision_table(phase: PrecisionPhase) -> GemmTable:
-    """The table whose GEMMs a phase takes. Raises ValueError for a precision that is no shipped recipe."""
+    """The table whose GEMMs a phase uses. Raises ValueError for a precision that is no shipped recipe."""
     if phase.precision not in RECIPES:
         raise ValueError(
             f"schedule: precision of phase {phase.name!r} must be bf16 or a shipped recipe, got "

@@ -70,9 +70,9 @@ class LazyOffsets:
 class Calls:
     """The calls of a layer in one micro-batch, in training mode.
 
-    A layer that is called several times, such as on chunks of a sequence, reads other tokens each time, so
-    later calls draw bits from where the earlier ones ended. Recomputation repeats the calls in their order.
-    Calls without gradients are counted apart, for checkpoints whose first forward records none.
+    A layer that is called several times, such as on chunks of a sequence, reads different tokens each time,
+    so later calls draw bits from where the earlier ones ended. Recomputation repeats the calls in order.
+    Calls without gradients are counted separately, for checkpoints whose first forward records none.
     """
 
     __slots__ = ("_recomputed", "_starts")
@@ -168,7 +168,7 @@ class LayerState:
         self.called = False
         #: eager plans, and whether a cast precedes them, by `PlanKey`
         self.plans: dict[PlanKey, tuple[LinearPlan, bool]] = {}
-        #: where the weight arrives quantized, what returns it: see weight_source.py
+        #: the source of a weight that arrives quantized: see weight_source.py
         self.weight_source: WeightSource | None = None
         self.weight_spec: OperandSpec | None = None
         #: the phases of the recipe's schedule that concern this layer; None without any
@@ -232,7 +232,7 @@ class LayerState:
     def tapped(
         self, x: Tensor, weight: Tensor, received: QuantizedTensor | None, called: TapArguments
     ) -> Tap | None:
-        """Show a forward pass to a tap that waits for one. Returns the tap if it wants the backward, too."""
+        """Pass a forward to a tap that waits for one. Returns the tap if it needs the backward pass, too."""
         if self.tap is None or not self.tap.waits:
             return None
         if received is not None:
@@ -267,7 +267,7 @@ class LayerState:
         return counter if isinstance(first, int) else moved_on(counter, first.value())
 
     def enter(self, table: GemmTable, plain: bool) -> None:
-        """Begin a phase with this table: what depends on the old one is dropped, tracked amaxes included."""
+        """Begin a phase with this table; drop what depends on the old one, including tracked amaxes."""
         self.called = self.called or bool(self.plans)
         self.table, self.plain = table.to_text(), plain
         self.draws = any(draws(table.operand(role)) for role in OPERAND_ROLES)

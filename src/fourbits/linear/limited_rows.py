@@ -2,8 +2,8 @@
 
 Rows of dY above 16 times the typical row (in powers of two) are scaled down to that by a power of two
 before dY is quantized, so that one scale per tensor, and one rotation of 16 tokens, fits all others. Dgrad's
-result is scaled back exactly, row by row. Wgrad sums over rows and cannot be: there such a token counts for
-less, as under a clipping of gradients by token. docs/nvfp4.md, section 19.
+result is scaled back exactly, row by row. Wgrad sums over rows, so its result cannot be scaled back: such a
+token counts less there, as if gradients were clipped per token. docs/nvfp4.md, section 19.
 """
 
 import torch

@@ -33,7 +33,7 @@ def _gives_the_same(cls: type[nn.Linear], bias: bool, training: bool) -> bool:
         try:
             linear.__class__ = cls
             found: Any = linear(values[24:])
-        except Exception:  # noqa: BLE001  # whatever it raises, it is no nn.Linear
+        except Exception:  # noqa: BLE001  # a class that raises anything is no nn.Linear
             return False
     same_kind = (
         type(found) is torch.Tensor and found.shape == expected.shape and found.dtype == expected.dtype
@@ -42,7 +42,7 @@ def _gives_the_same(cls: type[nn.Linear], bias: bool, training: bool) -> bool:
 
 
 def hides_forward(module: nn.Module) -> bool:
-    """Whether the instance has a forward of its own, which a change of the class would not reach.
+    """Whether the instance has its own forward, which a change of the class would not affect.
 
     accelerate's hooks are no obstacle: they call a bound method that `rebind` replaces.
     """

@@ -195,8 +195,8 @@ class QuantizedLinear(nn.Linear):
 def traced_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     """The call of a layer that something traces. weight: [N, K].
 
-    Blocks that are compiled one by one share code: from the second on, a layer's number is an argument of it.
-    The compiler would otherwise take integers of a module for constants, and compile every block.
+    Blocks that are compiled one by one share code, which from the second block on takes a layer's number as
+    an argument. The compiler would otherwise treat a module's integers as constants, and compile every block.
     """
     state = layer.quantization
     config = state.config(layer.training, layer.training)
@@ -207,7 +207,7 @@ def traced_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
 def blended(layer: Any, y: Tensor, input: Tensor, weight: Tensor, config: CallConfig) -> Tensor:
     """The weighted mean of a layer's output and its output in the other precision of a blending phase.
 
-    Both draw the same random bits: the second call neither counts as one nor records anything.
+    Both draw the same random bits: the second call is not counted, and records nothing.
     """
     state, blend = layer.quantization, layer.quantization.blend
     if blend.table is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fourbits.linear.corrected import Operands
 from fourbits.linear.sr_counter import SrCounter
 
-#: what a weight's operand is: of one layer, or of experts
+#: the type of a weight's operand: of one layer, or of experts
 T = TypeVar("T")
 
 

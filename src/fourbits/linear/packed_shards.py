@@ -1,4 +1,4 @@
-"""A layer's weight, quantized shard by shard of its rows: the bytes of quantizing the whole.
+"""A layer's weight, quantized shard by shard of its rows: the bytes of quantizing the whole weight.
 
 An operand depends on more than its own blocks only through the tensor's amax. So shards of whole blocks that
 are quantized with the amax of all of them, one after the other, are the codes and scales of the whole weight.
@@ -75,9 +75,9 @@ class PackedShards:
 
 
 def own_amaxes(weights: Sequence[PackedShards], shards: Sequence[Tensor]) -> Tensor:
-    """The amaxes of what will be quantized of shards, fp32 [n]; as int32 bits they have the same order.
+    """The amaxes of shards as they will be quantized, fp32 [n]; as int32 bits they have the same order.
 
-    Rounding to BF16 keeps the order of values, so it can come last.
+    Rounding to BF16 keeps the order of values, so it is applied last.
     """
     norms = torch._foreach_norm(list(shards), torch.inf)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     largest = torch.stack(norms)
@@ -102,9 +102,9 @@ def unsupported_packed(layer: nn.Module, ranks: int) -> str | None:
 
 
 def reads_as_bf16(layer: nn.Module) -> bool:
-    """Whether all that a layer reads of its weight is its rounding to BF16.
+    """Whether a layer reads nothing of its weight but its rounding to BF16.
 
-    Counts on activations in BF16. Layers that are not converted say so by `casts_weight`.
+    Assumes activations in BF16. Layers that are not converted declare it by `casts_weight`.
     """
     state = converted_state(layer)
     if state is None:

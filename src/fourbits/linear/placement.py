@@ -1,4 +1,4 @@
-"""The table that a linear layer gets, and why: the recipe's rules, the caller's choice, the model itself."""
+"""The table that a linear layer gets, or why it stays in BF16: by recipe, caller and model structure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _HEADS = KeepBF16().names
 
 
 class Decider:
-    """The recipe's rules for one model. Facts about the whole model are collected once."""
+    """Decides for the layers of one model. Facts about the whole model are collected once."""
 
     def __init__(
         self,

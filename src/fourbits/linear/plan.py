@@ -43,7 +43,7 @@ class Side:
     #: indices of the roles in OPERAND_ROLES, which select their random streams
     places: tuple[int, ...]
     requests: tuple[OperandRequest, ...]
-    #: what all of these operands are the residual of
+    #: the correction whose residual all of these operands are
     correction: Correction | None
     #: the registered function that reduces their amaxes over shards; empty for none
     reduction: str

@@ -27,7 +27,7 @@ def numberings_with_schedule(layers: Layers) -> tuple[Numbering, ...]:
 
 
 def changes_at(numberings: Sequence[Numbering], step: int) -> bool:
-    """Whether a step has another stage than the layers are in. The weights of blends are set."""
+    """Whether a step's stage differs from the one the layers are in. Also sets the weights of blends."""
     changed = False
     for numbering in numberings:
         stage = stage_at(numbering.recipe.schedule, step)

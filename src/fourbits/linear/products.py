@@ -17,7 +17,7 @@ _PRODUCTS: dict[str, int | None] = {
 
 
 def factors(node: ast.AST) -> Iterator[ast.AST]:
-    """The factors of the product that a node is, if it is one."""
+    """The factors of a node that is a product; none of any other node."""
     if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult):
         yield from (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
     elif isinstance(node, ast.Call):

@@ -1,7 +1,7 @@
-"""Linear layers that stay in high precision for what they do: routers, gates of experts, adapters, heads.
+"""Linear layers that stay in high precision because of their role: routers, expert gates, adapters, heads.
 
-A recipe's names say which layers its authors kept. These rules hold for any model, so they look at its
-structure: how many experts there are, which blocks come last, what wraps a frozen layer.
+A recipe's names are those of the layers that its authors kept. These rules are for any model, so they look at
+its structure: how many experts there are, which blocks come last, what wraps a frozen layer.
 """
 
 import re
@@ -20,9 +20,9 @@ _WRAPPERS = re.compile(
 )
 _ROUTER = re.compile(r"(?:^|\.)\w*router\w*(?:\.|$)", re.IGNORECASE)
 _GATE = re.compile(r"(?:^|[._])(?:gate|wg|gating)(?:\.[^.]+)?$")
-#: a gate's own layer, which no gate of an MLP is called
+#: names of a gate's own layer, which an MLP's gate never has
 _GATES_LAYER = re.compile(r"(?:^|\.)(?:wg|(?:gate|gating)\.[^.]+)$")
-#: heads outside of all blocks; those that mean nothing else even in a model without blocks
+#: names of heads outside of all blocks; those that are unambiguous even in a model without blocks
 _HEAD = re.compile(r"(?:^|\.)(?:heads?|output|classifier|score|qa_outputs|pooler|fc|logits|unembed)(?=\.|$)")
 _UNMISTAKABLE = re.compile(r"(?:lm_head|heads?|classifier|score|qa_outputs|fc)(?=\.|$)")
 
@@ -61,7 +61,7 @@ class Roles:
             return "adapter"
         beside = self._parent(name)
         frozen = "" if beside is None else _adapted(beside, self._modules.get(name))
-        return f"adapter: half of a pair of low rank beside the frozen {frozen!r}" if frozen else None
+        return f"adapter: half of a low-rank pair beside the frozen {frozen!r}" if frozen else None
 
     def router(self, name: str, rows: int) -> str | None:
         """Why a layer chooses or weighs experts, or None. rows: its out_features."""
@@ -156,7 +156,7 @@ def plain_name(name: str) -> str:
 
 
 def _adapted(parent: nn.Module, layer: nn.Module | None) -> str:
-    """The frozen linear layer that a trained one and another beside it adapt, by a product of low rank."""
+    """The frozen linear layer that a trained one and another beside it adapt, by a low-rank product."""
     inner = {key: child for key, child in parent.named_children() if isinstance(child, nn.Linear)}
     if not isinstance(layer, nn.Linear) or not layer.weight.requires_grad or len(inner) < 3:
         return ""
@@ -201,5 +201,5 @@ def _output_embeddings(module: nn.Module) -> nn.Module | None:
     try:
         head: Any = get_head() if callable(get_head) else None
         return head
-    except (AttributeError, NotImplementedError):  # how transformers' models say that they have no head
+    except (AttributeError, NotImplementedError):  # how transformers' models declare that they have no head
         return None

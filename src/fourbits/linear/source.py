@@ -21,7 +21,7 @@ _DRIVES_MODELS = (
 
 
 class Source(NamedTuple):
-    """The syntax of a function, and what the names in it that are none of its own stand for."""
+    """The syntax of a function, and the objects that its free names refer to."""
 
     syntax: ast.FunctionDef
     names: Mapping[str, Any]

@@ -1,4 +1,7 @@
-"""The run-time inputs of the random bits: one counter for all layers that were converted together."""
+"""The run-time inputs of the random bits: one counter for all layers that were converted together.
+
+`set_step` writes it, so random bits have no state to save or restore: a resumed run sets its step.
+"""
 
 import itertools
 import warnings
@@ -31,7 +34,7 @@ assert tuple(KEY_FIELDS) == OPERAND_ROLES
 _warned: list[bool] = []
 
 
-@torch.inference_mode(mode=False)  # training will save and write it
+@torch.inference_mode(mode=False)  # an inference tensor could be neither saved nor written in training
 def new_counter(seed: int, step: int, first_token: int, device: torch.device | str = "cpu") -> Tensor:
     """The counter of one micro-batch: int64 [9], in the order of COUNTER_FIELDS."""
     entries = [seed, step, first_token, first_token // 16, 0, 0, 0, 0, 0]
@@ -94,8 +97,8 @@ def warn_of_own_steps() -> None:
 class _Tensors:
     """The tensors of all counters in use, as attributes.
 
-    A graph reaches a counter's tensor through this object. What it reaches through a module, the compiler
-    takes for a parameter, which stays where it is, so a CUDA graph would be recorded again at every step.
+    A graph reaches a counter's tensor through this object. Through a module the compiler would treat it as a
+    parameter with a fixed address, and a CUDA graph would be recorded again at every step.
     """
 
 
@@ -147,7 +150,7 @@ class SrCounter:
         setattr(_tensors, self.name, tensor)
 
     def _register(self, tensor: Tensor) -> None:
-        """Take a name that no other counter of the process has."""
+        """Choose a name that no other counter of the process has."""
         self.name = f"counter_{next(_numbers)}"
         self._set(tensor)
         weakref.finalize(self, _forget, self.name)

@@ -65,7 +65,7 @@ def named_stacks(modules: Sequence[Named], patterns: Iterable[str]) -> tuple[Sta
 
 
 def _stacks(name: str, module: nn.Module, least: int) -> Iterator[tuple[str, list[Named]]]:
-    """The outermost stacks of at least so many blocks in a module: (name, blocks)."""
+    """The outermost stacks in a module with at least this many blocks: (name, blocks)."""
     label, entries = _run(name, module)
     blocks = _flattened(entries)
     if len(blocks) >= least:
@@ -98,7 +98,7 @@ def _run(name: str, module: nn.Module) -> tuple[str, list[Named]]:
 
 
 def is_block(module: nn.Module) -> bool:
-    """Whether a module may be a block: it holds linear layers and is none itself, wrapped or not."""
+    """Whether a module may be a block: it holds linear layers and is not one itself, wrapped or not."""
     if is_linear(module) or is_linear(getattr(module, "base_layer", None)):
         return False
     return any(is_linear(inner) for inner in module.modules())

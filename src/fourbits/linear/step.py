@@ -54,7 +54,7 @@ class _Position:
         return place
 
 
-#: how often a module was registered in another one, in this process
+#: how often a module was registered in another module, in this process
 _registrations = [0]
 #: cached per model, so that a step does not walk over its modules
 _found: "weakref.WeakKeyDictionary[nn.Module, _Found]" = weakref.WeakKeyDictionary()
@@ -80,7 +80,7 @@ def set_step(
     the step. If you capture your own CUDA graph, copy the new `counters_of(model)` values into the captured
     tensors before each replay, and capture it again whenever `stage_of(model)` changes. Does nothing to a
     model without converted layers, such as one restored with recipe "bf16". Raises ValueError for values out
-    of range, for a model that is none, and for one that `convert` never saw.
+    of range, and for anything but a model that was passed to `convert`.
     """
     for name, number in (("step", step), ("first_token", first_token)):
         if isinstance(number, bool) or not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -105,7 +105,7 @@ def set_step(
 
 
 def _require_converted(parts: Sequence[nn.Module]) -> None:
-    """Raises ValueError if `convert` was called on none of the parts, nor on a model inside one."""
+    """Raises ValueError if `convert` was called on none of the parts, and on no model inside one."""
     if not any(was_converted(part) for part in parts):
         raise ValueError(
             f"set_step: model must have been converted, got a {type(parts[0]).__name__} that convert was not "
@@ -202,7 +202,7 @@ def _walk(model: nn.Module, position: _Position) -> _Found:
 
 
 def _changes() -> int:
-    """Grows whenever a model may have got other layers than a walk found."""
+    """Grows whenever a model may have layers that the last walk did not find."""
     return conversions() + _registrations[0]
 
 

@@ -20,7 +20,7 @@ class LinearReport:
     precision: str
     #: the reason for this precision
     reason: str
-    #: linear layers that the weight holds, such as experts in one parameter; 0 for a weight of none
+    #: linear layers that the weight holds, such as experts in one parameter; 0 for another weight
     layers: int = 1
 
     @property
@@ -40,7 +40,7 @@ class OtherParameter:
 
     name: str
     shape: tuple[int, ...]
-    #: what it seems to be
+    #: its apparent use
     reason: str
 
 
@@ -69,9 +69,9 @@ class ConversionSummary:
     model_parameters: int
     #: the stacks of blocks, by which the first and last blocks are counted
     stacks: tuple[StackReport, ...] = ()
-    #: what else a reader should know, such as names of the recipe that no layer has
+    #: other notes, such as names in the recipe that match no layer
     notes: tuple[str, ...] = ()
-    #: parameters of two or more dimensions in no row, and what each seems to be; they count in no share but
+    #: parameters of two or more dimensions in no row, and their apparent use; they count in no share but
     #: that of all parameters
     others: tuple[OtherParameter, ...] = ()
 

@@ -21,7 +21,7 @@ _traced: Any = WeakTensorKeyDictionary()
 def tokens_before(counter: Tensor, layer: int, table: str, training: bool, tokens: "int | Tensor") -> Any:
     """How many tokens the earlier calls of a layer in the same graph read, each rounded up to a block of 16.
 
-    counter: the graph's, of which each trace has a tensor of its own; layer: its number, may be symbolic;
+    counter: the graph's, a different tensor in each trace; layer: its number, may be symbolic;
     tokens: of this call, may be symbolic, or those of each layer of a group [E]. The result is of the same
     kind. None for a first call, outside of a trace, and for calls that draw no random bits.
     """

@@ -1,4 +1,4 @@
-"""QuantizedConv1D: transformers' Conv1D, a linear layer whose weight is [in, out], by a table."""
+"""QuantizedConv1D: transformers' Conv1D, whose weight is [in, out], with GEMMs that follow a table."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ from fourbits.linear.source import Source, computing_methods, source_of
 
 #: calls within calls that are followed
 _DEEPEST = 3
-#: functions that look at their argument without computing with it
+#: functions that inspect their argument without computing with it
 _LOOK = frozenset(
     ("isinstance", "hasattr", "getattr", "setattr", "len", "type", "id", "print", "str")
     + ("repr", "enumerate", "zip", "list", "tuple", "reversed", "iter", "sorted", "cast")
@@ -35,7 +35,7 @@ _PLAIN = frozenset(["bias", "in_features", "out_features", "training", "weight_d
 class Uses(NamedTuple):
     """Paths below a module, as its class treats them."""
 
-    #: modules whose weight is read in another way than by calling them
+    #: modules whose weight is read other than by calling them
     read: Paths = NOTHING
     #: what is called, or passed to code that may call it; the empty path is the module itself
     used: Paths = NOTHING
@@ -97,7 +97,7 @@ def multiplied_parameters(modules: Iterable[tuple[str, nn.Module]]) -> dict[int,
 
 
 def _children(module: nn.Module) -> frozenset[tuple[str, type[nn.Module]]]:
-    """The modules that one with parameters of its own may pass them to: (name, class)."""
+    """The modules to which one that has parameters may pass them: (name, class)."""
     held = vars(module)
     inside = held["_modules"].items() if any(p is not None for p in held["_parameters"].values()) else ()
     return frozenset((name, type(each)) for name, each in inside if each is not None)

@@ -34,7 +34,7 @@ _corrections: dict[str, Correction] = {}
 
 
 def register_correction(name: str, correction: Correction) -> None:
-    """Make a correction known under a name, for `OperandSpec.correction`.
+    """Register a correction under a name, for `OperandSpec.correction`.
 
     Every process that builds such a spec must register it first. Raises ValueError for an empty name, for
     functions that fail on a small tensor or contradict each other there, and for a name that stands for
@@ -91,7 +91,7 @@ def correction_of(name: str) -> Correction:
 
 
 def unknown_correction(name: str) -> str | None:
-    """Why a name is no correction, or None."""
+    """Why a name is not that of a correction, or None."""
     if not name or name in _corrections:
         return None
     known = ", ".join(_corrections) or "none"

@@ -1,4 +1,4 @@
-"""Quantize and dequantize in one step, with a gradient: for those who write layers of their own.
+"""Quantize and dequantize in one step, with a gradient: for users who write their own layers.
 
 Rounding has no useful derivative. The straight-through estimator takes that of the identity, so the gradient
 of the result is the gradient of x. docs/nvfp4.md, section 6.
@@ -54,7 +54,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class _UnderTorchFunc(_StraightThrough):
-    """The same in the form that torch.func asks for, which costs every call the inspection of a signature."""
+    """The same in the form that torch.func requires, which inspects a signature at every call."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -68,7 +68,7 @@ class _UnderTorchFunc(_StraightThrough):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The tangent of x, in a tensor of its own, as torch requires."""
+        """The tangent of x, in a separate tensor, as torch requires."""
         del ctx
         return tangent.clone()
 

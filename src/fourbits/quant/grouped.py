@@ -1,4 +1,4 @@
-"""The entry of quantization for tensors of groups of rows, which only kernels serve.
+"""The entry of quantization for tensors of groups of rows, which only kernels support.
 
 Elsewhere each group is quantized by itself (`fourbits.linear.stacked.loop`), to the same bits.
 """
@@ -22,14 +22,14 @@ from fourbits.triton_version import HAS_TRITON
 if TYPE_CHECKING or HAS_TRITON:
     from fourbits.quant.kernels.launch_grouped import GroupedQuantizer, TileMap
 
-#: elements along the contraction that a GEMM reads at a time: what groups are padded to where those are rows
+#: elements along the contraction that a GEMM reads at a time; groups are padded to it where those are rows
 STEP = 64
 #: (tensor, tiles, counters, streams of group 0 by request) -> operands
 Quantizer = Callable[[Tensor, GroupTiles, Tensor | None, tuple[int, ...]], tuple[GroupedOperand, ...]]
 
 
 def unsupported_groups(device: torch.device, specs: Sequence[tuple[OperandSpec, int]]) -> str | None:
-    """Why kernels do not quantize groups by these specs, along these axes of what they are of, or None."""
+    """Why kernels do not quantize groups by these specs along these axes of their sources, or None."""
     for spec, axis in specs:
         if reason := unsupported_spec(spec):
             return reason
@@ -49,7 +49,7 @@ def height_of(specs: Sequence[OperandSpec]) -> int:
 
 @functools.lru_cache(maxsize=1 << 12)
 def tile_map(rows: int, groups: int, height: int, device: torch.device) -> Callable[[Tensor], GroupTiles]:
-    """A maker of the map of tiles of groups from their offsets, int32 [groups + 1], without the host."""
+    """A function that maps offsets of groups, int32 [groups + 1], to their tiles, without the host."""
     return TileMap(rows, groups, height, device)
 
 

@@ -56,7 +56,7 @@ def _types(spec: Any) -> str | None:
 
 
 def _names(spec: Any) -> str | None:
-    """Whether the words that users can add to are known in this process."""
+    """Whether the names that users can register are known in this process."""
     for field, what, known in (
         ("format", "block format", BLOCK_FORMATS),
         ("scale_rule", "scale rule", SCALE_RULES),

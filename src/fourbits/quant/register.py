@@ -23,7 +23,7 @@ _given: dict[tuple[str, str], object] = {}
 
 
 def register_block_format(block_format: BlockFormat, scales: ScaleHierarchy | None = None) -> None:
-    """Make a block format known to OperandSpec, recipes and everything that quantizes, in this process.
+    """Register a block format for OperandSpec, recipes and everything that quantizes, in this process.
 
     scales: the hierarchy that block_format.scale names, if no format has it yet. The format is tried out on
     a small tensor. Raises ValueError for a name that is taken, a format that cannot be stored or that its
@@ -46,7 +46,7 @@ def register_block_format(block_format: BlockFormat, scales: ScaleHierarchy | No
 
 
 def register_scale_rule(rule: ScaleRule, ideal: IdealScale) -> None:
-    """Make a scale rule known to OperandSpec, recipes and everything that quantizes, in this process.
+    """Register a scale rule for OperandSpec, recipes and everything that quantizes, in this process.
 
     ideal: (blocks, block_amax, level, spec, axis) -> the block scales to be rounded, fp32 [A, B], for blocks
     [A, a, B, b] with largest magnitudes block_amax [A, B] (NaN or Inf where a block has one, whose scale will

@@ -58,7 +58,7 @@ class ScaleHierarchy:
     decode: Callable[[Tensor], Levels]
     #: (levels, format, axis) -> the scale of every block
     effective: Callable[[Levels, BlockFormat, int], Tensor] = product_of_levels
-    #: dtype of what is stored, and its shape for a grid of so many blocks down and across
+    #: dtype of what is stored, and its shape for a grid with these numbers of blocks down and across
     dtype: torch.dtype = torch.uint8
     stored_shape: Callable[[int, int], tuple[int, int]] = one_per_block
     #: whether `derive` reads ideal, which scale rules compute; E8M0 and FP32 scales read block_amax alone
@@ -89,7 +89,7 @@ SCALE_HIERARCHIES = {
 
 
 def hierarchy_of(block_format: BlockFormat) -> ScaleHierarchy:
-    """The hierarchy of a format's block scales; the format has some."""
+    """The hierarchy of a format's block scales; the format must have some."""
     assert block_format.scale is not None
     return SCALE_HIERARCHIES[block_format.scale]
 

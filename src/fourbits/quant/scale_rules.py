@@ -1,4 +1,4 @@
-"""Scale rules as data: which block scale a block asks for. docs/nvfp4.md, sections 7.1, 7.2 and 7.5.
+"""Scale rules as data: how a block's ideal scale is chosen. docs/nvfp4.md, sections 7.1, 7.2 and 7.5.
 
 `reference/scale_search.py` has the function of each rule. `register_scale_rule` adds rules from outside.
 """
@@ -57,7 +57,7 @@ SCALE_RULES = MappingProxyType(_rules)
 
 
 def add_scale_rule(rule: ScaleRule) -> None:
-    """Make a rule known by its name. `quant.register.register_scale_rule` checks it first."""
+    """Add a rule to the table. `quant.register.register_scale_rule` checks it first."""
     _rules[rule.name] = rule
 
 

@@ -31,7 +31,7 @@ class BackgroundSaver:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save is under way, or has ended and `ended` has not been asked."""
+        """Whether a save is under way, or has ended and `ended` has not returned it yet."""
         return self._thread is not None
 
     def start(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
@@ -43,10 +43,10 @@ class BackgroundSaver:
         def save() -> None:
             try:
                 self._write(folder, step, copied, state)
-            except BaseException as error:  # noqa: BLE001 - raised where training learns of it
+            except BaseException as error:  # noqa: BLE001 - `ended` raises it
                 self._error = error
 
-        # A process that has to end at once does not wait for it: what is unfinished is no checkpoint.
+        # A daemon, so that a process can exit at once: an unfinished save leaves no checkpoint.
         self._thread = threading.Thread(target=save, name="fourbits-save", daemon=True)
         self._thread.start()
 

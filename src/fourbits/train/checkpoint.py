@@ -2,7 +2,8 @@
 
 A checkpoint is written into a folder with a temporary name, flushed to disk, and renamed. state.json lists
 every file with size and hash. Nothing is unpickled, so a foreign checkpoint cannot run code: at worst its
-numbers are wrong.
+numbers are wrong. Random bits are not stored: they follow from seed, step and token, and a resumed run gives
+`set_step` the step of its checkpoint (trainer.py).
 """
 
 import hashlib

@@ -69,13 +69,12 @@ class TrainConfig:
     """Length, batch sizes and device of a run, and what it saves.
 
     A step reads gradient_accumulation micro-batches of micro_batch_size sequences of seq_len tokens, on all
-    ranks together. The run
-    has `steps` steps, or as many as `tokens` need; exactly one of the two is given. Intervals are in steps;
-    None validates or saves only at the end. save_every_minutes: also save after so much time.
-    keep_checkpoints: the newest that stay; keep_every: those of multiples of this step stay, too.
-    background_saves: training waits for a copy in the host's memory only, which is written while it goes on.
-    time_limit:
-    minutes after which the run saves and ends, to be resumed. validation_samples: sequences per source.
+    ranks together. The run has `steps` steps, or as many as `tokens` need; exactly one of the two is given.
+    Intervals are in steps; None validates or saves only at the end. save_every_minutes: also save after this
+    many minutes. keep_checkpoints: how many of the newest are kept; keep_every: those whose step is a
+    multiple of it are kept, too. background_saves: training waits only for a copy in the host's memory,
+    which a thread writes to disk. time_limit: minutes after which the run saves and ends, to be resumed.
+    validation_samples: sequences per source.
     backend: the GEMM backend; "native" uses the FP4 tensor cores of Blackwell, which "auto" selects if they
     pass a self-check. compile: "regions" compiles everything but the linear layers once per process, "model"
     the whole model. cuda_graph: on an NVIDIA GPU, replay micro-batches from CUDA graphs if the recipe does
@@ -85,11 +84,11 @@ class TrainConfig:
     backward pass, with the same bits; "selective" does so in every second block. non_finite: stop the run,
     skip the step, or roll back when the loss or a gradient is NaN or infinite; the update is skipped in any
     case. spike: what to do with a step whose loss is far above those before it (spikes.py): nothing, report
-    it, skip its update, or roll back. rollback_steps: how far at least (rollback.py); max_rollbacks: how
-    often. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
+    it, skip its update, or roll back. rollback_steps: how far back at least (rollback.py); max_rollbacks: how
+    often at most. sinks: where metrics go besides metrics.jsonl, "tensorboard", "wandb" or a registered name.
     recompute_check_interval: steps between checks for silent corruption, in which every rank computes the
-    same micro-batch twice and bits are compared (recompute_check.py), null for none; recompute_mismatch: end
-    the run before a step in which they differ, or report it and go on. health_interval: steps between
+    same micro-batch twice and compares the bits (recompute_check.py), null for none; recompute_mismatch: end
+    the run before a step in which they differ, or report it and continue. health_interval: steps between
     samples of the layers' health (docs/health.md), null for none. evaluate: what is evaluated in BF16 after
     every evaluate_every-th checkpoint and at the end, "text" or tasks, whose datasets are read from the
     folder evaluate_datasets, if given (docs/evaluation.md).

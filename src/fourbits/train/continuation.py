@@ -1,7 +1,7 @@
 """The settings that may change when a run continues in its folder, and the effect of a changed length.
 
-A run may become longer or shorter as long as the steps done are those that the new schedule would have made:
-equal learning rates, and samples of equal phases. Its warmup keeps its number of steps.
+A run may become longer or shorter if the new schedule gives the finished steps the same learning rates and
+samples of the same phases. Its warmup keeps its number of steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ LENGTH = ("train.steps", "train.tokens")
 
 
 def changed_settings(stored: RunConfig, config: RunConfig) -> list[str]:
-    """Settings that make `config` another run than `stored`, whatever its length."""
+    """Settings that make `config` a different run from `stored`, whatever its length."""
     free = [*FREE_SETTINGS, *LOCATIONS, *LENGTH]
     config = with_stored_warmup(stored, config)
     if config.optim.warmup_steps == warmup_steps(stored.train.num_steps, stored.optim):
@@ -95,7 +95,7 @@ def extended(
         earlier = [step for step in saved if step <= same]
         raise ValueError(
             f"{where}: train.steps cannot change from {old} to {new} at step {done}: {differs} "
-            f"differs from step {same + 1} on. Go on in a new folder: fourbits train --from {where} "
+            f"differs from step {same + 1} on. Continue in a new folder: fourbits train --from {where} "
             f"--out NEW --train.steps {max(new, done + 1)}"
             + (f", or --from {where}/checkpoints/step_{earlier[-1]}, before that." if earlier else ".")
         )
@@ -114,7 +114,7 @@ def check_phases(old: Mapping[str, Any], new: Mapping[str, Any], samples: int, w
         if not same or len(set(ends)) > 1:
             raise ValueError(
                 f"{where}: the length cannot change: data.phases are parts of the whole run, and samples "
-                f"that were read belong to another phase of the new one. Go on in a new folder: "
+                f"that were read belong to another phase of the new one. Continue in a new folder: "
                 f"fourbits train --from {where} --out NEW."
             )
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class CorruptionError(RuntimeError):
-    """A device gave other bits for a computation than another time, or than other devices."""
+    """A device computed different bits than the time before, or than other devices."""
 
 
 class Mismatch(NamedTuple):
-    """What differs. ranks: those at fault, none where no majority tells; where: the first difference."""
+    """What differs. ranks: those at fault, none without a majority; where: the first difference."""
 
     ranks: tuple[int, ...]
     where: str

@@ -1,7 +1,7 @@
 """Equal runs have equal bits on a GPU, too, whatever operations PyTorch selects.
 
 Its backward pass of attention over long sequences adds in the order in which threads finish, which differs
-from run to run. Everything of ours is deterministic. docs/running.md has the cost.
+from run to run. All kernels of fourbits are deterministic. docs/running.md has the cost.
 """
 
 import os
@@ -19,7 +19,7 @@ _FILL = "fill_uninitialized_memory"
 
 @contextmanager
 def deterministic(wanted: bool, device: str) -> Generator[None]:
-    """Run deterministic operations inside, on a CUDA device if wanted. device: a type, such as cuda.
+    """Run deterministic operations inside, on a CUDA device if requested. device: a type, such as cuda.
 
     An operation without a deterministic form raises RuntimeError, which names it.
     """

@@ -22,7 +22,7 @@ from fourbits.train.model_card import card_of
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An export: how, what was found equal to the run, and what its user should know."""
+    """An export: its options, how it compared with the run, and notes for its user."""
 
     options: ExportOptions
     compared: Compared

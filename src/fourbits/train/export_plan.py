@@ -33,7 +33,7 @@ _Weights = dict[str, ForwardWeight]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """How a run is exported. Raises ValueError for a combination without meaning."""
+    """How a run is exported. Raises ValueError for options that contradict each other."""
 
     format: Format = "hf"
     #: of all weights that are not quantized
@@ -67,7 +67,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """quantization: None for an export without; notes: sentences for the user and the model card."""
+    """quantization: None for an unquantized export; notes: sentences for the user and the model card."""
 
     quantization: Quantization | None = None
     notes: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from fourbits.train.checkpoint import STATE, Checkpoint, open_checkpoint
 from fourbits.train.config import RunConfig, differences
 from fourbits.train.run_folder import RunFolder, read_json
 
-# Settings that decide what the tensors of a checkpoint are, and how its steps count.
+# Settings that determine a checkpoint's tensors, and how its steps are counted.
 FIXED = ("optim.masters", "train.seq_len")
 
 

@@ -13,7 +13,7 @@ OVER_AFTER = 3
 
 
 class HealthLog:
-    """The samples of a run, in its folder. An error of the disk does not end the run."""
+    """The samples of a run, in its folder. A disk error does not end the run."""
 
     def __init__(self, path: Path, last_step: int, notify: Callable[[str], None]) -> None:
         """Continue after `last_step`; lines of later steps, which will be sampled again, are removed."""
@@ -28,7 +28,7 @@ class HealthLog:
             write_whole(path, "".join(f"{line}\n" for line in kept).encode())
 
     def take(self, sample: Sampling, step: int) -> dict[str, float]:
-        """Write a sample, say which alarms begin and end, and return its numbers for metrics.jsonl."""
+        """Write a sample, report which alarms begin and end, and return its numbers for metrics.jsonl."""
         self._last = report = sample.report(self._last)
         for alarm in report.alarms:
             if alarm.kind not in self._raised:
@@ -48,7 +48,7 @@ class HealthLog:
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                self._notify(f"{self._path}: {error.strerror}. The run goes on without it.")
+                self._notify(f"{self._path}: {error.strerror}. The run continues without it.")
 
 
 def read_health(path: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ class HostCopy:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
     def reserve(self, files: Mapping[str, Tensors]) -> None:
-        """Allocate the buffers, which takes longer than to copy."""
+        """Allocate the buffers, which takes longer than copying."""
         for name, tensors in files.items():
             for key, tensor in tensors.items():
                 self._buffer(name, key, self._ranks.local(tensor))
@@ -54,5 +54,5 @@ class HostCopy:
         buffer = self._buffers.get((name, key))
         if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
             buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)
-            self._buffers[name, key] = buffer.zero_()  # the system gives memory where it is written first
+            self._buffers[name, key] = buffer.zero_()  # the system maps memory at the first write
         return buffer

@@ -65,7 +65,7 @@ class Imported:
 
     @property
     def sha256(self) -> str:
-        """Identifies the model: the hash of those of its configuration and weight files."""
+        """Identifies the model: a hash over the hashes of its configuration and weight files."""
         if isinstance(self.opened, DcpModel):
             return self._hash_of({METADATA, *(file.name for file in self.folder.glob("*.distcp"))})
         names = {CONFIG, *(file.name for file in self.folder.glob("*.safetensors"))}

@@ -1,8 +1,8 @@
 """metrics.jsonl: a flushed line per step and per validation, equal for resumed and uninterrupted runs.
 
 A line of kind "rollback" says that the run returned from "step" to the state after step "to": the lines of
-later steps before it no longer count, and the same steps follow again. One of kind "recompute_check" is
-of the check for silent corruption that precedes the step after "step".
+later steps before it no longer count, and the same steps follow again. A line of kind "recompute_check"
+belongs to the check for silent corruption before the step after "step".
 """
 
 import hashlib

@@ -43,7 +43,7 @@ class Opened:
         listener: RunListener,
         start_from: Path | str | None,
     ) -> "Opened":
-        """The same on another rank, by what the first one found: the text is prepared by then."""
+        """The same on another rank, from what rank 0 found; the text has been prepared by then."""
         fork = _source_of(Path(start_from)) if start_from is not None and shared["forks"] else None
         settings = config_from_mapping(
             parse_yaml(shared["settings"], "rank 0"), where="the settings of rank 0"
@@ -109,7 +109,7 @@ def _opened(
         config, message = folder.continued(config)
     finished = None if fork else folder.finished_summary(config.train.num_steps)
     if restarts and folder.summary.is_file():
-        summary = read_json(folder.summary)  # a restart is for failures: a request to end stays one
+        summary = read_json(folder.summary)  # a restart after a failure does not cancel a request to end
         finished = finished or (summary if summary.get("ended") == "interrupted" else None)
     return Opened(data, config, fork, message, finished)
 
@@ -153,7 +153,7 @@ def _fork(path: Path, folder: RunFolder) -> Fork | Imported | None:
 
 
 def _is_ancestor(path: Path, entry: dict[str, Any]) -> bool:
-    """Whether `path` names the run or the checkpoint of an entry of "ancestry", which may be gone by now."""
+    """Whether `path` names the run or checkpoint of an entry of "ancestry", which may no longer exist."""
     if "model" in entry:
         return path.absolute() == Path(entry["model"])
     run = Path(entry["run"])

@@ -1,4 +1,4 @@
-"""ParallelConfig: how several processes share a run. Which bits a run has does not depend on it by design."""
+"""ParallelConfig: how several processes share a run. By design it does not affect the bits of the run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from fourbits.model.config import ModelConfig
 
 #: when gathered weights are freed
 Reshard = Literal["pass", "step"]
-#: elements of a block, which no shard of a layer cuts
+#: elements of a block, which no shard of a layer splits
 _BLOCK = 16
 
 
@@ -17,18 +17,19 @@ class ParallelConfig:
     """How the processes that torchrun starts share a run; one process ignores it.
 
     The ranks form a mesh of replicate x shard x tensor. shard: the ranks over which masters, gradients and
-    moments of one copy of the model are cut (FSDP2); null: all ranks / replicate / tensor. replicate: copies
-    of the model, whose gradients are summed (hybrid sharding, as one copy per node). tensor: neighbouring
-    ranks that share the layers of blocks and the tokens of a micro-batch (tensor and sequence parallelism).
-    gradients: the dtype in which gradients are summed over ranks; FP32 is what one process does. gather: what
-    travels when a layer's weight is put together from its shards, with equal bits: the shortest that its
-    recipe allows (codes and scales, BF16 where it is read so, else FP32), or FP32 masters. gather_weights:
-    consecutive blocks are gathered and their gradients summed together, in groups of at least so many
-    weights; 0: each block by itself. reshard: gathered weights are freed after each pass through their
-    blocks, which takes the least memory, or kept until a step's last micro-batch, which gathers them once
-    per step. accumulate: gradients of a step's micro-batches add up unsharded and are summed over ranks
-    once, or, in the memory of a shard, after every micro-batch. timeout: seconds without progress after
-    which a rank is reported as hung and the run ends.
+    moments of one copy of the model are sharded (FSDP2); null: all ranks / replicate / tensor. replicate:
+    copies of the model, whose gradients are summed (hybrid sharding, such as one copy per node). tensor:
+    neighbouring ranks that share the layers of blocks and the tokens of a micro-batch (tensor and sequence
+    parallelism).
+    gradients: the dtype in which gradients are summed over ranks; a single process sums in FP32. gather: the
+    format in which a layer's weight is gathered from its shards, with equal bits: the most compact that its
+    recipe allows (codes and scales, BF16 if the layer reads only that, else FP32), or FP32 masters.
+    gather_weights: consecutive blocks are gathered and their gradients summed together, in groups of at
+    least this many weights; 0: each block separately. reshard: gathered weights are freed after each pass
+    through their blocks, which takes the least memory, or kept until a step's last micro-batch, so that they
+    are gathered once per step. accumulate: gradients of a step's micro-batches add up unsharded and are
+    summed over ranks once, or, in the memory of a shard, after every micro-batch. timeout: seconds without
+    progress after which a rank is reported as hung and the run ends.
     """
 
     replicate: int = 1

@@ -44,7 +44,7 @@ def same_until(old: RunConfig, new: RunConfig, done: int) -> int:
 
 
 def phase_at(recipe: Recipe, step: int) -> tuple[str, str | None]:
-    """The phases in a step, 1 for the first, and a message where they are others than in the step before."""
+    """The phases in a step, 1 for the first, and a message if they differ from those of the step before."""
     name = phase_name(recipe, step - 1)
     if step == 1 or name == phase_name(recipe, step - 2):
         return name, None

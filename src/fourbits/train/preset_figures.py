@@ -67,7 +67,7 @@ def preset_figures() -> list[PresetFigures]:
 
 
 def with_expected_vocabulary(config: RunConfig) -> RunConfig:
-    """The run with its model's vocabulary to be: a prepared folder's, else the largest that it may be."""
+    """The run with the vocabulary its model will have: a prepared folder's, else the largest possible."""
     paths = config.data.paths
     prepared = len(paths) == 1 and is_prepared(Path(paths[0]))
     own = PreparedData.open(paths[0]).tokenizer.vocab_size if prepared else config.data.vocab_size

@@ -23,18 +23,18 @@ SETTING = "train.recompute_check_interval"
 
 
 def require_repeatable(train: TrainConfig, device: Device) -> None:
-    """Raises ValueError where equal computations may have other bits each time on a device that works."""
+    """Raises ValueError where a healthy device may compute different bits each time."""
     if train.recompute_check_interval is None or device.torch_device == "cpu":
         return
     if device.torch_device != "cuda":
         raise ValueError(
-            f"{SETTING}: must be null on {device.kind}, where PyTorch promises no equal bits, got "
+            f"{SETTING}: must be null on {device.kind}, where PyTorch does not guarantee equal bits, got "
             f"{train.recompute_check_interval}. Set it to null."
         )
     if not train.deterministic:
         raise ValueError(
             f"{SETTING}: train.deterministic must be true on a GPU, got false: without it the backward pass "
-            f"of attention may have other bits each time. Set it to true, or {SETTING} to null."
+            f"of attention may compute different bits each time. Set it to true, or {SETTING} to null."
         )
 
 
@@ -57,7 +57,7 @@ class RecomputeCheck:
 
     def notes(self) -> list[str]:
         """What the log should say of what is compared."""
-        why = "ranks differ in device, version of PyTorch or threads, and may have other bits"
+        why = "ranks differ in device, version of PyTorch or threads, and may compute different bits"
         return [f"{SETTING}: each rank is compared with itself only: {why}"] if self._apart else []
 
     def due(self) -> bool:

@@ -3,8 +3,8 @@
 The weights that led to a loss spike or to a NaN may be bad some steps before anything shows, so that skipping
 one update does not help (PaLM, arXiv:2204.02311, section 5.1: restart about 100 steps before the spike,
 without the batches around it). What a rollback does is a function of the steps that were trained: only
-checkpoints of `train.checkpoint_interval` count, and not those that a signal or a clock caused. So a run that
-is killed before, within or after one ends with the bits of an undisturbed one.
+checkpoints of `train.checkpoint_interval` count, and not those saved on a signal or by the clock. So a run
+that is killed before, within or after one ends with the bits of an undisturbed one.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Rollbacks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RollbackPolicy:
-    """Where a run rolls back to. steps: at least so far; start_step: the step that its own steps follow."""
+    """Where a run rolls back to. steps: at least this far back; start_step: that before its first step."""
 
     steps: int
     interval: int

@@ -52,7 +52,7 @@ def run(
     data or a checkpoint that do not fit, OSError for a full disk, CorruptionError if a check for silent
     corruption failed, and FolderChangedError if the folder was moved or removed; summary.json then records
     the reason.
-    Under torchrun, RankFailedError of any of these.
+    Under torchrun, RankFailedError caused by any of these.
     """
     if config.train.evaluate and on_checkpoint is None:
         raise ValueError(

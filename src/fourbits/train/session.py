@@ -51,7 +51,7 @@ Metrics = MetricsFile | FollowerMetrics
 class Session:
     """A run in this process, from its first or resumed step to its end.
 
-    Of several ranks, each has one. They take the same decisions, and rank 0 writes the files.
+    Of several ranks, each has one. They make the same decisions, and rank 0 writes the files.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class Session:
     def _record(self, pending: PendingStep, metrics: Metrics) -> None:
         """Log the step before this one, and this one too if its numbers have already arrived.
 
-        Several ranks on GPUs never look whether they have: what they decide then must be the same on all.
+        Several ranks on GPUs never check that: when a number arrives differs by rank, and decisions must not.
         """
         self._log_waiting(metrics)
         self.waiting = pending

@@ -50,7 +50,7 @@ class MetricSink(Protocol):
         ...
 
 
-#: name in train.sinks -> what makes the sink; raises ValueError if its package is missing
+#: name in train.sinks -> function that creates the sink; raises ValueError if its package is missing
 _FACTORIES: dict[str, Callable[[], MetricSink]] = {}
 
 

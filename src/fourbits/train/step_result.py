@@ -28,7 +28,7 @@ class StepResult:
     saturated: float | None
     #: the threshold that the loss exceeds, if it is a spike
     spike_threshold: float | None
-    #: what any of several ranks was asked when the step began; nothing, of a process that trains alone
+    #: requests to any of several ranks when the step began; none to a process that trains alone
     requests: RankRequests
     finished: Timestamp
 

@@ -18,7 +18,7 @@ class WandbSink:
         self._run: Any = None
 
     def begin(self, run: SinkRun) -> None:
-        """Start or continue the run. wandb ignores steps that it has already.
+        """Start or continue the run. wandb ignores steps that it already has.
 
         So after a rollback its chart keeps the steps that were trained first.
         """

@@ -11,6 +11,13 @@ from fourbits.compare.report.table import Row
 def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
     """The conclusions that the number of seeds, the emulation, the size and the load allow."""
     sentences = [_about_seeds(comparison, rows), _about_emulation(comparison), _about_size(comparison)]
+    if comparison.stops:
+        sentences.append(
+            "Recipes have unequal numbers of seeds, because those that were decided stopped early. Their "
+            "mean losses are over different seeds and do not compare; gaps do, as they are taken within a "
+            "seed. The intervals of gaps are wider than usual, so that in 95 of 100 comparisons all of them "
+            "hold after every seed, and stopping when they separate is no error."
+        )
     if any(row.speed_ratio is None for row in rows):
         sentences.append(
             "No speed ratio for runs that did not execute under the same load as their baseline."

@@ -1,7 +1,7 @@
 """Finished runs by recipe and seed; each run is paired with the baseline's run of the same seed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,9 @@ import numpy as np
 from fourbits.compare.report.curves import Curve, Line, Steps, common_steps, relative_gap, smooth
 from fourbits.compare.report.runs import Run
 from fourbits.compare.run.provenance import Provenance
-from fourbits.compare.run.run_matrix import RunMatrix
+from fourbits.compare.run.run_matrix import Ablation, RunMatrix
+from fourbits.compare.statistics.interval import CONFIDENCE
+from fourbits.compare.statistics.sequential import Stop
 
 # Hashes in the manifest that must be equal for all recipes of a seed, or the runs are not comparable.
 SHARED = ("initial_weights", "data_order", "validation")
@@ -17,12 +19,18 @@ SHARED = ("initial_weights", "data_order", "validation")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """runs: by recipe, then by seed. provenance: by recipe and seed; None for a run that was resumed."""
+    """runs: by recipe, then by seed; the baseline has every seed that any recipe has.
+
+    provenance: by recipe and seed; None for a run that was resumed. ablation: of recipes that lack one
+    technique; stops: why recipes had no more seeds, empty where all recipes have all seeds.
+    """
 
     name: str
     baseline: str
     runs: Mapping[str, Mapping[int, Run]]
     provenance: Mapping[tuple[str, int], Provenance | None]
+    ablation: Ablation | None = None
+    stops: Mapping[str, Stop] = field(default_factory=dict)
 
     @property
     def recipes(self) -> list[str]:
@@ -39,11 +47,18 @@ class Comparison:
         """The baseline's first run, for what all runs share."""
         return self.runs[self.baseline][self.seeds[0]]
 
+    def confidence(self, *recipes: str) -> float:
+        """Of the interval of a gap between recipes: CONFIDENCE, or that of the look at which one stopped."""
+        stops = [self.stops[recipe] for recipe in recipes if recipe in self.stops]
+        return min(stops, key=lambda stop: stop.seeds).confidence if stops else CONFIDENCE
+
     def check(self) -> None:
         """Raises ValueError if the recipes of a seed did not share initial weights and data."""
         for seed in self.seeds:
             expected = shared_hashes(self.runs[self.baseline][seed])
             for runs in self.runs.values():
+                if seed not in runs:
+                    continue
                 found = shared_hashes(runs[seed])
                 for name in SHARED:
                     if found[name] != expected[name]:
@@ -105,14 +120,27 @@ class Comparison:
         )
 
 
-def read_comparison(matrix: RunMatrix, provenance: Mapping[str, Provenance | None]) -> Comparison:
-    """Read the runs of a matrix. provenance: by key of the run. ValueError if they are not comparable."""
+def read_comparison(
+    matrix: RunMatrix,
+    provenance: Mapping[str, Provenance | None],
+    ran: Mapping[str, Sequence[int]] | None = None,
+    stops: Mapping[str, Stop] | None = None,
+) -> Comparison:
+    """Read the runs of a matrix. ValueError if they are not comparable.
+
+    provenance: by key of the run; ran: the seeds of each recipe that count, None for all; stops: why there
+    are no more.
+    """
     runs = {
-        recipe: {spec.seed: Run.read(spec.folder) for spec in matrix.runs if spec.recipe == recipe}
+        recipe: {
+            spec.seed: Run.read(spec.folder)
+            for spec in matrix.runs
+            if spec.recipe == recipe and (ran is None or spec.seed in ran[recipe])
+        }
         for recipe in matrix.recipes
     }
     by_run = {(spec.recipe, spec.seed): provenance.get(spec.key) for spec in matrix.runs}
-    comparison = Comparison(matrix.name, matrix.baseline, runs, by_run)
+    comparison = Comparison(matrix.name, matrix.baseline, runs, by_run, matrix.ablation, stops or {})
     comparison.check()
     return comparison
 

@@ -13,6 +13,7 @@ from fourbits.compare.report.figures import GapCurves, LossCurves, Switch, gap_c
 from fourbits.compare.report.page import render_page
 from fourbits.compare.report.precision_map import legend, precision_map
 from fourbits.compare.report.run_details import comparison_details, phase_starts, ran_native, switches
+from fourbits.compare.report.side_tables import SideRows
 from fourbits.compare.report.svg import Chart
 from fourbits.compare.report.table import Row, final_table
 from fourbits.compare.report.technique_section import measured_names, technique_section
@@ -44,6 +45,7 @@ def render(comparison: Comparison, context: Context) -> str:
         num_seeds=len(comparison.seeds),
         tokens=comparison.any_run.tokens[-1],
         rows=rows,
+        side_tables=SideRows.of(comparison, rows).shown(comparison),
         colours=variables(names),
         loss=_loss_chart(comparison, context),
         gap=_gap_chart(comparison),

@@ -12,9 +12,14 @@ from fourbits.compare.terminal import print_table
 
 
 def print_comparison(
-    rows: Sequence[Row], baseline: str, seeds: Sequence[int], console: Console | None = None
+    rows: Sequence[Row],
+    baseline: str,
+    seeds: Sequence[int],
+    console: Console | None = None,
+    *,
+    raced: bool = False,
 ) -> None:
-    """Print the rows, and the unit and seeds below them."""
+    """Print the rows, and the unit and seeds below them. raced: whether recipes stopped early."""
     console = console or Console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("recipe", no_wrap=True)
@@ -26,7 +31,8 @@ def print_comparison(
     print_table(table, console)
     note = "; one seed, so no difference between losses is a finding"
     if len(seeds) > 1:
-        note = f"; {PLUS_MINUS}: 95 % interval over seeds (Student's t)"
+        looks = ", those of gaps widened for the looks after each seed" if raced else ""
+        note = f"; {PLUS_MINUS}: 95 % interval over seeds (Student's t){looks}"
     console.print(
         f"losses in nats per token, gaps to {baseline}; {plural(len(seeds), 'seed')} "
         f"({', '.join(map(str, seeds))}){note}",

@@ -78,6 +78,11 @@ class Run:
         return self.validation.get("step", np.empty(0)).astype(np.int64)
 
     @property
+    def final_loss(self) -> float:
+        """Validation loss after the last step, nats per token."""
+        return float(self.validation["val_loss"][-1])
+
+    @property
     def finished(self) -> bool:
         """Whether the run reached its last step."""
         return self.summary.get("ended") == "finished"

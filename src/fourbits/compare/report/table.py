@@ -7,8 +7,8 @@ from typing import Any
 
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.divergence import Stability, judge
-from fourbits.compare.report.interval import margin
 from fourbits.compare.report.runs import Run
+from fourbits.compare.statistics.interval import margin
 from fourbits.settings import to_dict
 
 
@@ -17,7 +17,8 @@ class Row:
     """One recipe. The fields are the keys in table.json.
 
     Losses are in nats per token; *_spread is the standard deviation over seeds, and *_margin half the width
-    of the 95 % interval around the mean (Student's t), both None for one seed. Gaps to the baseline are
+    of the 95 % interval around the mean (Student's t), both None for one seed; the margin of a gap allows for
+    the looks of a comparison that stops early. Gaps to the baseline are
     computed per seed, then averaged. Losses and gaps are None if a run did not reach its last step.
     speed_ratio: to the baseline, None unless both executed under the same load. verdict: the worst
     over seeds.
@@ -80,10 +81,10 @@ def _row(comparison: Comparison, recipe: str) -> Row:
     runs, base = comparison.runs[recipe], comparison.runs[comparison.baseline]
     finished = {seed: run for seed, run in runs.items() if run.finished and base[seed].finished}
     complete = len(finished) == len(runs)
-    losses = [_final_loss(run) for run in finished.values()] if complete else []
-    gaps = [_final_loss(run) - _final_loss(base[seed]) for seed, run in finished.items()] if complete else []
-    percents = [100 * gap / _final_loss(base[seed]) for seed, gap in zip(finished, gaps, strict=False)]
-    worst = _worst(comparison, recipe)
+    losses = [run.final_loss for run in finished.values()] if complete else []
+    gaps = [run.final_loss - base[seed].final_loss for seed, run in finished.items()] if complete else []
+    percents = [100 * gap / base[seed].final_loss for seed, gap in zip(finished, gaps, strict=False)]
+    worst, confidence = _worst(comparison, recipe), comparison.confidence(recipe)
     return Row(
         recipe=recipe,
         digest=next(iter(runs.values())).manifest["recipe"]["digest"],
@@ -93,9 +94,9 @@ def _row(comparison: Comparison, recipe: str) -> Row:
         val_loss_margin=margin(losses),
         gap_nats=_mean(gaps),
         gap_nats_spread=_deviation(gaps),
-        gap_nats_margin=margin(gaps),
+        gap_nats_margin=margin(gaps, confidence),
         gap_percent=_mean(percents),
-        gap_percent_margin=margin(percents),
+        gap_percent_margin=margin(percents, confidence),
         train_loss=_mean([run.summary["train_loss"] for run in finished.values()]) if complete else None,
         tokens_per_second=statistics.fmean(comparison.speed(recipe, seed) for seed in runs),
         speed_ratio=_speed_ratio(comparison, recipe),
@@ -105,17 +106,12 @@ def _row(comparison: Comparison, recipe: str) -> Row:
     )
 
 
-def _final_loss(run: Run) -> float:
-    """Validation loss after the last step."""
-    return float(run.validation["val_loss"][-1])
-
-
 def _speed_ratio(comparison: Comparison, recipe: str) -> float | None:
     """Mean over the seeds whose run and baseline executed under the same load."""
     base = comparison.baseline
     ratios = [
         comparison.speed(recipe, seed) / comparison.speed(base, seed)
-        for seed in comparison.seeds
+        for seed in comparison.runs[recipe]
         if (own := comparison.provenance[recipe, seed]) and own.comparable(comparison.provenance[base, seed])
     ]
     return statistics.fmean(ratios) if ratios else None

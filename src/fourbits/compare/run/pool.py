@@ -108,12 +108,14 @@ class Pool:
     def execute(self, numbers: Sequence[int], stop: StopRequest, record: Callable[[Worker], None]) -> None:
         """Execute runs of the matrix in this order, and call `record` after each that ended.
 
+        Workers that have started stay for the next call.
+
         After a request to stop, or after an error, runs under way finish their step and save. Re-raises the
         error of a run, and raises WorkerDiedError for a process that died.
         """
         pending = deque(numbers)
         failure: Exception | None = None
-        for number in range(min(self.jobs.parallel, len(pending))):
+        for number in range(len(self.workers), min(self.jobs.parallel, len(pending))):
             gpu = self.jobs.gpus[number % len(self.jobs.gpus)] if self.jobs.gpus else None
             self.workers.append(Worker(self.matrix, self.jobs.threads, gpu))
         while True:

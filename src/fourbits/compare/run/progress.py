@@ -58,6 +58,11 @@ class MatrixProgress:
         self._num_ended += 1
         self.refresh()
 
+    def skip_runs(self, number: int) -> None:
+        """Count so many runs as ended that will not execute."""
+        self._num_ended += number
+        self.refresh()
+
     def refresh(self) -> None:
         """Update the bar of all runs."""
         done = self._num_ended + sum(run.share for run in self._active.values())

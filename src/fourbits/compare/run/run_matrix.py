@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fourbits.recipe.ablations import ablation_name, without
 from fourbits.recipe.presets import get_recipe
+from fourbits.recipe.recipe import Recipe
 from fourbits.train.config import RunConfig
 
 BASELINE = "bf16"
@@ -33,8 +35,24 @@ class RunSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Ablation:
+    """A recipe, and the techniques of which one run each is without one."""
+
+    recipe: str
+    techniques: tuple[str, ...]
+
+    @property
+    def recipes(self) -> dict[str, str]:
+        """Technique -> the name of the recipe without it."""
+        return {technique: ablation_name(self.recipe, technique) for technique in self.techniques}
+
+
+@dataclass(frozen=True, slots=True)
 class RunMatrix:
-    """All runs, in execution order. name: of the configuration; baseline: name of a recipe."""
+    """All runs, in execution order. name: of the configuration; baseline: name of a recipe.
+
+    ablation: what was derived from which recipe, if anything was.
+    """
 
     name: str
     out: Path
@@ -42,6 +60,7 @@ class RunMatrix:
     recipes: tuple[str, ...]
     seeds: tuple[int, ...]
     runs: tuple[RunSpec, ...]
+    ablation: Ablation | None = None
 
     @property
     def data_cache(self) -> Path:
@@ -50,13 +69,19 @@ class RunMatrix:
 
 
 def build_matrix(
-    config: RunConfig, name: str, recipes: Sequence[str], seeds: Sequence[int], out: Path
+    config: RunConfig,
+    name: str,
+    recipes: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    ablate: Sequence[str] = (),
 ) -> RunMatrix:
-    """The runs of a comparison. recipes: shipped names or YAML files.
+    """The runs of a comparison. recipes: shipped names or YAML files. ablate: techniques to remove, each in a
+    recipe of its own, from the one recipe besides bf16, which is then added as the baseline if it is missing.
 
     The baseline is bf16 if present, else the first recipe. All recipes of a seed run before the next seed
     begins, the baseline first, so that an interrupted comparison contains complete pairs. Raises ValueError
-    for unknown or repeated recipes and repeated seeds.
+    for unknown or repeated recipes, techniques and seeds.
     """
     if config.train.time_limit is not None:
         raise ValueError(
@@ -64,9 +89,13 @@ def build_matrix(
             "Stop it with timeout -s TERM SECONDS and rerun it."
         )
     chosen = [get_recipe(recipe) for recipe in recipes]
+    ablation = None
+    if ablate:
+        _check_distinct("--ablate", "technique", ablate)
+        chosen, ablation = _ablated(chosen, ablate)
     names = [recipe.name for recipe in chosen]
-    _check_distinct("recipe", names)
-    _check_distinct("seed", [str(seed) for seed in seeds])
+    _check_distinct("--recipes", "recipe", names)
+    _check_distinct("--seeds", "seed", [str(seed) for seed in seeds])
     for recipe in names:
         if not re.fullmatch(r"[\w.+-]*\w", recipe):
             raise ValueError(
@@ -85,13 +114,27 @@ def build_matrix(
         for seed in seeds
         for recipe in chosen
     ]
-    return RunMatrix(name, out, baseline, tuple(recipe.name for recipe in chosen), tuple(seeds), tuple(runs))
+    ordered = tuple(recipe.name for recipe in chosen)
+    return RunMatrix(name, out, baseline, ordered, tuple(seeds), tuple(runs), ablation)
 
 
-def _check_distinct(kind: str, values: Sequence[str]) -> None:
+def _ablated(chosen: Sequence[Recipe], techniques: Sequence[str]) -> tuple[list[Recipe], Ablation]:
+    """bf16, the recipe to ablate, and that recipe without each technique."""
+    full = [recipe for recipe in chosen if recipe.name != BASELINE]
+    if len(full) != 1:
+        raise ValueError(
+            f"--ablate: removes techniques from one recipe, so --recipes must name one besides {BASELINE}, "
+            f"got {', '.join(recipe.name for recipe in full) or 'none'}. Name one."
+        )
+    derived = [without(full[0], technique) for technique in techniques]
+    baseline = [recipe for recipe in chosen if recipe.name == BASELINE] or [get_recipe(BASELINE)]
+    return [*baseline, *full, *derived], Ablation(full[0].name, tuple(techniques))
+
+
+def _check_distinct(option: str, kind: str, values: Sequence[str]) -> None:
     """Raises ValueError for no value and for a repeated one."""
     if not values:
-        raise ValueError(f"--{kind}s: must name at least one {kind}, got none. Name one.")
+        raise ValueError(f"{option}: must name at least one {kind}, got none. Name one.")
     for value in values:
-        if values.count(value) > 1:
-            raise ValueError(f"--{kind}s: the {kind} {value} is repeated. Name it once.")
+        if list(values).count(value) > 1:
+            raise ValueError(f"{option}: the {kind} {value} is repeated. Name it once.")

@@ -1,8 +1,8 @@
 """Parameters [E, N, K] or [E, K, N] that hold the weights of E linear layers: the experts of a mixture.
 
-Modules of transformers' experts interface say what they compute. Of others the source is read: a parameter
-that a batched or grouped GEMM multiplies by is one, and so are those that methods read and multiply by in a
-module about experts. Whether they did, the audit says.
+Modules of transformers' experts interface declare what they compute. The source of others is read: a
+parameter that a batched or grouped GEMM multiplies by is one, and so are those that methods read and multiply
+by in a module named after experts. The audit reports whether they did.
 """
 
 import ast
@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from fourbits.linear.source import computing_nodes, own_attribute
 
-#: what names of classes and modules say of experts
+#: names of classes and modules that hold experts
 _EXPERTS = re.compile(r"expert|moe(?![a-z])|grouped", re.IGNORECASE)
 _GROUPED = ("_grouped_mm", "grouped_mm")
 _PRODUCTS = (*_GROUPED, "bmm", "matmul", "mm", "linear", "einsum")
@@ -35,10 +35,10 @@ def stacked_parameters(name: str, module: nn.Module) -> dict[str, bool]:
     if not found or type(module).__module__.partition(".")[0] == "torch":
         return {}
     read, products, factors, elsewhere = _reads_and_products(type(module))
-    about_experts = bool(_EXPERTS.search(type(module).__name__) or _EXPERTS.search(name))
+    named_after_experts = bool(_EXPERTS.search(type(module).__name__) or _EXPERTS.search(name))
 
     def is_factor(key: str) -> bool:
-        named = about_experts or bool(products & set(_GROUPED)) or bool(_EXPERTS.search(key))
+        named = named_after_experts or bool(products & set(_GROUPED)) or bool(_EXPERTS.search(key))
         return key in factors or (key in read - elsewhere and bool(products) and named)
 
     return {key: False for key in found if is_factor(key)}

@@ -16,7 +16,7 @@ from fourbits.quant.reference.hadamard import FACTORS, sign_vector
 
 #: strides 1, 2, 4 and 8 mix sixteen neighbours; the later ones mix such sixteens
 _NEIGHBOURS = 16
-#: axis 1 is transposed in so many batches, if the groups divide by it; threads share them
+#: axis 1 is transposed in this many batches, if it divides the groups; threads share them
 _BATCHES = 64
 #: elements whose intermediate results stay in the cache
 _PART = 1 << 21

@@ -1,4 +1,4 @@
-"""Block scales inside kernels. docs/nvfp4.md, sections 7 and 13; the reference is scaling.py.
+"""Block scales inside kernels. docs/nvfp4.md, sections 7 and 13; the reference is reference/scales.py.
 
 Maxima are patterns of magnitudes compared as integers: exact in any order, and NaN is not lost.
 """

@@ -1,4 +1,4 @@
-"""The specification of operands of groups of rows: each group is a tensor of its own."""
+"""The specification of operands of groups of rows: each group is quantized as a separate tensor."""
 
 import itertools
 from collections.abc import Callable, Sequence

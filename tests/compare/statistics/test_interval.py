@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from fourbits.compare.report.interval import margin, probability_within, t_quantile
+from fourbits.compare.statistics.interval import margin, probability_within, t_quantile
 
 # Two-sided 95 % points as printed in tables: M. Abramowitz and I. Stegun (1964), table 26.10, column 0.95.
 PRINTED = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}

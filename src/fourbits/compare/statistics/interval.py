@@ -8,15 +8,15 @@ from functools import cache
 CONFIDENCE = 0.95
 
 
-def margin(values: Sequence[float]) -> float | None:
-    """Half the width of the interval around the mean that holds the expected value with CONFIDENCE.
+def margin(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
+    """Half the width of the interval around the mean that holds the expected value with this confidence.
 
     None below two values. Values are taken for independent and normally distributed.
     """
     n = len(values)
     if n < 2:
         return None
-    return t_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n)
+    return t_quantile(n - 1, confidence) * statistics.stdev(values) / math.sqrt(n)
 
 
 @cache
