@@ -181,8 +181,10 @@ def _config_of(start: Path | None) -> str:
         raise ValueError("CONFIG must be given: a preset, a YAML file, or RUN/config.yaml.")
     if is_imported(start):
         raise ValueError(
-            f"--from {start}: a model has no settings for training. Pass a CONFIG, too, such as the preset "
-            f"30m{', of which everything but the model counts' if has_configuration(start) else ''}."
+            f"--from {start}: a transformers model has no settings for training. Pass a CONFIG, too, such as "
+            "the preset 30m, of which everything but the model counts."
+            if has_configuration(start)
+            else f"--from {start}: a DCP checkpoint has no settings. Pass a CONFIG, too, with its model."
         )
     return str((start.parents[1] if start.parent.name == "checkpoints" else start) / "config.yaml")
 
