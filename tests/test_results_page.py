@@ -39,5 +39,16 @@ def test_our_losses_are_recorded_and_their_ratio_is_right(row):
     assert more == f"{100 * (float(found) / float(baseline) - 1):.2f} %"
 
 
+def test_ratios_of_proxies_are_those_of_their_table_and_agree_as_the_text_says():
+    _, _, first, *others = rows("Proxies")
+    for row in (first, *others):
+        pairs = [(row[1], first[1], row[2]), (row[3], first[3], row[4])]
+        for value, base, ratio in pairs if row[3] else pairs[:1]:
+            # The quotient, rounded half up to four digits.
+            assert abs(float(value) / float(base) - float(ratio)) <= 0.5e-4 + 1e-12
+        if row[3]:
+            assert abs(float(row[2]) / float(row[4]) - 1) < 0.005
+
+
 def test_losses_of_all_machines_are_shown():
     assert {row[1] for row in OWN} == {"CPU", "H100", "H200"}
