@@ -7,8 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from fourbits.cli.main import main
 from fourbits.exchange.dcp.llama import load_dcp
@@ -36,8 +36,8 @@ def root(tmp_path_factory) -> Path:
     trained(folder)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.save(titan(rows=ROWS), checkpoint_id=folder / "titan", no_dist=True)
-        dcp.save(megatron(rows=ROWS), checkpoint_id=folder / "megatron", no_dist=True)
+        save(titan(rows=ROWS), checkpoint_id=folder / "titan", no_dist=True)
+        save(megatron(rows=ROWS), checkpoint_id=folder / "megatron", no_dist=True)
     return folder
 
 
@@ -103,9 +103,7 @@ def test_what_does_not_fit_is_one_line_and_leaves_no_run(root, tmp_path, capsys,
 
 def test_a_config_must_be_given(root, capsys):
     assert train("--from", root / "titan") == 2
-    assert (
-        "has no settings for training. Pass a CONFIG, too, such as the preset 30m." in capsys.readouterr().err
-    )
+    assert "a DCP checkpoint has no settings. Pass a CONFIG, too, with its model." in capsys.readouterr().err
 
 
 class Runs:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from fourbits.exchange.dcp.llama import load_dcp
 from fourbits.model.config import ModelConfig, RopeScaling
@@ -34,7 +34,7 @@ def test_logits_are_those_of_the_model_that_was_saved(tmp_path):
     folder = tmp_path / "checkpoint" / f"step-{titan.STEPS}"
     model = titan.config(str(tmp_path)).model_spec.model.build()
     state = model.state_dict()
-    dcp.load(state, checkpoint_id=folder)
+    load(state, checkpoint_id=folder)
     model.load_state_dict(state)
     tokens = torch.randint(0, 64, (2, titan.SEQUENCE), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(titan.SEQUENCE).expand(2, -1).contiguous()
