@@ -29,7 +29,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fourbits.cli.compare_measure import check_options, measure_and_print
+from fourbits.cli.compare_measure import add_measure_arguments, check_options, measure_and_print
 from fourbits.cli.program import again, change_folder, command_line
 from fourbits.compare.compare import Commands, compare
 from fourbits.compare.report.print_table import print_comparison
@@ -78,34 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="go seed by seed, drop recipes that are worse, and stop when intervals are separated",
     )
     parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/compare-CONFIG)")
-    parser.add_argument(
-        "--proxies",
-        action="store_true",
-        help="train bf16 alone, and measure loss and gradient of the recipes on it",
-    )
-    parser.add_argument(
-        "--sensitivity",
-        action="store_true",
-        help="train bf16 alone, rank its layers by what the recipe costs in each, and propose a recipe",
-    )
-    parser.add_argument(
-        "--from",
-        dest="from_run",
-        metavar="RUN",
-        help="with --proxies or --sensitivity: measure this run, and train nothing",
-    )
-    parser.add_argument(
-        "--keep-flops",
-        type=float,
-        metavar="SHARE",
-        help="with --sensitivity: share of linear-layer FLOPs to keep in BF16 (default: the recipe's own)",
-    )
-    parser.add_argument(
-        "--measure-tokens",
-        type=int,
-        metavar="N",
-        help="with these two: validation tokens (default: three batches on a CPU, 262,144 on a GPU)",
-    )
+    add_measure_arguments(parser)
     parser.add_argument(
         "--techniques",
         action="store_true",

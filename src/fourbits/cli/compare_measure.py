@@ -1,7 +1,7 @@
 """`fourbits compare --proxies` and `--sensitivity`: measure recipes on one BF16 checkpoint."""
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,38 @@ from fourbits.settings import to_dict
 PROXIES_JSON, SENSITIVITY_JSON = "proxies.json", "sensitivity.json"
 #: tokens that a GPU measures by default; a CPU measures three batches
 GPU_TOKENS = 262_144
+
+
+def add_measure_arguments(parser: ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--proxies",
+        action="store_true",
+        help="train bf16 alone, and measure loss and gradient of the recipes on it",
+    )
+    parser.add_argument(
+        "--sensitivity",
+        action="store_true",
+        help="train bf16 alone, rank its layers by what the recipe costs in each, and propose a recipe",
+    )
+    parser.add_argument(
+        "--from",
+        dest="from_run",
+        metavar="RUN",
+        help="with --proxies or --sensitivity: measure this run, and train nothing",
+    )
+    parser.add_argument(
+        "--keep-flops",
+        type=float,
+        metavar="SHARE",
+        help="with --sensitivity: share of linear-layer FLOPs to keep in BF16 (default: the recipe's own)",
+    )
+    parser.add_argument(
+        "--measure-tokens",
+        type=int,
+        metavar="N",
+        help="with these two: validation tokens (default: three batches on a CPU, 262,144 on a GPU)",
+    )
 
 
 def check_options(args: Namespace) -> bool:
