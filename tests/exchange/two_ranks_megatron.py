@@ -16,19 +16,10 @@ VOCABULARY, LENGTH = 52, 12
 TOKENS = torch.arange(LENGTH)[None] * 5 % VOCABULARY
 
 
-def saved(rank):
-    """The logits [1, T, V]; the checkpoint is beside the result file."""
-    warnings.simplefilter("ignore")
-    from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
+def configured():
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    # it asks for the CUDA device and its generator, and on a CPU needs neither
-    torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"
-    tensor_parallel.get_cuda_rng_tracker = lambda: SimpleNamespace(fork=contextlib.nullcontext)
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    config = TransformerConfig(
+    return TransformerConfig(
         num_layers=len(CONFIG.pattern),
         hidden_size=CONFIG.d_model,
         num_attention_heads=CONFIG.num_heads,
@@ -48,9 +39,15 @@ def saved(rank):
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
     )
+
+
+def built():
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
     torch.manual_seed(0)
     model = GPTModel(
-        config,
+        configured(),
         get_gpt_layer_local_spec(normalization="RMSNorm"),
         vocab_size=VOCABULARY,
         max_sequence_length=64,
@@ -63,6 +60,19 @@ def saved(rank):
     for parameter in model.parameters():
         if parameter.dim() == 1:  # whole on each rank
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=rng)
+    return model
+
+
+def saved(rank):
+    """The logits [1, T, V]; the checkpoint is beside the result file."""
+    warnings.simplefilter("ignore")
+    from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+
+    # it asks for the CUDA device and its generator, and on a CPU needs neither
+    torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"
+    tensor_parallel.get_cuda_rng_tracker = lambda: SimpleNamespace(fork=contextlib.nullcontext)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+    model = built()
     folder = Path(sys.argv[3]).parent / "iter_0000001"
     folder.mkdir(exist_ok=True)
     dist_checkpointing.save(model.sharded_state_dict(), str(folder))
