@@ -284,7 +284,7 @@ class Trainer:
         return self._sums.loss
 
     def _spike(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the loss is a spike, bool, and the threshold that it exceeds, FP32, NaN if it is none."""
+        """Whether the loss is a spike, bool, and the threshold that it exceeds, FP32, NaN if it does not."""
         if self.spikes is None:
             return torch.zeros_like(loss, dtype=torch.bool), self._uncounted
         spiked, threshold = self.spikes.compare(loss)

@@ -26,7 +26,7 @@ class Alarm(NamedTuple):
 
     kind: str
     layers: tuple[str, ...]
-    #: of the worst layer
+    #: measurement of the worst layer
     value: float
     text: str
 

@@ -39,9 +39,9 @@ _ROLE_AXES = {"fprop.lhs": 1, "fprop.rhs": 1, "dgrad.lhs": 1, "dgrad.rhs": 0, "w
 class Shape(NamedTuple):
     """The key of a plan, apart from its table."""
 
-    #: of X [M, K]
+    #: signature of X [M, K]
     x: Signature
-    #: of W [E, N, K], or [E, K, N] if transposed
+    #: shape of W [E, N, K], or [E, K, N] if transposed
     weight: tuple[int, int, int]
     weight_dtype: torch.dtype
     transposed: bool
