@@ -103,6 +103,6 @@ class RecomputeCheck:
         nodes = self._ranks.gathered(platform.node())
         text = f"ranks have different bits for one micro-batch, {mismatch.where}"
         if not mismatch.ranks:
-            return f"{text}, and there is no majority to say which are wrong"
+            return f"{text}, and there is no majority that says which are wrong"
         names = ", ".join(f"{rank} on {nodes[rank]}" for rank in mismatch.ranks)
         return f"{text}: rank {names} is at fault"

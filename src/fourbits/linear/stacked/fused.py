@@ -273,7 +273,7 @@ def _dgrad(
     saved: list[Tensor],
     dy: Tensor,
 ) -> Tensor:
-    """dX, by Fprop's operand of W where both are the same, else by one of its own."""
+    """dX, from Fprop's operand W where Dgrad shares it, else from a separate one."""
     axis = _axis("dgrad.rhs", call.transposed)
     if plan.table.shares_weight:
         rhs = GroupedOperand(saved.pop(0), saved.pop(0), axis, plan.table.dgrad.rhs)
