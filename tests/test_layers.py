@@ -56,6 +56,11 @@ ROOM_BANNED = {
     ("compare.run", "compare.report"),
     ("compare.run", "compare.techniques"),
     ("compare.techniques", "compare.report"),
+    ("compare.proxies", "compare.report"),
+    ("compare.run", "compare.proxies"),
+    ("compare.techniques", "compare.proxies"),
+    ("compare.statistics", "compare.run"),
+    ("compare.statistics", "compare.report"),
 }
 
 # A room holds one way to compute. It is reached from its own package through the entries named here, from the

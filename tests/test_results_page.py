@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fourbits.harness.suites import PAPER_RESULTS
+from fourbits.recipe.presets import get_recipe
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "results.md").read_text()
@@ -37,6 +38,31 @@ def test_our_losses_are_recorded_and_their_ratio_is_right(row):
     assert re.search(rf"\b{re.escape(found)}\b", recorded)
     assert re.search(rf"\b{re.escape(baseline)}\b", recorded)
     assert more == f"{100 * (float(found) / float(baseline) - 1):.2f} %"
+
+
+def test_ratios_of_proxies_are_those_of_their_table_and_agree_as_the_text_says():
+    _, _, first, *others = rows("Proxies")
+    for row in (first, *others):
+        pairs = [(row[1], first[1], row[2]), (row[3], first[3], row[4])]
+        for value, base, ratio in pairs if row[3] else pairs[:1]:
+            # The quotient, rounded half up to four digits.
+            assert abs(float(value) / float(base) - float(ratio)) <= 0.5e-4 + 1e-12
+        if row[3]:
+            assert abs(float(row[2]) / float(row[4]) - 1) < 0.005
+
+
+def test_the_command_for_proxies_names_recipes_with_the_forwards_of_the_table():
+    names = re.search(r"--proxies --recipes ([\w -]+?) --train", PAGE)
+    assert names is not None
+    forwards = [get_recipe(name).fprop for name in names[1].split()]
+    found = [(each.rhs.block_size, each.lhs.scale_rule, each.rhs.scale_rule) for each in forwards]
+    assert found == [
+        ((1, 16), "max", "max"),
+        ((1, 16), "4over6-mse", "4over6-mse"),
+        ((16, 16), "max", "max"),
+        ((16, 16), "4over6-mse", "4over6-mse"),
+    ]
+    assert all(each.lhs.block_size == (1, 16) for each in forwards)
 
 
 def test_losses_of_all_machines_are_shown():

@@ -46,7 +46,7 @@ def test_a_comparison_prints_its_table_and_the_location_of_the_report(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["bf16", "nvfp4"]
     assert "1 seed (0)" in lines[3]
-    assert lines[4] == "Tokens and time to the loss that bf16 had after 90 and 100 % of its tokens"
+    assert lines[5] == "Tokens and time to the loss that bf16 had after 90 and 100 % of its tokens"
     assert lines[-1] == f"report: {(tmp_path / 'out' / 'report.html').as_uri()}"
 
 

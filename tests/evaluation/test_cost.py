@@ -10,7 +10,7 @@ from fourbits.generate.held import calibrate, in_use, recipe_layers
 from fourbits.linear.convert import convert
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.presets import recipe_from_mapping
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.ranks import Ranks
 from support.small_models import attention_model
 
 RECIPE = recipe_from_mapping({"base": "nvfp4", "keep_bf16": {"first_blocks": 0, "last_blocks": 0}}, "test")

@@ -20,7 +20,7 @@ from fourbits.plan.calibration import (
 )
 from fourbits.plan.gpus import GPUS
 from fourbits.plan.rates import DECLARED, Rates, gemm_seconds
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.ranks import Ranks
 
 H200 = GPUS["h200"]
 SHAPES = ((8192, 8192, 8192), (16384, 6144, 2048), (6144, 2048, 16384))

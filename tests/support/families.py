@@ -43,6 +43,11 @@ GPT: dict[str, Any] = {
 MAMBA: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 8}
 
 
+def noise(*sizes: int) -> torch.Tensor:
+    """The same numbers in every process, also for inputs that are made when this module is imported."""
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+
+
 def causal(name: str, sizes: Mapping[str, Any], **more: Any) -> Family:
     """A causal language model whose class and config are called after the family."""
     return lambda: (
@@ -163,10 +168,10 @@ def sound(name: str) -> Family:
         "classifier_proj_size": 32,
         "mask_time_prob": 0.0,
     }
-    return classifying(name, "ForSequenceClassification", sizes, input_values=torch.randn(2, 800))
+    return classifying(name, "ForSequenceClassification", sizes, input_values=noise(2, 800))
 
 
-IMAGES = torch.randn(2, 3, 32, 32)
+IMAGES = noise(2, 3, 32, 32)
 SEEN: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,

@@ -16,7 +16,7 @@ from fourbits.train.background import BackgroundSaver
 from fourbits.train.checkpoint import checkpoints, load_tensors, open_checkpoint, save_checkpoint
 from fourbits.train.keeper import CheckpointKeeper
 from fourbits.train.load_run import open_trained
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.ranks import Ranks
 from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 
@@ -151,7 +151,7 @@ def test_the_last_save_is_complete_when_the_run_ends(config, data_cache, tmp_pat
         threading.Event().wait(0.3)
         return save_checkpoint(folder, step, files, state)
 
-    monkeypatch.setattr("fourbits.train.ranks.alone.save_checkpoint", slow)
+    monkeypatch.setattr("fourbits.train.ranks.ranks.save_checkpoint", slow)
     stop = StopRequest()
     stop.signal = signal.SIGTERM
     settings = override(config, {"train.background_saves": True})
@@ -165,7 +165,7 @@ def test_a_save_that_fails_ends_the_run_and_says_so(config, data_cache, tmp_path
     def full(folder, step, files, state):
         raise OSError(errno.ENOSPC, "No space left on device", str(folder))
 
-    monkeypatch.setattr("fourbits.train.ranks.alone.save_checkpoint", full)
+    monkeypatch.setattr("fourbits.train.ranks.ranks.save_checkpoint", full)
     settings = override(config, {"train.background_saves": True, "train.checkpoint_interval": 1})
     with pytest.raises(OSError, match="No space left"):
         run(settings, tmp_path / "run", stop=StopRequest(), data_cache=data_cache)

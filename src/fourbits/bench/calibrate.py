@@ -29,7 +29,7 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import Operand, quantize, quantizer
 from fourbits.quant.request import OperandInputs, OperandRequest, signature_of
 from fourbits.recipe.presets import get_recipe
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.ranks import Ranks
 from fourbits.version import VERSION
 
 Log = Callable[[str], None]

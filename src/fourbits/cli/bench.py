@@ -34,7 +34,7 @@ from fourbits.compare.terminal import print_table
 from fourbits.plan.calibration import how_to_use, to_json
 from fourbits.train.parallel import ParallelConfig
 from fourbits.train.ranks.join import joined
-from fourbits.train.ranks.launcher import place
+from fourbits.train.ranks.launcher import launched_rank
 
 EXAMPLE = "fourbits bench linear --json"
 #: the benchmarks that torchrun may start
@@ -78,7 +78,7 @@ def run(args: Namespace) -> int:
             log = _print_progress if ranks.is_first else lambda line: None
             measured = bench_ranks(ranks, request, log)
             return _show(measured, args) if ranks.is_first else 0
-    if (where := place()) is not None and where.world > 1:
+    if (where := launched_rank()) is not None and where.world > 1:
         raise ValueError(
             f"bench {args.what}: runs in one process, and torchrun started {where.world}. Use torchrun for "
             f"fourbits bench {RANKS} and {CALIBRATE} only."

@@ -14,6 +14,10 @@ With one seed, differences are noise; with several, the gap to the baseline has 
 --stop-early looks at the intervals after each seed, drops recipes that are worse than the best, and ends when
 the last one is separated from the baseline; the error of all looks together stays 5 %.
 
+--proxies and --sensitivity measure the recipes on the trained bf16 run of the first seed, or on the run that
+--from names, without training them: what quantizing costs in loss and gradient, for each recipe or in each
+layer. --sensitivity also writes OUT/RECIPE-sensitive.yaml, a recipe that keeps the costliest layers in BF16.
+
 --ablate TECHNIQUE ... also trains the recipe without each of the techniques named: rht, sr, 2d, 4over6,
 bf16-blocks.
 """
@@ -25,6 +29,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fourbits.cli.compare_measure import add_measure_arguments, check_options, measure_and_print
 from fourbits.cli.program import again, change_folder, command_line
 from fourbits.compare.compare import Commands, compare
 from fourbits.compare.report.print_table import print_comparison
@@ -32,7 +37,7 @@ from fourbits.compare.report.side_table import print_side_table
 from fourbits.compare.run.execute import Interrupted
 from fourbits.compare.run.jobs import Jobs, choose_jobs
 from fourbits.compare.run.progress import MatrixProgress
-from fourbits.compare.run.run_matrix import RunMatrix, build_matrix
+from fourbits.compare.run.run_matrix import BASELINE, RunMatrix, build_matrix
 from fourbits.train.config import load_config
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.stop import exit_code
@@ -42,6 +47,11 @@ OVERRIDES = True
 
 # Setting -> the option that replaces it here.
 REPLACED = {"recipe": "--recipes", "train.seed": "--seeds"}
+
+# Options that `fourbits demo` does not have.
+DEFAULTS = {"ablate": (), "stop_early": False, "proxies": False, "sensitivity": False} | dict.fromkeys(
+    ("from_run", "keep_flops", "measure_tokens")
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,6 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="go seed by seed, drop recipes that are worse, and stop when intervals are separated",
     )
     parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/compare-CONFIG)")
+    add_measure_arguments(parser)
     parser.add_argument(
         "--techniques",
         action="store_true",
@@ -93,7 +104,26 @@ def run(args: Namespace) -> int:
                 f"--{given[0]}: cannot be set for a comparison. Use {option}; a recipe can be a YAML file."
             )
     out = Path(args.out or f"runs/compare-{Path(args.config).stem}")
+    if check_options(args):
+        return _measure(args, out)
     return compare_and_print(args, out, words(args, out))
+
+
+def _measure(args: Namespace, out: Path) -> int:
+    """As `compare_and_print`, for measurements on a bf16 run."""
+    config = load_config(args.config, RUN_PRESETS, args.overrides)
+    recipes = args.recipes if BASELINE in args.recipes else [BASELINE, *args.recipes]
+    matrix = build_matrix(config, Path(args.config).stem, recipes, args.seeds, out, args.ablate)
+    resume = command_line(words(args, out))
+    try:
+        return measure_and_print(args, matrix, choose_jobs(matrix, args.jobs), resume)
+    except Interrupted as stop:
+        return _stopped(stop, resume)
+
+
+def _stopped(stop: Interrupted, resume: str) -> int:
+    Console(stderr=True).print(f"stopped; resume with: {resume}", markup=False, soft_wrap=True)
+    return exit_code(stop.signal.name)
 
 
 def compare_and_print(args: Namespace, out: Path, resume: Sequence[str]) -> int:
@@ -114,8 +144,7 @@ def compare_and_print(args: Namespace, out: Path, resume: Sequence[str]) -> int:
             matrix, progress, commands, jobs, techniques=args.techniques, stop_early=args.stop_early
         )
     except Interrupted as stop:
-        Console(stderr=True).print(f"stopped; resume with: {commands.resume}", markup=False, soft_wrap=True)
-        return exit_code(stop.signal.name)
+        return _stopped(stop, commands.resume)
     if args.json:
         print(json.dumps(result.record, indent=2))
         return 0
@@ -134,6 +163,11 @@ def words(args: Namespace, out: Path) -> list[str]:
         *(("--ablate", *args.ablate) if args.ablate else ()),
         *(("--stop-early",) if args.stop_early else ()),
         *(("--techniques",) if args.techniques else ()),
+        *(("--proxies",) if args.proxies else ()),
+        *(("--sensitivity",) if args.sensitivity else ()),
+        *(("--from", args.from_run) if args.from_run else ()),
+        *(("--keep-flops", f"{args.keep_flops:g}") if args.keep_flops is not None else ()),
+        *(("--measure-tokens", str(args.measure_tokens)) if args.measure_tokens else ()),
         *("--out", str(out)),
         *(word for key, value in args.overrides.items() for word in (f"--{key}", value)),
     ]

@@ -12,7 +12,7 @@ splitting the threads evenly.
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fourbits.cli.compare import add_common_arguments, compare_and_print
+from fourbits.cli.compare import DEFAULTS, add_common_arguments, compare_and_print
 
 EXAMPLE = "fourbits demo --out runs/demo"
 
@@ -36,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Compare the recipes, and measure the techniques."""
     chosen = Namespace(
-        **vars(args) | {"config": PRESET, "techniques": True, "ablate": [], "stop_early": False},
+        **vars(args) | DEFAULTS | {"config": PRESET, "techniques": True},
         recipes=FULL_RECIPES if args.full else RECIPES,
         seeds=FULL_SEEDS if args.full else (0,),
     )

@@ -15,7 +15,7 @@ from fourbits.cli.parser import main_parser, parse
 from fourbits.cli.signals import ended_by_signals, stopped
 from fourbits.settings import nearest
 from fourbits.train.ranks.failure import LostRankError, RankFailedError
-from fourbits.train.ranks.launcher import place
+from fourbits.train.ranks.launcher import launched_rank
 from fourbits.version import VERSION
 
 USAGE_ERRORS = (
@@ -66,7 +66,7 @@ def _run(name: str, argv: list[str]) -> int:
         code = 2 if isinstance(failure.__cause__, USAGE_ERRORS) else 1
         error = failure.__cause__
         assert isinstance(error, Exception)
-        return _report(name, error, debug, code, failure.subject) if failure.speaks else code
+        return _report(name, error, debug, code, failure.subject) if failure.reports else code
     except USAGE_ERRORS as error:
         return _report(name, error, debug, 2)
     except Exception as error:  # noqa: BLE001 - no error may reach the user as a traceback
@@ -75,13 +75,13 @@ def _run(name: str, argv: list[str]) -> int:
 
 def _is_follower() -> bool:
     """Whether torchrun started this process as a rank other than 0."""
-    where = place()
+    where = launched_rank()
     return where is not None and where.rank > 0
 
 
 def _require_alone(name: str) -> None:
     """Raises ValueError for a command of one process that torchrun started in several."""
-    where = place()
+    where = launched_rank()
     # bench refuses what it cannot do itself
     if where is not None and where.world > 1 and name not in ("train", "eval", "bench"):
         raise ValueError(

@@ -38,9 +38,9 @@ from fourbits.train.listener import ProgressPrinter, RunStart
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.profile import StepProfile
-from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.join import joined
-from fourbits.train.ranks.launcher import place
+from fourbits.train.ranks.launcher import launched_rank
+from fourbits.train.ranks.ranks import Ranks
 from fourbits.train.rollback import RollbackError
 from fourbits.train.run import run as train
 from fourbits.train.run_folder import RunFolder
@@ -197,7 +197,7 @@ def _folder(config: str, out: str | None, is_new: bool) -> Path:
         (path.parent / "manifest.json").is_file() or RunFolder(path.parent).has_steps()
     ):
         return path.parent
-    if (where := place()) is not None and where.may_restart:
+    if (where := launched_rank()) is not None and where.may_restart:
         raise ValueError(
             "--out must be given with torchrun --max-restarts, so that a restart continues the run."
         )

@@ -13,7 +13,7 @@ from fourbits.evaluation.evaluated_model import open_model
 from fourbits.harness.results import add_results
 from fourbits.harness.tasks import TaskOptions, load_tasks
 from fourbits.train.config import TrainConfig
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.ranks import Ranks
 
 #: the name in train.evaluate for loss and bits per byte of each source
 TEXT = "text"

@@ -11,7 +11,7 @@ from fourbits.generate.held import HeldLayer, calibrate, in_use
 from fourbits.harness.scoring import Report
 from fourbits.harness.tasks import Tasks, run_tasks
 from fourbits.harness.text_model import TextModel
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.ranks import Ranks
 
 #: samples of each source that amaxes of inputs are measured on
 CALIBRATION = 8

@@ -34,7 +34,7 @@ class Traffic:
 
 
 def bandwidth(gpu: Gpu, rates: Rates, ranks: int) -> float:
-    """Bytes per second and GPU of a collective over so many GPUs."""
+    """Bytes per second and GPU of a collective over this many GPUs."""
     if ranks <= gpu.domain:
         return gpu.link * rates.link
     return gpu.network * min(gpu.domain, 8) * rates.network
@@ -71,7 +71,7 @@ def traffic(
 
 
 def waiting(found: Traffic, micro_batch: float, layout: ParallelLayout, software: Software) -> float:
-    """Seconds of a step that wait for traffic, where a micro-batch computes for so many seconds."""
+    """Seconds of a step that wait for traffic, where a micro-batch computes for this many seconds."""
     once = 0.0
     if layout.shard == 1:
         gathers = last = 0.0

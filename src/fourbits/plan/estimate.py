@@ -162,7 +162,7 @@ def plan_run(
     software: Software = FOURBITS,
     claims: bool = True,
 ) -> Plan:
-    """Plan a run on so many GPUs. Raises ValueError if it fits in no layout, and unless gpus is positive."""
+    """Plan a run on this many GPUs. Raises ValueError if it fits in no layout, or if gpus is not positive."""
     if gpus < 1:
         raise ValueError(f"plan: gpus must be at least 1, got {gpus}.")
     config = with_expected_vocabulary(config)

@@ -37,7 +37,7 @@ class Failures:
         return math.sqrt(2 * d * m) * (1 + ratio / 3 + ratio**2 / 9) - d
 
     def slowdown(self, interval: float) -> float:
-        """Expected time over the time of computation alone, with so many seconds between checkpoints."""
+        """Expected time over the time of computation alone, with this many seconds between checkpoints."""
         m = self.between
         piece = m * math.exp(self.restart / m) * math.expm1((interval + self.checkpoint) / m)
         return piece / interval
@@ -47,7 +47,7 @@ class Failures:
         return 1 - 1 / self.slowdown(interval)
 
     def best_steps(self, step: float, steps: int) -> int:
-        """The best interval in steps of so many seconds, at most the `steps` of the whole run."""
+        """The best interval in steps of this many seconds, at most the `steps` of the whole run."""
         return min(max(1, round(self.best_interval / step)), steps)
 
 

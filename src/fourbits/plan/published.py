@@ -168,7 +168,7 @@ def _own(
     vocabulary: int | None = None,
     loss_chunk: int = GPU_CHUNK_LOGITS,
 ) -> Case:
-    """batch: sequences of a micro-batch, of so many tokens; two micro-batches per step."""
+    """batch: sequences of a micro-batch, of this many tokens; two micro-batches per step."""
     model = MODEL_PRESETS[preset]
     name, _, packed = recipe.partition(":")
     found = get_recipe(name)

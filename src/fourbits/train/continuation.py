@@ -105,23 +105,23 @@ def extended(
 def check_phases(old: Mapping[str, Any], new: Mapping[str, Any], samples: int, where: str) -> None:
     """Raises ValueError if one of the first `samples` samples would come from another phase.
 
-    old, new: plans as in manifest.json.
+    old, new: sample streams, as under data.plan in manifest.json.
     """
-    before, after = ([p for p in plan["phases"] if p["first_sample"] < samples] for plan in (old, new))
+    before, after = ([p for p in stream["phases"] if p["first_sample"] < samples] for stream in (old, new))
     for one, other in zip(before, after, strict=False):
         same = all(one[key] == other[key] for key in ("first_sample", "slots"))
-        ends = (_end_in(plan, phase, samples) for plan, phase in ((old, one), (new, other)))
+        ends = (_end_in(stream, phase, samples) for stream, phase in ((old, one), (new, other)))
         if not same or len(set(ends)) > 1:
             raise ValueError(
                 f"{where}: the length cannot change: data.phases are parts of the whole run, and samples "
-                f"that were read belong to another phase of the new one. Continue in a new folder: "
+                "that were read belong to another phase of the new one. Continue in a new folder: "
                 f"fourbits train --from {where} --out NEW."
             )
 
 
-def _end_in(plan: Mapping[str, Any], phase: Mapping[str, Any], samples: int) -> int:
+def _end_in(stream: Mapping[str, Any], phase: Mapping[str, Any], samples: int) -> int:
     """Where a phase ends among the first `samples` samples. After a rollback the last one has no end."""
-    return samples if phase == plan["phases"][-1] else min(phase["end_sample"], samples)
+    return samples if phase == stream["phases"][-1] else min(phase["end_sample"], samples)
 
 
 def _rate(config: RunConfig, step: int) -> float:

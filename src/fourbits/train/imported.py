@@ -52,7 +52,7 @@ class Imported:
 
     @property
     def sha256(self) -> str:
-        """Identifies the model: a hash over the hashes of its configuration and weight files."""
+        """Identifies the model: the hash of those of its configuration and weight files."""
         names = {CONFIG, *(file.name for file in self.folder.glob("*.safetensors"))}
         names |= {INDEX} if (self.folder / INDEX).is_file() else set()
         hashes = [f"{name} {file_sha256(self.folder / name)}" for name in sorted(names)]

@@ -12,7 +12,7 @@ from fourbits.train.config import RunConfig, config_from_mapping
 from fourbits.train.fork import Fork
 from fourbits.train.imported import Imported, is_imported
 from fourbits.train.listener import RunListener
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.ranks import Ranks
 from fourbits.train.run_folder import RunFolder, read_json
 from fourbits.train.summary import Summary
 

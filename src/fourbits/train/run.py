@@ -16,9 +16,9 @@ from fourbits.train.log_file import LogFile
 from fourbits.train.opening import open_run
 from fourbits.train.precision import check_schedule
 from fourbits.train.profile import StepProfile, require_kernels
-from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.follower import FollowerFolder
 from fourbits.train.ranks.join import joined
+from fourbits.train.ranks.ranks import Ranks
 from fourbits.train.recompute_check import require_repeatable
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.session import Session

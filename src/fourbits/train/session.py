@@ -29,8 +29,8 @@ from fourbits.train.metrics import ROLLBACK, MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.precision import phase_at
 from fourbits.train.profile import StepProfile, profiled
-from fourbits.train.ranks.alone import RankRequests, Ranks
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
+from fourbits.train.ranks.ranks import RankRequests, Ranks
 from fourbits.train.recompute_check import RecomputeCheck
 from fourbits.train.records import peak_rate, step_record, validation_record
 from fourbits.train.rollback import RollbackCause, RollbackPolicy

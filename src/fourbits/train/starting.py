@@ -11,7 +11,7 @@ from fourbits.train.fork import Fork
 from fourbits.train.imported import Imported
 from fourbits.train.listener import RunListener
 from fourbits.train.manifest import session_changes, session_of
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.ranks import Ranks
 from fourbits.train.run_folder import RunFolder, read_json
 from fourbits.train.schedule import describe_schedule
 from fourbits.train.trainer import Trainer

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.monitor.health import Sampling
-from fourbits.train.ranks.alone import RankRequests
+from fourbits.train.ranks.ranks import RankRequests
 from fourbits.train.timing import Timestamp
 
 

@@ -33,7 +33,7 @@ from fourbits.train.masters import bf16_masters
 from fourbits.train.non_finite import NonFiniteError, first_in_backward, first_in_forward
 from fourbits.train.optim import MasterOptimizer, master_of
 from fourbits.train.precision import recipe_of_run
-from fourbits.train.ranks.alone import RankRequests, Ranks
+from fourbits.train.ranks.ranks import RankRequests, Ranks
 from fourbits.train.rollback import RollbackCause, Rollbacks
 from fourbits.train.samples import run_stream
 from fourbits.train.schedule import learning_rate
@@ -95,7 +95,7 @@ class Trainer:
             backend="native" if self.backend is Backend.NATIVE else "emulated",
         )
         compile_model(self.model, config.train.compile)
-        self.masters = self.ranks.share(self.model, train.seed)
+        self.masters = self.ranks.initialized_masters(self.model, train.seed)
         self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed, self.ranks.norms)
         self._stage, self._by_kernel = stage_of(self.model), False
         self._prepare_capture()

@@ -80,18 +80,19 @@ def test_a_single_recipe_ends_when_its_gap_is_separated_from_the_baseline():
 
 def test_recipes_that_are_equal_use_all_seeds_and_are_said_not_to_be_separated():
     losses = {name: {0: 3.0, 1: 3.1, 2: 2.9} for name in ("bf16", "a", "b")}
-    losses["b"] = {0: 3.001, 1: 3.099, 2: 2.9}
+    losses["b"] = {0: 3.001, 1: 3.098, 2: 2.9}
     race = Race("bf16", ["a", "b"], 3)
     for look in (2, 3):
         race.look({name: dict(list(each.items())[:look]) for name, each in losses.items()})
     assert {stop.why for stop in race.stopped.values()} == {"out of seeds"}
     assert race.stopped["a"].text == "all seeds used; not separated from b"
+    assert race.stopped["b"].text == "all seeds used; lowest loss, but 1 not separated from it"
 
 
-def test_a_recipe_whose_loss_is_not_finite_stops_at_once():
+def test_a_recipe_with_a_run_that_did_not_finish_stops_at_once():
     race = Race("bf16", ["a", "b"], 4)
     (stop,) = race.look({"bf16": {0: 3.0, 1: 3.0}, "a": {0: 3.1, 1: None}, "b": {0: 3.1, 1: 3.2}})
-    assert (stop.recipe, stop.why, race.racing) == ("a", "not finite", ["b"])
+    assert (stop.recipe, stop.why, race.racing) == ("a", "not finished", ["b"])
 
 
 def test_seeds_needed_is_the_fewest_with_that_margin():

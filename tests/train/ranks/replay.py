@@ -23,10 +23,10 @@ from fourbits.model.lm import LanguageModel
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.opening import with_vocabulary
-from fourbits.train.ranks import alone
-from fourbits.train.ranks.alone import Ranks
-from fourbits.train.ranks.cuts import Cut
+from fourbits.train.ranks import ranks as ranks_module
 from fourbits.train.ranks.join import joined
+from fourbits.train.ranks.ranks import Ranks
+from fourbits.train.ranks.splits import Split
 from fourbits.train.trainer import Trainer
 
 
@@ -135,13 +135,13 @@ def plain(recording: Recording) -> dict[tuple[int, str], tuple[Any, ...]]:
 
 
 def part_of_layer(ranks: Any) -> Callable[[str, str, Tensor], Tensor]:
-    """What a rank has of a layer's input and output gradient, from how its weight is cut."""
+    """What a rank has of a layer's input and output gradient, from how its weight is split."""
 
     def part(name: str, what: str, whole: Tensor) -> Tensor:
-        cut: Cut = ranks._layouts.cut(f"{name}.weight")
-        if cut.dim != (1 if what == "x" else 0):
+        split: Split = ranks._sharding.split(f"{name}.weight")
+        if split.dim != (1 if what == "x" else 0):
             return whole
-        return Cut(whole.shape, 1, cut.segments).part(whole, ranks.tensor_rank, ranks.shape.tensor)
+        return Split(whole.shape, 1, split.segments).part(whole, ranks.tensor_rank, ranks.shape.tensor)
 
     return part
 
@@ -150,7 +150,7 @@ def part_of_layer(ranks: Any) -> Callable[[str, str, Tensor], Tensor]:
 def in_fp32() -> Generator[None]:
     """Models built inside have activations in FP32."""
     group = sys.modules.get("fourbits.train.ranks.group")
-    modules = [alone] if group is None else [alone, group]
+    modules = [ranks_module] if group is None else [ranks_module, group]
     for module in modules:
         vars(module)["LanguageModel"] = partial(LanguageModel, compute_dtype=torch.float32)
     try:
@@ -200,9 +200,9 @@ def main() -> None:
             calls, health = replayed(trainer, given, part_of_layer(ranks))
             found[recomputed] = plain(calls), health
         group: Any = ranks
-        cuts = {name: tuple(group._layouts.cut(f"{name}.weight")) for _, name in given}
+        splits = {name: tuple(group._sharding.split(f"{name}.weight")) for _, name in given}
         found["notes"] = ranks.notes()
-        found["place"] = group.tensor_rank, group.shape.tensor, cuts
+        found["place"] = group.tensor_rank, group.shape.tensor, splits
         torch.save(found, out / f"rank_{ranks.rank}.pt")
 
 

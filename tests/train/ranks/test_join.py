@@ -8,11 +8,11 @@ from fourbits.train.parallel import ParallelConfig
 from fourbits.train.ranks import join
 from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError
 from fourbits.train.ranks.join import joined
-from fourbits.train.ranks.launcher import place
-from fourbits.train.ranks.watch import Watch
+from fourbits.train.ranks.launcher import launched_rank
+from fourbits.train.ranks.watchdog import Watchdog
 
 
-class Lost(Watch):
+class Lost(Watchdog):
     """A watch that finds these ranks gone."""
 
     def __init__(self, *ranks):
@@ -28,13 +28,13 @@ class Lost(Watch):
 
 def test_the_first_rank_to_fail_speaks_and_no_other():
     store = HashStore()
-    assert join._may_speak(store, 1, OSError("disk full"))
-    assert not join._may_speak(store, 0, RuntimeError("connection closed"))
+    assert join._may_report(store, 1, OSError("disk full"))
+    assert not join._may_report(store, 0, RuntimeError("connection closed"))
 
 
 def test_a_rank_that_fails_because_of_another_never_speaks():
     store = HashStore()
-    assert not join._may_speak(store, 0, OtherRankError("another rank failed"))
+    assert not join._may_report(store, 0, OtherRankError("another rank failed"))
     assert not store.check([FAILED])
 
 
@@ -42,7 +42,7 @@ def test_a_rank_that_fails_because_of_another_never_speaks():
 def test_what_all_ranks_find_is_left_to_rank_0(error, monkeypatch):
     store = HashStore()
     monkeypatch.setattr(join.time, "sleep", lambda _: store.add(FAILED, 1))
-    assert not join._may_speak(store, 1, error)
+    assert not join._may_report(store, 1, error)
 
 
 def test_a_broken_connection_is_explained_by_the_ranks_that_are_gone():
@@ -59,13 +59,13 @@ def test_a_broken_connection_is_explained_by_the_ranks_that_are_gone():
 def test_a_process_without_a_launcher_is_alone(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert place() is None
+    assert launched_rank() is None
     with joined(ParallelConfig(), "cpu") as ranks:
         assert (ranks.alone, ranks.rank, ranks.world, ranks.agreed(lambda: 3)) == (True, 0, 1, 3)
 
 
 def test_a_place_is_read_from_the_environment_of_torchrun():
     given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert place(given) == (5, 8, 1, 0, False)
+    assert launched_rank(given) == (5, 8, 1, 0, False)
     restarted = {**given, "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
-    assert place(restarted) == (5, 8, 1, 2, True)
+    assert launched_rank(restarted) == (5, 8, 1, 2, True)

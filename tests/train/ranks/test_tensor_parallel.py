@@ -14,7 +14,7 @@ from fourbits.data.config import open_data
 from fourbits.model.config import ModelConfig
 from fourbits.settings import override
 from fourbits.train.config import RunConfig
-from fourbits.train.ranks.cuts import Cut
+from fourbits.train.ranks.splits import Split
 from fourbits.train.trainer import Trainer
 from support.assertions import assert_same_bytes
 from support.torchrun import PATIENCE, environment, written
@@ -117,26 +117,26 @@ def replayed(shared: Shared, ranks: int, tensor: int, cache: Path) -> list[Any]:
 TENSORS = (("x", "w"), ("dy", "w"), ("dy", "x"))
 
 
-def part(tensor: str, whole: Tensor, cut: Cut, rank: int, ranks: int) -> Tensor:
-    """What a rank has of X, W or dY, where the weight is cut."""
+def part(tensor: str, whole: Tensor, split: Split, rank: int, ranks: int) -> Tensor:
+    """What a rank has of X, W or dY, where the weight is split."""
     if tensor == "w":
-        return cut.part(whole, rank, ranks)
-    split = cut.dim == (1 if tensor == "x" else 0)
-    return Cut(whole.shape, 1, cut.segments).part(whole, rank, ranks) if split else whole
+        return split.part(whole, rank, ranks)
+    in_parts = split.dim == (1 if tensor == "x" else 0)
+    return Split(whole.shape, 1, split.segments).part(whole, rank, ranks) if in_parts else whole
 
 
 def assert_slices(calls: Any, recording: replay.Recording, place: Any, gemms: tuple[int, ...]) -> None:
     """Every operand of every GEMM is the slice of one process's, byte for byte. gemms: the order of calls."""
-    rank, ranks, cuts = place
+    rank, ranks, splits = place
     for key, (_, _, found) in calls.items():
-        cut, expected = Cut(*cuts[key[1]]), recording[key].gemms
+        split, expected = Split(*splits[key[1]]), recording[key].gemms
         assert len(found) == len(gemms)
         for gemm, operands in zip(gemms, found, strict=True):
             for tensor, (values, scale), (whole, its) in zip(
                 TENSORS[gemm], operands, expected[gemm], strict=True
             ):
                 message = f"{key} GEMM {gemm} {tensor}"
-                assert_same_bytes(values, part(tensor, whole, cut, rank, ranks), message)
+                assert_same_bytes(values, part(tensor, whole, split, rank, ranks), message)
                 assert_same_bytes(scale, its, message)
 
 

@@ -87,7 +87,7 @@ def test_two_ranks_sample_the_health_of_one_process(runs):
 def test_manifests_of_one_process_and_two_ranks_have_equal_hashes(runs):
     one, two = (json.loads((out / "manifest.json").read_text()) for out in runs[:2])
     assert one["hashes"] == two["hashes"]
-    forms = {"gradients": "fp32", "gather": "packed", "accumulate": "unsharded"}
+    forms = {"gradients": "fp32", "gather": "packed", "reshard": "pass", "accumulate": "unsharded"}
     assert two["parallel"] == {"ranks": 2, "mesh": {"replicate": 1, "shard": 2, "tensor": 1}, **forms}
     assert [session["ranks"] for session in two["sessions"]] == [1, 2]
 

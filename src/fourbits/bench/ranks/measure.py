@@ -35,7 +35,7 @@ from fourbits.recipe.recipe import Recipe
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.parallel import Reshard
 from fourbits.train.presets import RUN_PRESETS
-from fourbits.train.ranks.alone import Ranks
+from fourbits.train.ranks.ranks import Ranks
 from fourbits.train.trainer import compile_model, recompute
 
 #: share of the speed of as many single ranks
@@ -196,7 +196,7 @@ def _step(ranks: Ranks, recipe: Recipe, config: RunConfig) -> TrainingStep:
     convert(model, recipe)
     compile_model(model, config.train.compile)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    masters = ranks.cut(model)
+    masters = ranks.empty_masters(model)
     _draw(ranks, model.config, shapes, masters)
     return TrainingStep(model, config, ranks, masters)
 

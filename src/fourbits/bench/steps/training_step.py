@@ -12,7 +12,7 @@ from fourbits.train.config import RunConfig
 from fourbits.train.cuda_graph import CapturedGradients
 from fourbits.train.determinism import deterministic
 from fourbits.train.optim import MasterOptimizer
-from fourbits.train.ranks.alone import RankRequests, Ranks
+from fourbits.train.ranks.ranks import RankRequests, Ranks
 
 #: small enough that all steps have practically the same weights
 _LR = 1e-6

@@ -20,13 +20,13 @@ class SideTable:
 
 
 def print_side_table(table: SideTable, console: Console | None = None) -> None:
-    """Print a table with its title above and its note below."""
+    """Print an empty line, and a table with its title above and its note below."""
     console = console or Console()
     found = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(table.columns):
         found.add_column(name, no_wrap=True, justify="right" if number else "left")
     for row in table.rows:
         found.add_row(*row)
-    console.print(table.title, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\n{table.title}", markup=False, highlight=False, soft_wrap=True)
     print_table(found, console)
     console.print(table.note, markup=False, highlight=False, soft_wrap=True)

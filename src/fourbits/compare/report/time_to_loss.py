@@ -109,8 +109,8 @@ def reached_table(comparison: Comparison, rows: Sequence[Reached]) -> SideTable 
             (recipe, *(cell for share in SHARES for cell in _cells(by_key.get((recipe, share)))))
             for recipe in shown
         ),
-        note=f"by linear interpolation between validations; >: not reached; time of training steps at the "
-        f"median speed, which differs from {base}'s for the reasons of tokens/s",
+        note=f"vs {base}: tokens relative to those of {base}; not reached: by one seed at least, "
+        "after more than all tokens of the run; time of training steps at their median speed",
     )
 
 

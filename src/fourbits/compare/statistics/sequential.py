@@ -20,7 +20,7 @@ from typing import Literal
 
 from fourbits.compare.statistics.interval import CONFIDENCE, margin, t_quantile
 
-#: seed -> validation loss; None for a run whose loss was not finite
+#: seed -> validation loss; None for a run that did not reach its last step
 Losses = Mapping[int, float | None]
 
 
@@ -32,7 +32,7 @@ class Stop:
 
     recipe: str
     seeds: int
-    why: Literal["worse", "separated", "not finite", "out of seeds"]
+    why: Literal["worse", "separated", "not finished", "out of seeds"]
     against: str | None
     text: str
     confidence: float
@@ -63,7 +63,7 @@ class Race:
         before = set(self.stopped)
         for recipe in list(self.racing):
             if None in losses[recipe].values():
-                self._stop(recipe, seeds, "not finite", None, "its loss was not finite")
+                self._stop(recipe, seeds, "not finished", None, "a run did not reach its last step")
         self._drop_worse(losses, seeds)
         if len(self.racing) == 1:
             (last,) = self.racing
@@ -72,25 +72,32 @@ class Race:
                 side = "above" if mean > 0 else "below"
                 self._stop(last, seeds, "separated", self.baseline, f"{side} {self.baseline}")
         if seeds == self.seeds:
-            self._end(seeds)
+            self._end(losses, seeds)
         return [stop for name, stop in self.stopped.items() if name not in before]
 
     def _drop_worse(self, losses: Mapping[str, Losses], seeds: int) -> None:
         if len(self.racing) < 2:
             return
-        best = min(self.racing, key=lambda name: _mean_of(losses[name]))
+        best = self._best(losses)
         for recipe in [name for name in self.racing if name != best]:
             mean, half = self._interval(losses, recipe, best, seeds)
             if half is not None and mean > half:
                 self._stop(recipe, seeds, "worse", best, f"worse than {best}")
 
-    def _end(self, seeds: int) -> None:
-        """All seeds are used: what is left was not separated from the other racing ones."""
+    def _end(self, losses: Mapping[str, Losses], seeds: int) -> None:
+        """All seeds are used: what is left is not separated from the best, or the last from the baseline."""
         left = list(self.racing)
+        best = self._best(losses) if len(left) > 1 else self.baseline
         for recipe in left:
-            others = [name for name in left if name != recipe] or [self.baseline]
-            text = f"all seeds used; not separated from {', '.join(others)}"
+            if recipe == best:
+                text = f"all seeds used; lowest loss, but {len(left) - 1} not separated from it"
+            else:
+                text = f"all seeds used; not separated from {best}"
             self._stop(recipe, seeds, "out of seeds", None, text)
+
+    def _best(self, losses: Mapping[str, Losses]) -> str:
+        """The racing recipe with the lowest mean loss."""
+        return min(self.racing, key=lambda name: _mean_of(losses[name]))
 
     def _interval(
         self, losses: Mapping[str, Losses], recipe: str, other: str, look: int
@@ -106,7 +113,7 @@ class Race:
         self,
         recipe: str,
         seeds: int,
-        why: Literal["worse", "separated", "not finite", "out of seeds"],
+        why: Literal["worse", "separated", "not finished", "out of seeds"],
         against: str | None,
         text: str,
     ) -> None:

@@ -11,7 +11,7 @@ from fourbits.compare.techniques.trained import Gradients, LayerTensors, Trained
 from fourbits.gemm.matmul import matmul
 from fourbits.quant.quantize import quantize
 from fourbits.recipe.presets import get_recipe
-from fourbits.recipe.recipe import GemmSpec
+from fourbits.recipe.recipe import GemmSpec, Recipe
 
 #: draws of a recipe's random bits per batch
 GRADIENT_DRAWS = 4
@@ -19,7 +19,9 @@ GRADIENT_DRAWS = 4
 TRANSFORM_DRAWS = 4
 
 
-def gradient_error(trained: TrainedModel, batch: int, exact: Gradients, recipe: str) -> GradientError:
+def gradient_error(
+    trained: TrainedModel, batch: int, exact: Gradients, recipe: str | Recipe
+) -> GradientError:
     """The model's gradient under a recipe, with every block quantized, against `exact`, that of BF16."""
     changed = without_kept_blocks(recipe)
     table = changed.table
@@ -31,7 +33,7 @@ def gradient_error(trained: TrainedModel, batch: int, exact: Gradients, recipe: 
     )
     norm = target.norm()
     return GradientError(
-        recipe=recipe,
+        recipe=changed.name,
         batch=batch,
         draws=draws,
         error=float(((found - target).norm(dim=1) / norm).square().mean().sqrt()),

@@ -49,17 +49,20 @@ class TrainedModel:
     layers: Mapping[str, nn.Linear]
 
     @classmethod
-    def of_run(cls, run: Path) -> "TrainedModel":
-        """The newest checkpoint of a run, on the CPU.
+    def of_run(cls, run: Path, device: str = "cpu", tokens: int | None = None) -> "TrainedModel":
+        """The newest checkpoint of a run, converted to BF16.
 
-        Raises ValueError if it has none, or if no layer of the model can be quantized.
+        tokens: as many batches as hold so many, if the text has them; None for at most MAX_BATCHES. Raises
+        ValueError if it has no checkpoint, or if no layer of the model can be quantized.
         """
-        trained = load_trained(run)
+        trained = load_trained(run, device)
         train, model = trained.config.train, trained.model
         data = PreparedData.open(read_json(run / "manifest.json")["data"]["folder"])
         size = train.micro_batch_size * train.gradient_accumulation
         size = max(1, min(size, MAX_TOKENS // train.seq_len))
-        samples = list(data.validation_samples(train.seq_len, train.validation_samples).values())
+        most = MAX_BATCHES if tokens is None else -(-tokens // (size * train.seq_len))
+        limit = train.validation_samples if tokens is None else most * size
+        samples = list(data.validation_samples(train.seq_len, limit).values())
         summary = convert(model, without_kept_blocks("nvfp4"))
         names = [row.name for row in summary.rows if row.quantized]
         convert(model, "bf16")
@@ -67,7 +70,8 @@ class TrainedModel:
         if not names:
             raise ValueError(f"{run}: the model must have a linear layer that nvfp4 quantizes, but has none.")
         layers = {name: module for name in names if isinstance(module := modules[name], nn.Linear)}
-        return cls(model.train(), trained.step, _batches(samples, size), layers)
+        batches = tuple(batch.to(device) for batch in _batches(samples, size, most))
+        return cls(model.train(), trained.step, batches, layers)
 
     def gradients(self, batch: Tensor, recipe: Recipe | None = None, draw: int = 0) -> Gradients:
         """The gradient of every layer's weight under a recipe (None: BF16), with the random bits of `draw`.
@@ -98,8 +102,8 @@ class TrainedModel:
         ]
 
 
-def without_kept_blocks(name: str) -> Recipe:
-    """A shipped recipe that quantizes every block, so that recipes are measured on the same layers."""
+def without_kept_blocks(name: str | Recipe) -> Recipe:
+    """A recipe that quantizes every block, so that recipes are measured on the same layers."""
     recipe = get_recipe(name)
     return replace(recipe, keep_bf16=replace(recipe.keep_bf16, first_blocks=0, last_blocks=0))
 
@@ -125,12 +129,12 @@ def _recorded(layers: Mapping[str, nn.Linear]) -> Generator[tuple[Gradients, Gra
             handle.remove()
 
 
-def _batches(samples: Sequence[Any], size: int) -> tuple[Tensor, ...]:
-    """At most MAX_BATCHES batches of `size` samples that mix the sources; fewer samples make one batch.
+def _batches(samples: Sequence[Any], size: int, most: int) -> tuple[Tensor, ...]:
+    """At most `most` batches of `size` samples that mix the sources; fewer samples make one batch.
 
     samples: int64 [n, T + 1] per source.
     """
     rows = [row for group in zip_longest(*samples) for row in group if row is not None]
-    count = min(MAX_BATCHES, max(1, len(rows) // size))
+    count = min(most, max(1, len(rows) // size))
     mixed = torch.from_numpy(np.stack(rows[: count * size]))
     return tuple(mixed.chunk(count))

@@ -62,7 +62,7 @@ def fp8_gemm_kernel(
 
     a: fp8 [M, K], b: fp8 [N, K], unit stride along K. A scale covers A_ROWS (B_ROWS) rows, 1 or 128, and 128
     elements of K; scale_row and scale_block are the strides of the scale grids. DECODED: 0 for FP8 tensor
-    cores; else a and b are codes, uint8, with so many bits of mantissa, for BF16 tensor cores.
+    cores; else a and b are codes, uint8, with this many bits of mantissa, for BF16 tensor cores.
     """
     i, j = tile_position(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN))
     rows = i * BM + tl.arange(0, BM)

@@ -79,7 +79,7 @@ def matmul(
     scales: tuple[Tensor, Tensor],
     bias: Tensor | None,
 ) -> Tensor:
-    """a [M, K] @ b [N, K]^T by instructions of so many products; scales multiply the sums in turn."""
+    """a [M, K] @ b [N, K]^T by instructions of this many products; scales multiply the sums in turn."""
     dtype = None if bias is None else bias.dtype
     gemm = chain_gemm(stored(a), stored(b), products, out_dtype, dtype, a.codes.device)
     return gemm(a, b, scales, bias)

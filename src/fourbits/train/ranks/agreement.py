@@ -9,15 +9,15 @@ from fourbits.train.ranks.failure import FAILED, OtherRankError
 
 T = TypeVar("T")
 
-#: seconds between two looks for a decision
+#: seconds between two polls for a decision
 _PAUSE = 0.02
 
 
 class Agreements:
-    """A sequence of decisions. All ranks ask in the same order; each sequence has a prefix of its own."""
+    """A sequence of decisions. All ranks ask in the same order; each sequence has its own prefix."""
 
     def __init__(self, store: Any, is_first: bool, prefix: str = "agreed") -> None:
-        """store: of a thread of its own, if another thread may block in a store."""
+        """store: a separate connection if another thread may block in the store."""
         self._store, self._is_first, self._prefix = store, is_first, prefix
         self._count = 0
 

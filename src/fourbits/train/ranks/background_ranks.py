@@ -1,4 +1,4 @@
-"""The ranks for a thread besides training: a connection of its own to the store, and a group on CPUs."""
+"""The ranks for a thread besides training: a separate connection to the store, and a group on CPUs."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,7 +48,7 @@ class BackgroundRanks:
     def __init__(
         self, store: Any, rank: int, world: int, timeout: timedelta, progress: Callable[[], None]
     ) -> None:
-        """store: a connection of the thread's own; timeout: of messages."""
+        """store: the thread's own connection; timeout: of messages."""
         self.rank, self.is_first, self.progress = rank, rank == 0, progress
         self.group = dist.new_group(backend="gloo", timeout=timeout)
         self._world = world

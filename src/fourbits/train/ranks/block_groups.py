@@ -1,7 +1,7 @@
-"""Which blocks share a gather: few large messages instead of many small ones.
+"""The groups of blocks that share a gather: few large messages instead of many small ones.
 
-Every gather and every sum costs the host about a millisecond. Blocks of a 1B model compute for a few, so that
-the GPU waits for the host if each of them has a gather of its own.
+Every gather and every sum costs the host about a millisecond. Blocks of a 1B model compute for a few, so the
+GPU waits for the host if each block has a separate gather.
 """
 
 from collections.abc import Iterable

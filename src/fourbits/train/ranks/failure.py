@@ -1,4 +1,4 @@
-"""The errors of one rank among several."""
+"""Errors of one rank among several."""
 
 import platform
 
@@ -7,7 +7,7 @@ FAILED = "failed"
 
 
 class OtherRankError(RuntimeError):
-    """Another rank failed, which says why; this one only ends."""
+    """Another rank failed and reports why; this one only ends."""
 
 
 class LostRankError(RuntimeError):
@@ -15,9 +15,9 @@ class LostRankError(RuntimeError):
 
 
 class RankFailedError(RuntimeError):
-    """A rank of several failed; __cause__ is its error. speaks: whether this rank reports it."""
+    """A rank of several failed; __cause__ is its error. reports: whether this rank reports it."""
 
-    def __init__(self, rank: int, speaks: bool, error: BaseException) -> None:
+    def __init__(self, rank: int, reports: bool, error: BaseException) -> None:
         self.subject = f"rank {rank} on {platform.node()}: "
         super().__init__(f"{self.subject}{error}")
-        self.rank, self.speaks = rank, speaks
+        self.rank, self.reports = rank, reports

@@ -12,7 +12,7 @@ from fourbits.train.run_folder import RunFolder
 
 
 class FollowerFolder(RunFolder):
-    """A run folder that another rank writes. It has a log of its own."""
+    """A run folder that another rank writes. Only the log is this rank's."""
 
     def __init__(self, path: Path, rank: int) -> None:
         super().__init__(path)
@@ -24,7 +24,7 @@ class FollowerFolder(RunFolder):
         yield
 
     def require_lock(self) -> None:
-        """Rank 0 looks after the lock."""
+        """Rank 0 checks the lock."""
 
     def begin(self, config: RunConfig, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
         """Rank 0 writes these."""
@@ -43,7 +43,7 @@ class FollowerMetrics:
         """Rank 0 writes it."""
 
     def sync(self) -> None:
-        """Rank 0 does it."""
+        """Rank 0 writes them to disk."""
 
     def require_in_place(self) -> None:
         """Rank 0 does it."""

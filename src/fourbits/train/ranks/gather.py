@@ -1,7 +1,7 @@
 """The format in which each weight is gathered: codes and scales, BF16, or FP32. It changes no bit of a step.
 
-A weight that its layer quantizes travels quantized, with the amax over all shards; one that is read only
-through its rounding to BF16 travels so; others as they are.
+A weight that its layer quantizes is sent quantized, with the amax over all shards; one that is only read
+rounded to BF16 is sent in BF16; others are sent in FP32.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ Gather = Callable[[str], Tensor]
 
 
 class Packed:
-    """A weight that travels as codes and block scales."""
+    """A weight that is sent as codes and block scales."""
 
     def __init__(self, weight: PackedShards) -> None:
         self.weight = weight
@@ -31,7 +31,7 @@ class Packed:
         return self.weight.sent()
 
     def arrive(self, parts: tuple[Tensor, ...], weight: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The layer takes the parts; the weight has a shape, and no values."""
+        """Pass the parts to the layer; the returned weight has a shape, but no values."""
         self.weight.receive(parts)
         if weight is not None:
             return weight, ()
@@ -39,7 +39,7 @@ class Packed:
 
 
 class Rounded:
-    """A weight that travels in BF16 and is widened where it arrives."""
+    """A weight that is sent in BF16 and widened on arrival."""
 
     def sent(self, shard: Tensor) -> tuple[Tensor, ...]:
         """The shard, rounded."""
@@ -57,7 +57,7 @@ class Rounded:
 
 
 class Choice(NamedTuple):
-    """How one weight travels, and why not shorter."""
+    """The format in which one weight is sent, and why not a shorter one."""
 
     format: Packed | Rounded | None
     why: str
@@ -72,11 +72,11 @@ class Choice(NamedTuple):
 
 
 def send_short(model: LanguageModel, ranks: Callable[[str], int], gather: Gather) -> dict[str, Choice]:
-    """Choose the forms of the linear layers of a converted model, and make their parameters travel so.
+    """Choose the gather formats of a converted model's linear layers, and set up their parameters.
 
-    model: on the meta device, before it is sharded; ranks: (parameter) -> how many share it, of which one
-    alone gathers nothing; gather: for samples of the layers' health, which read whole masters. Returns the
-    choices by the name of the parameter.
+    model: on the meta device, before it is sharded; ranks: (parameter) -> how many ranks shard it, where 1
+    means that nothing is gathered; gather: for samples of the layers' health, which read whole masters.
+    Returns the choices by the name of the parameter.
     """
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     found: dict[str, Choice] = {}

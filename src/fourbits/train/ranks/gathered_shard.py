@@ -37,7 +37,7 @@ class GatherFormat(Protocol):
         ...
 
     def arrive(self, parts: tuple[Tensor, ...], weight: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Take what all ranks sent. Returns the weight's tensor, and tensors whose memory FSDP2 may free.
+        """Receive all ranks' parts. Returns the weight's tensor, and tensors whose memory FSDP2 may free.
 
         weight: the tensor that an earlier call returned, with its memory again; None at the first.
         """
@@ -45,7 +45,7 @@ class GatherFormat(Protocol):
 
 
 class GatheredShard(Tensor):
-    """A rank's shard of a weight and the format in which it travels."""
+    """A rank's shard of a weight and the format in which it is sent."""
 
     shard: Tensor
     format: GatherFormat

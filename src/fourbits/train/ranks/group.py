@@ -23,14 +23,13 @@ from fourbits.train.checkpoint import Checkpoint, Tensors, open_tensors
 from fourbits.train.optim import master_of
 from fourbits.train.parallel import ParallelConfig, mesh_shape, micro_batches
 from fourbits.train.ranks.agreement import Agreements
-from fourbits.train.ranks.alone import RankRequests, Ranks, StepSums
 from fourbits.train.ranks.background_ranks import BackgroundRanks, gathered
-from fourbits.train.ranks.cuts import Cut
 from fourbits.train.ranks.gather import Choice, Packed, describe, send_short
 from fourbits.train.ranks.gathered_shard import plain
-from fourbits.train.ranks.launcher import Place
-from fourbits.train.ranks.layouts import Layouts, Meshes
+from fourbits.train.ranks.launcher import LaunchedRank
+from fourbits.train.ranks.ranks import RankRequests, Ranks, StepSums
 from fourbits.train.ranks.sharded_checkpoint import load_shards, save_shards
+from fourbits.train.ranks.sharding import Meshes, Sharding
 from fourbits.train.ranks.shards import (
     begin_micro_batch,
     collect_gradients,
@@ -39,8 +38,9 @@ from fourbits.train.ranks.shards import (
     gathered_parameters,
     shard,
 )
-from fourbits.train.ranks.tensor_parallel import TensorRanks, cut_layers
-from fourbits.train.ranks.watch import Watch
+from fourbits.train.ranks.splits import Split
+from fourbits.train.ranks.tensor_parallel import TensorRanks, split_layers
+from fourbits.train.ranks.watchdog import Watchdog
 from fourbits.train.ranks.whole_tap import sample_whole
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class RankGroup(Ranks):
     """One of the processes that a launcher started."""
 
     def __init__(
-        self, place: Place, config: ParallelConfig, store: Any, device: torch.device, watch: Watch
+        self, place: LaunchedRank, config: ParallelConfig, store: Any, device: torch.device, watch: Watchdog
     ) -> None:
         """Join the process group. Raises ValueError for a mesh that does not fit, before anything waits."""
         super().__init__(device, place.rank, place.world)
@@ -78,18 +78,18 @@ class RankGroup(Ranks):
             store=PrefixStore("group", store),
             rank=place.rank,
             world_size=place.world,
-            # a last resort: the watch says more
+            # a last resort: the watchdog reports more
             timeout=self._timeout,
         )
         self.meshes = Meshes.of(self.shape, device.type)
         #: the ranks of one copy of the model
         self._copy = self.meshes.rest.get_group("shard")
         self._parameters: dict[str, DTensor] = {}
-        self._layouts = Layouts(self.meshes, {}, {})
+        self._sharding = Sharding(self.meshes, {}, {})
         self._masters: dict[str, nn.Parameter] = {}
         self._choices: dict[str, Choice] = {}
         self._agreements = Agreements(store, self.is_first)
-        #: meshes and process group of saves: none of their own while training waits for them
+        #: meshes and process group of saves: those of training, unless saves run in the background
         self._host_meshes = self.meshes
         self.group: Any = None
         self._losses: list[Tensor] = []
@@ -108,29 +108,29 @@ class RankGroup(Ranks):
         with torch.device("meta"):
             return LanguageModel(config, seed=seed)
 
-    def share(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
+    def initialized_masters(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
         """Shard the model, fill it with its initial weights, and return the masters' shards."""
-        masters = self.cut(model)
-        drawn = fill(self._layouts, masters, model.config, seed, hashed=self.is_first)
+        masters = self.empty_masters(model)
+        drawn = fill(self._sharding, masters, model.config, seed, hashed=self.is_first)
         self.initial_weights = drawn
         return masters
 
-    def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+    def empty_masters(self, model: LanguageModel) -> dict[str, nn.Parameter]:
         """Shard the model, and return the masters' shards, which have storage without values."""
-        cuts: dict[str, Cut] = {}
+        splits: dict[str, Split] = {}
         if self.shape.tensor > 1:
-            cuts = cut_layers(model, self._tensor_ranks())
+            splits = split_layers(model, self._tensor_ranks())
         if self.config.gather == "packed":
             self._choices = send_short(model, self._sharing, self._whole)
         shard(model, self.meshes, self.config)
         self._model = model
         model.to_empty(device=self.device)
         self._parameters = {name: _dtensor(p) for name, p in model.named_parameters()}
-        self._layouts = Layouts(self.meshes, self._parameters, cuts)
+        self._sharding = Sharding(self.meshes, self._parameters, splits)
         shards = {name: plain(p.to_local().detach()) for name, p in self._parameters.items()}
         self._masters = {name: nn.Parameter(shard) for name, shard in shards.items()}
-        # what several ranks of a copy have counts once in norms, and is summed over them where tokens differ
-        self._replicated = [name for name in self._masters if not self._layouts.in_parts(name)]
+        # what several ranks of a copy hold counts once in norms; its gradients are summed over these ranks
+        self._replicated = [name for name in self._masters if not self._sharding.in_parts(name)]
         again = set(self._replicated) if self.tensor_rank else set[str]()
         once = [float(name not in again) for name in self._masters]
         self._counted = torch.tensor(once, dtype=torch.float64, device=self.device)
@@ -138,10 +138,9 @@ class RankGroup(Ranks):
 
     @torch.no_grad()
     def weights_changed(self) -> None:
-        """Free the gathered weights, and quantize this rank's shards of those that travel so, with the amaxes
-        of all shards.
+        """Free the gathered weights, and quantize this rank's shards of those that are sent quantized.
 
-        One all-reduce for all of them; bits of amaxes have the order of the amaxes, with NaN largest.
+        With the amaxes over all shards, by one all-reduce; bits of amaxes order like the amaxes, NaN largest.
         """
         free_gathered(self._model)
         packed = {
@@ -157,13 +156,13 @@ class RankGroup(Ranks):
             weight.pack(own, amax)
 
     def notes(self) -> list[str]:
-        """How weights travel, for the log."""
+        """The formats in which weights are gathered, for the log."""
         return describe(self._choices)
 
     @torch.no_grad()
     def _whole(self, name: str) -> Tensor:
         """A whole master. All ranks must call it."""
-        return self._layouts.whole(name, self._masters[name].detach())
+        return self._sharding.whole(name, self._masters[name].detach())
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
         """Sum gradients over ranks after the last micro-batch only, or after each."""
@@ -177,7 +176,7 @@ class RankGroup(Ranks):
     def collect_gradients(self, masters: dict[str, nn.Parameter]) -> None:
         """Hand the shards of the gradients from FSDP2's parameters to the masters.
 
-        Gradients of what every rank of a block has (norms) are sums over the tokens or heads of all of them.
+        Gradients of parameters that all ranks of a block hold (norms) are summed over their tokens or heads.
         """
         collect_gradients(self._parameters, masters)
         found = [grad for name in self._replicated if (grad := masters[name].grad) is not None]
@@ -217,18 +216,18 @@ class RankGroup(Ranks):
         return squares.sqrt().float()
 
     def all(self, values: Tensor) -> Tensor:
-        """values: [k] of each rank -> [world, k]. Progress, as all others have come as far."""
+        """The values of all ranks: [k] of each -> [world, k]. Counts as progress, as all others got here."""
         found = torch.empty(self.world, len(values), dtype=values.dtype, device=values.device)
         dist.all_gather(list(found.unbind()), values.contiguous())
         self.progress()
         return found
 
     def micro_batches(self, accumulation: int) -> range:
-        """Those of a step that this rank computes. Raises ValueError if they do not divide."""
+        """The micro-batches of a step that this rank computes. ValueError if they do not divide."""
         return micro_batches(accumulation, self.data_rank, self.data_ranks, self.shape.tensor)
 
     def over_data(self) -> EvaluationRanks:
-        """The ranks with micro-batches of their own, each of which may be several that share their tokens."""
+        """The ranks with different micro-batches, where ranks that share layers count as one."""
         return DataRanks(self.data_rank, self.data_ranks, self._losses_of_data)
 
     def _losses_of_data(self, own: Tensor) -> Tensor:
@@ -239,28 +238,28 @@ class RankGroup(Ranks):
         return parts.view(self.shape.data, self.shape.tensor, -1).sum(1).float()
 
     def stored(self, name: str, shard: Tensor) -> Tensor:
-        """A DTensor of which this process has a part; scalars are the same everywhere. All must call it."""
-        return self._layouts.stored(name, shard) if shard.dim() else shard
+        """A DTensor of which this process has a part; scalars are equal on all ranks. All must call it."""
+        return self._sharding.stored(name, shard) if shard.dim() else shard
 
     def own_part(self, name: str, whole: Tensor) -> Tensor:
         """This process's part of a whole tensor that has the shape of a master."""
-        return self._layouts.own_part(name, whole)
+        return self._sharding.own_part(name, whole)
 
     def whole_samples(self, taken: Sampling) -> None:
-        """Make a sample of the layers' health one of their whole tensors."""
+        """Make a sample of the layers' health cover whole tensors."""
         if self.shape.tensor > 1:
-            sample_whole(taken, self._layouts.cut, self._tensor_ranks())
+            sample_whole(taken, self._sharding.split, self._tensor_ranks())
 
     def save(self, folder: Path, step: int, files: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
         """Write the checkpoint folder/step_N, each rank its shards. All ranks must call it."""
         save_shards(self, folder, step, files, state)
 
     def gathered(self, value: T) -> list[T]:
-        """The plain value of each rank."""
+        """The value of each rank, in plain Python values."""
         return gathered(value, self.world, None)
 
     def saver(self) -> BackgroundSaver:
-        """The background saver, with a process group on CPUs of its own."""
+        """The background saver, with a separate process group on CPUs."""
         if self.device.type != "cpu":
             self._host_meshes = Meshes.of(self.shape, "cpu")
         background = BackgroundRanks(self.store.clone(), self.rank, self.world, self._timeout, self.progress)
@@ -291,10 +290,10 @@ class RankGroup(Ranks):
         }
 
     def _own(self, key: str, stored: Tensor) -> Tensor:
-        return self._layouts.own(self._master_of(key), stored) if isinstance(stored, DTensor) else stored
+        return self._sharding.own(self._master_of(key), stored) if isinstance(stored, DTensor) else stored
 
     def _master_of(self, key: str) -> str:
-        """The master that a tensor of a checkpoint belongs to: itself, or one whose moment it is."""
+        """The name of the master that a tensor of a checkpoint is, or of which it is a moment."""
         return key if key in self._masters else master_of(key)
 
     def require_alone(self, what: str, instead: str) -> None:
@@ -312,7 +311,7 @@ class RankGroup(Ranks):
         return int(every[0]) if every else None
 
     def progress(self) -> None:
-        """This rank has done something that others were waiting for."""
+        """Report progress: this rank has done something that others may wait for."""
         self.watch.progress()
 
     def leave(self) -> None:
@@ -333,11 +332,11 @@ class RankGroup(Ranks):
 
     def _tensor_ranks(self) -> TensorRanks:
         """The ranks that share this one's layers."""
-        assert self.meshes.cut is not None
-        return TensorRanks(self.meshes.cut.get_group("tensor"), self.tensor_rank, self.shape.tensor)
+        assert self.meshes.layers is not None
+        return TensorRanks(self.meshes.layers.get_group("tensor"), self.tensor_rank, self.shape.tensor)
 
     def _sharing(self, name: str) -> int:
-        """How many ranks FSDP2 cuts a parameter over."""
+        """How many ranks FSDP2 splits a parameter over."""
         return (self.meshes.blocks if name.startswith("blocks.") else self.meshes.rest).size(-1)
 
     def _reduced(self, values: Tensor, how: Literal["max", "sum"]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Joining the other ranks, and leaving them; of several that fail, one reports its error."""
+"""Join the other ranks, and leave them; if several fail, one of them reports its error."""
 
 import importlib
 import platform
@@ -16,18 +16,18 @@ from fourbits.device import probe
 from fourbits.train.corruption import CorruptionError
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.parallel import ParallelConfig
-from fourbits.train.ranks.alone import Ranks
 from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError, RankFailedError
-from fourbits.train.ranks.launcher import Place, place
-from fourbits.train.ranks.meeting import meet
-from fourbits.train.ranks.watch import Watch
+from fourbits.train.ranks.launcher import LaunchedRank, launched_rank
+from fourbits.train.ranks.ranks import Ranks
+from fourbits.train.ranks.rendezvous import rendezvous
+from fourbits.train.ranks.watchdog import Watchdog
 from fourbits.train.rollback import RollbackError
 
-#: seconds that other ranks leave to rank 0 to report what all of them find, and between two looks
+#: seconds for which ranks let rank 0 report an error that all of them find, and between two polls
 _RANK_0_FIRST, _PAUSE = 30.0, 0.05
 
 
-#: errors that every rank finds alike
+#: errors that all ranks find
 _ALIKE = (ValueError, NonFiniteError, RollbackError, CorruptionError)
 
 
@@ -35,16 +35,16 @@ _ALIKE = (ValueError, NonFiniteError, RollbackError, CorruptionError)
 def joined(config: ParallelConfig, device: str | None) -> Generator[Ranks]:
     """The ranks that a launcher started, or this process alone. device: as for `probe`, None for the best.
 
-    An error inside becomes RankFailedError on several ranks: the first to fail speaks, and all others that
-    fail after it, mostly because it is gone, stay silent.
+    With several ranks, an error inside becomes RankFailedError. The first rank to fail reports its error;
+    those that fail after it, usually because it is gone, stay silent.
     """
-    where = place()
+    where = launched_rank()
     if where is None:
         yield Ranks(torch.device(probe(device).torch_device))
         return
     own = _own_device(device, where)
     store = _store(where, config.timeout)
-    watch = Watch(store.clone(), where.rank, where.world, config.timeout)
+    watch = Watchdog(store.clone(), where.rank, where.world, config.timeout)
     watch.start()
     try:
         ranks = importlib.import_module("fourbits.train.ranks.group")
@@ -53,19 +53,20 @@ def joined(config: ParallelConfig, device: str | None) -> Generator[Ranks]:
         group.leave()
     except Exception as error:  # noqa: BLE001 - whatever it is, others must not wait for this rank
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends what it thinks hangs
-        speaks = _may_speak(store, where.rank, error)
-        cause = _lost(watch, error) if speaks else None
-        raise RankFailedError(where.rank, speaks, cause or error) from (cause or error)
+            # the launcher sends it to ranks that it takes to hang
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        reports = _may_report(store, where.rank, error)
+        cause = _lost(watch, error) if reports else None
+        raise RankFailedError(where.rank, reports, cause or error) from (cause or error)
     except KeyboardInterrupt:
-        _may_speak(store, where.rank, None)
+        _may_report(store, where.rank, None)
         raise
     finally:
         watch.end()
 
 
-def _may_speak(store: Any, rank: int, error: BaseException | None) -> bool:
-    """Whether this rank is the first to fail."""
+def _may_report(store: Any, rank: int, error: BaseException | None) -> bool:
+    """Whether this rank is the first to fail, and so reports its error."""
     if isinstance(error, OtherRankError):
         return False
     try:
@@ -77,14 +78,14 @@ def _may_speak(store: Any, rank: int, error: BaseException | None) -> bool:
 
 
 def _wait_for_first(store: Any) -> None:
-    """Leave it to rank 0 to report an error, after it has written how the run ended."""
+    """Let rank 0 report the error, after it has written how the run ended."""
     deadline = time.monotonic() + _RANK_0_FIRST
     while time.monotonic() < deadline and not store.check([FAILED]):
         time.sleep(_PAUSE)
 
 
-def _lost(watch: Watch, error: Exception) -> LostRankError | None:
-    """The error that names the ranks that are gone, if this one is a broken connection; it is its cause."""
+def _lost(watch: Watchdog, error: Exception) -> LostRankError | None:
+    """An error that names the ranks that are gone, caused by this one, if this is a broken connection."""
     if not isinstance(error, RuntimeError) or type(error).__module__.startswith("fourbits."):
         return None
     gone = watch.gone()
@@ -99,16 +100,16 @@ def _lost(watch: Watch, error: Exception) -> LostRankError | None:
     return found
 
 
-def _store(where: Place, timeout: float) -> Any:
-    """The launcher's store, with keys of this start alone, when all ranks have reached it."""
+def _store(where: LaunchedRank, timeout: float) -> Any:
+    """The launcher's store, limited to keys of this start, once all ranks have reached it."""
     distributed = importlib.import_module("torch.distributed")
     store, *_ = next(iter(distributed.rendezvous("env://", timeout=timedelta(seconds=timeout))))
-    store = distributed.PrefixStore(meet(store, where.rank, where.world, timeout), store)
+    store = distributed.PrefixStore(rendezvous(store, where.rank, where.world, timeout), store)
     store.set(f"here/{where.rank}", platform.node())
     return store
 
 
-def _own_device(requested: str | None, where: Place) -> torch.device:
+def _own_device(requested: str | None, where: LaunchedRank) -> torch.device:
     """The device of this rank: one GPU each, or the CPU. Raises ValueError if there are too few."""
     kind = probe(requested).torch_device
     if kind == "cpu":
@@ -120,7 +121,7 @@ def _own_device(requested: str | None, where: Place) -> torch.device:
         )
     if where.local_rank >= torch.cuda.device_count():
         raise ValueError(
-            f"train.device: rank {where.rank} is number {where.local_rank} on its node, which has "
+            f"train.device: rank {where.rank} has local rank {where.local_rank} on a node with "
             f"{torch.cuda.device_count()} GPUs. Start at most as many processes per node as it has GPUs."
         )
     torch.cuda.set_device(where.local_rank)

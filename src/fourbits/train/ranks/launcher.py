@@ -1,19 +1,19 @@
-"""Where a launcher put this process: torchrun's environment."""
+"""This process's rank, from the environment that torchrun or another launcher sets."""
 
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-#: what torchrun sets, and what another launcher has to set
+#: variables that torchrun sets, and that another launcher has to set
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 _COUNTS = ("RESTART_COUNT", "MAX_RESTARTS")
 
 
-class Place(NamedTuple):
-    """A process among those that train together.
+class LaunchedRank(NamedTuple):
+    """One of the processes that a launcher started to train together.
 
-    restarts: how often torchrun has started them again; may_restart: whether it would.
+    restarts: how often torchrun has restarted them; may_restart: whether it would.
     """
 
     rank: int
@@ -23,10 +23,10 @@ class Place(NamedTuple):
     may_restart: bool
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """This process's place, or None if no launcher started it."""
+def launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
+    """This process's rank, or None if no launcher started it."""
     if not all(name in environment for name in _NEEDED):
         return None
     rank, world, local = (int(environment[name]) for name in _NEEDED[:3])
     restarts, most = (int(environment.get(f"TORCHELASTIC_{name}", "0")) for name in _COUNTS)
-    return Place(rank, world, local, restarts, most > 0)
+    return LaunchedRank(rank, world, local, restarts, most > 0)

@@ -1,7 +1,7 @@
-"""Sequence parallelism: ranks that share layers have all tokens inside of mixers, and a part of them between.
+"""Sequence parallelism: ranks that share layers have all tokens inside mixers, and a part of them in between.
 
 Before a mixer the tokens are gathered; after it, each rank has a summand of every token, and the sums are
-scattered, in the dtype of the activations (BF16). In the backward pass each does what the other one did.
+scattered, in the dtype of the activations (BF16). In the backward pass the two change roles.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def share_tokens(mixer: nn.Module, group: Any) -> None:
-    """Make a mixer take and return this rank's tokens, whose layers are cut over the ranks of a group."""
+    """Make a mixer, whose layers are split over the ranks of a group, take and return this rank's tokens."""
 
     def gather(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return _Exchange.apply(args[0], gathered, scattered, group), *args[1:]

@@ -88,7 +88,7 @@ def _write(ranks: SavingRanks, unfinished: Path, files: Mapping[str, Tensors]) -
 
 
 def _own_error(error: CheckpointException, rank: int) -> BaseException:
-    """The error of this rank in a failed save, or a message that another one failed."""
+    """This rank's error in a failed save, or an error saying that another rank failed."""
     if (own := error.failures.get(rank)) is not None:
         return own[0]
     other, (cause, _) = next(iter(error.failures.items()))

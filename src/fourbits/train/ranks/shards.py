@@ -1,4 +1,4 @@
-"""A model over ranks: FSDP2 gathers some blocks' FP32 master weights before them, and sums gradients after.
+"""A model over ranks: FSDP2 gathers FP32 master weights before some blocks, and sums gradients after them.
 
 A layer quantizes the gathered weight, so its codes are those of one process. Gradients are sums, not means:
 the loss is divided by the tokens of all ranks.
@@ -17,11 +17,11 @@ from fourbits.model.init import initial_value
 from fourbits.model.lm import LanguageModel
 from fourbits.train.parallel import ParallelConfig, Reshard
 from fourbits.train.ranks.block_groups import block_groups
-from fourbits.train.ranks.layouts import Layouts, Meshes
+from fourbits.train.ranks.sharding import Meshes, Sharding
 
 
 def shard(model: LanguageModel, meshes: Meshes, config: ParallelConfig) -> None:
-    """Cut the parameters of a converted model on the meta device, in place: blocks first, in groups."""
+    """Split the parameters of a converted model on the meta device, in place: blocks first, in groups."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.gradients]
     policy = MixedPrecisionPolicy(reduce_dtype=dtype, cast_forward_inputs=False)
     groups = block_groups(model.blocks, config.gather_weights)
@@ -36,26 +36,26 @@ def shard(model: LanguageModel, meshes: Meshes, config: ParallelConfig) -> None:
 
 @torch.no_grad()
 def fill(
-    layouts: Layouts, masters: Mapping[str, Tensor], config: ModelConfig, seed: int, *, hashed: bool
+    sharding: Sharding, masters: Mapping[str, Tensor], config: ModelConfig, seed: int, *, hashed: bool
 ) -> str | None:
-    """Give the masters, this rank's parts of the parameters, their initial weights: drawn whole, then cut.
+    """Give the masters, this rank's parts of the parameters, their initial weights: drawn whole, then split.
 
     So they do not depend on the number of ranks. Returns, if `hashed`, the SHA-256 of names and weights.
     """
     digest = hashlib.sha256()
     for name, master in masters.items():
-        whole = initial_value(name, layouts.shape(name), config, seed)
+        whole = initial_value(name, sharding.shape(name), config, seed)
         if hashed:
             digest.update(name.encode() + whole.contiguous().numpy().tobytes())
-        master.copy_(layouts.own_part(name, whole))
+        master.copy_(sharding.own_part(name, whole))
     return digest.hexdigest() if hashed else None
 
 
 def begin_micro_batch(model: nn.Module, sums: bool, last: bool, reshard: Reshard) -> None:
-    """Whether the next backward pass sums gradients over ranks, and is the last that needs these weights.
+    """Set whether the next backward pass sums gradients over ranks, and frees the gathered weights.
 
-    What is in no block is gathered once for all micro-batches of a step: in each of them it has to be there
-    from the beginning to the end anyway.
+    Parameters outside blocks are gathered once for all micro-batches of a step: each of them needs these from
+    its beginning to its end anyway.
     """
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(sums)
@@ -65,7 +65,7 @@ def begin_micro_batch(model: nn.Module, sums: bool, last: bool, reshard: Reshard
 def free_gathered(model: nn.Module) -> None:
     """Free gathered weights, so that the next pass gathers the current ones.
 
-    A pass without a backward pass, as in an evaluation, leaves some of them.
+    A forward pass without a backward pass, as in an evaluation, leaves some of them gathered.
     """
     for module in _sharded(model):
         module.reshard()
@@ -82,7 +82,7 @@ def collect_gradients(parameters: Mapping[str, DTensor], masters: Mapping[str, n
 def gathered_parameters(model: LanguageModel) -> dict[str, nn.Parameter]:
     """The parameters that forward passes read, by name; FSDP2 keeps them, but not their memory.
 
-    All ranks must call it: what is together in a gather is gathered once, and freed again.
+    All ranks must call it: each group of blocks is gathered once, and freed again.
     """
     found: dict[str, nn.Parameter] = {}
     for name, module in model.named_modules():

@@ -1,10 +1,10 @@
-"""Tensor parallelism: the layers of each block cut over ranks, in place, before FSDP2 cuts what is left.
+"""Tensor parallelism: the layers of each block split over ranks, in place, before FSDP2 splits what is left.
 
-Layers that read the residual stream (q, k, v, up, gate, in_proj) are cut by output features, those that write
-to it (o, down, out_proj) by input features, so that a mixer needs no message inside: heads and groups are
-whole. in_proj's rows z, x, B, C and dt are cut each. Every parameter stays a plain tensor: kernels, regions
-and FSDP2 see a smaller model. Embedding, norms and head are whole, and each rank has a part of the tokens
-there (sequence.py).
+Layers that read the residual stream (q, k, v, up, gate, in_proj) are split by output features, those that
+write to it (o, down, out_proj) by input features, so that a mixer needs no message inside: heads and groups
+are whole. in_proj's rows z, x, B, C and dt are each split. Every parameter stays a plain tensor: kernels,
+regions and FSDP2 see a smaller model. Embedding, norms and head are whole, and each rank has a part of the
+tokens there (sequence.py).
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ from fourbits.model.layers import FFN
 from fourbits.model.lm import LanguageModel
 from fourbits.model.mamba2 import Mamba2
 from fourbits.recipe.recipe import table_from_text
-from fourbits.train.ranks.cuts import Cut, Runs, rows_of
 from fourbits.train.ranks.sequence import share_tokens
+from fourbits.train.ranks.splits import Runs, Split, rows_of
 
 #: the operands that a layer's shards have in parts: W in both, dY of output features, X of input features
 _IN_PARTS = {
@@ -35,33 +35,33 @@ _ROWS = "o_proj", "down_proj", "out_proj"
 
 
 class TensorRanks(NamedTuple):
-    """The ranks that share layers: their process group, and this one's place in it."""
+    """The ranks that share layers: their process group, and this one's number in it."""
 
     group: Any
     rank: int
     size: int
 
 
-def cut_layers(model: LanguageModel, ranks: TensorRanks) -> dict[str, Cut]:
-    """Cut the blocks of a converted model on the meta device, in place; how each parameter was, by name.
+def split_layers(model: LanguageModel, ranks: TensorRanks) -> dict[str, Split]:
+    """Split the blocks of a converted model on the meta device, in place; how each parameter was, by name.
 
     The numbers of layers, which select their random bits, stay. Raises ValueError for a recipe or a model
-    that cannot be cut, on all ranks alike.
+    that cannot be split, on all ranks alike.
     """
     _refuse(model, ranks.size)
-    cuts = {name: Cut(parameter.shape) for name, parameter in model.named_parameters()}
+    splits = {name: Split(parameter.shape) for name, parameter in model.named_parameters()}
     for name, mixer in list(_mixers(model)):
         children: list[tuple[str, Any]] = list(mixer.named_children())
         for own, layer in children:
             if own in _COLUMNS + _ROWS:
-                cut = Cut(layer.weight.shape, 0 if own in _COLUMNS else 1, _segments(own, mixer))
-                cuts[f"{name}.{own}.weight"] = cut
-                _cut_linear(f"{name}.{own}", layer, cut, ranks)
+                split = Split(layer.weight.shape, 0 if own in _COLUMNS else 1, _segments(own, mixer))
+                splits[f"{name}.{own}.weight"] = split
+                _split_linear(f"{name}.{own}", layer, split, ranks)
         if isinstance(mixer, Mamba2):
-            cuts |= {f"{name}.{own}": cut for own, cut in _cut_heads(mixer, ranks).items()}
+            splits |= {f"{name}.{own}": split for own, split in _split_heads(mixer, ranks).items()}
         share_tokens(mixer, ranks.group)
     model.share_tokens(ranks.rank, ranks.size)
-    return cuts
+    return splits
 
 
 def _mixers(model: LanguageModel) -> Iterator[tuple[str, nn.Module]]:
@@ -80,28 +80,29 @@ def _segments(own: str, mixer: nn.Module) -> tuple[int, ...]:
     return {"in_proj": (d_mamba, *of_conv, heads), "conv_weight": of_conv, "conv_bias": of_conv}.get(own, ())
 
 
-def _cut_heads(mixer: Mamba2, ranks: TensorRanks) -> dict[str, Cut]:
-    """Leave a mixer its heads and groups, in whole; linear layers are cut by now."""
+def _split_heads(mixer: Mamba2, ranks: TensorRanks) -> dict[str, Split]:
+    """Leave a mixer its heads and groups, in whole; linear layers are split by now."""
     own = dict(mixer.named_parameters(recurse=False))
-    cuts = {name: Cut(parameter.shape, 0, _segments(name, mixer)) for name, parameter in own.items()}
-    for name, cut in cuts.items():
-        setattr(mixer, name, nn.Parameter(cut.part(own[name].detach(), ranks.rank, ranks.size)))
+    splits = {name: Split(parameter.shape, 0, _segments(name, mixer)) for name, parameter in own.items()}
+    for name, split in splits.items():
+        setattr(mixer, name, nn.Parameter(split.part(own[name].detach(), ranks.rank, ranks.size)))
     mixer.num_groups //= ranks.size
-    return cuts
+    return splits
 
 
-def _cut_linear(name: str, layer: Any, cut: Cut, ranks: TensorRanks) -> None:
+def _split_linear(name: str, layer: Any, split: Split, ranks: TensorRanks) -> None:
     """Leave a linear layer its rows (dim 0) or columns of the weight."""
-    assert cut.dim is not None
-    dim = cut.dim
-    layer.weight = nn.Parameter(cut.part(layer.weight.detach(), ranks.rank, ranks.size))
+    assert split.dim is not None
+    dim = split.dim
+    layer.weight = nn.Parameter(split.part(layer.weight.detach(), ranks.rank, ranks.size))
     layer.out_features, layer.in_features = layer.weight.shape
     state = converted_state(layer)
     if state is None:
         return
-    runs = rows_of(cut.segments, ranks.rank, ranks.size)
+    runs = rows_of(split.segments, ranks.rank, ranks.size)
     reduction = _reduction(dim, runs, ranks)
-    for size in cut.segments or (cut.shape[dim],):  # where the second rank begins: asked on all ranks alike
+    # where the second rank begins, so that all ranks check the same
+    for size in split.segments or (split.shape[dim],):
         at = _at(dim, size // ranks.size)
         try:
             sharded(table_from_text(state.table), reduction, at)
@@ -116,7 +117,7 @@ def _at(dim: int, first: int) -> FeatureShard:
 
 
 def _reduction(dim: int, runs: Runs, ranks: TensorRanks) -> str:
-    """The name of a reduction over exactly the ranks that share a tensor, of layers cut along dim."""
+    """The name of a reduction over exactly the ranks that share a tensor, of layers split along dim."""
     name = f"tensor parallel, {('output', 'input')[dim]} features {runs or ''}".rstrip()
     if name not in _reductions:
         _reductions[name] = partial(_reduced, ranks.group)
@@ -136,7 +137,7 @@ def _reduced(group: Any, bits: Tensor, roles: tuple[str, ...]) -> Tensor:
 
 
 def _refuse(model: LanguageModel, size: int) -> None:
-    """Raises ValueError for what cannot be cut."""
+    """Raises ValueError for what cannot be split."""
     what = f"parallel.tensor must be 1, got {size}, with"
     states = [(name, state) for name, m in model.named_modules() if (state := converted_state(m)) is not None]
     if any(getattr(block, "_compiled_call_impl", None) is not None for block in model.blocks):
@@ -155,7 +156,7 @@ def _refuse(model: LanguageModel, size: int) -> None:
             "ranks hold several times. Set every amax_policy to current and adaptive to none."
         )
     if any(state.phases is not None for _, state in states):
-        raise ValueError(f"{what} a precision schedule, whose phases are not cut. Remove recipe.schedule.")
+        raise ValueError(f"{what} a precision schedule, whose phases are not split. Remove recipe.schedule.")
     if any(table_from_text(state.table).sums != "fp32" for _, state in states):
         raise ValueError(
             f"{what} sums modelled on tensor cores, which are those of one rank. Set sums to fp32."

@@ -9,16 +9,16 @@ from torch import Tensor
 from fourbits.linear.layer_state import FeatureShard, Tap
 from fourbits.linear.monitor.health import Sampling
 from fourbits.linear.sr_counter import of_shard
-from fourbits.train.ranks.cuts import Cut
+from fourbits.train.ranks.splits import Split
 from fourbits.train.ranks.tensor_parallel import TensorRanks
 
 
 class WholeTap:
     """Gathers the tensors of a layer's call before it hands them to a tap. All ranks sample together."""
 
-    def __init__(self, tap: Tap, shard: FeatureShard, cut: Cut, ranks: TensorRanks) -> None:
-        """cut: of the layer's weight."""
-        self._tap, self._shard, self._cut, self._ranks = tap, shard, cut, ranks
+    def __init__(self, tap: Tap, shard: FeatureShard, split: Split, ranks: TensorRanks) -> None:
+        """split: of the layer's weight."""
+        self._tap, self._shard, self._split, self._ranks = tap, shard, split, ranks
 
     @property
     def waits(self) -> bool:
@@ -30,27 +30,27 @@ class WholeTap:
         self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
     ) -> bool:
         """A forward pass. x: [M, K]; weight: [N, K], or the whole one if it traveled as codes."""
-        if self._cut.dim == 1:
-            x = self._whole(x, self._cut)
-        if weight.shape != self._cut.shape:
-            weight = self._whole(weight, self._cut)
+        if self._split.dim == 1:
+            x = self._whole(x, self._split)
+        if weight.shape != self._split.shape:
+            weight = self._whole(weight, self._split)
         counter = of_shard(counter, -self._shard.first_in, -self._shard.first_out)
         return self._tap.forward(x, weight, table, counter, amax, layer)
 
     @torch.no_grad()
     def backward(self, dy: Tensor) -> None:
         """Its backward pass. dy: [M, N]."""
-        self._tap.backward(self._whole(dy, self._cut._replace(dim=1)) if self._cut.dim == 0 else dy)
+        self._tap.backward(self._whole(dy, self._split._replace(dim=1)) if self._split.dim == 0 else dy)
 
-    def _whole(self, part: Tensor, cut: Cut) -> Tensor:
+    def _whole(self, part: Tensor, split: Split) -> Tensor:
         part = part.detach().contiguous()
         parts = [torch.empty_like(part) for _ in range(self._ranks.size)]
         dist.all_gather(parts, part, group=self._ranks.group)
-        return cut.whole(parts)
+        return split.whole(parts)
 
 
-def sample_whole(taken: Sampling, cut_of: Callable[[str], Cut], ranks: TensorRanks) -> None:
-    """Put a tap that gathers before those of the layers that are cut. cut_of: a parameter's."""
+def sample_whole(taken: Sampling, split_of: Callable[[str], Split], ranks: TensorRanks) -> None:
+    """Put a gathering tap in front of those of the layers that are split. split_of: a parameter's split."""
     for name, (state, tap) in taken.taps.items():
         if state.shard is not None:
-            state.tap = WholeTap(tap, state.shard, cut_of(f"{name}.weight"), ranks)
+            state.tap = WholeTap(tap, state.shard, split_of(f"{name}.weight"), ranks)

@@ -46,17 +46,17 @@ class StepSums(NamedTuple):
 class Ranks:
     """A process that trains alone. A subclass lets several agree; rank 0 is the one that writes."""
 
-    #: for set_step and recipe_state; None: every value is this process's own
+    #: for set_step and recipe_state; None: nothing is reduced over ranks
     reduce: Reduce | None = None
 
-    #: how often a launcher has started the ranks again, after one failed
+    #: how often a launcher has restarted the ranks after one failed
     restarts = 0
-    #: SHA-256 of the initial weights, where `share` has drawn them
+    #: SHA-256 of the initial weights, where `initialized_masters` has drawn them
     initial_weights: str | None = None
 
     def __init__(self, device: torch.device, rank: int = 0, world: int = 1) -> None:
         self.device, self.rank, self.world = device, rank, world
-        #: this process's place among those with micro-batches of their own, and their number
+        #: this process's number among those with different micro-batches, and how many there are
         self.data_rank, self.data_ranks = rank, world
         self._loss = torch.zeros((), device=device, dtype=torch.float32)
         self._nobody = torch.zeros(len(RankRequests()), device=device, dtype=torch.float32)
@@ -68,7 +68,7 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """Whether no launcher started this process, so that nothing is sharded."""
+        """Whether this process trains by itself, started by no launcher, so that nothing is sharded."""
         return True
 
     def agreed(self, decide: Callable[[], T]) -> T:
@@ -76,15 +76,15 @@ class Ranks:
         return decide()
 
     def model(self, config: ModelConfig, seed: int) -> LanguageModel:
-        """A model with its initial weights, or one on the meta device that `share` will fill."""
+        """A model with initial weights, or one on the meta device that `initialized_masters` will fill."""
         return LanguageModel(config, seed=seed).to(self.device)
 
-    def share(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
-        """The masters that this process updates, by name, of a converted model."""
+    def initialized_masters(self, model: LanguageModel, seed: int) -> dict[str, nn.Parameter]:
+        """The masters of a converted model that this process updates, by name, with initial weights."""
         return dict(model.named_parameters())
 
-    def cut(self, model: LanguageModel) -> dict[str, nn.Parameter]:
-        """As `share`, of a model on the meta device, whose masters get storage without values."""
+    def empty_masters(self, model: LanguageModel) -> dict[str, nn.Parameter]:
+        """As `initialized_masters`, but the masters get storage without values. model: on the meta device."""
         model.to_empty(device=self.device)
         return dict(model.named_parameters())
 
@@ -92,11 +92,11 @@ class Ranks:
         """Weights may have been written since the last forward pass. All ranks must call it."""
 
     def notes(self) -> list[str]:
-        """What the log should say of how weights travel."""
+        """Lines for the log about the formats in which weights are gathered."""
         return []
 
     def before_backward(self, model: LanguageModel, last: bool) -> None:
-        """A micro-batch begins. last: of this rank's in the step, after which gradients are complete."""
+        """A micro-batch begins. last: whether it is this rank's last of the step, completing gradients."""
 
     def whole(self, model: LanguageModel) -> dict[str, nn.Parameter]:
         """The parameters that a backward pass computes gradients for, by name. All ranks must call it."""
@@ -110,7 +110,7 @@ class Ranks:
         self._loss = torch.zeros((), device=self.device, dtype=torch.float32)
 
     def add(self, loss: Tensor) -> None:
-        """A micro-batch's share of the mean loss; written over by the next one, if a CUDA graph made it."""
+        """Add a micro-batch's share of the mean loss; a CUDA graph overwrites the tensor in the next one."""
         self._loss += loss
 
     def sums(self, saturated: Tensor | None, requests: RankRequests) -> StepSums:
@@ -122,26 +122,26 @@ class Ranks:
         return norms
 
     def all(self, values: Tensor) -> Tensor:
-        """values: [k] of each rank -> [world, k]."""
+        """The values of all ranks. values: [k] of each -> [world, k]."""
         return values[None]
 
     def gathered(self, value: T) -> list[T]:
-        """The plain value of each rank."""
+        """The value of each rank, in plain Python values."""
         return [value]
 
     def micro_batches(self, accumulation: int) -> range:
-        """Those of a step that this process computes. Raises ValueError if they do not divide."""
+        """The micro-batches of a step that this process computes. ValueError if they do not divide."""
         return range(accumulation)
 
     def over_data(self) -> EvaluationRanks:
-        """The ranks with micro-batches of their own, for an evaluation of the model in training."""
+        """The ranks with different micro-batches, for an evaluation of the model in training."""
         return self
 
     def whole_samples(self, taken: Sampling) -> None:
-        """Make a sample of the layers' health one of whole tensors. All ranks take it together."""
+        """Make a sample of the layers' health cover whole tensors. All ranks take it together."""
 
     def stored(self, name: str, shard: Tensor) -> Tensor:
-        """What a checkpoint holds of a master, or of a tensor of its shape: the whole, or a DTensor."""
+        """A master, or a tensor of its shape, as a checkpoint stores it: the whole, or a DTensor."""
         return shard
 
     def own_part(self, name: str, whole: Tensor) -> Tensor:
@@ -169,14 +169,14 @@ class Ranks:
         return load_tensors(checkpoint, name, expected)
 
     def require_alone(self, what: str, instead: str) -> None:
-        """Raises ValueError under a launcher, for what several ranks cannot do."""
+        """Raises ValueError under a launcher, for features that several ranks do not support."""
 
     def first_of(self, found: int | None) -> int | None:
         """The value of the first rank that has one."""
         return found
 
     def progress(self) -> None:
-        """This process has done something that others were waiting for."""
+        """Report progress: this process has done something that others may wait for."""
 
     def leave(self) -> None:
         """Wait for the others at the end of a run."""

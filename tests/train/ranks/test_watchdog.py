@@ -3,9 +3,9 @@
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from fourbits.train.ranks import watch as watch_module
+from fourbits.train.ranks import watchdog as watch_module
 from fourbits.train.ranks.failure import FAILED
-from fourbits.train.ranks.watch import WAITING, Watch
+from fourbits.train.ranks.watchdog import WAITING, Watchdog
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def store(monkeypatch):
 
 @pytest.fixture
 def beating(store, monkeypatch):
-    """While the watch waits for signs of life, these ranks give them."""
+    """While the watchdog waits for heartbeats, these ranks give them."""
     ranks = []
     monkeypatch.setattr(watch_module.time, "sleep", lambda _: [store.add(f"beat/{r}", 1) for r in ranks])
     return ranks
@@ -27,21 +27,21 @@ def beating(store, monkeypatch):
 
 def test_ranks_without_signs_of_life_are_gone(store, beating):
     beating += [1]
-    assert Watch(store, 0, 3, 1.0).gone() == [2]
+    assert Watchdog(store, 0, 3, 1.0).gone() == [2]
 
 
 def test_a_stopped_rank_is_named_with_its_node(store, beating):
     beating += [1]
     store.set("stuck/0", WAITING)
     store.set("stuck/1", WAITING)
-    assert "rank 2 on c does not answer" in Watch(store, 0, 3, 1.0).verdict()
+    assert "rank 2 on c does not answer" in Watchdog(store, 0, 3, 1.0).verdict()
 
 
 def test_a_rank_that_does_something_else_is_named_with_the_line(store, beating):
     beating += [1, 2]
     for rank, text in enumerate((WAITING, "in data.py:7", WAITING)):
         store.set(f"stuck/{rank}", text)
-    verdict = Watch(store, 0, 3, 5.0).verdict()
+    verdict = Watchdog(store, 0, 3, 5.0).verdict()
     assert "no progress for 5 s (parallel.timeout): rank 1 on b hangs in data.py:7. The run ends" in verdict
 
 
@@ -51,7 +51,7 @@ def test_a_rank_without_progress_ends_after_the_timeout_and_the_first_one_says_w
     clock = [100.0]
     monkeypatch.setattr(watch_module.time, "monotonic", lambda: clock[0])
     beating += [0, 1, 2]
-    watches, left = [Watch(store, rank, 3, 5.0) for rank in range(3)], []
+    watches, left = [Watchdog(store, rank, 3, 5.0) for rank in range(3)], []
 
     def look():
         for rank, watch in enumerate(watches):
@@ -75,8 +75,8 @@ def test_a_rank_without_progress_ends_after_the_timeout_and_the_first_one_says_w
 
 
 def test_a_thread_in_a_collective_waits_and_another_is_at_its_line(store):
-    watch = Watch(store, 0, 3, 1.0)
-    assert f"in {__file__}" in watch._doing() or "watch.py" in watch._doing()
+    watch = Watchdog(store, 0, 3, 1.0)
+    assert f"in {__file__}" in watch._doing() or "watchdog.py" in watch._doing()
     frame = compile("def wait(do): return do()", "/site/torch/distributed/distributed_c10d.py", "exec")
     names = {}
     exec(frame, names)

@@ -1,4 +1,4 @@
-"""How parameters and layers are cut over ranks that share them, in one process."""
+"""How parameters and layers are split over ranks that share them, in one process."""
 
 from typing import Any
 
@@ -10,43 +10,43 @@ from fourbits.model.lm import LanguageModel
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.schedules import get_schedule
 from fourbits.settings import override, to_dict
-from fourbits.train.ranks.cuts import Cut, rows_of
-from fourbits.train.ranks.tensor_parallel import TensorRanks, cut_layers
+from fourbits.train.ranks.splits import Split, rows_of
+from fourbits.train.ranks.tensor_parallel import TensorRanks, split_layers
 from fourbits.train.trainer import compile_model
 from train.ranks.test_parallel import model as config
 
 
-@pytest.mark.parametrize("cut", [Cut(torch.Size((24, 4)), 0, (8, 12, 4)), Cut(torch.Size((24, 4)), 1)])
-def test_parts_put_together_are_the_whole(cut):
+@pytest.mark.parametrize("split", [Split(torch.Size((24, 4)), 0, (8, 12, 4)), Split(torch.Size((24, 4)), 1)])
+def test_parts_put_together_are_the_whole(split):
     whole = torch.arange(96).view(24, 4)
-    parts = [cut.part(whole, rank, 4) for rank in range(4)]
+    parts = [split.part(whole, rank, 4) for rank in range(4)]
     assert all(part.numel() == 24 for part in parts)
-    assert cut.whole(parts).equal(whole)
+    assert split.whole(parts).equal(whole)
 
 
 def test_runs_say_where_rows_of_segments_are_in_the_whole():
-    cut, whole = Cut(torch.Size((24, 1)), 0, (8, 12, 4)), torch.arange(24).view(24, 1)
+    split, whole = Split(torch.Size((24, 1)), 0, (8, 12, 4)), torch.arange(24).view(24, 1)
     for rank in range(4):
-        part = cut.part(whole, rank, 4)
-        assert all(part[own] == first for own, first in rows_of(cut.segments, rank, 4))
+        part = split.part(whole, rank, 4)
+        assert all(part[own] == first for own, first in rows_of(split.segments, rank, 4))
 
 
-def cut_model(recipe: str = "nvfp4", compiled: Any = "none", **changes: Any):
+def split_model(recipe: str = "nvfp4", compiled: Any = "none", **changes: Any):
     with torch.device("meta"):
         model = LanguageModel(config())
     convert(model, override(get_recipe(recipe), changes).for_run(steps=10, warmup=1, decay=2))
     compile_model(model, compiled)
-    return model, cut_layers(model, TensorRanks(None, 1, 2))
+    return model, split_layers(model, TensorRanks(None, 1, 2))
 
 
 def test_a_rank_has_half_of_what_blocks_multiply_and_all_of_the_rest():
-    model, cuts = cut_model()
+    model, splits = split_model()
     held = dict(model.named_parameters())
-    assert held.keys() == cuts.keys()
-    halves = {name for name, cut in cuts.items() if 2 * held[name].numel() == cut.shape.numel()}
-    rest = {name for name, cut in cuts.items() if held[name].shape == cut.shape}
-    assert halves | rest == cuts.keys()
-    norms = {name for name in cuts if name.endswith("norm.weight")}  # of blocks, and the last one
+    assert held.keys() == splits.keys()
+    halves = {name for name, split in splits.items() if 2 * held[name].numel() == split.shape.numel()}
+    rest = {name for name, split in splits.items() if held[name].shape == split.shape}
+    assert halves | rest == splits.keys()
+    norms = {name for name in splits if name.endswith("norm.weight")}  # of blocks, and the last one
     assert rest == {"embed.weight", "head.weight", *norms}
 
 
@@ -62,11 +62,11 @@ def test_a_rank_has_half_of_what_blocks_multiply_and_all_of_the_rest():
 )
 def test_what_ranks_cannot_share_is_refused_with_what_to_set(changes, message):
     with pytest.raises(ValueError, match=message):
-        cut_model(**changes)
+        split_model(**changes)
 
 
 @pytest.mark.filterwarnings("ignore:.*no output head was found")
 def test_a_quantized_head_is_refused(monkeypatch):
     monkeypatch.setattr("fourbits.linear.roles.Roles.head", lambda *_: "")
     with pytest.raises(ValueError, match=r"Put head into recipe.keep_bf16.names"):
-        cut_model("nvfp4", "none", **{"keep_bf16.names": ("blocks.0.*",)})
+        split_model("nvfp4", "none", **{"keep_bf16.names": ("blocks.0.*",)})

@@ -1,8 +1,8 @@
-"""A watch over the ranks, which names the one that is gone or keeps the others waiting.
+"""A watchdog over the ranks, which names the one that is gone or keeps the others waiting.
 
-A thread of each rank gives signs of life in the launcher's store. Where its own rank makes no progress for
-`timeout` seconds, it writes there what the rank is doing: waiting for others, or something else. The first
-one to do so reads all of this, names the rank that is at fault, and every rank ends.
+A thread of each rank writes heartbeats to the launcher's store. If its own rank makes no progress for
+`timeout` seconds, it also writes what the rank is doing: waiting for others, or something else. The first
+thread to do so reads the entries of all ranks, names the rank at fault, and every rank ends.
 """
 
 import logging
@@ -16,22 +16,22 @@ from typing import Any
 
 from fourbits.train.ranks.failure import FAILED
 
-#: seconds between signs of life, and without one until a rank counts as gone
+#: seconds between heartbeats, and without one until a rank counts as gone
 BEAT, GONE = 0.5, 4.0
 #: seconds that a rank has to end by itself after another one failed
 _GRACE = 10.0
 #: seconds for the thread to end
 _PATIENCE = 2.0
-#: functions that wait for other ranks: of torch.distributed, and of a GPU whose kernels do
+#: files of functions that wait for other ranks: of torch.distributed, and of a GPU whose kernels wait
 _WAITS = ("torch/distributed/", "torch/cuda/streams.py", "train/timing.py")
 WAITING = "waiting for other ranks"
 
 
-class Watch:
-    """Signs of life of this rank and its progress, compared with those of others."""
+class Watchdog:
+    """Heartbeats and progress of this rank, compared with those of others."""
 
     def __init__(self, store: Any, rank: int, world: int, timeout: float) -> None:
-        """store: a connection of this thread's own, because another one may block."""
+        """store: a separate connection for this thread, because another thread's may block."""
         self._store, self.rank, self.world, self.timeout = store, rank, world, timeout
         self._progress: float | None = None
         self._ended = threading.Event()
@@ -40,22 +40,22 @@ class Watch:
         self._main = threading.main_thread().ident
 
     def start(self) -> None:
-        """Begin to give signs of life. Progress is watched from the first `progress` on."""
+        """Start the heartbeats. Progress is watched from the first `progress` on."""
         self._thread = threading.Thread(target=self._run, name="fourbits-watch", daemon=True)
         self._thread.start()
 
     def progress(self) -> None:
-        """This rank has done something that others were waiting for."""
+        """Report progress: this rank has done something that others may wait for."""
         self._progress = time.monotonic()
 
     def end(self) -> None:
-        """Stop watching. A thread inside the store aborts a process that exits."""
+        """Stop watching, because a process that exits aborts while a thread is inside the store."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_PATIENCE)
 
     def gone(self) -> list[int]:
-        """Ranks that give no sign of life for GONE seconds from now."""
+        """Ranks without a heartbeat for GONE seconds from now."""
         others = [rank for rank in range(self.world) if rank != self.rank]
         before = [self._store.add(f"beat/{rank}", 0) for rank in others]
         time.sleep(GONE)
@@ -80,7 +80,7 @@ class Watch:
                     os._exit(1)
 
     def _look(self, leave: Callable[[int], object]) -> None:
-        """End this process where its rank is stuck, or where another one failed some time ago."""
+        """End this process if its rank is stuck, or if another one failed some time ago."""
         now = time.monotonic()
         if self._progress is not None and now - self._progress > self.timeout:
             self._progress = None
@@ -96,7 +96,7 @@ class Watch:
                 leave(1)
 
     def verdict(self) -> str:
-        """Names the rank that keeps the others waiting. Takes GONE seconds; others are stuck by then."""
+        """A sentence naming the rank that keeps others waiting. Takes GONE seconds; by then all are stuck."""
         gone = self.gone()
         said = {rank: self._reported(rank) for rank in range(self.world) if rank not in gone}
         busy = {rank: text for rank, text in said.items() if text not in (None, WAITING)}

@@ -1,4 +1,4 @@
-"""How a parameter is cut over the ranks that share layers, and what its part and its whole have in common."""
+"""The split of a parameter over the ranks that share layers: from the whole to a rank's part, and back."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 
-class Cut(NamedTuple):
-    """A parameter of a model, and what each of the ranks that share its layer holds.
+class Split(NamedTuple):
+    """A parameter of a model, and the part of it that each rank that shares its layer holds.
 
-    shape: of the whole. dim: the dimension that is cut into equal parts; None: every rank holds all of it.
+    shape: of the whole. dim: the dimension that is split into equal parts; None: every rank holds all of it.
     segments: sizes along dim of consecutive segments, of which a rank holds a part each, one after the
     other; empty for a single one.
     """

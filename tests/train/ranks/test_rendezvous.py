@@ -5,14 +5,14 @@ import threading
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from fourbits.train.ranks.meeting import meet
+from fourbits.train.ranks.rendezvous import rendezvous
 
 
 def meeting(store, world):
     """What each of `world` ranks, as threads, gets."""
     found = {}
     threads = [
-        threading.Thread(target=lambda r=rank: found.update({r: meet(store, r, world, 30.0)}))
+        threading.Thread(target=lambda r=rank: found.update({r: rendezvous(store, r, world, 30.0)}))
         for rank in range(world)
     ]
     for thread in reversed(threads):  # rank 0 is the last to come
@@ -33,7 +33,7 @@ def test_all_ranks_of_a_start_get_one_name_and_each_start_another():
 def late(store, rank):
     """What a rank of four says when others do not come."""
     with pytest.raises(TimeoutError) as error:
-        meet(store, rank, 4, 0.3)
+        rendezvous(store, rank, 4, 0.3)
     return str(error.value)
 
 
@@ -49,4 +49,4 @@ def test_ranks_that_do_not_come_are_named():
 
 def test_without_rank_0_it_is_named():
     with pytest.raises(TimeoutError, match="rank 0 of 2 did not start"):
-        meet(HashStore(), 1, 2, 0.1)
+        rendezvous(HashStore(), 1, 2, 0.1)

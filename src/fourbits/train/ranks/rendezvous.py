@@ -1,7 +1,7 @@
-"""The ranks of one start meet in the launcher's store, which still has the keys of starts before a restart.
+"""A rendezvous of the ranks in the launcher's store, which still has the keys from before a restart.
 
-Rank 0 names the meeting, every rank leaves a number of its own there, and rank 0 publishes the list. A rank
-that finds another number in its place has read an earlier meeting, and looks for a newer one.
+Rank 0 writes the name of the rendezvous, every rank stores a random number under it, and rank 0 publishes the
+list. A rank whose number is not in the list has read an earlier rendezvous, and polls for a new one.
 """
 
 import json
@@ -12,16 +12,16 @@ from typing import Any
 _PAUSE = 0.05
 
 
-def meet(store: Any, rank: int, world: int, timeout: float) -> str:
-    """The name of the meeting, a prefix for all its keys, when all ranks are there.
+def rendezvous(store: Any, rank: int, world: int, timeout: float) -> str:
+    """Wait for all ranks; returns the name of the rendezvous, a prefix for keys of this start.
 
-    Raises TimeoutError naming the ranks that did not come within `timeout` seconds.
+    Raises TimeoutError naming the ranks that did not arrive within `timeout` seconds.
     """
     own, deadline = uuid.uuid4().hex, time.monotonic() + timeout
     if rank == 0:
-        store.set("meeting", own)
+        store.set("rendezvous", own)
     while True:
-        name = store.get("meeting").decode() if store.check(["meeting"]) else None
+        name = store.get("rendezvous").decode() if store.check(["rendezvous"]) else None
         if name is not None:
             store.set(f"{name}/{rank}", own)
             if rank == 0 and not _missing(store, name, world):
