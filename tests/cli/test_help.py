@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,33 @@ def test_a_help_has_an_example_of_its_own_that_parses(name: str, parser: Parser)
     assert program == "fourbits"
     assert [command, *rest][: len(name.split())] == name.split()
     parse(command, load(command), rest)
+
+
+@pytest.mark.parametrize(("name", "parser"), all_parsers(), ids=[name for name, _ in all_parsers()])
+def test_an_empty_value_of_any_option_is_refused(
+    name: str, parser: Parser, capsys: pytest.CaptureFixture[str]
+):
+    """As of a variable that is not set: an empty path would be the working directory."""
+    _, command, *rest = shlex.split(example(parser))
+    taking_text = [a for a in parser._actions if a.option_strings and a.type in (None, Path) and a.nargs != 0]
+    for action in taking_text:
+        option = action.option_strings[0]
+        with pytest.raises(SystemExit) as stop:
+            parse(command, load(command), [*rest, option, ""])
+        error = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert f"{option} is empty" in error or f"argument {option}: invalid choice: ''" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["eval", ""], "MODEL"), (["export", "", "--out", "x"], "RUN"), (["generate", "", "text"], "RUN")],
+)
+def test_an_empty_run_is_refused(words: list[str], name: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        parse(words[0], load(words[0]), words[1:])
+    assert stop.value.code == 2
+    assert f"{name} is empty" in capsys.readouterr().err
 
 
 def test_every_benchmark_and_every_data_action_has_a_help_of_its_own():

@@ -150,7 +150,7 @@ def test_a_failed_write_names_the_file_and_the_next_call_resumes(tmp_path):
     failed = command(text, tmp_path / "out", limit=100_000)
     _, errors = failed.communicate()
     assert failed.returncode == 1
-    assert errors.splitlines()[-1] == f"fourbits data: {tmp_path}/out/text.train.bin.tmp: File too large"
+    assert errors.splitlines()[-1] == f"fourbits data: {tmp_path}/out/text.train.bin.tmp: File too large."
     assert not (tmp_path / "out" / "manifest.json").exists()
     again = command(text, tmp_path / "out")
     again.communicate()
@@ -161,7 +161,7 @@ def test_a_failed_write_names_the_file_and_the_next_call_resumes(tmp_path):
 def test_a_failed_write_of_a_corpus_names_the_file(tmp_path):
     failed = fourbits_data(100_000, "corpus", "stdlib", "--out", str(tmp_path))
     _, errors = failed.communicate()
-    assert (failed.returncode, errors) == (1, f"fourbits data: {tmp_path}/code.jsonl.tmp: File too large\n")
+    assert (failed.returncode, errors) == (1, f"fourbits data: {tmp_path}/code.jsonl.tmp: File too large.\n")
 
 
 def test_a_process_warns_while_it_waits_for_another_in_the_same_folder(tmp_path):

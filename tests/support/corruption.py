@@ -47,12 +47,12 @@ def with_faults(rank, computations, fault=fault_in_forward):
     """Trainer.digests with a fault in some of a rank's computations, counted from 1."""
     digests, count = Trainer.digests, [0]
 
-    def faulty(trainer):
+    def faulty(self):
         count[0] += 1
-        if trainer.ranks.rank != rank or count[0] not in computations:
-            return digests(trainer)
-        with fault(trainer.model):
-            return digests(trainer)
+        if self.ranks.rank != rank or count[0] not in computations:
+            return digests(self)
+        with fault(self.model):
+            return digests(self)
 
     return faulty
 

@@ -27,8 +27,11 @@ from support.stopper import Stopper
 from support.torchrun import written
 
 INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
-TRACKED = {f"{role}.amax_policy": "history" for role in ROLES[:6]}
-TRACKED |= {"fprop.rhs.adaptive": "block", "dgrad.rhs.adaptive": "block"}
+TRACKED = {
+    **{f"{role}.amax_policy": "history" for role in ROLES[:6]},
+    "fprop.rhs.adaptive": "block",
+    "dgrad.rhs.adaptive": "block",
+}
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fourbits.cli.commands import COMMANDS, Command
@@ -14,6 +15,10 @@ EMPTY = "empty, as from a variable that is not set"
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that reports an error in one line and exits with code 2."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register("type", Path, _path)
+
     def error(self, message: str) -> NoReturn:
         """Print the error and how to get help."""
         end = "" if message.endswith((".", "?")) else "."
@@ -24,6 +29,14 @@ class Parser(argparse.ArgumentParser):
         """Every declared option, such as --out, of this parser and its subcommands."""
         parsers = self.actions().values()
         return [*self._option_string_actions, *(option for parser in parsers for option in parser.options())]
+
+    def word_of(self, name: str) -> str:
+        """How a user writes the argument that is stored as `name`: its option, or its name in capitals."""
+        for parser in (self, *self.actions().values()):
+            for action in parser._actions:
+                if action.dest == name and action.option_strings:
+                    return action.option_strings[0]
+        return name.upper()
 
     def actions(self) -> "dict[str, Parser]":
         """The parsers of its subcommands, by name."""
@@ -41,6 +54,11 @@ class Parser(argparse.ArgumentParser):
         if owners:
             self.error(f"{option} is an option of {', '.join(f'{self.prog} {name}' for name in owners)} only")
         self.error(f"unknown option {option}.{nearest(option, self.options())}")
+
+
+def _path(text: str) -> Path | str:
+    """A path; an empty text stays one, because Path("") is the working directory."""
+    return Path(text) if text else text
 
 
 def add_action(actions: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
@@ -85,9 +103,7 @@ def parse(name: str, command: Command, argv: list[str]) -> argparse.Namespace:
         parser.error(f"unexpected argument {argument!r}")
     for name, value in vars(args).items():
         if value == "" or (isinstance(value, list) and "" in value):
-            option = f"--{name.replace('_', '-')}"
-            what = option if option in parser.options() else name.upper()
-            parser.error(f"{what} is {EMPTY}")
+            parser.error(f"{parser.word_of(name)} is {EMPTY}")
     args.overrides = overrides
     return args
 

@@ -9,7 +9,8 @@ to decay; docs/precision.md has more precision schedules, and how to write your 
 To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the result is
 bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the learning
 rates of the steps done do not. To continue with other settings, --from RUN starts a new run. CONFIG and
---from FOLDER start from a transformers model, in BF16 or NVFP4, and its tokenizer, in place of CONFIG's.
+--from FOLDER start from a transformers model, in BF16 or NVFP4, and its tokenizer, in place of CONFIG's, or
+from a DCP checkpoint of a Llama that torchtitan or Megatron-LM trained (docs/exchange.md).
 """
 
 import json
@@ -33,7 +34,7 @@ from fourbits.evaluation.at_checkpoints import checkpoint_evaluation
 from fourbits.linear.summary import ConversionSummary
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.corruption import CorruptionError
-from fourbits.train.imported import is_imported
+from fourbits.train.imported import has_configuration, is_imported
 from fourbits.train.listener import ProgressPrinter, RunStart
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.presets import RUN_PRESETS
@@ -61,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         dest="start",
         type=Path,
         metavar="RUN",
-        help="start a new run from RUN (CONFIG: RUN's), RUN/checkpoints/step_N, or a transformers folder",
+        help="start a new run from RUN (CONFIG: RUN's), RUN/checkpoints/step_N, or a model's folder",
     )
     parser.add_argument(
         "--out", metavar="DIR", help="run folder (default: RUN when resuming, else a new folder in runs/)"
@@ -75,7 +76,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Train. 0: finished; 124, 129, 130 or 143: saved at the time limit or a signal, and can be resumed."""
     source = args.config or _config_of(args.start)
-    if args.start is not None and is_imported(args.start):
+    if args.start is not None and is_imported(args.start) and has_configuration(args.start):
         _refuse_model_settings(args.start, args.overrides)
     config = load_config(source, RUN_PRESETS, args.overrides)
     device = None if config.train.device == "auto" else config.train.device
@@ -182,6 +183,8 @@ def _config_of(start: Path | None) -> str:
         raise ValueError(
             f"--from {start}: a transformers model has no settings for training. Pass a CONFIG, too, such as "
             "the preset 30m, of which everything but the model counts."
+            if has_configuration(start)
+            else f"--from {start}: a DCP checkpoint has no settings. Pass a CONFIG, too, with its model."
         )
     return str((start.parents[1] if start.parent.name == "checkpoints" else start) / "config.yaml")
 

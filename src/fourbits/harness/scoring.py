@@ -101,14 +101,14 @@ def _scored(
     padded = [[*row, *[0] * (longest - len(row))] for row in rows]
     hidden = model.hidden(torch.tensor(padded, dtype=torch.int64, device=device))
     # (row, position) -> (passage, the token that follows there); positions of several passages are read once
-    wanted: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    by_place: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, (row, indexes) in enumerate(rows.items()):
         for index in indexes:
             count = passages[index].scored
             for place, token in enumerate(passages[index].tokens[-count:], len(row) - count):
-                wanted.setdefault((number, place), []).append((index, token))
-    places = torch.tensor(list(wanted), dtype=torch.int64, device=device)
-    queries = list(wanted.values())
+                by_place.setdefault((number, place), []).append((index, token))
+    places = torch.tensor(list(by_place), dtype=torch.int64, device=device)
+    queries = list(by_place.values())
     totals: dict[int, float] = {}
     greedy: dict[int, bool] = {}
     step = max(1, chunk_limit(device) // model.config.vocab_size)

@@ -67,9 +67,9 @@ def load_tasks(names: Sequence[str], options: TaskOptions | None = None) -> Task
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"
     with quiet():
         manager = harness.tasks.TaskManager(include_path=options.include)
-    wanted = expanded(names)
+    requested = expanded(names)
     known = [*manager.all_tasks, letters.NAME, *NAMES]
-    for name in wanted:
+    for name in requested:
         if name not in known:
             raise ValueError(
                 f"tasks: no task is called {name!r}.{nearest(name, known, cutoff=0.7)} Names are those of "
@@ -77,7 +77,7 @@ def load_tasks(names: Sequence[str], options: TaskOptions | None = None) -> Task
             )
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     asked: list[tuple[str, tuple[str, ...]]] = []
-    for name, shots in wanted.items():
+    for name, shots in requested.items():
         found = _loaded(manager, name, options)
         for task in found["tasks"].values():
             _set_up(task, shots if options.shots is None else options.shots)

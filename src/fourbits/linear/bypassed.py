@@ -21,7 +21,7 @@ from fourbits.linear.weights import is_linear
 
 #: packages whose mixers call mamba_ssm's kernels; the second holds remote code loaded with a checkpoint
 _HOMES_OF_MAMBA = ("transformers", "transformers_modules", "mamba_ssm")
-#: what diffusers' fuse_qkv_projections makes -> the layers whose weights it copies; they stay in the module
+#: layer that diffusers' fuse_qkv_projections creates -> the layers whose weights it copies, which remain
 _FUSED = {
     "to_qkv": ("to_q", "to_k", "to_v"),
     "to_kv": ("to_k", "to_v"),

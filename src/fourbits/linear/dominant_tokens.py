@@ -59,8 +59,8 @@ def _measured(dy: Tensor, text: str) -> Tensor | None:
 
 
 def lost_blocks_and_large_rows(dy: Tensor) -> Tensor:
-    """Of a gradient [M, N]: the share of its nonzero 1x16 blocks whose scale would be zero, and the share of
-    its nonzero rows that are about as large as its amax. fp32 [2], on its device.
+    """The share of a gradient's nonzero 1x16 blocks whose scale would be zero, and the share of its nonzero
+    rows that are about as large as its amax, fp32 [2] on its device. dy: [M, N].
     """
     magnitude = nn.functional.pad(dy.detach().abs(), (0, -dy.shape[1] % 16))
     blocks = magnitude.unflatten(1, (-1, 16)).amax(2).float()

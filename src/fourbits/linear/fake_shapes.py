@@ -33,7 +33,7 @@ _SCALAR = _Fake((), (), torch.float32)
 
 
 def fake_gradients(dy: Tensor, weight: Tensor, of_x: tuple[int, int], needs: Sequence[bool]) -> list[Tensor]:
-    """Those of dX [M, K], in dY's dtype, dW and the bias' gradient, fp32, that are needed.
+    """The needed gradients among dX [M, K], in dY's dtype, dW and the bias' gradient, fp32.
 
     dy: [M, N]; weight: [N, K], or with a leading axis of experts; of_x: the shape of X.
     """

@@ -21,25 +21,25 @@ Shape = Sequence[int]
 
 @register_flop_formula([torch.ops.fourbits.linear_forward])
 def forward_flops(x: Shape, inputs: Any, weight: Shape, *_: Any, **__: Any) -> int:
-    """Of Fprop: [M, K] times [K, N]."""
+    """FLOPs of Fprop: [M, K] times [K, N]."""
     return 2 * x[0] * weight[0] * weight[1]
 
 
 @register_flop_formula([torch.ops.fourbits.linear_backward])
 def backward_flops(dy: Shape, x: Shape | None, weight: Shape, *rest: Any, **_: Any) -> int:
-    """Of Dgrad and Wgrad, as far as they are needed."""
+    """FLOPs of Dgrad and Wgrad, as far as they are needed."""
     needs: Sequence[bool] = rest[-1]
     return 2 * dy[0] * weight[0] * weight[1] * (bool(needs[0]) + bool(needs[1]))
 
 
 @register_flop_formula([torch.ops.fourbits.experts_forward])
 def experts_forward_flops(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    """Of Fprop: each row, sorted by expert, times one expert's weight."""
+    """FLOPs of Fprop: each row, sorted by expert, times one expert's weight."""
     return 2 * x[0] * weight[1] * weight[2]
 
 
 @register_flop_formula([torch.ops.fourbits.experts_backward])
 def experts_backward_flops(dy: Shape, x: Shape | None, weight: Shape, *rest: Any, **_: Any) -> int:
-    """Of Dgrad and Wgrad, as far as they are needed."""
+    """FLOPs of Dgrad and Wgrad, as far as they are needed."""
     needs: Sequence[bool] = rest[-1]
     return 2 * dy[0] * weight[1] * weight[2] * (bool(needs[0]) + bool(needs[1]))

@@ -68,7 +68,7 @@ class FunctionalMatmul(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """Those of the gradients of a call that are needed; they have none themselves."""
+    """The gradients of a call, as far as needed, as a function without a gradient of its own."""
 
     @staticmethod
     def forward(

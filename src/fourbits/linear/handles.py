@@ -88,7 +88,7 @@ class Scope:
         return NOTHING
 
     def _derived_by_call(self, call: ast.Call) -> Paths:
-        """Of a method of a tensor, or of a function of one; calls of modules and own methods compute more."""
+        """`derived` for a method of a tensor or a function of one; other calls compute from more than it."""
         if isinstance(call.func, ast.Attribute) and (owner := self.derived(call.func.value)):
             return owner if call.func.attr in _OF_TENSORS else NOTHING
         return self.derived(call.args[0]) if call.args and not self.paths(call.func) else NOTHING

@@ -22,7 +22,7 @@ class Numbering:
 
     def __init__(self, seed: int, layers: int, weights: int, recipe: Recipe, selection: Selection) -> None:
         self.seed, self.layers, self.first = seed, layers, 0
-        #: what was applied, with the caller's numbers of blocks in BF16
+        #: the recipe that was applied, with the caller's numbers of blocks in BF16
         self.recipe = recipe
         #: the caller's choice of layers, which a change of the recipe keeps
         self.selection = selection

@@ -149,7 +149,7 @@ def linear_backward(
     measured: str,
     needs: list[bool],
 ) -> list[Tensor]:
-    """Those of the gradients of x, weight and bias that are needed, and with amax the recorded stats.
+    """The needed gradients among those of x, weight and bias, and with amax the recorded stats.
 
     dy: [M, N], contiguous; x: None if the forward saved an operand of it; saved: the parts that it kept;
     kept: which of all parts they are; columns: K; needs: which gradients are needed.

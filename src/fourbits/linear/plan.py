@@ -26,7 +26,7 @@ from fourbits.recipe.recipe import GemmTable, table_from_text
 #: (role, contraction axis) of the operands that a backward pass may quantize from W and X
 DGRAD_WEIGHT, WGRAD_INPUT = (("dgrad.rhs", 0),), (("wgrad.rhs", 0),)
 
-#: what distinguishes the eager calls of a layer
+#: the key by which a layer's eager calls find their plan
 PlanKey = tuple[Any, ...]
 #: plans that a layer keeps, which bounds memory where every input has a new shape
 _PLANS_KEPT = 256

@@ -13,7 +13,7 @@ from torch import nn
 from fourbits.linear.stacks import Stack
 from fourbits.linear.weights import SMALLEST_SIDE, is_group, is_linear, widths
 
-#: what wrappers add to a module's name
+#: parts that wrappers add to a module's name
 _WRAPPERS = re.compile(
     r"(?:^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer|original_module"
     r"|modules_to_save\.[^.]+)(?=\.|$)"

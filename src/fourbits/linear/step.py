@@ -31,7 +31,7 @@ class _Found(NamedTuple):
     counters: tuple[SrCounter, ...]
     recipe_states: tuple[RecipeState, ...]
     position: "_Position"
-    #: those of the conversions whose recipes have a schedule
+    #: numberings of the conversions whose recipes have a schedule
     scheduled: tuple[Numbering, ...] = ()
 
 

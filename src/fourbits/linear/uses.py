@@ -37,7 +37,7 @@ class Uses(NamedTuple):
 
     #: modules whose weight is read other than by calling them
     read: Paths = NOTHING
-    #: what is called, or passed to code that may call it; the empty path is the module itself
+    #: paths that are called, or passed to code that may call them; the empty path is the module itself
     used: Paths = NOTHING
     #: factors of matrix multiplications, and what they are computed from
     factors: Paths = NOTHING

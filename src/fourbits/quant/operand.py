@@ -46,7 +46,7 @@ class OperandSpec(_HashedOnce):
     outer: tuple[int, int] | None = None
     #: what is quantized: the tensor itself, its bf16 rounding (weights), or the values of the Fprop operand
     source: Source = "as_is"
-    #: of elements: to nearest even, stochastic with 8 bits (what the hardware does) or 24 (unbiased), or to
+    #: of elements: to nearest even, stochastic with 8 bits (as the hardware does) or 24 (unbiased), or to
     #: nearest under stochastic block scales that undo the bias
     rounding: Rounding = "rne"
     #: map block maxima to 16/17 of the largest element, so that stochastic rounding never has to saturate

@@ -18,7 +18,7 @@ from fourbits.quant.scale_hierarchy import SCALE_HIERARCHIES, Levels, ScaleHiera
 from fourbits.quant.scale_rules import SCALE_RULES, ScaleRule, add_scale_rule, remove_scale_rule
 from fourbits.quant.tensor import unpacked
 
-#: what each name was registered with, so that registering the same again changes nothing
+#: name -> its registration, so that registering the same again changes nothing
 _given: dict[tuple[str, str], object] = {}
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fourbits.quant.operand import OperandSpec
 
-#: what an operand's random bits are for; the low three bits of a stream
+#: roles of operands, which select their random bits: the low three bits of a stream
 ROLES = ("fprop.lhs", "fprop.rhs", "dgrad.lhs", "dgrad.rhs", "wgrad.lhs", "wgrad.rhs", "update", "signs")
 OPERAND_ROLES = ROLES[:6]
 

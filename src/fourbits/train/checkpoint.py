@@ -28,7 +28,7 @@ from fourbits.exchange.tensor_pieces import TensorPieces
 from fourbits.train.non_finite import NonFiniteError
 
 FORMAT = "fourbits-checkpoint"
-#: of a file per part, and of a folder of shards per part
+#: versions of checkpoints with a file per part, and with a folder of shards per part
 VERSION, SHARDED = 1, 2
 STATE = "state.json"
 _UNFINISHED = ".unfinished-"

@@ -18,12 +18,12 @@ _FILL = "fill_uninitialized_memory"
 
 
 @contextmanager
-def deterministic(wanted: bool, device: str) -> Generator[None]:
-    """Run deterministic operations inside, on a CUDA device if requested. device: a type, such as cuda.
+def deterministic(enabled: bool, device: str) -> Generator[None]:
+    """Run deterministic operations inside, on a CUDA device if enabled. device: a type, such as cuda.
 
     An operation without a deterministic form raises RuntimeError, which names it.
     """
-    if not wanted or device != "cuda":
+    if not enabled or device != "cuda":
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACE)

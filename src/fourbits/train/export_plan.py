@@ -36,7 +36,7 @@ class ExportOptions:
     """How a run is exported. Raises ValueError for options that contradict each other."""
 
     format: Format = "hf"
-    #: of all weights that are not quantized
+    #: dtype of all weights that are not quantized
     dtype: str = "bf16"
     #: global scales of projections that servers fuse: those of training, which must agree; one for each
     #: group, by quantizing again; or those of training even if they differ

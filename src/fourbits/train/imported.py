@@ -1,10 +1,13 @@
-"""A run that starts from a transformers model: its weights, configuration and tokenizer; steps count from 0.
+"""A run that starts from a model of another program: its weights; steps count from 0.
 
-Weights in NVFP4 or FP8 are decoded into the masters. manifest.json records the folder and the hashes of its
-files, under "ancestry", and checkpoints/step_0 holds the weights, so that the folder may be gone later.
+A transformers folder also has the configuration and the tokenizer. A DCP checkpoint of torchtitan or
+Megatron-LM has neither; both are CONFIG's then. Weights in NVFP4 or FP8 are decoded into the masters.
+manifest.json records the folder and the hashes of its files, under "ancestry", and checkpoints/step_0 holds
+the weights, so that the folder may be gone later.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,12 @@ from torch.nn import functional as F
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.tokenizer import Tokenizer
 from fourbits.data.whole_file import file_sha256
+from fourbits.exchange.dcp.llama import DcpModel, is_dcp
+from fourbits.exchange.dcp.tensors import METADATA
 from fourbits.exchange.files import CONFIG, INDEX
 from fourbits.exchange.folder import OpenedModel, open_hf
 from fourbits.exchange.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, load_tokenizer
+from fourbits.model.config import ModelConfig
 from fourbits.train.config import RunConfig
 from fourbits.train.load_run import is_run
 from fourbits.train.trainer import Trainer
@@ -28,20 +34,27 @@ _ROWS = ("embed.weight", "head.weight")
 
 
 def is_imported(path: Path) -> bool:
-    """Whether a path is a transformers model and not a run."""
-    return (path / CONFIG).is_file() and not is_run(path)
+    """Whether a path is a transformers model or a DCP checkpoint, and not a run."""
+    return ((path / CONFIG).is_file() or is_dcp(path)) and not is_run(path)
+
+
+def has_configuration(path: Path) -> bool:
+    """Whether an imported model says what it is, in place of CONFIG's model."""
+    return (path / CONFIG).is_file()
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A transformers model to start from. tokenizer: None if its folder has none."""
+    """A model to start from. tokenizer: None if its folder has none."""
 
-    opened: OpenedModel
+    opened: OpenedModel | DcpModel
     tokenizer: Tokenizer | None
 
     @classmethod
     def of(cls, folder: Path) -> "Imported":
         """Names, shapes and types of its tensors are checked. Raises ValueError."""
+        if not has_configuration(folder):
+            return cls(DcpModel.of(folder), None)
         has_tokenizer = any((folder / name).is_file() for name in (TOKENIZER, TOKENIZER_CONFIG))
         return cls(open_hf(folder), load_tokenizer(folder) if has_tokenizer else None)
 
@@ -52,9 +65,14 @@ class Imported:
 
     @property
     def sha256(self) -> str:
-        """Identifies the model: the hash of those of its configuration and weight files."""
+        """Identifies the model: a hash over the hashes of its configuration and weight files."""
+        if isinstance(self.opened, DcpModel):
+            return self._hash_of({METADATA, *(file.name for file in self.folder.glob("*.distcp"))})
         names = {CONFIG, *(file.name for file in self.folder.glob("*.safetensors"))}
         names |= {INDEX} if (self.folder / INDEX).is_file() else set()
+        return self._hash_of(names)
+
+    def _hash_of(self, names: set[str]) -> str:
         hashes = [f"{name} {file_sha256(self.folder / name)}" for name in sorted(names)]
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
@@ -72,12 +90,26 @@ class Imported:
         if data.tokenizer is None and self.tokenizer is not None:
             end = data.end_token or self.tokenizer.end_token
             data = replace(data, tokenizer=str(self.folder.absolute()), end_token=end)
-        data = replace(data, model_vocab_size=max(data.model_vocab_size, self.opened.config.vocab_size))
-        return replace(config, model=self.opened.config, data=data)
+        data = replace(data, model_vocab_size=max(data.model_vocab_size, self._rows))
+        model = config.model if isinstance(self.opened, DcpModel) else self.opened.config
+        self._weights(model)  # refuses another model before the text is prepared
+        return replace(config, model=model, data=data)
+
+    @property
+    def _rows(self) -> int:
+        """Tokens that the model knows."""
+        opened = self.opened
+        return opened.vocab_size if isinstance(opened, DcpModel) else opened.config.vocab_size
+
+    def _weights(self, model: ModelConfig) -> Callable[[str], Tensor]:
+        """The weights by our names. model: the run's; a DCP checkpoint must fit it. Raises ValueError."""
+        if isinstance(self.opened, DcpModel):
+            return self.opened.fitted(model).__getitem__
+        return self.opened.weight
 
     def check(self, config: RunConfig, data: PreparedData) -> None:
         """Raises ValueError if the text has tokens that mean something else to the model."""
-        rows = self.opened.config.vocab_size
+        rows = self._rows
         if self.tokenizer is not None and not data.tokenizer.encodes_like(self.tokenizer):
             raise ValueError(
                 f"--from {self.folder}: the text must have the model's tokenizer, got that of {data.folder}. "
@@ -92,17 +124,14 @@ class Imported:
     @torch.no_grad()
     def load(self, trainer: Trainer) -> None:
         """Give a new trainer the model's weights; rows that pad the vocabulary are zero."""
-        digest, ranks = hashlib.sha256(), trainer.ranks
+        digest, ranks, model = hashlib.sha256(), trainer.ranks, trainer.config.model
+        read = self._weights(model)
         for name, master in trainer.masters.items():
-            whole = self._weight(name, trainer.config.model.vocab_size)
+            whole = _padded(name, read(name).float(), model.vocab_size)
             digest.update(name.encode() + whole.contiguous().numpy().tobytes())
             master.copy_(ranks.own_part(name, whole))
         if not ranks.alone:
             ranks.initial_weights = digest.hexdigest()
-
-    def _weight(self, name: str, vocabulary: int) -> Tensor:
-        weight = self.opened.weight(name).float()
-        return F.pad(weight, (0, 0, 0, vocabulary - len(weight))) if name in _ROWS else weight
 
     def ancestry(self) -> list[dict[str, Any]]:
         """The record in manifest.json."""
@@ -114,3 +143,8 @@ class Imported:
                 "checkpoint": self.sha256,
             }
         ]
+
+
+def _padded(name: str, weight: Tensor, vocabulary: int) -> Tensor:
+    """Rows that pad the vocabulary are zero."""
+    return F.pad(weight, (0, 0, 0, vocabulary - len(weight))) if name in _ROWS else weight

@@ -61,7 +61,7 @@ class MetricsFile:
                 f"{path}: damaged: a line up to the checkpoint's step was changed, removed or added since it "
                 "was saved. Restore the file, or start again in another --out."
             )
-        #: of all lines, in bytes
+        #: size of all lines, in bytes
         self.size = keep
         self._file = path.open("ab")
         if self._file.tell() > keep:

@@ -102,7 +102,7 @@ class Uneven(NamedTuple):
 
 
 def uneven(model: ModelConfig, seq_len: int, tensor: int) -> Iterator[Uneven]:
-    """What keeps `tensor` ranks from sharing a model's layers: heads, groups and blocks of 16 stay whole."""
+    """Sizes that keep `tensor` ranks from sharing a model's layers: heads, groups and blocks stay whole."""
     sizes = [("train.seq_len", seq_len, tensor)]
     if model.uses("-T"):
         sizes.append(("model.d_ffn", model.d_ffn, _BLOCK * tensor))

@@ -56,7 +56,7 @@ class RecomputeCheck:
             self._apart = any(kind != kinds[0] for kind in kinds)
 
     def notes(self) -> list[str]:
-        """What the log should say of what is compared."""
+        """Lines for the log: with whom each rank is compared, unless with all."""
         why = "ranks differ in device, version of PyTorch or threads, and may compute different bits"
         return [f"{SETTING}: each rank is compared with itself only: {why}"] if self._apart else []
 
@@ -103,6 +103,6 @@ class RecomputeCheck:
         nodes = self._ranks.gathered(platform.node())
         text = f"ranks have different bits for one micro-batch, {mismatch.where}"
         if not mismatch.ranks:
-            return f"{text}, and no majority tells which are wrong"
+            return f"{text}, and there is no majority that says which are wrong"
         names = ", ".join(f"{rank} on {nodes[rank]}" for rank in mismatch.ranks)
         return f"{text}: rank {names} is at fault"

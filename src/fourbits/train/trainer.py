@@ -40,7 +40,7 @@ from fourbits.train.schedule import learning_rate
 from fourbits.train.spikes import SpikeDetector, SpikeState
 from fourbits.train.step_result import PendingStep, StepResult
 
-# A run that skips this many steps in a row is not going to recover.
+# A run that skips this many steps in a row will not recover.
 MAX_SKIPPED_IN_A_ROW = 10
 # Largest share of the memory that graphs may hold during a step kernel by kernel, which needs as much again.
 _ROOM = 0.45
@@ -153,7 +153,7 @@ class Trainer:
         return True
 
     def _make_room(self) -> None:
-        """Free the memory of graphs where kernel by kernel a step would not fit beside them."""
+        """Free the memory of graphs if a step that runs kernel by kernel would not fit beside them."""
         if self._captured is not None:
             memory = torch.cuda.get_device_properties(self.device).total_memory
             if torch.cuda.max_memory_allocated(self.device) > _ROOM * memory:
@@ -284,7 +284,7 @@ class Trainer:
         return self._sums.loss
 
     def _spike(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the loss is a spike, bool, and the threshold that it exceeds, FP32, NaN if it is none."""
+        """Whether the loss is a spike, bool, and the threshold that it exceeds, FP32, NaN if it does not."""
         if self.spikes is None:
             return torch.zeros_like(loss, dtype=torch.bool), self._uncounted
         spiked, threshold = self.spikes.compare(loss)

@@ -72,6 +72,24 @@ def test_a_source_of_another_folder_is_not_opened(folder, name, monkeypatch):
     assert opened == []
 
 
+def test_a_manifest_without_sources_is_damaged(folder):
+    edit(folder, lambda manifest: manifest["sources"].clear())
+    with pytest.raises(ValueError, match=r"manifest\.json: damaged: 'sources' is empty; prepare the data"):
+        PreparedData.open(folder)
+
+
+@pytest.mark.parametrize("key", ["documents", "tokens"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("change", [-1_000_000, 1])
+def test_counts_of_a_manifest_that_its_token_files_do_not_have_are_named(folder, split, key, change):
+    def shift(manifest: dict) -> None:
+        manifest["sources"]["a"][split][key] += change
+
+    edit(folder, shift)
+    with pytest.raises(ValueError, match=rf"damaged: 'sources\.a\.{split}\.{key}' is -?\d+, the token file"):
+        PreparedData.open(folder)
+
+
 def test_a_manifest_that_other_software_wrote_does_not_hide_a_text_folder(tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("Some text of the source.\n" * 50)

@@ -97,7 +97,9 @@ def test_a_rank_that_is_always_wrong_is_named_by_a_majority_of_others(short, tmp
     assert ended.returncode == 0, ended.stderr
     assert [record["ranks"] for record in checks(tmp_path / "run")] == [named, named]
     log = (tmp_path / "run" / "log.txt").read_text()
-    says = f"rank {rank} on {platform.node()} is at fault" if named else "no majority tells which are wrong"
+    says = (
+        f"rank {rank} on {platform.node()} is at fault" if named else "no majority that says which are wrong"
+    )
     assert log.count(says) == 2
 
 

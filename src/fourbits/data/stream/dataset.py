@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fourbits.data.stream.blend import MAX_PERIOD, Phase
-from fourbits.data.stream.manifest import MANIFEST, SPLITS, check_files, read_manifest, split_prefix
+from fourbits.data.stream.manifest import (
+    MANIFEST,
+    SPLITS,
+    check_counts,
+    check_files,
+    read_manifest,
+    split_prefix,
+)
 from fourbits.data.stream.stream import PhasedStream
 from fourbits.data.stream.token_file import TokenFile
 from fourbits.data.stream.windows import validation_samples
@@ -59,7 +66,8 @@ class PreparedData:
             for split in SPLITS:
                 prefix = split_prefix(folder / name, split)
                 check_files(prefix, record[split], whole=verify)
-                files[split][name] = TokenFile(prefix)
+                files[split][name] = file = TokenFile(prefix)
+                check_counts(file, record[split], folder / MANIFEST, f"sources.{name}.{split}")
         return cls(folder, manifest, tokenizer, files["train"], files["validation"])
 
     def sizes(self) -> str:

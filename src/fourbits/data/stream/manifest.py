@@ -61,6 +61,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     require(manifest, _PARTS, path)
     require(manifest["tokenizer"], _TOKENIZER, path, "tokenizer")
+    if not manifest["sources"]:
+        raise ValueError(f"{path}: damaged: 'sources' is empty; prepare the data again.")
     for name, record in manifest["sources"].items():
         if not is_source_name(name):
             raise ValueError(f"{path}: damaged: {name!r} cannot be the name of a source in this folder.")
@@ -84,6 +86,16 @@ def describe_files(prefix: Path) -> dict[str, Any]:
             "sampled_sha256": sampled_sha256(path),
         }
     return record
+
+
+def check_counts(file: TokenFile, record: Mapping[str, Any], path: Path, place: str) -> None:
+    """Raises ValueError, about `place` in a manifest, unless it has the counts of this token file."""
+    for key, counted in (("documents", file.num_documents), ("tokens", file.num_tokens)):
+        if record[key] != counted:
+            raise ValueError(
+                f"{path}: damaged: '{place}.{key}' is {record[key]}, the token file has {counted}; "
+                "prepare the data again."
+            )
 
 
 def check_files(prefix: Path, record: Mapping[str, Any], *, whole: bool) -> None:

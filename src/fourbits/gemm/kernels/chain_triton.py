@@ -13,7 +13,7 @@ from fourbits.gemm.kernels.chain_operand_triton import SLACK
 from fourbits.gemm.kernels.tile_triton import added_product, bias_of, finished, tile_position
 from fourbits.quant.kernels.rounding_triton import bits_of, float_of, rounded_to
 
-#: what `chain_kernel` says of a tile: every term is needed; no term is truncated; it is done
+#: results of `chain_kernel` for a tile: every term is needed; no term is truncated; it is done
 EVERY_TERM = tl.constexpr(0)
 EXACT = tl.constexpr(1)
 DONE = tl.constexpr(2)
@@ -59,7 +59,7 @@ def spread_of_rows(extent_ptr, first, R, parts, ROWS: tl.constexpr):
 
 @triton.jit
 def ratios(ratio_ptr, first, R, step, steps, HEIGHT: tl.constexpr, ROWS: tl.constexpr):
-    """Of these instructions, the largest ratio of ROWS rows from `first` on; one entry has HEIGHT rows."""
+    """The largest ratio of ROWS rows from `first` on, by instruction; one entry has HEIGHT rows."""
     largest = tl.zeros(step.shape, tl.float32)
     for at in tl.static_range(ROWS // HEIGHT):
         entry = first // HEIGHT + at

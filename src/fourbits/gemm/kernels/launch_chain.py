@@ -27,13 +27,13 @@ Options = dict[str, Any]
 class Sizes(NamedTuple):
     """Tiles of the three kernels."""
 
-    #: of the short path, with its warps, stages, and registers of a thread
+    #: tile of the short path, with its warps, stages, and registers of a thread
     m: int
     n: int
     warps: int
     stages: int
     registers: int | None
-    #: of the long path
+    #: tile of the long path
     small: int
     #: rows and instructions of one program that prepares an operand
     height: int
@@ -184,7 +184,7 @@ class ChainGemm:
         return self._multiply(a, b, scales, bias)[0]
 
     def states(self, a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
-        """Of each tile, whether every term was needed, no term was truncated, or the short path was exact."""
+        """By tile, whether every term was needed, no term was truncated, or the short path was exact."""
         one = torch.ones((), dtype=torch.float32, device=a.codes.device)
         return self._multiply(a, b, (one, one), None)[1]
 

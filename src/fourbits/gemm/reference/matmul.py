@@ -15,7 +15,7 @@ from fourbits.quant.tensor import QuantizedTensor, decode_scales, spread
 
 #: bits of an element times its E4M3 scale, as a whole number, for which int64 sums up to 2**15 products
 _INTEGER_BITS = 24
-#: of fp32's exponents, and the most that an exponent is changed by: a normal power of two
+#: the bias of fp32's exponents, and the largest change of an exponent: by a normal power of two
 _BIAS, _MOST_MOVED = 127, 126
 
 

@@ -218,9 +218,9 @@ def _check_scale(name: str, scale: Tensor | None, core: TensorCore) -> None:
     dtypes = (torch.float8_e4m3fn, torch.float8_e8m0fnu) if core.group > 1 else (torch.float8_e8m0fnu,)
     if scale is None or scale.dtype not in dtypes or scale.shape[-1] not in counts:
         given = "None" if scale is None else f"{scale.dtype} {list(scale.shape)}"
-        wanted = (
+        allowed = (
             f"{' or '.join(map(str, dtypes))} with {' or '.join(map(str, counts))} in the last dimension"
             if counts
             else "None"
         )
-        raise ValueError(f"tensor_core_dot: {name} must be {wanted} for {core.name}, got {given}.")
+        raise ValueError(f"tensor_core_dot: {name} must be {allowed} for {core.name}, got {given}.")

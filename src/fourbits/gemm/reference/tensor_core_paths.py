@@ -18,7 +18,7 @@ _WIDEST, _SLACK = 45, 1.015625
 
 
 def paths(a: Rows, b: Rows, core: TensorCore, tile: tuple[int, int] = (TILE, TILE)) -> Tensor:
-    """Of each tile of a [M, K] times b [N, K], the path it takes: int64 [M / tile, N / tile], rounded up."""
+    """The path that each tile of a [M, K] times b [N, K] takes: int64 [M / tile, N / tile], rounded up."""
     (ratio_a, spread_a), (ratio_b, spread_b) = (
         _extents(rows, core, height) for rows, height in zip((a, b), tile, strict=True)
     )

@@ -13,9 +13,9 @@ DEAD = 0.07
 OSCILLATING, RETURNING = 0.02, 0.4
 #: a GEMM whose noise has this share of its signal's energy or more
 LOW_SNR_DB = 5.0
-#: arXiv:2505.19115: gradients smaller than this multiple of their quantization noise stop to train
+#: arXiv:2505.19115: gradients smaller than this multiple of their quantization noise no longer train
 GRADIENT_TO_NOISE = math.sqrt(3)
-#: makes a share at its threshold an alarm
+#: tolerance by which a share exactly at its threshold raises an alarm
 _TINY = 1e-9
 #: an amax carried by few rows: at most this share of them is large, and at least this share of blocks is lost
 FEW_ROWS, LOST_BLOCKS = 0.1, 0.1
@@ -26,7 +26,7 @@ class Alarm(NamedTuple):
 
     kind: str
     layers: tuple[str, ...]
-    #: of the worst layer
+    #: measurement of the worst layer
     value: float
     text: str
 

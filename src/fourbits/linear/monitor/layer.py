@@ -25,7 +25,7 @@ from fourbits.recipe.recipe import GemmTable, table_from_text
 GEMMS = ("fprop", "dgrad", "wgrad")
 #: axis of the contraction in the tensor (X [M, K], W [N, K] or dY [M, N]) of each operand
 _AXES: dict[str, int] = dict(zip(OPERAND_ROLES, (1, 1, 1, 0, 0, 0), strict=True))
-#: what a layer's measurements are, in order
+#: names of a layer's measurements, in order
 FIELDS = (
     *(f"{role}.{stat}" for role in OPERAND_ROLES for stat in STATS),
     *(f"{gemm}.{sum_}" for gemm in GEMMS for sum_ in ("error", "signal")),

@@ -8,7 +8,7 @@ from typing import Any
 from fourbits.linear.monitor.layer import FIELDS, GEMMS
 from fourbits.quant.request import OPERAND_ROLES
 
-#: what is reported of an operand; snr_db: 10 log10 of signal over noise
+#: the numbers reported for an operand; snr_db: 10 log10 of signal over noise
 OPERAND_STATS = ("at_max", "at_zero", "zeros", "clipped", "snr_db")
 
 

@@ -39,9 +39,9 @@ _ROLE_AXES = {"fprop.lhs": 1, "fprop.rhs": 1, "dgrad.lhs": 1, "dgrad.rhs": 0, "w
 class Shape(NamedTuple):
     """The key of a plan, apart from its table."""
 
-    #: of X [M, K]
+    #: signature of X [M, K]
     x: Signature
-    #: of W [E, N, K], or [E, K, N] if transposed
+    #: shape of W [E, N, K], or [E, K, N] if transposed
     weight: tuple[int, int, int]
     weight_dtype: torch.dtype
     transposed: bool
@@ -273,7 +273,7 @@ def _dgrad(
     saved: list[Tensor],
     dy: Tensor,
 ) -> Tensor:
-    """dX, by Fprop's operand of W where both are the same, else by one of its own."""
+    """dX, from Fprop's operand W where Dgrad shares it, else from a separate one."""
     axis = _axis("dgrad.rhs", call.transposed)
     if plan.table.shares_weight:
         rhs = GroupedOperand(saved.pop(0), saved.pop(0), axis, plan.table.dgrad.rhs)

@@ -1,5 +1,4 @@
-"""Any other module with stacked weights, such as torchtitan's: its own forward runs, and its products are
-found.
+"""Any other module with stacked weights, such as torchtitan's: its forward runs, products are intercepted.
 
 While the forward runs, reading the parameter gives a StackedView, which PyTorch's functions ask before they
 compute (`__torch_function__`). Products of all experts or of one are multiplied by the table; anything else

@@ -1,7 +1,7 @@
-"""The linear layers whose weights are one parameter of a module, each such parameter with a state of its own.
+"""The linear layers whose weights are one parameter of a module; each such parameter has its own state.
 
 To code that walks over a model's converted layers, such as set_step and audit, a StackedLayer is a layer: it
-has a state and a weight. It is no module, so that a model's modules and state_dict keys stay as they were.
+has a state and a weight. It is not a module, so that a model's modules and state_dict keys stay as they were.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Products of experts, one after the other: the specification, and what runs where no grouped kernel does.
+"""Products of experts, one after the other: the specification, and the fallback without grouped kernels.
 
 Expert e of a parameter is linear layer number `layer + e`: its rows and its weight are quantized by
 themselves, with their own amaxes and random streams, whatever the other experts get. docs/nvfp4.md, section

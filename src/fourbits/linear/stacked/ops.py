@@ -95,7 +95,7 @@ def experts_backward(
     transposed: bool,
     needs: list[bool],
 ) -> list[Tensor]:
-    """Those of the gradients of x, weight and bias that are needed. dy: [M, N], contiguous; x: None where the
+    """The needed gradients among those of x, weight and bias. dy: [M, N], contiguous; x: None where the
     forward pass saved parts of operands.
     """
     call = GroupedCall(x, weight, None, offsets, counters, layer, table, transposed)

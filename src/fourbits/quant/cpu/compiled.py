@@ -32,7 +32,7 @@ T = TypeVar("T")
 Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: distinct specs that one function may be compiled for, beyond which it runs eagerly; the compiler's default
-#: of 8 is less than one recipe has
+#: of 8 is fewer than one recipe has
 _LIMITS = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
 #: elements from which the compiled source is worth its compilation
 COMPILE_FROM = 1 << 16

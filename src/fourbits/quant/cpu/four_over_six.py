@@ -29,7 +29,7 @@ _ARGUMENTS = (
 )
 _METRICS = {"mse": 0, "mae": 1, "max": 2}
 _BLOCKS = ((1, 16), (16, 16))
-#: what the function returns for sizes that it does not take
+#: return value of the function for sizes that it does not support
 _INVALID = 2
 
 

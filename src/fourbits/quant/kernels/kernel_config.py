@@ -48,7 +48,7 @@ class KernelConfig:
     scale_nan: int
     block_rows: int
     block_columns: int
-    #: what the tensor's amax is mapped to (0: no scale of the whole tensor), and fp32(1 / largest element)
+    #: value to which the tensor's amax is mapped (0: no global scale), and fp32(1 / largest element)
     target: float
     kappa: float
     #: powers of two: exponent of the largest element, and the fraction bits above which the scale is doubled

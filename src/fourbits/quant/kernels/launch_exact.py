@@ -46,7 +46,7 @@ class ExactQuantizer:
         #: (shape, strides, dtype) of what a call allocates
         self.values = None if self.row.config is None else ((M, width), (width, 1), torch.bfloat16)
         self.column_outputs = self._column_outputs(width)
-        #: what follows the pointer of each output among the kernel's arguments
+        #: the kernel's arguments that follow the pointer of each output
         self.of_row = 1 if self.values is None else width, width
         self.column_stride = self.column_outputs[0][1][0] if self.column_outputs else 1
         self.column_rows = 0 if self.column.config is None else rounded_up(M, group(self.column.config))

@@ -45,7 +45,7 @@ class _Compiled(NamedTuple):
     launch: Callable[..., None]
     #: the arguments between the stream and the kernel's own
     head: tuple[Any, ...]
-    #: what makes a tensor map of an address, for each descriptor
+    #: for each descriptor, a function that makes the tensor map of an address
     map_makers: tuple[Callable[[int], Any], ...]
 
 

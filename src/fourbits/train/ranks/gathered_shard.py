@@ -30,10 +30,10 @@ _SHARDS: set[Any] = {
 
 
 class GatherFormat(Protocol):
-    """What a gather sends of a weight, and how the weight is restored from it."""
+    """The format in which a gather sends a weight, and how the weight is restored."""
 
     def sent(self, shard: Tensor) -> tuple[Tensor, ...]:
-        """What this rank sends of its shard, FP32 [N / ranks, K]: rows, or rows of blocks, in their order."""
+        """The tensors to send for a shard, FP32 [N / ranks, K]: rows, or rows of blocks, in their order."""
         ...
 
     def arrive(self, parts: tuple[Tensor, ...], weight: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -20,7 +20,7 @@ class Split(NamedTuple):
     segments: tuple[int, ...] = ()
 
     def part(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
-        """What a rank holds of the whole, contiguous."""
+        """A rank's part of the whole, contiguous."""
         if self.dim is None or ranks == 1:
             return whole
         pieces = whole.split(self.segments or whole.shape[self.dim], self.dim)
