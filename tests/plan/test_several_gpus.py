@@ -32,7 +32,7 @@ from fourbits.settings import override
 from fourbits.train.parallel import ParallelConfig
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.ranks.block_groups import block_groups
-from fourbits.train.ranks.tensor_parallel import TensorRanks, cut_layers
+from fourbits.train.ranks.tensor_parallel import TensorRanks, split_layers
 
 DOCS = Path(__file__).parents[2] / "docs"
 MODEL_12B, MODEL_1B = RUN_PRESETS["hybrid-12b"].model, RUN_PRESETS["hybrid-1.2b"].model
@@ -61,7 +61,7 @@ def test_ranks_that_share_layers_have_the_weights_that_the_trainer_cuts_for_them
     with torch.device("meta"):
         built = LanguageModel(model)
     convert(built, NVFP4)
-    cut_layers(built, TensorRanks(None, 0, 2))
+    split_layers(built, TensorRanks(None, 0, 2))
     own = {name: parameter.numel() for name, parameter in built.named_parameters()}
     ends = own["embed.weight"] + own["head.weight"]
     layout = ParallelLayout(tensor=2, micro_batch=1, accumulation=1)
