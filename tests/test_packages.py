@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -108,7 +109,10 @@ def test_with_a_repository_every_link_of_the_readme_leads_to_a_file_of_this_vers
     assert hook().LINK.findall(published) == []
     assert len(links) > 15
     for picture, title, target in links:
-        assert (ROOT / target).exists()
+        file, _, anchor = target.partition("#")
+        assert (ROOT / file).exists()
+        headings = re.findall(r"^#+ (.+)$", (ROOT / file).read_text(encoding="utf-8"), re.M) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
         kind = "raw" if picture else "blob"
         assert f"{picture}[{title}]({REPOSITORY}/{kind}/v{VERSION}/{target})" in published
     assert all(address.startswith(REPOSITORY) for address in hook().urls(REPOSITORY).values())
