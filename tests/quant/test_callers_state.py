@@ -52,7 +52,7 @@ def test_four_over_six_in_cpp_has_the_bits_of_the_reference(state):
 
 
 def test_fake_tensors_leave_nothing_behind():
-    """Signs of a seed that nothing else asks for: whoever comes first computes them."""
+    """Signs of a seed that nothing else asks for: the first caller computes them."""
     spec = fb.OperandSpec(rounding="sr", rht=16, rht_signs="fixed:20260914")
     x, entries = torch.randn(40, 48), [7, 3]
     with FakeTensorMode():

@@ -151,9 +151,9 @@ def proxies_table(found: Proxies) -> SideTable:
                 row.recipe,
                 _increase(row.forward),
                 f"{row.forward.divergence:.5f}",
-                f"{row.snr_db:.2f}",
-                f"{row.bias:.4f}",
-                f"{row.cosine:.4f}",
+                f"{row.gradient.snr_db:.2f}",
+                f"{row.gradient.bias:.4f}",
+                f"{row.gradient.cosine:.4f}",
             )
             for row in found.rows
         ),

@@ -139,9 +139,7 @@ def _warn_of_head(
 def quantizes(recipe: Recipe) -> bool:
     """Whether a recipe quantizes any GEMM."""
     tables = [recipe.table, *(rule.table for rule in recipe.layers)]
-    return not all(
-        gemm.high_precision for table in tables for gemm in (table.fprop, table.dgrad, table.wgrad)
-    )
+    return not all(table.high_precision for table in tables)
 
 
 def _acts(rule: LayerRule, names: Sequence[str]) -> bool:

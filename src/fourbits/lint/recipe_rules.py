@@ -32,7 +32,7 @@ def final_blocks(run: LintedRun) -> Iterator[Finding]:
 def head(run: LintedRun) -> Iterator[Finding]:
     """The output head or the embedding meant to be quantized."""
     recipe = run.config.recipe
-    if all(gemm.high_precision for table in run.tables for gemm in (table.fprop, table.dgrad, table.wgrad)):
+    if all(table.high_precision for table in run.tables):
         return
     ruled = [
         pattern

@@ -58,7 +58,7 @@ class LinearGroup:
 
     def __post_init__(self) -> None:
         """Computed once, because a search asks for them for every layout that it tries."""
-        quantized = not all(gemm.high_precision for gemm in gemms_of(self.table))
+        quantized = not self.table.high_precision
         kept = quantized and self.table.keeps_weight
         blocks = self.table.fprop.rhs.block_size is not None
         object.__setattr__(self, "quantized", quantized)

@@ -100,6 +100,11 @@ class GemmTable:
         return getattr(getattr(self, gemm), side)
 
     @property
+    def high_precision(self) -> bool:
+        """Whether no GEMM is quantized."""
+        return all(gemm.high_precision for gemm in (self.fprop, self.dgrad, self.wgrad))
+
+    @property
     def corrects(self) -> bool:
         """Whether any operand has a correction."""
         return any(self.operand(role).correction for role in _MAY_BE_FORWARD)

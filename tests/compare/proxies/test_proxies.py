@@ -12,12 +12,10 @@ import torch
 
 from fourbits.compare.proxies import forward
 from fourbits.compare.proxies.findings import (
-    NO_ERROR,
     Cost,
     GradientQuality,
     LayerSensitivity,
     Sensitivity,
-    decibels,
 )
 from fourbits.compare.proxies.forward import exact_forward, forward_cost
 from fourbits.compare.proxies.layers import gradient_quality, only, table_of
@@ -27,6 +25,7 @@ from fourbits.compare.techniques.operands import relative_error
 from fourbits.compare.techniques.trained import without_kept_blocks
 from fourbits.gemm.matmul import matmul
 from fourbits.linear.convert import convert
+from fourbits.linear.monitor.layer_health import snr_db
 from fourbits.model.lm import LanguageModel
 from fourbits.quant.quantize import quantize
 from fourbits.recipe.presets import get_recipe, recipe_from_mapping
@@ -132,7 +131,7 @@ def test_finer_formats_diverge_less_and_have_better_gradients(checkpoint: Checkp
     fp8, nvfp4, mxfp4 = proxies.rows
     assert (fp8.recipe, nvfp4.recipe, mxfp4.recipe) == ("fp8", "nvfp4", "mxfp4")
     assert fp8.forward.divergence < 0.5 * min(nvfp4.forward.divergence, mxfp4.forward.divergence)
-    assert fp8.snr_db > max(nvfp4.snr_db, mxfp4.snr_db)
+    assert fp8.gradient.snr_db > max(nvfp4.gradient.snr_db, mxfp4.gradient.snr_db)
     assert proxies.tokens == sum(batch[:, 1:].numel() for batch in checkpoint.trained.batches) > 128
 
 
@@ -169,7 +168,7 @@ def test_one_gradient_alone_has_the_error_of_its_operands(checkpoint: Checkpoint
     assert 10 ** (-quality.snr_db / 20) == pytest.approx(relative_error(found, exact), rel=1e-4)
     # BF16 rounds the gradient to 8 bits, which is 2^-9 of it at most.
     for gemm in ("dgrad", "wgrad"):
-        assert gradient_quality(layer, get_recipe("bf16"), gemm).snr_db > decibels(2**-8)
+        assert gradient_quality(layer, get_recipe("bf16"), gemm).snr_db > snr_db(1.0, 2**-16)
 
 
 def test_ms_eden_is_measured_in_both_gradients(checkpoint: Checkpoint):
@@ -241,6 +240,6 @@ def test_keeping_nothing_quantizes_every_block():
     assert (recipe.keep_bf16.first_blocks, recipe.keep_bf16.last_blocks) == (0, 0)
 
 
-def test_decibels_of_no_error_are_bounded():
-    assert decibels(0.0) == NO_ERROR
-    assert decibels(0.1) == pytest.approx(20)
+def test_decibels_without_noise_are_bounded():
+    assert snr_db(1.0, 0.0) == 200
+    assert snr_db(1.0, 0.01) == pytest.approx(20)

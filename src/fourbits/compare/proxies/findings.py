@@ -1,10 +1,6 @@
 """The measurements as plain data: the content of proxies.json and sensitivity.json."""
 
-import math
 from dataclasses import dataclass
-
-#: of an error of zero, which has no decibels
-NO_ERROR = 200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,19 +17,28 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientQuality:
+    """A gradient against BF16's.
+
+    snr_db: of one draw of the random bits; bias: of the mean over draws, relative; cosine: mean over draws.
+    """
+
+    snr_db: float
+    bias: float
+    cosine: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
     """One recipe on one trained BF16 model, every block quantized, over fixed batches.
 
-    forward: of the recipe's Fprop. The gradient is that of all quantized weights together, against BF16's:
-    snr_db: of one gradient; bias: of the mean over random draws, relative; cosine.
+    forward: of the recipe's Fprop; gradient: that of all quantized weights together.
     """
 
     recipe: str
     digest: str
     forward: Cost
-    snr_db: float
-    bias: float
-    cosine: float
+    gradient: GradientQuality
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +55,11 @@ class Proxies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientQuality:
-    """One gradient of one layer with its GEMM alone quantized, against BF16's.
-
-    snr_db: of one draw of the random bits; bias: of the mean over draws, relative; cosine: mean over draws.
-    """
-
-    snr_db: float
-    bias: float
-    cosine: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSensitivity:
     """What 4 bits cost in each GEMM of one linear layer, everything else in BF16.
 
-    share_of_flops: of all linear layers that the recipe may quantize; fprop: cost of its forward; dgrad: of
-    dX; wgrad: of dW; gradient_share: of dW in the squared norm of the model's gradient.
+    share_of_flops: of all linear layers that the recipe may quantize; fprop: cost of its forward; dgrad: dX;
+    wgrad: dW; gradient_share: of dW in the squared norm of the model's gradient.
     """
 
     layer: str
@@ -105,8 +98,3 @@ class Sensitivity:
     nothing: Choice
     proposal: Choice
     blocks: Choice
-
-
-def decibels(error: float) -> float:
-    """The SNR of a relative error; NO_ERROR at most."""
-    return NO_ERROR if error <= 0 else min(NO_ERROR, -20 * math.log10(error))

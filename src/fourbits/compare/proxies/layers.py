@@ -6,12 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fourbits.compare.proxies.findings import GradientQuality, LayerSensitivity, decibels
+from fourbits.compare.proxies.findings import GradientQuality, LayerSensitivity
 from fourbits.compare.proxies.forward import forward_cost
 from fourbits.compare.proxies.measure import Checkpoint
 from fourbits.compare.techniques.gradients import bias_norm
 from fourbits.compare.techniques.trained import LayerTensors
 from fourbits.linear.convert import convert
+from fourbits.linear.monitor.layer_health import snr_db
 from fourbits.linear.selection import matches
 from fourbits.linear.step import set_step
 from fourbits.model.layers import Linear
@@ -25,7 +26,7 @@ DRAWS = 4
 def layer_sensitivities(found: Checkpoint, recipe: Recipe) -> list[LayerSensitivity]:
     """Every layer that the recipe quantizes, by the divergence that its forward causes, the most first."""
     recorded = found.trained.tensors(found.trained.batches[0])
-    recorded = [layer for layer in recorded if quantizes(table_of(recipe, layer.name))]
+    recorded = [layer for layer in recorded if not table_of(recipe, layer.name).high_precision]
     shares = flops_shares(found)
     forward = only(recipe, "fprop")
     squares = [float((layer.dy.float().t() @ layer.x.float()).square().sum()) for layer in recorded]
@@ -50,11 +51,6 @@ def flops_shares(found: Checkpoint) -> dict[str, float]:
     return {name: size / sum(sizes.values()) for name, size in sizes.items()}
 
 
-def quantizes(table: GemmTable) -> bool:
-    """Whether a table quantizes any operand."""
-    return not all(getattr(table, name).high_precision for name in GEMMS)
-
-
 def only(recipe: Recipe, gemm: Gemm) -> Recipe:
     """The recipe with one GEMM of its layers, the others in BF16."""
     rules = [
@@ -76,10 +72,10 @@ def gradient_quality(layer: LayerTensors, recipe: Recipe, gemm: Gemm) -> Gradien
     target = exact.flatten().double()
     norm = target.norm()
     if not norm:
-        return GradientQuality(snr_db=decibels(float(drawn.abs().max())), bias=0.0, cosine=1.0)
-    error = ((drawn - target).norm(dim=1) / norm).square().mean().sqrt()
+        return GradientQuality(snr_db=snr_db(1.0, float(drawn.abs().max()) ** 2), bias=0.0, cosine=1.0)
+    noise = ((drawn - target).norm(dim=1) / norm).square().mean()
     return GradientQuality(
-        snr_db=decibels(float(error)),
+        snr_db=snr_db(1.0, float(noise)),
         bias=float(bias_norm(drawn, target) / norm),
         cosine=float((drawn @ target / (drawn.norm(dim=1).clamp_min(1e-300) * norm)).mean()),
     )
@@ -105,10 +101,10 @@ def _single(layer: LayerTensors, table: GemmTable) -> nn.Module:
         linear.weight.copy_(layer.weight)
     model = nn.Sequential(linear)
     fields = {name: getattr(table, name) for name in (*GEMMS, "gradient_rows", "sums", "epilogue")}
-    if quantizes(table):
-        convert(model, Recipe(name="one-layer", **fields), include=["0"])
-    else:
+    if table.high_precision:
         convert(model, "bf16")
+    else:
+        convert(model, Recipe(name="one-layer", **fields), include=["0"])
     return model
 
 

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fourbits.compare.proxies.findings import Proxies, Proxy, decibels
+from fourbits.compare.proxies.findings import GradientQuality, Proxies, Proxy
 from fourbits.compare.proxies.forward import Exact, exact_forward, forward_cost
 from fourbits.compare.run.jobs import SMALL_MODEL
 from fourbits.compare.techniques.gradients import gradient_error
 from fourbits.compare.techniques.trained import MAX_BATCHES, Gradients, TrainedModel, without_kept_blocks
+from fourbits.linear.monitor.layer_health import snr_db
 from fourbits.quant.cpu.compiled import uncompiled_quantizers
 from fourbits.recipe.recipe import Recipe
 from fourbits.train.fork import Fork
@@ -66,7 +67,9 @@ def _proxy(found: Checkpoint, recipe: Recipe, exact: Sequence[Gradients]) -> Pro
         recipe=recipe.name,
         digest=recipe.digest,
         forward=forward_cost(found.trained, found.exact, without_kept_blocks(recipe)),
-        snr_db=decibels((sum(squares) / len(squares)) ** 0.5),
-        bias=(sum(each.bias**2 for each in errors) / len(errors)) ** 0.5,
-        cosine=sum(each.cosine for each in errors) / len(errors),
+        gradient=GradientQuality(
+            snr_db=snr_db(1.0, sum(squares) / len(squares)),
+            bias=(sum(each.bias**2 for each in errors) / len(errors)) ** 0.5,
+            cosine=sum(each.cosine for each in errors) / len(errors),
+        ),
     )

@@ -49,7 +49,7 @@ def read_inert(
     except Refused as error:
         raise ValueError(
             f"{path}: {error}, which no checkpoint of weights needs. It was not run. Do not load the file "
-            "with other programs, unless you trust whoever wrote it."
+            "with other programs, unless you trust its author."
         ) from None
     except Exception as error:
         raise ValueError(f"{path}: damaged: not a readable pickle ({type(error).__name__}).") from error

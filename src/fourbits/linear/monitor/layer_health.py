@@ -80,7 +80,10 @@ def layer_health(
 
 
 def decibels(signal: float | None, noise: float | None) -> float | None:
-    """10 log10 of signal over noise, at most 200; None for a signal of zero or an unknown one."""
-    if not signal or noise is None:
-        return None
+    """`snr_db`; None for a signal of zero or an unknown one."""
+    return None if not signal or noise is None else snr_db(signal, noise)
+
+
+def snr_db(signal: float, noise: float) -> float:
+    """10 log10 of signal over noise, both sums of squares; at most 200, also without noise."""
     return min(200.0, 10 * math.log10(signal / noise)) if noise else 200.0
