@@ -1,12 +1,14 @@
 """`fourbits doctor`: what to type next, rates, and tests that find a kernel which computes something else."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from fourbits.bench import self_tests as tests_of
+from fourbits.bench.processes import Lost
 from fourbits.bench.self_tests import rates, self_tests
 from fourbits.cli.doctor import next_command
 from fourbits.cli.main import main
@@ -37,7 +39,7 @@ def test_the_next_command_follows_from_the_findings(findings, command):
 
 def test_every_test_has_a_result_or_a_reason_and_rates_are_measured():
     found = self_tests(probe("cpu"), budget=-1.0)
-    assert len(found) == 8
+    assert len(found) == 12
     assert all(each.passed is None and each.detail for each in found)
     measured = rates(CPU, probe("cpu"))
     assert set(measured) == {"memory, measured", "BF16 GEMM, measured"}
@@ -81,6 +83,41 @@ def test_doctor_fails_on_a_wrong_kernel_and_shows_it(monkeypatch, capsys):
     assert "do not train here: attention failed" in out
     assert main(["doctor", "--device", "cpu", "--check", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["self_tests"][0]["passed"] is False
+
+
+@pytest.fixture
+def three_tests(monkeypatch):
+    """Three tests that compile nothing on a CPU."""
+    real = tests_of._tests
+    names = ["attention", *(f"quantizers and emulated GEMMs: {gemm}" for gemm in ("fprop", "dgrad"))]
+    monkeypatch.setattr(
+        tests_of, "_tests", lambda device, described: [t for t in real(device, described) if t[0] in names]
+    )
+    return names
+
+
+def test_tests_in_parallel_have_the_results_of_those_in_turn(three_tests):
+    in_turn, in_parallel = (
+        [replace(each, seconds=0.0) for each in self_tests(probe("cpu"), 300.0, count)] for count in (1, 2)
+    )
+    assert [each.what for each in in_turn] == three_tests
+    assert all(each.passed for each in in_turn)
+    assert in_parallel == in_turn
+
+
+def test_a_test_whose_process_crashes_has_failed(three_tests, monkeypatch):
+    crash = Lost("its process was killed by SIGSEGV", 1.5)
+    monkeypatch.setattr(tests_of, "call_in_processes", lambda *arguments: {three_tests[1]: crash})
+    attention, fprop, _ = self_tests(probe("cpu"), processes=2)
+    assert (fprop.passed, fprop.detail, fprop.seconds) == (False, *crash)
+    assert attention.passed is None
+    assert "is used up" in attention.detail
+
+
+@pytest.mark.parametrize(("device", "count", "processes"), [("cpu", 16, 1), ("cuda", 3, 1), ("cuda", 16, 16)])
+def test_only_tests_of_a_gpu_run_in_parallel_and_only_on_enough_cores(device, count, processes, monkeypatch):
+    monkeypatch.setattr(tests_of, "cores", lambda: count)
+    assert tests_of._processes(replace(probe("cpu"), kind=device)) == processes
 
 
 @pytest.mark.gpu

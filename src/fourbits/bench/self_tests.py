@@ -1,27 +1,32 @@
 """Self-tests of a device's kernels against references on the CPU, and the device's measured rates.
 
 Compilers and libraries have silently produced wrong gradients on new GPUs. Each test is small; most of its
-time goes into compiling. A test begins only while the time for all of them lasts.
+time goes into compiling, so tests of a GPU run in parallel, in processes of their own. A test begins only
+while the time for all of them lasts.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fourbits.bench.experts import converted_experts
+from fourbits.bench.processes import Limits, Lost, call_in_processes, cores
 from fourbits.bench.timing import copy_bandwidth, product_rate
 from fourbits.device import Device, unsupported_fp4, unsupported_triton
 from fourbits.gemm.grouped import unsupported_grouped_gemms
 from fourbits.gemm.matmul import gemm, matmul
-from fourbits.gemm.native.self_check import Finding, check_native
+from fourbits.gemm.native.self_check import Finding
+from fourbits.gemm.native.self_check import checks as checks_of_gemms
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.model.ops.errors import error_shares
-from fourbits.model.ops.self_check import check as check_mamba
+from fourbits.model.ops.self_check import checks as checks_of_mamba
 from fourbits.model.ops.ssd.op import unsupported as unsupported_scan
 from fourbits.plan.gpus import GPUS
 from fourbits.quant.quantize import Operand, quantizer
@@ -31,6 +36,10 @@ from fourbits.recipe.presets import get_recipe
 
 #: seconds within which tests begin
 BUDGET = 30.0
+#: seconds in which a test in a separate process must end, with the start of the process
+_LIMIT = 120.0
+#: fewer cores run all tests in one process
+_FEW_CORES = 4
 #: of the paper's hybrids: channels of a head of the scan, and rows of its state
 _HEAD = (64, 128)
 #: an error that sums in FP8 tensor cores may have, as a share of the sum of magnitudes (docs/nvfp4.md, 16)
@@ -39,6 +48,10 @@ _FP8_SUM = 132 * 2.0**-13
 _ORDER = 2.0**-7
 
 Result = tuple[bool, str]
+#: (name, why it cannot run here, the test)
+Tests = list[tuple[str, str | None, Callable[[], Result]]]
+#: what a part of a check found
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +76,94 @@ def rates(device: torch.device, described: Device) -> dict[str, str]:
     }
 
 
-def self_tests(described: Device, budget: float = BUDGET) -> list[SelfTest]:
-    """Every test. Those that compile nothing come first, so that a slow compiler does not cost them."""
-    device = torch.device(described.torch_device)
-    began, found = time.monotonic(), list[SelfTest]()
-    for what, unsupported, run in _tests(device, described):
-        start = time.monotonic()
-        if unsupported is not None:
-            found.append(SelfTest(what, None, unsupported, 0.0))
-        elif start - began > budget:
-            found.append(SelfTest(what, None, f"the time for all tests, {budget:.0f} s, is used up", 0.0))
-        else:
-            passed, detail = _result(run)
-            found.append(SelfTest(what, passed, detail, time.monotonic() - start))
+def self_tests(described: Device, budget: float = BUDGET, processes: int | None = None) -> list[SelfTest]:
+    """Every test: has it passed, and if it did not run, why.
+
+    processes: tests that run at a time, each in a separate process; default: of a GPU as many as the CPU has
+    cores, if that is at least 4. One process is this one.
+    """
+    tests = _tests(torch.device(described.torch_device), described)
+    names = [what for what, unsupported, _ in tests if unsupported is None]
+    count = processes or _processes(described)
+    if count > 1:
+        run = partial(_run_test, described)
+        found = call_in_processes(run, names, min(count, len(names)), Limits(budget, _LIMIT), _failed)
+    else:
+        found = _in_turn({what: run for what, _, run in tests}, names, budget)
+    late = f"the time for all tests, {budget:.0f} s, is used up"
+    results = list[SelfTest]()
+    for what, unsupported, _ in tests:
+        result = found.get(what, SelfTest(what, None, unsupported or late, 0.0))
+        if isinstance(result, Lost):
+            result = SelfTest(what, False, result.reason, result.seconds)
+        results.append(result)
+    return results
+
+
+def _processes(described: Device) -> int:
+    """With few cores, importing torch in every process would cost more than compiling in parallel gains."""
+    return cores() if described.torch_device != "cpu" and cores() >= _FEW_CORES else 1
+
+
+def _in_turn(tests: dict[str, Callable[[], Result]], names: list[str], budget: float) -> dict[str, SelfTest]:
+    """The tests that begin in time, in this process."""
+    began, found = time.monotonic(), dict[str, SelfTest]()
+    for what in names:
+        if time.monotonic() - began > budget:
+            break
+        found[what] = _timed(what, tests[what])
     return found
 
 
-def _tests(device: torch.device, described: Device) -> list[tuple[str, str | None, Callable[[], Result]]]:
-    """(what, why it cannot run here, the test)."""
+def _run_test(described: Device, name: str) -> SelfTest:
+    """One test, found by its name: in another process, to which functions of a device cannot be sent."""
+    tests = _tests(torch.device(described.torch_device), described)
+    return next(_timed(what, run) for what, _, run in tests if what == name)
+
+
+def _timed(what: str, run: Callable[[], Result]) -> SelfTest:
+    start = time.monotonic()
+    passed, detail = _result(run)
+    return SelfTest(what, passed, detail, time.monotonic() - start)
+
+
+def _failed(test: SelfTest) -> bool:
+    """Whether a process must not be used again: after a wrong address, CUDA fails in every later call."""
+    return test.passed is False
+
+
+def _tests(device: torch.device, described: Device) -> Tests:
+    """Every test of a device. Checks of several kernels are a test per part, which compile in parallel.
+
+    Those that compile nothing come first, so that a slow compiler does not cost them.
+    """
     triton = unsupported_triton(described) if device.type == "cuda" else None
     kernels = unsupported_triton(described)
     alone = "on a CPU it is the reference itself" if device.type == "cpu" else triton
+    scan = unsupported_scan(device, torch.bfloat16, *_HEAD)
     return [
         ("attention", None, lambda: _attention(device)),
-        ("quantizers and emulated GEMMs", triton, lambda: _findings(check_native(device, matmul))),
+        *_parts("quantizers and emulated GEMMs", triton, checks_of_gemms(device, matmul), _findings),
         ("linear layer, nvfp4", alone, lambda: _linear(device)),
-        (
-            "Mamba-2 scan, convolution, norm",
-            unsupported_scan(device, torch.bfloat16, *_HEAD),
-            lambda: _shares(check_mamba(device, torch.bfloat16, *_HEAD)),
-        ),
+        *_parts("Mamba-2", scan, checks_of_mamba(device, torch.bfloat16, *_HEAD), _shares),
         ("FP8 GEMM", kernels, lambda: _fp8(device)),
         ("experts", alone or unsupported_grouped_gemms(device), lambda: _experts(device)),
         ("CUDA graph", kernels, lambda: _graph(device)),
-        ("FP4 tensor cores", unsupported_fp4(described), lambda: _findings(check_native(device))),
+        *_parts("FP4 tensor cores", unsupported_fp4(described), checks_of_gemms(device), _findings),
     ]
+
+
+def _parts(
+    what: str, unsupported: str | None, parts: dict[str, Callable[[], P]], judge: Callable[[P], Result]
+) -> Tests:
+    """A test per part, or one with the reason why none can run."""
+
+    def judged(part: Callable[[], P]) -> Callable[[], Result]:
+        return lambda: judge(part())
+
+    if unsupported is not None:
+        return [(what, unsupported, lambda: (False, unsupported))]
+    return [(f"{what}: {name}", None, judged(part)) for name, part in parts.items()]
 
 
 def _result(run: Callable[[], Result]) -> Result:

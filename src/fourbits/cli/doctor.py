@@ -5,6 +5,7 @@
 
 import json
 import platform
+import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -87,7 +88,9 @@ def run(args: Namespace) -> int:
     if args.check:
         device = probe(args.device)
         findings["rates"] = rates(torch.device(device.torch_device), device)
+        start = time.monotonic()
         findings["self_tests"] = [asdict(each) for each in self_tests(device)]
+        findings["self_tests_seconds"] = time.monotonic() - start
         passed &= all(each["passed"] is not False for each in findings["self_tests"])
     findings["next"] = next_command(findings)
     if args.json:
@@ -221,6 +224,8 @@ def _check_rows(findings: dict[str, Any]) -> list[tuple[str, str]]:
     for each in findings.get("self_tests", []):
         spent = f" ({each['seconds']:.1f} s)" if each["passed"] is not None else ""
         found.append((f"test: {each['what']}", f"{words[each['passed']]}: {each['detail']}{spent}"))
+    if "self_tests_seconds" in findings:
+        found.append(("tests, in all", f"{findings['self_tests_seconds']:.1f} s"))
     return found
 
 

@@ -49,12 +49,17 @@ class Finding(NamedTuple):
 
 def check_native(device: torch.device, multiply: Product = NATIVE) -> tuple[Finding, ...]:
     """All findings of the self-check on a device. A check that raises an error has not passed."""
-    findings: list[Finding] = []
-    for name in _GEMMS:
-        findings += _findings_or_error(name, functools.partial(_gemm_findings, name, device, multiply))
-    findings += _findings_or_error("stochastic rounding", functools.partial(_rounding_findings, device))
-    findings += _findings_or_error("sums", functools.partial(_sums_findings, device, multiply))
-    return tuple(findings)
+    return tuple(found for check in checks(device, multiply).values() for found in check())
+
+
+def checks(device: torch.device, multiply: Product = NATIVE) -> dict[str, Callable[[], tuple[Finding, ...]]]:
+    """The parts of the self-check by name. None needs another, so they may run in parallel."""
+    parts: dict[str, Callable[[], list[Finding]]] = {
+        name: functools.partial(_gemm_findings, name, device, multiply) for name in _GEMMS
+    }
+    parts["stochastic rounding"] = functools.partial(_rounding_findings, device)
+    parts["sums"] = functools.partial(_sums_findings, device, multiply)
+    return {name: functools.partial(_findings_or_error, name, part) for name, part in parts.items()}
 
 
 @functools.cache
@@ -85,15 +90,15 @@ def share_of_bound(
     return float(((out.double() - true).abs() / allowed.clamp_min(torch.finfo(torch.float32).tiny)).max())
 
 
-def _findings_or_error(what: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _findings_or_error(what: str, check: Callable[[], list[Finding]]) -> tuple[Finding, ...]:
     """The findings of a check, or the error that it raised."""
     try:
-        return check()
+        return tuple(check())
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - libraries and compilers raise any type of error on a new GPU
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return [Finding(what, False, f"{type(error).__name__}: {lines[0] if lines else 'no message'}")]
+        return (Finding(what, False, f"{type(error).__name__}: {lines[0] if lines else 'no message'}"),)
 
 
 def _gemm_findings(name: str, device: torch.device, multiply: Product) -> list[Finding]:

@@ -7,8 +7,10 @@ Convolution and gated norm are checked with it.
 """
 
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,8 +57,23 @@ def use_kernels(device: torch.device, dtype: torch.dtype, head_dim: int, state_s
 
 def check(device: torch.device, dtype: torch.dtype, head_dim: int, state_size: int) -> dict[str, float]:
     """Errors of the kernels as shares of what BF16 allows, by value and gradient; at most 1 is correct."""
-    scan = error_shares(_SCAN, _scan, recurrence, _scan_arguments(dtype, head_dim, state_size), device)
-    return scan | _conv_shares(device, dtype) | _norm_shares(device, dtype)
+    parts = checks(device, dtype, head_dim, state_size)
+    return {name: share for part in parts.values() for name, share in part().items()}
+
+
+def checks(
+    device: torch.device, dtype: torch.dtype, head_dim: int, state_size: int
+) -> dict[str, Callable[[], dict[str, float]]]:
+    """The parts of `check` by op. None needs another, so they may run in parallel."""
+
+    def scan() -> dict[str, float]:
+        return error_shares(_SCAN, _scan, recurrence, _scan_arguments(dtype, head_dim, state_size), device)
+
+    return {
+        "scan": scan,
+        "convolution": partial(_conv_shares, device, dtype),
+        "norm": partial(_norm_shares, device, dtype),
+    }
 
 
 def _scan(*args: Tensor) -> Tensor:
