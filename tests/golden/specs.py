@@ -104,7 +104,7 @@ def recipe_specs() -> dict[str, fb.OperandSpec]:
         for table, gemms in tables.items():
             for role in ROLES:
                 gemm, side = role.split(".")
-                names.setdefault(getattr(getattr(gemms, gemm), side), f"{table} {role}")
+                names.setdefault(getattr(getattr(gemms, gemm), side).of_residual, f"{table} {role}")
     return {name: spec for spec, name in names.items()}
 
 

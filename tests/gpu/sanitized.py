@@ -48,7 +48,7 @@ def main(planted: bool, share: int = 0, shares: int = 1) -> int:
     scans, convs, norms = SCANS[every], CONVS[every], NORMS[every]
     wrong = sum(not excess(product, "cuda") <= 1 for product in products)
     wrong += sum(bool(check()) for check in sums)
-    wrong += sum(bool(policy_differences(stored, "cuda")) for stored in policies)
+    wrong += sum(bool(policy_differences(stored, "cuda", name)) for stored, name in policies)
     wrong += sum(bool(differences(case, "cuda")) for case in cases)
     for sizes in scans:
         errors = self_check.check(torch.device("cuda"), torch.bfloat16, *sizes).values()

@@ -54,9 +54,9 @@ def test_bytes_are_the_references(case):
     assert differences(case, GPU) == []
 
 
-@pytest.mark.parametrize("stored", POLICIES, ids=str)
-def test_amax_policies_use_and_observe_what_the_reference_does(stored):
-    assert policy_differences(stored, GPU) == []
+@pytest.mark.parametrize(("stored", "name"), POLICIES, ids=str)
+def test_amax_policies_use_and_observe_what_the_reference_does(stored, name):
+    assert policy_differences(stored, GPU, name) == []
 
 
 @pytest.mark.parametrize("product", [*SMALL_GEMMS, *LARGE_PRODUCTS], ids=lambda product: product.name)

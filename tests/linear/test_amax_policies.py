@@ -18,6 +18,7 @@ from fourbits.linear.checkpoint_state import load_recipe_state, recipe_state
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import quantize
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import GemmSpec, GemmTable, Recipe
 from fourbits.settings import override
@@ -291,6 +292,17 @@ def test_a_stale_amax_saturates_and_is_counted():
     weight = linears(model)[0].weight
     quantized = fprop(ones.detach(), weight.detach(), None, get_recipe("nvfp4").table, RunPosition(seed=1))
     quantized.assert_near(y)  # clamped to the amax of the step before
+
+
+def test_ue5m3_scales_have_room_for_137_times_a_held_amax():
+    """Measured every 50 steps. 137 * 448 is below the largest scale, 142 * 448 would round above."""
+    model, ones = converted("ue5m3"), torch.ones(32, 32)
+    for step, factor, saturated in ((0, 1.0, 0), (1, 137.0, 0), (49, 142.0, 64), (50, 1000.0, 64)):
+        set_step(model, step)
+        y, *_ = run(model, factor * ones, ones)
+        assert recipe_state(model)["0.saturated"].tolist() == [saturated, 0, 0, 0, 0, saturated]
+    weight = quantize(linears(model)[0].weight.detach(), get_recipe("ue5m3").fprop.rhs).dequantize()
+    torch.testing.assert_close(y, 1000.0 * ones @ weight.t(), rtol=1e-5, atol=1e-3)
 
 
 def test_whole_tensor_blocks_count_elements():

@@ -1,4 +1,4 @@
-"""A correction, added from outside the package: the mean over tokens is removed, and added back in FP32."""
+"""Corrections: the shipped mean over tokens and one from outside are removed, and added back in FP32."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.model.experts import GroupedLinear
-from fourbits.quant.correction import Correction, register_correction
+from fourbits.quant.correction import Correction, correction_of, register_correction
 from fourbits.quant.fake_quantize import fake_quantize
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
@@ -26,12 +26,6 @@ from support.straight_through import ExactGemm, RunPosition, dgrad, fprop, grad_
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
-def split_mean(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(x - mean, mean [F])."""
-    mean = x.float().sum(0) / max(1, x.shape[0])
-    return x.float() - mean, mean
-
-
 def split_halves(x: Tensor) -> tuple[Tensor, Tensor]:
     """(x minus the mean of its half of the tokens, both means [2, F])."""
     halves = x.float().unflatten(0, (2, -1))
@@ -39,19 +33,14 @@ def split_halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return (halves - means[:, None]).flatten(0, 1), means
 
 
-TOKEN_MEAN = Correction(
-    split=split_mean,
-    product=lambda mean, weight, tokens: mean @ weight.t(),
-    outer_product=lambda of_dy, of_x, tokens: tokens * torch.outer(of_dy, of_x),
-)
+TOKEN_MEAN = correction_of("token-mean")
 HALF_MEANS = Correction(
     split=split_halves,
     product=lambda means, weight, tokens: (means @ weight.t()).repeat_interleave(tokens // 2, 0),
     outer_product=lambda of_dy, of_x, tokens: tokens / 2 * (of_dy.t() @ of_x),
 )
 KNOWN = {"token-mean": TOKEN_MEAN, "half-means": HALF_MEANS}
-for _name, _correction in KNOWN.items():
-    register_correction(_name, _correction)
+register_correction("half-means", HALF_MEANS)
 CORRECTED = ("fprop.lhs", "dgrad.lhs", "wgrad.lhs", "wgrad.rhs")
 M, K, N = 64, 48, 80
 
@@ -160,6 +149,20 @@ def test_a_common_mean_no_longer_costs_precision():
         assert with_correction < without / 8
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_token_mean_is_summed_in_fp32_whatever_the_dtype_and_layout(dtype):
+    x = tensors()[0].to(dtype).t().contiguous().t()
+    residual, mean = TOKEN_MEAN.split(x)
+    assert residual.is_contiguous()
+    assert_same_bytes(residual, x.float() - mean)
+    torch.testing.assert_close(mean.double(), x.double().mean(0), rtol=1e-6, atol=1e-6)
+
+
+def test_averis_is_nvfp4_with_the_token_mean_and_without_transform_and_bf16_blocks():
+    names = {"wgrad.lhs.rht": 0, "wgrad.rhs.rht": 0}
+    assert replace(corrected("token-mean", **names), name="averis").digest == get_recipe("averis").digest
+
+
 def test_packed_and_exact_saved_inputs_give_equal_bytes():
     x, dy = tensors()
     runs = [
@@ -210,7 +213,7 @@ def test_amax_policies_follow_the_residual():
     run(layer, x, dy)
     set_step(layer, 3)
     (tracked,) = recipe_states_of(layer)
-    assert_same_bytes(tracked.amaxes[0, 0, HISTORY], split_mean(x)[0].abs().amax())
+    assert_same_bytes(tracked.amaxes[0, 0, HISTORY], TOKEN_MEAN.split(x)[0].abs().amax())
 
 
 def test_an_empty_batch_gives_an_empty_result():

@@ -25,6 +25,7 @@ FORMATS = {
     "nvfp4": Format(E2M1, E4M3, "tensor"),
     "nvfp4-double": Format(E2M1, E4M3, "outer"),
     "nvfp4-ue5m3": Format(E2M1, UE5M3, ""),
+    "nvfp4-ue5m3-global": Format(E2M1, UE5M3, "tensor"),
     "nve1m2": Format(E1M2, E4M3, "tensor"),
     "nvint4": Format(INT4, E4M3, "tensor"),
     "mxfp4": Format(E2M1, E8M0, "", (1, 32)),
@@ -82,7 +83,7 @@ class Spec:
     @property
     def bound(self) -> int:
         """B of section 7.1."""
-        if self.kind.scale is UE5M3:
+        if self.kind.scale is UE5M3 and not self.kind.fp32:
             return 61440
         return self.scale_bound or (448 if self.scale_rule == "max" else 256)
 

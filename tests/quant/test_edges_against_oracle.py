@@ -77,7 +77,7 @@ def test_odd_sizes_equal_the_oracle(name, size):
 def test_own_amax_at_the_limits_of_fp32_equals_the_oracle(limit):
     x = FINITE["normal"]((3, 40), 3).clamp(-1, 1)
     x[0, 0] = 1.0
-    for name in ("nvfp4", "nvint4", "nvfp4-ue5m3", "nvfp4-double", "fp8", "mxfp4"):
+    for name in ("nvfp4", "nvint4", "nvfp4-ue5m3", "nvfp4-ue5m3-global", "nvfp4-double", "fp8", "mxfp4"):
         for pow2 in ("exact", "pow2") if FORMATS[name].fp32 else ("exact",):
             assert_agree(x * limit, Spec(format=name, fp32_scale=pow2))
 

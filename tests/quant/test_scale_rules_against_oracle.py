@@ -51,7 +51,7 @@ def test_headroom_and_powers_of_two_equal_the_oracle(rule, headroom, pow2):
     agree_on_all(spec, shape=(2, 20), kinds=KINDS if rule != "search-mae" else KINDS[::3])
 
 
-@pytest.mark.parametrize("name", ["nve1m2", "nvint4", "nvfp4-ue5m3"])
+@pytest.mark.parametrize("name", ["nve1m2", "nvint4", "nvfp4-ue5m3", "nvfp4-ue5m3-global"])
 def test_headroom_of_other_two_level_formats_equals_the_oracle(name):
     agree_on_all(Spec(format=name, rounding="sr", sr_headroom=True))
 

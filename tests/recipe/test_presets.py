@@ -65,6 +65,10 @@ def spec_of(text: str, is_weight: bool) -> OperandSpec:
         key, _, value = option.partition(" ")
         if key == "rht":
             found["rht"] = int(value)
+        elif key == "interval":
+            found |= {"amax_policy": key, "amax_interval": int(value)}
+        elif key == "correction":
+            found[key] = value
         elif value == "signs":
             found["rht_signs"] = key
         else:

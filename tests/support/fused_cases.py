@@ -31,6 +31,7 @@ MX4 = OperandSpec(format="mxfp4")
 MX8 = OperandSpec(format="mxfp8")
 FP8_BLOCK_2D = OperandSpec(format="fp8", block=(128, 128), source="bf16")
 
+UE5M3 = "nvfp4-ue5m3-global"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 #: (row operand, column operand); either may be missing
@@ -55,6 +56,7 @@ PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
     "MS-EDEN, rotations of 16": (replace(EDEN, rht=16), None),
     "rotated rows": (replace(ROW_SR, rht=64, rht_signs="per-call"), None),
     "other grids": (replace(ROW_SR, format="nve1m2"), replace(COLUMN, format="nvfp4-ue5m3")),
+    "scales beyond the bound": (replace(BLOCK_2D, format=UE5M3), replace(ROW_SR, format=UE5M3)),
     "mxfp4": (MX4, replace(MX4, rounding="sr", rht=32)),
     "mxfp4 weight": (replace(MX4, block=(32, 32), source="bf16"), None),
     "mxfp8": (MX8, replace(MX8, scale_rule="ceil")),
@@ -232,17 +234,19 @@ def _kept_packed_differences(
     return found + _packed_differences("kept column", column, stored)
 
 
-def policy_differences(stored: tuple[float, float], device: torch.device | str = "cpu") -> list[str]:
-    """The same for both operands under amax policies that have stored these amaxes (negative: none yet)."""
+def policy_differences(
+    stored: tuple[float, float], device: torch.device | str = "cpu", name: str = "nvfp4"
+) -> list[str]:
+    """The same for both operands of a format under amax policies that have stored these amaxes (negative:
+    none yet).
+    """
     x = tensor(Case("nearest", (40, 48)), device)
     key = torch.tensor([1234, 5 * 8 + 4, 17, 48, 3], device=device)
     counter = torch.tensor([1234, 17, 0, 48, 3], device=device)
     fields = (0, 2, 1, 3, 4)  # the same key as linear layers keep it
     given = torch.tensor(stored, device=device)
-    column = replace(COLUMN_SR, rht_signs="per-call")
-    requests = [
-        OperandRequest(spec, axis, False, "stored", fields) for spec, axis in ((ROW_SR, 1), (column, 0))
-    ]
+    row, column = replace(ROW_SR, format=name), replace(COLUMN_SR, format=name, rht_signs="per-call")
+    requests = [OperandRequest(spec, axis, False, "stored", fields) for spec, axis in ((row, 1), (column, 0))]
     inputs = [OperandInputs(counter, 5 * 8 + 4, amax) for amax in given]
     own, counts = (
         torch.full((3,), -1.0, device=device),
@@ -324,8 +328,11 @@ SMALL = [
 ]
 
 
-#: amaxes stored for the row and the column operand
-POLICIES = [(-1.0, -1.0), (7.5, 2.5), (300.0, -1.0)]
+#: amaxes stored for the row and the column operand, and their format
+POLICIES = [
+    *((stored, "nvfp4") for stored in ((-1.0, -1.0), (7.5, 2.5), (300.0, -1.0))),
+    ((0.5, 7.5), UE5M3),  # 137 times too small: some blocks saturate
+]
 
 
 def main(names: list[str]) -> int:
@@ -340,10 +347,10 @@ def main(names: list[str]) -> int:
             found = differences(case)
             failed += bool(found)
             print(case.name, *found, sep="\n  ")
-    for stored in () if names else POLICIES:
-        found = policy_differences(stored)
+    for stored, fmt in () if names else POLICIES:
+        found = policy_differences(stored, name=fmt)
         failed += bool(found)
-        print(f"stored amaxes {stored}", *found, sep="\n  ")
+        print(f"stored amaxes {stored}, {fmt}", *found, sep="\n  ")
     return failed
 
 

@@ -107,7 +107,7 @@ class BlockFormat:
     scale: str | None
     block: tuple[int, int] | None
     has_global_scale: bool = False
-    #: block scale that the tensor's amax maps to (448 for NVFP4)
+    #: block scale that the tensor's amax maps to (448 for NVFP4); the scale's own format may hold larger ones
     scale_max: float = 1.0
     #: elements along the contraction axis that share an FP32 scale; 0: the whole tensor
     outer_block: int = 0
@@ -126,7 +126,12 @@ class BlockFormat:
 
 
 def _two_level(
-    name: str, element: FloatFormat, scale: FloatFormat, per_tensor: bool = True, outer: int = 0
+    name: str,
+    element: FloatFormat,
+    scale: FloatFormat,
+    per_tensor: bool = True,
+    outer: int = 0,
+    scale_max: float = 0.0,
 ) -> BlockFormat:
     return BlockFormat(
         name=name,
@@ -134,7 +139,7 @@ def _two_level(
         scale=scale.name,
         block=(1, 16),
         has_global_scale=per_tensor,
-        scale_max=scale.max_value,
+        scale_max=scale_max or scale.max_value,
         outer_block=outer,
     )
 
@@ -147,6 +152,7 @@ _SHIPPED = (
     _two_level("nvfp4", E2M1, E4M3),
     _two_level("nvfp4-double", E2M1, E4M3, outer=128),
     _two_level("nvfp4-ue5m3", E2M1, UE5M3, per_tensor=False),
+    _two_level("nvfp4-ue5m3-global", E2M1, UE5M3, scale_max=448.0),
     _two_level("nve1m2", E1M2, E4M3),
     _two_level("nvint4", INT4, E4M3),
     BlockFormat(name="mxfp4", element=E2M1, scale="e8m0", block=(1, 32)),

@@ -26,9 +26,8 @@ from fourbits.quant.reference.blocks import (
 from fourbits.quant.reference.elements import element_of
 from fourbits.quant.reference.philox import as_sr_key
 from fourbits.quant.reference.scales import encode_scale_of, target_and_kappa
+from fourbits.quant.scale_codes import SCALE_FORMATS
 
-#: largest block scale that rounds to 448, half a step above it
-_SCALE_LIMIT = E4M3.saturation_limit
 #: the blocks that layout statistics count
 _ROWS = OperandSpec(block=(1, 16), scale_bound=448)
 _SMALLEST_NORMAL_SCALE = 2.0**-6
@@ -87,7 +86,8 @@ def _measured(blocks: Tensor, given: Tensor, spec: OperandSpec) -> tuple[Tensor,
     if spec.block_size is None:
         saturated = blocks.to(torch.float32).abs() * encode > element_of(spec).saturation_limit
     else:
-        saturated = block_amax * (encode * kappa) > _SCALE_LIMIT
+        limit = SCALE_FORMATS[spec.block_format.scale or ""].saturation_limit
+        saturated = block_amax * (encode * kappa) > limit
     total = torch.full((), saturated.numel() if blocks.numel() else 0, device=given.device, dtype=torch.int64)
     return used, own, torch.stack((saturated.sum(), total))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fourbits.quant import token_mean
 from fourbits.quant.autocast import without_autocast
 
 
@@ -30,7 +31,9 @@ class Correction:
     outer_product: Callable[[Tensor, Tensor, int], Tensor]
 
 
-_corrections: dict[str, Correction] = {}
+_corrections = {
+    "token-mean": Correction(token_mean.split, token_mean.product, token_mean.outer_product),
+}
 
 
 def register_correction(name: str, correction: Correction) -> None:

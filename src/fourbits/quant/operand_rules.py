@@ -183,9 +183,9 @@ def _eden(spec: Any) -> str | None:
 def _amax(spec: Any) -> str | None:
     if spec.amax_policy != "current" and not spec.tensor_scaled:
         return f"amax_policy: {spec.amax_policy} needs one FP32 scale per tensor, got {spec.format}."
-    if spec.amax_policy != "current" and spec.block_format.scale not in ("e4m3", "fp32"):
+    if spec.amax_policy != "current" and spec.block_format.scale not in (*_SMALL_FLOAT_SCALES, "fp32"):
         return (
-            f"amax_policy: {spec.amax_policy} counts saturated E4M3 or FP32 scales, got "
+            f"amax_policy: {spec.amax_policy} counts saturated E4M3, UE5M3 or FP32 scales, got "
             f"{spec.block_format.scale} of {spec.format}. Use current."
         )
     if min(spec.amax_interval, spec.amax_history) < 1:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fourbits.formats.descriptors import ELEMENT_FORMATS
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
+from fourbits.quant.scale_codes import SCALE_FORMATS
 from fourbits.quant.tensor import QuantizedTensor, decode_scales, spread
 
 #: rows of an operand in a sample, in groups that lie apart; a group has whole blocks of all formats
@@ -125,10 +126,10 @@ def _scale_stats(q: QuantizedTensor, magnitude: Tensor) -> tuple[Tensor, Tensor,
         unknown = magnitude.new_full((), torch.nan)
         return unknown, unknown, unknown
     scales = decode_scales(q.block_scale, fmt)
+    grid = SCALE_FORMATS.get(fmt.scale)
+    largest = fmt.scale_max if grid is None else grid.max_value
     used = _in_blocks(magnitude, size).amax((1, 3)) > 0
-    at_max, at_zero = (
-        (each & used).sum(dtype=torch.float32) for each in (scales >= fmt.scale_max, scales == 0)
-    )
+    at_max, at_zero = ((each & used).sum(dtype=torch.float32) for each in (scales >= largest, scales == 0))
     return at_max, at_zero, used.sum(dtype=torch.float32)
 
 

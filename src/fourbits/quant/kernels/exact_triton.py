@@ -173,8 +173,9 @@ def add_stats(maxima_ptr, entries, blocks, place, amax_ptr, largest_ptr, counts_
     """One operand's stats, by any number of programs; maxima and counts are exact in any order.
 
     A block is saturated when the scale that maps its maximum to the largest element would have rounded above
-    448. Padding has the scale 0.
+    the largest of the format (448 for E4M3). Padding has the scale 0.
     """
+    LIMIT: tl.constexpr = CONFIG.scale.saturation_limit
     tensor_bits = amax_of_parts(amax_ptr, PARTS)
     largest = tl.zeros((CHUNK,), tl.int32)
     saturated = tl.zeros((CHUNK,), tl.int32)
@@ -182,7 +183,7 @@ def add_stats(maxima_ptr, entries, blocks, place, amax_ptr, largest_ptr, counts_
         i = first + tl.arange(0, CHUNK)
         bits = bits_of(tl.load(maxima_ptr + i, mask=i < entries, other=0.0))
         largest = tl.maximum(largest, bits)
-        saturated += ((i < entries) & (max_target(bits, tensor_bits, CONFIG) > 464.0)).to(tl.int32)
+        saturated += ((i < entries) & (max_target(bits, tensor_bits, CONFIG) > LIMIT)).to(tl.int32)
     tl.atomic_max(largest_ptr + place, tl.max(largest, axis=0))
     tl.atomic_add(counts_ptr + place * counts_stride, tl.sum(saturated, axis=0).to(tl.int64))
     if tl.program_id(0) == 0:

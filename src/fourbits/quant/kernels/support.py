@@ -17,7 +17,7 @@ from fourbits.triton_version import HAS_TRITON
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 #: elements from a row to the next for which 32 bits hold every offset within a tile, of at most 128 rows
 _LONGEST_ROW = (1 << 24) - 16
-_FORMATS = ("nvfp4", "nvfp4-ue5m3", "nve1m2", "mxfp4", "mxfp8", "mxfp8-e5m2")
+_FORMATS = ("nvfp4", "nvfp4-ue5m3", "nvfp4-ue5m3-global", "nve1m2", "mxfp4", "mxfp8", "mxfp8-e5m2")
 #: formats whose packed form a kernel reads
 UNPACKED_FORMATS = ("nvfp4", "mxfp4")
 #: elements to which a row of codes is padded; kernels read up to eight at once, and a tile's rows

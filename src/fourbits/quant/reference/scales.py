@@ -111,12 +111,11 @@ def small_float_scales(
 
 def rounded_scales(ideal: Tensor, words: Tensor | None, spec: OperandSpec) -> Tensor:
     """Block scales on the grid of a small float. words: 32 random bits per block, for scale_rounding sr."""
-    fmt = spec.block_format
-    grid = SCALE_FORMATS[fmt.scale or ""]
+    grid = SCALE_FORMATS[spec.block_format.scale or ""]
     if spec.scale_rounding == "sr":
         assert words is not None, "stochastic block scales are called with random bits"
-        return round_stochastic_32(ideal.clamp_max(fmt.scale_max), words, grid)
-    return round_nearest(ideal.clamp_max(fmt.scale_max), grid)
+        return round_stochastic_32(ideal.clamp_max(grid.max_value), words, grid)
+    return round_nearest(ideal.clamp_max(grid.max_value), grid)
 
 
 def element_encode(block_scale: Tensor, level: Level) -> Tensor:

@@ -1,0 +1,24 @@
+"""The mean over tokens, as a part that is removed before quantizing. docs/nvfp4.md, section 21.
+
+arXiv:2603.10444 finds most outliers of activations in it. One reduction and one subtraction: there is no
+kernel that fuses them with quantization, which takes the residual in FP32.
+"""
+
+import torch
+from torch import Tensor
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [M, F] -> (x minus its mean row, contiguous fp32 [M, F]; the mean row, fp32 [F], 0 without rows)."""
+    mean = x.sum(0, dtype=torch.float32) / max(1, x.shape[0])
+    return (x - mean).contiguous(), mean
+
+
+def product(mean: Tensor, weight: Tensor, tokens: int) -> Tensor:
+    """The mean row times weight^T, which every token has in common: fp32 [N]. weight: fp32 [N, F]."""
+    return mean @ weight.t()
+
+
+def outer_product(of_dy: Tensor, of_x: Tensor, tokens: int) -> Tensor:
+    """(1 of_dy)^T (1 of_x) over M tokens, fp32 [N, K]."""
+    return torch.outer(of_dy * tokens, of_x)
