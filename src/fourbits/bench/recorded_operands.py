@@ -50,10 +50,10 @@ def recorded(device: torch.device, recipe: Recipe, width: int, tokens: int, step
     convert(model, recipe)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, betas=(0.9, 0.95))
     found: list[Recorded] = []
-    for step in range(steps):
+    for step, samples in enumerate(_samples(tokens, steps)):
         set_step(model, step)
         optimizer.zero_grad()
-        found = _step(model, _samples(tokens, step, device), keep=step == steps - 1)
+        found = _step(model, samples.to(device), keep=step == steps - 1)
         optimizer.step()
     return found
 
@@ -81,14 +81,20 @@ def _step(model: LanguageModel, samples: Tensor, keep: bool) -> list[Recorded]:
     ]
 
 
-def _samples(tokens: int, step: int, device: torch.device) -> Tensor:
-    """Four sequences in which most tokens follow from the one before, and the others are of Zipf's law."""
-    generator = torch.Generator("cpu").manual_seed(step)
+def _samples(tokens: int, steps: int) -> Tensor:
+    """Four sequences per step in which most tokens follow from the one before, and the others are of Zipf's
+    law: int64 [steps, 4, tokens // 4 + 1].
+    """
     length = tokens // 4 + 1
     ranks = torch.arange(1, _VOCABULARY + 1, dtype=torch.float32, device="cpu")
-    drawn = torch.multinomial(1 / ranks, 4 * length, replacement=True, generator=generator).view(4, length)
-    follows = torch.rand(4, length, generator=generator, dtype=torch.float32, device="cpu") < _DETERMINED
-    for place in range(1, length):
-        after = (drawn[:, place - 1] * 31 + 7) % _VOCABULARY
-        drawn[:, place] = torch.where(follows[:, place], after, drawn[:, place])
-    return drawn.to(device)
+    drawn, follows = list[Tensor](), list[Tensor]()
+    for step in range(steps):
+        generator = torch.Generator("cpu").manual_seed(step)
+        drawn.append(torch.multinomial(1 / ranks, 4 * length, replacement=True, generator=generator))
+        random = torch.rand(4, length, generator=generator, dtype=torch.float32, device="cpu")
+        follows.append(random < _DETERMINED)
+    found, determined = torch.stack(drawn).view(steps, 4, length), torch.stack(follows)
+    for place in range(1, length):  # of all steps at once: one step has too few tokens for an operator
+        after = (found[..., place - 1] * 31 + 7) % _VOCABULARY
+        found[..., place] = torch.where(determined[..., place], after, found[..., place])
+    return found

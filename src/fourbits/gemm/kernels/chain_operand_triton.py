@@ -13,16 +13,16 @@ from fourbits.quant.kernels.rounding_triton import as_bf16, float_of
 
 #: scales below and above 2^-45 and 2^45 are left to the kernel that takes every term
 _WIDEST = tl.constexpr(45)
+#: 2 * the magnitude of each code, in four bits: 0, 1, 2, 3, 4, 6, 8, 12
+_TWICE = tl.constexpr(0xC8643210 - (1 << 32))
 #: more than the rounding errors of a norm that is summed in FP32
 SLACK = tl.constexpr(1.015625)
 
 
 @triton.jit
 def twice(code):
-    """2 * the value of E2M1 codes, int32."""
-    magnitude = code & 7
-    above = magnitude >> 1
-    value = tl.where(above == 0, magnitude, (2 + (magnitude & 1)) << tl.maximum(above - 1, 0))
+    """2 * the value of E2M1 codes, int32; bits of `code` above the fourth are ignored."""
+    value = (_TWICE >> ((code & 7) << 2)) & 15
     return tl.where((code & 8) != 0, -value, value)
 
 
@@ -49,6 +49,17 @@ def stored_codes(codes, row_stride, byte_stride, rows, k, inside):
 
 
 @triton.jit
+def code_pairs(codes, row_stride, byte_stride, rows, first, R, K, PIECE: tl.constexpr, BLOCK: tl.constexpr):
+    """Twice a row's elements from `first` on, even and odd ones: int32 [rows, PIECE / BLOCK, BLOCK / 2]."""
+    byte = first // 2 + tl.arange(0, PIECE // 2)
+    places = codes + rows.to(tl.int64)[:, None] * row_stride + byte.to(tl.int64)[None, :] * byte_stride
+    inside = (rows < R)[:, None] & (byte < K // 2)[None, :]
+    pair = tl.load(places, mask=inside, other=0).to(tl.int32)
+    pair = tl.reshape(pair, (rows.shape[0], PIECE // BLOCK, BLOCK // 2))
+    return twice(pair), twice(pair >> 4)
+
+
+@triton.jit(do_not_specialize=["scales_row", "R", "steps"])
 def chain_operand_kernel(
     codes_ptr, codes_row, codes_byte, scales_ptr, scales_row, scales_block,
     values_ptr, ratio_ptr, extent_ptr, R, K, steps,
@@ -73,22 +84,27 @@ def chain_operand_kernel(
         step_squares = tl.zeros((ROWS,), tl.float32)
         step_last = tl.full((ROWS,), float("inf"), tl.float32)
         for piece in tl.static_range(PIECES):
-            k = (step * PIECES + piece) * PIECE + tl.arange(0, PIECE)
-            inside = (rows < R)[:, None] & (k < K)[None, :]
-            codes = stored_codes(codes_ptr, codes_row, codes_byte, rows, k, inside)
+            first = (step * PIECES + piece) * PIECE
+            low, high = code_pairs(codes_ptr, codes_row, codes_byte, rows, first, R, K, PIECE, BLOCK)
+            block = first // BLOCK + tl.arange(0, PIECE // BLOCK)
+            inside = (rows < R)[:, None] & (block * BLOCK < K)[None, :]
             places = scales_ptr + (rows // SIDE).to(tl.int64)[:, None] * scales_row
-            places = places + (k // BLOCK).to(tl.int64)[None, :] * scales_block
+            places = places + block.to(tl.int64)[None, :] * scales_block
             eighths, exponent, nan = scale_parts(tl.load(places, mask=inside, other=0).to(tl.int32), E8M0)
-            whole = twice(codes) * eighths
             near = tl.minimum(tl.maximum(exponent, -_WIDEST), _WIDEST)
             unit = float_of((near + 123) << 23)
-            value = whole.to(tl.float32) * unit
+            factor = eighths.to(tl.float32) * unit
+            values = tl.join(low.to(tl.float32), high.to(tl.float32)) * factor[:, :, None, None]
+            k = first + tl.arange(0, PIECE)
             target = values_ptr + rows.to(tl.int64)[:, None] * K + k[None, :]
-            tl.store(target, as_bf16(value, HARDWARE), mask=inside)
-            counts = whole != 0
-            step_squares += tl.sum(value * value, 1)
-            lowest = tl.where(counts, (whole & -whole).to(tl.float32) * unit, float("inf"))
-            step_last = tl.minimum(step_last, tl.min(lowest, 1))
+            stored = (rows < R)[:, None] & (k < K)[None, :]
+            tl.store(target, as_bf16(tl.reshape(values, (ROWS, PIECE)), HARDWARE), mask=stored)
+            # Sums and last bits of whole numbers, then scaled once per block: exact, as they are below 2^24.
+            step_squares += tl.sum(tl.sum(low * low + high * high, 2).to(tl.float32) * factor * factor, 1)
+            bits = tl.reduce_or(low | high, 2)  # its last bit is the lowest of all elements' last bits
+            counts = (bits != 0) & (eighths != 0)
+            lowest = ((bits & -bits) * (eighths & -eighths)).to(tl.float32) * unit
+            step_last = tl.minimum(step_last, tl.min(tl.where(counts, lowest, float("inf")), 1))
             top = tl.maximum(top, tl.max(tl.where(counts, 16 * unit, 0.0), 1))
             unfit = inside & (nan | (counts & (near != exponent)))
             lost = tl.maximum(lost, tl.max(unfit.to(tl.int32), 1))

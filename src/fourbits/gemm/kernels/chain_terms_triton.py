@@ -83,7 +83,7 @@ def aligned(whole, shift):
     return tl.where(whole < 0, -moved, moved)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scales_a_row", "scales_b_row", "M", "steps"])
 def chain_terms_kernel(
     a_ptr, codes_a_ptr, codes_a_row, codes_a_byte, scales_a_ptr, scales_a_row, scales_a_block, ratio_a_ptr,
     b_ptr, codes_b_ptr, codes_b_row, codes_b_byte, scales_b_ptr, scales_b_row, scales_b_block, ratio_b_ptr,

@@ -68,7 +68,8 @@ def ratios(ratio_ptr, first, R, step, steps, HEIGHT: tl.constexpr, ROWS: tl.cons
     return largest
 
 
-@triton.jit
+# Sizes that only bound loops and masks of rows: specialized on, each layer would compile the kernel again.
+@triton.jit(do_not_specialize=["M", "steps", "parts"])
 def chain_kernel(
     a, b, out_ptr, out_stride, done_ptr, ratio_a_ptr, extent_a_ptr, ratio_b_ptr, extent_b_ptr,
     scale_a_ptr, scale_b_ptr, bias_ptr, M, N, steps, parts,
