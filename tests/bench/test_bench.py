@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fourbits.bench import hf, linear, quantize, quantize_recipe, ssd, sums, timing
+from fourbits.bench import hf, linear, processes, quantize, quantize_recipe, ssd, sums, timing
 from fourbits.linear.amax_policy import IN_USE, OPERANDS
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.model import linear as model_linear
@@ -39,18 +39,42 @@ def test_a_report_is_plain_data_with_a_result_for_everything_measured(bench, nam
     assert all(result["seconds"] > 0 and result["value"] > 0 for result in report["bars"])
 
 
-def test_sums_are_measured_on_normal_wide_and_recorded_operands():
+def test_sums_are_measured_on_normal_wide_and_recorded_operands(monkeypatch):
     """Normal operands take one dot per instruction, random scales need every term."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "COMPILE_FROM", 1 << 62)
-        patch.setattr(sums, "_REPEATS", 1)
-        report = sums.bench_sums(CPU)
+    monkeypatch.setattr(compiled, "COMPILE_FROM", 1 << 62)
+    monkeypatch.setattr(sums, "_REPEATS", 1)
+    launched = set()
+
+    def gemm(a, b, dtype, bias, *asked):
+        if asked:
+            launched.add((dtype, *((q.spec, q.codes.shape, q.codes.stride()) for q in (a, b))))
+        return gemm_of(a, b, dtype, bias, *asked)
+
+    gemm_of = sums.gemm
+    monkeypatch.setattr(sums, "gemm", gemm)
+    report = sums.bench_sums(CPU)
+    measured = launched.copy()
+    launched.clear()
+    for part in sums._parts(CPU):
+        sums._compile(CPU, part)
+    assert launched == measured, "what other processes compile is what is measured"
     units = {result.name.split(", ", 1)[1]: result.unit for result in report.results[:3]}
     assert "100% short" in units["normal"]
     assert " 0% exact, 100% every term" in units["random scales"]
     recorded = [result.name for result in report.results[3:]]
     assert {name.rsplit(", ", 1)[1] for name in recorded} == {"fprop", "dgrad", "wgrad"}
     assert len(recorded) >= 3 * 6
+
+
+@pytest.mark.parametrize(("cores", "gigabytes", "count"), [(16, 141, 16), (16, 24, 6), (2, 141, 0)])
+def test_processes_that_compile_fit_into_cores_and_memory(cores, gigabytes, count, monkeypatch):
+    asked = [0]
+    monkeypatch.setattr(processes, "cores", lambda: cores)
+    monkeypatch.setattr(sums, "_memory", lambda device: gigabytes << 30)
+    monkeypatch.setattr(sums, "call_in_processes", lambda run, parts, n, limits: asked.append(n))
+    with sums._compiling(torch.device("cuda")):
+        pass
+    assert asked[-1] == count
 
 
 def test_each_scan_is_logged_when_measured_and_an_excluded_one_does_not_run():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fourbits.bench import processes
 from fourbits.bench import self_tests as tests_of
 from fourbits.bench.processes import Lost
 from fourbits.bench.self_tests import rates, self_tests
@@ -114,10 +115,20 @@ def test_a_test_whose_process_crashes_has_failed(three_tests, monkeypatch):
     assert "is used up" in attention.detail
 
 
-@pytest.mark.parametrize(("device", "count", "processes"), [("cpu", 16, 1), ("cuda", 3, 1), ("cuda", 16, 16)])
-def test_only_tests_of_a_gpu_run_in_parallel_and_only_on_enough_cores(device, count, processes, monkeypatch):
-    monkeypatch.setattr(tests_of, "cores", lambda: count)
-    assert tests_of._processes(replace(probe("cpu"), kind=device)) == processes
+@pytest.mark.parametrize(("device", "count", "parallel"), [("cpu", 16, 0), ("cuda", 3, 0), ("cuda", 16, 2)])
+def test_only_tests_of_a_gpu_run_in_parallel_and_only_on_enough_cores(device, count, parallel, monkeypatch):
+    quick = [(what, None, lambda: (True, "")) for what in "ab"]
+    asked = [0]
+
+    def call(run, names, count, *rest):
+        asked.append(count)
+        return {}
+
+    monkeypatch.setattr(tests_of, "_tests", lambda device, described: quick)
+    monkeypatch.setattr(processes, "cores", lambda: count)
+    monkeypatch.setattr(tests_of, "call_in_processes", call)
+    self_tests(replace(probe("cpu"), kind=device))
+    assert asked[-1] == parallel
 
 
 @pytest.mark.gpu

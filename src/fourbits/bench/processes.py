@@ -19,6 +19,7 @@ import torch
 
 #: seconds that idle processes have to exit before they are killed
 _EXIT_SECONDS = 3.0
+_FEW_CORES = 4
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -42,6 +43,11 @@ class Limits(NamedTuple):
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def useful_processes() -> int:
+    """One per core; 1 on few cores, where importing torch in each costs more than calls in parallel gain."""
+    return cores() if cores() >= _FEW_CORES else 1
 
 
 def call_in_processes(

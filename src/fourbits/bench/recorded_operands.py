@@ -19,6 +19,13 @@ _DETERMINED = 0.6
 _LR = 1e-3
 
 
+class Shape(NamedTuple):
+    """The sizes of a linear layer's weight."""
+
+    out_features: int
+    in_features: int
+
+
 class Recorded(NamedTuple):
     """Operands of one linear layer in one step, BF16 and FP32."""
 
@@ -33,6 +40,24 @@ class Recorded(NamedTuple):
 
 def recorded(device: torch.device, recipe: Recipe, width: int, tokens: int, steps: int) -> list[Recorded]:
     """Operands of every quantized linear of a Mamba-2, an attention and two FFN blocks in the last step."""
+    model = _model(recipe, width).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, betas=(0.9, 0.95))
+    found: list[Recorded] = []
+    for step, samples in enumerate(_samples(tokens, steps)):
+        set_step(model, step)
+        optimizer.zero_grad()
+        found = _step(model, samples.to(device), keep=step == steps - 1)
+        optimizer.step()
+    return found
+
+
+def shapes(recipe: Recipe, width: int) -> list[Shape]:
+    """The different shapes of the layers that `recorded` returns."""
+    layers = [layer for layer in _model(recipe, width).modules() if isinstance(layer, QuantizedLinear)]
+    return list(dict.fromkeys(Shape(layer.out_features, layer.in_features) for layer in layers))
+
+
+def _model(recipe: Recipe, width: int) -> LanguageModel:
     config = ModelConfig(
         vocab_size=_VOCABULARY,
         d_model=width,
@@ -46,16 +71,9 @@ def recorded(device: torch.device, recipe: Recipe, width: int, tokens: int, step
         state_size=64,
         num_groups=1,
     )
-    model = LanguageModel(config, seed=0).to(device)
+    model = LanguageModel(config, seed=0)
     convert(model, recipe)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, betas=(0.9, 0.95))
-    found: list[Recorded] = []
-    for step, samples in enumerate(_samples(tokens, steps)):
-        set_step(model, step)
-        optimizer.zero_grad()
-        found = _step(model, samples.to(device), keep=step == steps - 1)
-        optimizer.step()
-    return found
+    return model
 
 
 def _step(model: LanguageModel, samples: Tensor, keep: bool) -> list[Recorded]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fourbits.bench.experts import converted_experts
-from fourbits.bench.processes import Limits, Lost, call_in_processes, cores
+from fourbits.bench.processes import Limits, Lost, call_in_processes, useful_processes
 from fourbits.bench.timing import copy_bandwidth, product_rate
 from fourbits.device import Device, unsupported_fp4, unsupported_triton
 from fourbits.gemm.grouped import unsupported_grouped_gemms
@@ -38,8 +38,6 @@ from fourbits.recipe.presets import get_recipe
 BUDGET = 30.0
 #: seconds in which a test in a separate process must end, with the start of the process
 _LIMIT = 120.0
-#: fewer cores run all tests in one process
-_FEW_CORES = 4
 #: of the paper's hybrids: channels of a head of the scan, and rows of its state
 _HEAD = (64, 128)
 #: an error that sums in FP8 tensor cores may have, as a share of the sum of magnitudes (docs/nvfp4.md, 16)
@@ -79,12 +77,12 @@ def rates(device: torch.device, described: Device) -> dict[str, str]:
 def self_tests(described: Device, budget: float = BUDGET, processes: int | None = None) -> list[SelfTest]:
     """Every test: has it passed, and if it did not run, why.
 
-    processes: tests that run at a time, each in a separate process; default: of a GPU as many as the CPU has
-    cores, if that is at least 4. One process is this one.
+    processes: tests that run at a time, each in a separate process; default: for a GPU, one per core unless
+    they are few. One process is this one.
     """
     tests = _tests(torch.device(described.torch_device), described)
     names = [what for what, unsupported, _ in tests if unsupported is None]
-    count = processes or _processes(described)
+    count = processes or (1 if described.torch_device == "cpu" else useful_processes())
     if count > 1:
         run = partial(_run_test, described)
         found = call_in_processes(run, names, min(count, len(names)), Limits(budget, _LIMIT), _failed)
@@ -98,11 +96,6 @@ def self_tests(described: Device, budget: float = BUDGET, processes: int | None 
             result = SelfTest(what, False, result.reason, result.seconds)
         results.append(result)
     return results
-
-
-def _processes(described: Device) -> int:
-    """With few cores, importing torch in every process would cost more than compiling in parallel gains."""
-    return cores() if described.torch_device != "cpu" and cores() >= _FEW_CORES else 1
 
 
 def _in_turn(tests: dict[str, Callable[[], Result]], names: list[str], budget: float) -> dict[str, SelfTest]:

@@ -5,13 +5,18 @@ dots in FP64, or every term (docs/nvfp4.md, 22.4). How many tiles are proven is 
 operands are also recorded in training.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fourbits.bench.recorded_operands import Recorded, recorded
+from fourbits.bench.processes import Limits, call_in_processes, useful_processes
+from fourbits.bench.recorded_operands import Recorded, Shape, recorded, shapes
 from fourbits.bench.timing import (
     Measurements,
     Result,
@@ -27,7 +32,6 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact, quantize
 from fourbits.quant.tensor import QuantizedTensor
 from fourbits.recipe.presets import get_recipe
-from fourbits.recipe.recipe import GemmTable
 
 #: (tokens, in_features, out_features)
 _SHAPES = {"cuda": (8192, 4096, 4096), "cpu": (64, 256, 128)}
@@ -35,20 +39,71 @@ _SHAPES = {"cuda": (8192, 4096, 4096), "cpu": (64, 256, 128)}
 _MODEL = {"cuda": (1024, 8192, 60), "cpu": (64, 64, 2)}
 _GOAL = 0.5
 _REPEATS = 10
+_RECIPE = get_recipe("nvfp4")
+#: contraction axes of both operands of each GEMM
+_AXES = {"fprop": (1, 1), "dgrad": (1, 0), "wgrad": (0, 0)}
+#: of processes that compile: seconds in which calls begin, and end; bytes of the GPU's memory for each
+_LIMITS = Limits(begin=60.0, end=120.0)
+_PROCESS_BYTES = 4 << 30
 
 
 def bench_sums(device: torch.device) -> Measurements:
     """Measure GEMMs with sums of sm_100: Gaussian operands, spread and random block scales, recorded ones."""
     rates = copy_bandwidth(device), product_rate(device)
-    results: list[Result] = []
-    for name, (a, b), goal in _made(device):
-        results.append(_result(name, a, b, torch.float32, goal))
-    table = get_recipe("nvfp4").table
-    for layer in recorded(device, get_recipe("nvfp4"), *_MODEL[device.type]):
-        for name, a, b in _gemms(layer, table):
-            dtype = torch.float32 if name == "wgrad" else torch.bfloat16
-            results.append(_result(f"recorded {layer.name}, {name}", a, b, dtype, None))
+    with _compiling(device):
+        layers = recorded(device, _RECIPE, *_MODEL[device.type])
+    results = [_result(name, a, b, torch.float32, goal) for name, (a, b), goal in _made(device)]
+    for layer in layers:
+        for gemm_name in _AXES:
+            name = f"recorded {layer.name}, {gemm_name}"
+            results.append(_result(name, *_operands(layer, gemm_name), _dtype(gemm_name), None))
     return measured("sums", device, tuple(results), rates)
+
+
+class Part(NamedTuple):
+    """A GEMM that will be measured: of recorded layers of a shape, or of the made operands."""
+
+    shape: Shape | None
+    gemm_name: str
+
+
+@contextmanager
+def _compiling(device: torch.device) -> Generator[None]:
+    """While this process executes what is not timed, others compile the GEMMs that will be measured."""
+    count = 1 if device.type == "cpu" else min(useful_processes(), _memory(device) // _PROCESS_BYTES)
+    if count <= 1:
+        yield
+        return
+    with ThreadPoolExecutor(1) as thread:
+        compiled = thread.submit(call_in_processes, partial(_compile, device), _parts(device), count, _LIMITS)
+        yield
+    compiled.result()
+
+
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def _parts(device: torch.device) -> list[Part]:
+    layers = shapes(_RECIPE, _MODEL[device.type][0])
+    return [Part(None, "fprop"), *(Part(shape, name) for shape in layers for name in _AXES)]
+
+
+def _compile(device: torch.device, part: Part) -> None:
+    """Compute a GEMM once, of random numbers, which leaves its kernels in the compiler's cache."""
+    with suppress(torch.OutOfMemoryError):  # the measuring process will compile them
+        if part.shape is None:
+            _, operands, _ = _made(device)[0]
+            dtype = torch.float32
+        else:
+            rows, (out, length) = _MODEL[device.type][1], part.shape
+            x, weight, dy = (
+                normal(*size, device=device) for size in ((rows, length), (out, length), (rows, out))
+            )
+            operands = _operands(Recorded("", x.bfloat16(), weight, dy.bfloat16()), part.gemm_name)
+            dtype = _dtype(part.gemm_name)
+        for run in _runs(*operands, dtype):
+            run()
 
 
 def _made(device: torch.device) -> list[tuple[str, tuple[QuantizedTensor, QuantizedTensor], float | None]]:
@@ -77,31 +132,38 @@ def _any_scales(scales: Tensor, seed: int) -> Tensor:
     return drawn.to(scales.device).view(scales.dtype)
 
 
-def _gemms(layer: Recorded, table: GemmTable) -> Iterator[tuple[str, QuantizedTensor, QuantizedTensor]]:
-    """The three GEMMs of a layer: their names and operands."""
+def _operands(layer: Recorded, gemm_name: str) -> tuple[QuantizedTensor, QuantizedTensor]:
+    """The operands of one of a layer's three GEMMs."""
     key = torch.tensor([0, 0, 0, 0, 0], device=layer.x.device, dtype=torch.int64)
-    for name, left, right, axes in (
-        ("fprop", layer.x, layer.weight, (1, 1)),
-        ("dgrad", layer.dy, layer.weight, (1, 0)),
-        ("wgrad", layer.dy, layer.x, (0, 0)),
-    ):
-        specs = (table.operand(f"{name}.{side}") for side in ("lhs", "rhs"))
-        a, b = (
-            quantize(t, replace(spec, source="as_is") if spec.source == "forward" else spec, axis, sr_key=key)
-            for t, spec, axis in zip((left, right), specs, axes, strict=True)
-        )
-        yield name, a, b
+    sides = {
+        "fprop": (layer.x, layer.weight),
+        "dgrad": (layer.dy, layer.weight),
+        "wgrad": (layer.dy, layer.x),
+    }
+    specs = [_RECIPE.table.operand(f"{gemm_name}.{side}") for side in ("lhs", "rhs")]
+    a, b = (
+        quantize(t, replace(spec, source="as_is") if spec.source == "forward" else spec, axis, sr_key=key)
+        for t, spec, axis in zip(sides[gemm_name], specs, _AXES[gemm_name], strict=True)
+    )
+    return a, b
+
+
+def _dtype(gemm_name: str) -> torch.dtype:
+    return torch.float32 if gemm_name == "wgrad" else torch.bfloat16
+
+
+def _runs(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) -> list[Callable[[], object]]:
+    """The GEMM of the operands' values in BF16, and the GEMM from codes with the sums."""
+    values = exact(a), exact(b)
+    plain, modelled = gemm(*values, dtype, None), gemm(a, b, dtype, None, "sm_100")
+    return [lambda: plain(*values, None), lambda: modelled(a, b, None)]
 
 
 def _result(
     name: str, a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype, goal: float | None
 ) -> Result:
     """The GEMM from codes with these sums, in turns with the GEMM of the same values in BF16."""
-    values = exact(a), exact(b)
-    plain = gemm(*values, dtype, None)
-    modelled = gemm(a, b, dtype, None, "sm_100")
-    runs = [lambda: plain(*values, None), lambda: modelled(a, b, None)]
-    bf16, ours = medians(runs, a.codes.device, _REPEATS, ahead=True)
+    bf16, ours = medians(_runs(a, b, dtype), a.codes.device, _REPEATS, ahead=True)
     short, exactly, every = shares_of_paths(a, b, "sm_100")
     shares = f"of BF16; tiles {short:.0%} short, {exactly:.0%} exact, {every:.0%} every term"
     return Result(name=name, seconds=ours, value=bf16 / ours, unit=shares, goal=goal)
