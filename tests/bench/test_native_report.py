@@ -109,8 +109,8 @@ def test_the_command_writes_a_file_and_a_page_and_recomputes_them(tmp_path, monk
     [
         (["--report", "x.json"], "Add --native"),
         (["--native", "--report", "x.txt"], "must end in .json"),
-        (["--native", "--report", "missing/x.json"], "must be a folder, and is none"),
-        (["--verify", "missing.json"], "must be a report, which it is not"),
+        (["--native", "--report", "missing/x.json"], "must be a folder, but is not"),
+        (["--verify", "missing.json"], "must be a report, but is not"),
     ],
 )
 def test_wrong_files_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):

@@ -54,9 +54,9 @@ def test_only_the_bf16_run_is_trained_and_a_recipe_is_proposed(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--from", "runs/x"], "--from: is an option of --proxies or --sensitivity."),
-        (["--proxies", "--keep-flops", "0.1"], "--keep-flops: is an option of --sensitivity."),
-        (["--measure-tokens", "5"], "--measure-tokens: is an option of --proxies or --sensitivity."),
+        (["--from", "runs/x"], "--from: requires --proxies or --sensitivity."),
+        (["--proxies", "--keep-flops", "0.1"], "--keep-flops: requires --sensitivity."),
+        (["--measure-tokens", "5"], "--measure-tokens: requires --proxies or --sensitivity."),
         (["--proxies", "--measure-tokens", "0"], "--measure-tokens: must be at least 1, got 0."),
         (["--proxies", "--techniques"], "Run it as a second command."),
         (["--sensitivity", "--recipes", "nvfp4", "mxfp4"], "one besides bf16, got nvfp4, mxfp4."),

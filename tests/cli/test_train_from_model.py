@@ -164,7 +164,7 @@ def test_a_truncated_model_is_named_and_nothing_is_left(folders, tmp_path, capsy
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ((), "a transformers model has no settings for training. Pass a CONFIG"),
+        ((), "a transformers model has no settings for training. Also pass a CONFIG"),
         (("config", "--model.d_model", 32), "--model.d_model: the model is that of --from"),
         (("config", "--data.tokenizer", "nowhere.json"), "nowhere.json"),
     ],

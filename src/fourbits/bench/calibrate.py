@@ -1,9 +1,9 @@
 """Measure a machine for `fourbits plan --calibration`: memory, GEMMs, quantizers, attention, scan, link.
 
-The calls are those of training: operands of linear layers as they are quantized, forward and backward passes
-of attention and scan. On a GPU they follow one another for a while, after a warm-up of seconds, because a GPU
-that works all the time runs at lower clocks: large GEMMs on an H200 at 0.70 of the peak, and at 0.80 for the
-first tenth of a second. It takes less than a minute, most of it compiling.
+The calls are those of training: quantization of linear layers' operands, and forward and backward passes of
+attention and scan. On a GPU they run back to back for a while, after a warm-up of seconds, because a GPU that
+is always busy runs at lower clocks: large GEMMs on an H200 run at 0.70 of the peak, and at 0.80 for the first
+tenth of a second. It takes less than a minute, most of it compiling.
 """
 
 import time
@@ -33,7 +33,7 @@ from fourbits.train.ranks.ranks import Ranks
 from fourbits.version import VERSION
 
 Log = Callable[[str], None]
-#: seconds of GEMMs before anything is measured, and of each call that is
+#: seconds of GEMMs before the first measurement, and seconds per measurement
 _WARM_UP, _LONG = 3.0, 0.4
 
 
@@ -71,7 +71,7 @@ CPU_SIZES = Sizes(((256, 256, 256),), (256, 256), (1, 128, 4, 2, 32), ("tiny", 1
 
 
 def calibrate(ranks: Ranks, log: Log = lambda line: None) -> Calibration:
-    """Measure this rank's device, and what the ranks send one another. All ranks must call it."""
+    """Measure this rank's device, and the links between ranks. All ranks must call it."""
     device = ranks.device
     sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
     began = time.monotonic()
@@ -158,7 +158,7 @@ def _bf16_gemm(a: Tensor, b: Tensor) -> Callable[[], object]:
 
 
 def _operand_gemm(recipe: str, a: Tensor, b: Tensor) -> Callable[[], object]:
-    """Fprop of a recipe, on operands that were quantized beforehand."""
+    """A recipe's Fprop on operands that are already quantized."""
     fprop = get_recipe(recipe).fprop
     left, right = _operand(a, fprop.lhs), _operand(b, fprop.rhs)
     run = gemm(left, right, torch.bfloat16, None)
@@ -188,7 +188,7 @@ def _quantizer_rate(device: torch.device, sizes: Sizes, rounding: str) -> float:
 
 
 def _attention_rate(device: torch.device, sizes: Sizes) -> float:
-    """Counted FLOPs per second, causal, forward and backward."""
+    """FLOPs per second of causal attention, forward and backward."""
     batch, tokens, heads, groups, channels = sizes.attention
     q, k, v = (
         normal(batch, n, tokens, channels, device=device, seed=n).to(torch.bfloat16).requires_grad_()
@@ -205,7 +205,7 @@ def _attention_rate(device: torch.device, sizes: Sizes) -> float:
 
 
 def _scan_rate(device: torch.device, sizes: Sizes, missing: dict[str, str]) -> float | None:
-    """Counted FLOPs per second of the kernels; None without them."""
+    """FLOPs per second of the scan's kernels; None if they do not run here."""
     name, batch, tokens = sizes.scan
     model = MODEL_PRESETS[name]
     if not use_kernels(device, torch.bfloat16, model.mamba_head_dim, model.state_size):

@@ -3,7 +3,7 @@
 The text is the standard library's code, in every container. Preparation rates are relative to `encode_batch`
 on the same texts in memory, timed in turns. Tokens are read in random order, as in a run, on one core: CPU
 time if the file is in memory, wall time if it has to come from disk. datasets and megatron-core are measured
-if they are installed.
+if installed.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 """Speed of experts, forward and backward, relative to BF16's grouped GEMM on the same FP32 master weights.
 
 BF16 casts the masters in every step, and NVFP4 quantizes them; or both do so once, as in the later
-micro-batches of a step. Gradients of weights are FP32 on both sides. Rows are sorted by expert already, and
-how many each expert has is on the device.
+micro-batches of a step. Gradients of weights are FP32 on both sides. Rows are already sorted by expert, and
+the number of rows of each expert is on the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from fourbits.linear.step import set_step
 Size = tuple[int, int, int, int]
 _GPU_SIZES: tuple[Size, ...] = ((64, 256, 2048, 1024), (128, 128, 2048, 768), (8, 2048, 4096, 14336))
 _CPU_SIZES: tuple[Size, ...] = ((8, 64, 512, 256),)
-#: of the first size on a GPU, with weights quantized in each step, and reused
+#: goals of the first size on a GPU, with weights quantized in each step, and reused
 _GOALS = 0.50, 0.65
 _GROUPED: Callable[..., Tensor] | None = getattr(
     nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None)
@@ -36,13 +36,13 @@ _GROUPED: Callable[..., Tensor] | None = getattr(
 
 
 class _Run(NamedTuple):
-    """A step to measure: what it is called, what it does, what its time is compared with."""
+    """A step to measure: its name, its function, and the step with which its time is compared."""
 
     name: str
     step: Callable[[], object]
     baseline: int
     goal: float | None = None
-    #: bytes that quantization moves beyond what BF16's casts do
+    #: bytes that quantization moves in addition to those of BF16's casts
     extra_bytes: float | None = None
 
 
@@ -54,12 +54,12 @@ class Experts(nn.Module):
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        """x: [M, K], sorted by expert; ends: int32 [E], where each expert's rows end -> [M, N]."""
+        """x: [M, K], sorted by expert; ends: int32 [E], the end of each expert's rows -> [M, N]."""
         return grouped_mm(x, self.weight.to(x.dtype).transpose(-2, -1), offs=ends)
 
 
 def grouped_mm(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-    """PyTorch's grouped GEMM, or where it has none a loop of GEMMs. weight: [E, K, N]."""
+    """PyTorch's grouped GEMM, or a loop of GEMMs on devices without one. weight: [E, K, N]."""
     if _GROUPED is not None:
         return _GROUPED(x, weight, offs=offs)
     counts = torch.diff(offs, prepend=offs.new_zeros(1)).tolist()
@@ -126,14 +126,14 @@ def _runs(device: torch.device, size: Size, goals: tuple[float | None, float | N
 
 
 def uneven_ends(experts: int, tokens: int) -> Tensor:
-    """Ends of `experts * tokens` rows distributed unevenly, as by a router; the last gets none."""
+    """Ends of `experts * tokens` rows distributed unevenly, as by a router; the last expert gets none."""
     shares = torch.linspace(2.0, 0.0, experts, dtype=torch.float64, device="cpu")
     ends = (shares.cumsum(0) / shares.sum() * experts * tokens).round()
     return ends.to(torch.int32)
 
 
 def _step(layer: Experts, x: Tensor, dy: Tensor, ends: Tensor, reuses: bool = False) -> Callable[[], object]:
-    """Forward and backward with gradients of both inputs, those of weights FP32 and not accumulated."""
+    """Forward and backward with gradients of both inputs; those of weights are FP32 and not accumulated."""
 
     def step() -> None:
         layer.zero_grad(set_to_none=True)

@@ -1,6 +1,7 @@
-"""Generation in batches: prefill, a step, whole texts, against transformers' generate on the same weights.
+"""Speed of batched generation: prefill, a step, whole texts; compared with transformers' generate.
 
-Weights are those of initialization, in BF16, and prompts random tokens: the work does not depend on them.
+Both use the same initial weights in BF16, and random tokens as prompts, because the work does not depend on
+them.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from fourbits.model.lm import LanguageModel
 from fourbits.model.presets import MODEL_PRESETS
 
 _PREFILL_GOAL, _SPEED_GOAL = 0.4, 3.0
-#: timed steps, and calls of either implementation
+#: number of timed steps, and of calls of each implementation
 _STEPS, _CALLS = 20, 3
 
 
@@ -59,7 +60,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A model, and what is generated with it. name: for results; prompts: int64 [B, T]."""
+    """A model and its prompts. name: used in results; prompts: int64 [B, T]."""
 
     name: str
     model: LanguageModel
@@ -109,7 +110,7 @@ def _case(device: torch.device, request: GenerateRequest) -> _Case:
 
 
 def _prefill(case: _Case, gemm_rate: float) -> Result:
-    """Reading the prompts, with the allocation of caches; logits of the last tokens only."""
+    """Time of reading the prompts, with allocation of caches and logits of the last tokens only."""
     rows, length = case.prompts.shape
     lengths = torch.full((rows,), length, dtype=torch.int64, device=case.device)
 
@@ -133,7 +134,7 @@ def _prefill(case: _Case, gemm_rate: float) -> Result:
 
 
 def _step(case: _Case, bandwidth: float) -> Result:
-    """One token of each sequence, on a GPU from the captured graph, with its choice."""
+    """Time of one token per sequence, its choice included; on a GPU, from the captured graph."""
     rows, length = case.prompts.shape
     steps = WARMUP + _STEPS + 4
     lengths = torch.full((rows,), length, dtype=torch.int64, device=case.device)
@@ -153,7 +154,7 @@ def _step(case: _Case, bandwidth: float) -> Result:
 
 
 def _moved_bytes(model: LanguageModel, decoder: Decoder, length: int) -> int:
-    """What a step must move: BF16 weights, states twice, and the keys and values of `length` tokens."""
+    """Bytes that a step must move: BF16 weights, states twice, and keys and values of `length` tokens."""
     counts = count_parameters(model.config)
     moved = 2 * (sum(counts.values()) - counts["embedding"])
     moved += sum(2 * 4 * kept.state.numel() for kept in decoder.cache.mamba.values())
@@ -174,7 +175,7 @@ def _calls(case: _Case, run: Callable[[int], object]) -> tuple[float, float]:
 
 
 def _of_texts(name: str, case: _Case, seconds: float, own: float, goal: float | None) -> Result:
-    """A whole call. own: seconds of ours, for another's."""
+    """The result of a whole call. own: seconds of our call, if this is another implementation's."""
     rate = len(case.prompts) * case.tokens / seconds
     if seconds is own:
         return Result(name=name, seconds=seconds, value=rate, unit="tokens/s")
@@ -182,7 +183,7 @@ def _of_texts(name: str, case: _Case, seconds: float, own: float, goal: float | 
 
 
 def _peer(case: _Case, own: tuple[float, float], log: Callable[[str], None]) -> list[Result]:
-    """transformers' generate, with mamba_ssm's kernels where they are installed."""
+    """Measure transformers' generate, with mamba_ssm's kernels if installed."""
     try:
         library = load_transformers("bench generate")
     except ValueError as error:
@@ -220,6 +221,6 @@ def _theirs(model: Any, prompts: Tensor, tokens: int) -> Tensor:
 
 
 def _agreement(case: _Case, theirs: Any) -> int:
-    """How many first tokens agree; logits of random weights may lie closer than BF16 separates."""
+    """The number of equal first tokens; logits of random weights may differ by less than BF16 resolves."""
     found = _theirs(theirs, case.prompts, 1)[:, -1].tolist()
     return sum(one == first for one, (first,) in zip(found, _own(case, 1), strict=True))

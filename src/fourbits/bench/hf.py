@@ -1,7 +1,7 @@
-"""A user's model: transformers' Llama, converted in one line, trained in the plain loop of a user.
+"""Speed of transformers' Llama, converted in one line and trained in a plain loop, as users do.
 
-FP32 master weights, BF16 autocast, fused AdamW, random tokens; no CUDA graphs unless torch.compile makes
-them. Each nvfp4 step is compared with the BF16 step of the same model and mode, measured in the same call.
+FP32 master weights, BF16 autocast, fused AdamW, random tokens; no CUDA graphs except those of torch.compile.
+Each nvfp4 step is compared with the BF16 step of the same model and mode, measured in the same call.
 """
 
 import statistics
@@ -25,16 +25,16 @@ from fourbits.recipe.recipe import Recipe
 SUPPLIED = "nvfp4, amax supplied"
 MODES = ("eager", "compile", "reduce-overhead")
 _UNIT = "of BF16"
-#: of the first step under torch.compile: it may take twice as long as BF16's
+#: goal for the first step under torch.compile: at most twice as long as BF16's
 _COMPILATION = 0.5
-#: of BF16's peak memory with packed inputs: goal, as a ratio of BF16 to it
+#: goal for peak memory with packed inputs: BF16's peak divided by it
 _PACKED_MEMORY = 1 / 0.95
 _STEPS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfSize:
-    """A Llama and its batch. goals: nvfp4 over BF16 by mode, on an H100; h200: where an H200's differ."""
+    """A Llama and its batch. goals: speed of nvfp4 vs BF16 by mode on an H100; h200: where these differ."""
 
     width: int
     layers: int
@@ -72,7 +72,7 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Seconds of a step, of its host part, and of the first step, which compiles; peak bytes."""
+    """Seconds of a step, of its part on the host, and of the first step, which compiles; peak bytes."""
 
     step: float
     host: float
@@ -86,7 +86,7 @@ def bench_hf(
     sizes: Sequence[str] | None = None,
     modes: Sequence[str] | None = None,
 ) -> Measurements:
-    """Measure the sizes (of SIZES) in the modes (of MODES) on a device; by default those that it is for.
+    """Measure the sizes (of SIZES) in the modes (of MODES) on a device; by default those for this device.
 
     Raises ValueError if transformers is missing, or for an unknown name.
     """
@@ -143,7 +143,7 @@ def _compared(size: HfSize, mode: str, device: torch.device, log: Callable[[str]
 def _speeds(
     name: str, base: _Measured, ours: _Measured, goal: float | None, first: float | None
 ) -> list[Result]:
-    """BF16's step, nvfp4's, and nvfp4's first. goal, first: of the latter two."""
+    """Results of BF16's step, nvfp4's, and nvfp4's first. goal, first: goals of the latter two."""
     return [
         _step_of(f"{name} bf16", base, base, None),
         _step_of(f"{name} nvfp4", base, ours, goal),
@@ -158,7 +158,7 @@ def _speeds(
 
 
 def _step_of(name: str, base: _Measured, own: _Measured, goal: float | None) -> Result:
-    """A step's time, as a share of BF16's speed."""
+    """The result of a step: its time, and its speed relative to BF16."""
     return Result(
         name=name,
         seconds=own.step,

@@ -145,7 +145,7 @@ def _everywhere(name: str) -> Recipe:
 
 
 def with_delayed_amax(recipe: Recipe) -> Recipe:
-    """The recipe with every amax taken from the previous step, as if the tensor's producer supplied it."""
+    """The recipe with every amax from the previous step, as if the tensor's producer supplied it."""
 
     def delayed(spec: OperandSpec) -> OperandSpec:
         return replace(spec, amax_policy="delayed")

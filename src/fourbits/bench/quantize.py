@@ -28,7 +28,7 @@ _BLOCK_2D = OperandSpec(block=(16, 16), source="bf16")
 _FP8 = OperandSpec(format="fp8")
 #: bytes per packed 4-bit element, including its share of a block scale
 _PACKED = 0.5 + 1 / 16
-#: target speedups over versions of peers
+#: target speedups by peer and version
 _PEER_GOALS = {"torchao 0.18.0": 20.0, "fouroversix 0.1.0": 15.0}
 _GPU_SHAPE, _CPU_SHAPE = (8192, 4096), (2048, 4096)
 
@@ -106,7 +106,7 @@ def _cpu_results(device: torch.device, bandwidth: float) -> tuple[Result, ...]:
 
 
 def _peer_results(x: Tensor, device: torch.device) -> list[Result]:
-    """Speedup over each installed peer: packed, with a measured amax, calls in turns."""
+    """Speedup over each installed peer: packed, with a measured amax, calls alternating."""
     results: list[Result] = []
     for name, theirs in quantize_peers(x).items():
         own, peer = medians([lambda: quantize(x, _ROW), theirs], device, repeats=10)

@@ -43,7 +43,7 @@ def bench_recipe(device: torch.device, name: str) -> Measurements:
 
 
 def _operands(name: str) -> list[tuple[str, OperandSpec, int]]:
-    """(roles, spec, axis) of every distinct quantized operand; weights are FP32 master weights."""
+    """(roles, spec, axis) of every distinct quantized operand; weights are FP32 masters."""
     table = get_recipe(name).table
     roles: dict[tuple[OperandSpec, int, bool], list[str]] = {}
     for role in OPERAND_ROLES:
@@ -55,7 +55,7 @@ def _operands(name: str) -> list[tuple[str, OperandSpec, int]]:
 
 
 def _plain(spec: OperandSpec) -> OperandSpec:
-    """The same format, blocks, source and transform without options."""
+    """The spec with the same format, blocks, source and transform, without options."""
     return OperandSpec(
         format=spec.format,
         block=spec.block,

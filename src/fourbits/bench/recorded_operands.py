@@ -1,4 +1,4 @@
-"""X, W and dY of linear layers, recorded during training: a small hybrid model, a few structured steps."""
+"""Records X, W and dY of linear layers while a small hybrid model trains for a few steps."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from fourbits.model.lm import LanguageModel
 from fourbits.recipe.recipe import Recipe
 
 _VOCABULARY = 4096
-#: of the tokens, the share that follows from the one before
+#: share of tokens that follow from the token before
 _DETERMINED = 0.6
 _LR = 1e-3
 
@@ -39,7 +39,7 @@ class Recorded(NamedTuple):
 
 
 def recorded(device: torch.device, recipe: Recipe, width: int, tokens: int, steps: int) -> list[Recorded]:
-    """Operands of every quantized linear of a Mamba-2, an attention and two FFN blocks in the last step."""
+    """Operands of every quantized linear layer of Mamba-2, attention and two FFN blocks in the last step."""
     model = _model(recipe, width).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, betas=(0.9, 0.95))
     found: list[Recorded] = []
@@ -77,7 +77,7 @@ def _model(recipe: Recipe, width: int) -> LanguageModel:
 
 
 def _step(model: LanguageModel, samples: Tensor, keep: bool) -> list[Recorded]:
-    """One step, forward and backward; what the quantized linears saw, if it is kept."""
+    """One step, forward and backward; returns the operands of quantized layers, if requested."""
     inputs: dict[str, Tensor] = {}
     gradients: dict[str, Tensor] = {}
 
@@ -100,7 +100,7 @@ def _step(model: LanguageModel, samples: Tensor, keep: bool) -> list[Recorded]:
 
 
 def _samples(tokens: int, steps: int) -> Tensor:
-    """Four sequences per step in which most tokens follow from the one before, and the others are of Zipf's
+    """Four sequences per step in which most tokens follow from the one before; the others follow Zipf's
     law: int64 [steps, 4, tokens // 4 + 1].
     """
     length = tokens // 4 + 1

@@ -1,4 +1,4 @@
-"""Speed of the SSD scan at the presets' shapes, forward and with the backward pass, and of its peers."""
+"""Speed of the SSD scan and of its peers at the presets' shapes, forward, and forward with backward."""
 
 from collections.abc import Callable, Iterator
 

@@ -34,7 +34,8 @@ class Result:
     value: float
     unit: str
     goal: float | None = None
-    #: time in which the host queues the work, which bounds a GPU that waits for it; None where not measured
+    #: time in which the host queues the work, a lower bound if the GPU waits for the host; None if not
+    #: measured
     host_seconds: float | None = None
     #: the bound from bytes at copy bandwidth and operations at the GEMM rate of this run
     ceiling: float | None = None
@@ -55,7 +56,7 @@ class Measurements:
     results: tuple[Result, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON, where the results are called bars."""
+        """The results as plain data for JSON, under the key "bars"."""
         return {"bars" if name == "results" else name: value for name, value in asdict(self).items()}
 
 
@@ -90,7 +91,7 @@ def medians(
     ahead: bool = False,
     warm_up: int = _WARM_UP,
 ) -> list[float]:
-    """Median times of several calls in turns, so that a change of the clock rate affects all of them."""
+    """Median times of several alternating calls, so that a change of the clock rate affects all of them."""
     for run in runs:
         for _ in range(warm_up):
             run()
@@ -112,7 +113,7 @@ def medians(
 def host_medians(
     runs: Sequence[Callable[[], object]], device: torch.device, repeats: int = 20
 ) -> list[float]:
-    """Median times in which the host queues several calls on an idle GPU, in turns."""
+    """Median times in which the host queues several alternating calls on an idle GPU."""
     times: list[list[float]] = []
     for _ in range(repeats):
         torch.cuda.synchronize(device)
@@ -121,7 +122,7 @@ def host_medians(
 
 
 def normal(*shape: int, device: torch.device, seed: int = 0) -> torch.Tensor:
-    """Normal fp32 numbers, the same at every call, from a separate generator."""
+    """Normal fp32 numbers, equal in every call, from a separate generator."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(shape, device=device, generator=generator, dtype=torch.float32)
 

@@ -46,7 +46,7 @@ Request = TypeVar("Request", ModelRequest, RanksRequest, GenerateRequest)
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One benchmark: what it measures, an example, how it runs (None: on ranks), and its own options."""
+    """One benchmark: its summary, an example, its function (None: runs on ranks), and its options."""
 
     summary: str
     example: str
@@ -80,7 +80,7 @@ def run(args: Namespace) -> int:
             return _show(measured, args) if ranks.is_first else 0
     if (where := launched_rank()) is not None and where.world > 1:
         raise ValueError(
-            f"bench {args.what}: runs in one process, and torchrun started {where.world}. Use torchrun for "
+            f"bench {args.what}: runs in one process, but torchrun started {where.world}. Use torchrun for "
             f"fourbits bench {RANKS} and {CALIBRATE} only."
         )
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -195,7 +195,7 @@ def _add_generate(parser: ArgumentParser) -> None:
 
 
 def _request(kind: type[Request], args: Namespace) -> Request:
-    """The request that the options describe; options that were not given keep the request's defaults."""
+    """The request that the options describe; options that are not given keep the request's defaults."""
     names = [field.name for field in fields(kind)]
     given: dict[str, Any] = {
         name: value for name in names if (value := getattr(args, name, None)) is not None
@@ -227,7 +227,7 @@ BENCHMARKS = {
         lambda device, args: bench_sums(device),
     ),
     "ssd": Benchmark(
-        "measure the SSD scan of Mamba-2 and what surrounds it, against compiled torch",
+        "measure the SSD scan of Mamba-2, its convolution and its norm, against compiled torch",
         "fourbits bench ssd --preset tiny --no-compiled",
         lambda device, args: bench_ssd(device, _print_progress, args.preset, compiled=not args.no_compiled),
         _add_ssd,

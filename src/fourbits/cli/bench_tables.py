@@ -15,7 +15,7 @@ _KERNELS_SHOWN = 25
 
 
 def result_table(measured: Measurements) -> Table:
-    """Every result, with its goal and ceiling."""
+    """A row per result, with its goal and ceiling."""
     copy, gemm = measured.copy_bandwidth / 1e9, measured.product_rate / 1e12
     rates = f"copy {copy:,.1f} GB/s, BF16 GEMM {gemm:,.2f} TFLOP/s"
     title = f"{measured.benchmark}: {measured.device}, torch {measured.torch}; {rates}"

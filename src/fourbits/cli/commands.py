@@ -28,7 +28,7 @@ COMMANDS = {
 }
 
 
-# commands that need more of the operating system than Windows offers, and what for
+# commands that need POSIX, and the reason
 _POSIX = {
     "demo": "its runs inherit pipes",
     "train": "it reads its peak memory with getrusage and is stopped by POSIX signals",
@@ -37,7 +37,7 @@ _POSIX = {
 
 
 class UnsupportedSystemError(ValueError):
-    """A command was called on an operating system that it cannot run on."""
+    """A command was called on an operating system that does not support it."""
 
 
 class Command(Protocol):

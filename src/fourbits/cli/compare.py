@@ -15,8 +15,8 @@ With one seed, differences are noise; with several, the gap to the baseline has 
 the last one is separated from the baseline; the error of all looks together stays 5 %.
 
 --proxies and --sensitivity measure the recipes on the trained bf16 run of the first seed, or on the run that
---from names, without training them: what quantizing costs in loss and gradient, for each recipe or in each
-layer. --sensitivity also writes OUT/RECIPE-sensitive.yaml, a recipe that keeps the costliest layers in BF16.
+--from names, without training them: the cost of quantization in loss and gradient, by recipe or by layer.
+--sensitivity also writes OUT/RECIPE-sensitive.yaml, a recipe that keeps the costliest layers in BF16.
 
 --ablate TECHNIQUE ... also trains the recipe without each of the techniques named: rht, sr, 2d, 4over6,
 bf16-blocks.
@@ -45,7 +45,7 @@ from fourbits.train.stop import exit_code
 EXAMPLE = "fourbits compare tiny --recipes bf16 nvfp4 --seeds 0 1 --out runs/tiny-compare"
 OVERRIDES = True
 
-# Setting -> the option that replaces it here.
+# Setting -> the option of `fourbits compare` that replaces it.
 REPLACED = {"recipe": "--recipes", "train.seed": "--seeds"}
 
 # Options that `fourbits demo` does not have.
@@ -110,7 +110,7 @@ def run(args: Namespace) -> int:
 
 
 def _measure(args: Namespace, out: Path) -> int:
-    """As `compare_and_print`, for measurements on a bf16 run."""
+    """Like `compare_and_print`, for measurements on a bf16 run."""
     config = load_config(args.config, RUN_PRESETS, args.overrides)
     recipes = args.recipes if BASELINE in args.recipes else [BASELINE, *args.recipes]
     matrix = build_matrix(config, Path(args.config).stem, recipes, args.seeds, out, args.ablate)
@@ -129,7 +129,8 @@ def _stopped(stop: Interrupted, resume: str) -> int:
 def compare_and_print(args: Namespace, out: Path, resume: Sequence[str]) -> int:
     """Execute the runs, write table.json and report.html, and print the table and the report's location.
 
-    args: as of `fourbits compare`; resume: the words of the command that continues this one, without --jobs.
+    args: those of `fourbits compare`; resume: the words of the command that continues this one, without
+    --jobs.
     """
     config = load_config(args.config, RUN_PRESETS, args.overrides)
     matrix = build_matrix(config, Path(args.config).stem, args.recipes, args.seeds, out, args.ablate)
@@ -157,7 +158,7 @@ def compare_and_print(args: Namespace, out: Path, resume: Sequence[str]) -> int:
 
 
 def words(args: Namespace, out: Path) -> list[str]:
-    """The words of the command that makes this comparison, without --jobs."""
+    """The words of the command that runs this comparison, without --jobs."""
     return [
         *("compare", args.config, "--recipes", *args.recipes, "--seeds", *map(str, args.seeds)),
         *(("--ablate", *args.ablate) if args.ablate else ()),

@@ -61,7 +61,7 @@ def add_measure_arguments(parser: ArgumentParser) -> None:
 
 
 def check_options(args: Namespace) -> bool:
-    """Whether to measure instead of training. Raises ValueError for options that do not go together."""
+    """Whether to measure instead of training. Raises ValueError for incompatible options."""
     measures = bool(args.proxies or args.sensitivity)
     needs = {
         "--from": args.from_run is not None and not measures,
@@ -71,7 +71,7 @@ def check_options(args: Namespace) -> bool:
     for option, missing in needs.items():
         if missing:
             mode = "--sensitivity" if option == "--keep-flops" else "--proxies or --sensitivity"
-            raise ValueError(f"{option}: is an option of {mode}. Add it, or remove {option}.")
+            raise ValueError(f"{option}: requires {mode}. Add it, or remove {option}.")
     for option, given in (("--techniques", args.techniques), ("--stop-early", args.stop_early)):
         if measures and given:
             raise ValueError(
@@ -84,7 +84,7 @@ def check_options(args: Namespace) -> bool:
 
 
 def measure_and_print(args: Namespace, matrix: RunMatrix, jobs: Jobs, resume: str) -> int:
-    """Train the BF16 run of the first seed unless a run is given, measure it, and print what was found."""
+    """Train the BF16 run of the first seed unless a run is given, measure it, and print the findings."""
     recipes = [
         run.config.recipe for run in matrix.runs if run.seed == matrix.seeds[0] and run.recipe != BASELINE
     ]
@@ -191,7 +191,7 @@ def layers_table(found: Sensitivity) -> SideTable:
 
 
 def choices_table(found: Sensitivity) -> SideTable:
-    """What staying in BF16 buys: nothing, the proposal, whole blocks."""
+    """The cost that remains with no layer in BF16, with the proposal, and with whole blocks."""
     rows = (
         ("nothing", found.nothing),
         ("proposed layers", found.proposal),

@@ -162,7 +162,7 @@ def show_folder(args: Namespace) -> int:
 
 
 def licensed(sources: Sequence[Source], arguments: Sequence[str]) -> list[Source]:
-    """Set the licences given for one source or for all. Raises ValueError for an unknown source."""
+    """Set the given licences for one source or for all. Raises ValueError for an unknown source."""
     licences = dict.fromkeys((source.name for source in sources), "")
     for text in arguments:
         name, equals, licence = text.rpartition("=")
@@ -221,9 +221,11 @@ def show(data: PreparedData) -> None:
 
 
 def reading_lines(reading: dict[str, Any]) -> list[str]:
-    """Lines about files that were skipped and text that the tokenizer loses; none if all is well."""
+    """Lines about skipped files and text that the tokenizer loses; empty if there are none."""
     lines: list[str] = []
-    if skipped := reading.get("skipped_files", reading.get("passed_over")):  # the latter in older folders
+    if skipped := reading.get(
+        "skipped_files", reading.get("passed_over")
+    ):  # the second name is that of older folders
         lines.append(f"skipped {listed({k: SkippedFiles(**v) for k, v in skipped.items()})}")
     if lost := reading.get("lost_characters"):
         share = lost / reading["sampled_characters"]
@@ -246,7 +248,7 @@ def _numbers(record: dict[str, Any]) -> list[str]:
 class PartProgress:
     """Progress on stderr: a bar on a terminal, or one line per finished part if stderr is redirected.
 
-    It counts bytes of the files that are read, compressed as they are; the table at the end has the text's.
+    It counts bytes of the files on disk, compressed or not; the table at the end has bytes of text.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ def add_inspect(parser: ArgumentParser) -> None:
 
 
 def inspect(args: Namespace) -> dict[str, Any]:
-    """Collect what the options ask for, as plain values."""
+    """Collect the requested values."""
     folder = Path(args.folder)
     run = args.run or (str(folder / "config.yaml") if (folder / "config.yaml").is_file() else None)
     config = None if run is None else load_config(run, RUN_PRESETS)
@@ -79,7 +79,7 @@ def _open(folder: Path, config: RunConfig | None, verify: bool) -> PreparedData:
 def _add_run(
     found: dict[str, Any], data: PreparedData, config: RunConfig, args: Namespace, metrics: Path
 ) -> None:
-    """metrics: of the run, if it has begun; after a rollback its steps read later samples."""
+    """metrics: the run's, if it has begun; after a rollback its steps read later samples."""
     train = config.train
     stream = run_stream(config, data)
     found["plan"] = [asdict(phase) for phase in phase_reads(stream, train.samples_per_step)]
@@ -130,7 +130,7 @@ def _document(data: PreparedData, argument: str) -> dict[str, Any]:
 
 
 def _data_offset(metrics: Path, step: int) -> int:
-    """Steps whose data rollbacks have skipped before a step; 0 for the first."""
+    """The number of steps whose data rollbacks have skipped before a step; 0 for the first."""
     records, _, rollbacks = read_history(metrics) if metrics.is_file() else ([], [], [])
     for record in records:
         if (record["kind"], record["step"]) == ("train", step + 1):

@@ -1,4 +1,4 @@
-"""An error as the one or two lines that a user sees."""
+"""Formats an error as the one or two lines that a user sees."""
 
 from fourbits.data.whole_file import FREE_SPACE, full_disk_remedy
 
@@ -9,7 +9,7 @@ OUT_OF_MEMORY = (
 
 
 def describe(error: Exception) -> str:
-    """At most two lines. An OSError names its file; an error that is not about usage names its type."""
+    """An error in at most two lines. An OSError names its file; an unexpected error names its type."""
     if isinstance(error, OSError) and error.strerror:
         remedy = "" if FREE_SPACE in error.strerror else full_disk_remedy(error.errno)
         subject = f"{error.filename}: " if error.filename is not None else ""

@@ -2,10 +2,10 @@
 
 MODEL is a run, RUN/checkpoints/step_N, or a transformers folder, in BF16 or NVFP4 (compressed-tensors,
 modelopt). It is evaluated in BF16, as in arXiv:2509.25149. With --recipe R, the forward pass in R is measured
-as well and compared: what R costs the model. Text: the run's validation text; for other models --data, by
-default the Python standard library. Results of a run go to RUN/evaluations/step_N.json and its report.
+and compared as well. Text: the run's validation text; for other models --data, by default the Python standard
+library. Results of a run go to RUN/evaluations/step_N.json and its report.
 
-Under torchrun every rank has the whole model and its part of the text and of the questions.
+Under torchrun every rank has the whole model and evaluates its part of the text and of the questions.
 
 Tasks need the extra `eval`. --tasks mmlu_pro is the metric of the paper: 5 examples, answers with reasoning.
 mmlu_pro_letters is a cheap curve that does not compare with it. paper, paper-general, paper-math,
@@ -49,7 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=int, metavar="N", help="samples per source of text (default: the run's, or 32)"
     )
-    parser.add_argument("--shots", type=int, metavar="N", help="examples in a prompt (default: each task's)")
+    parser.add_argument(
+        "--shots", type=int, metavar="N", help="number of examples in a prompt (default: each task's)"
+    )
     parser.add_argument(
         "--limit", type=int, metavar="N", help="only the first N questions of each task, for a trial"
     )

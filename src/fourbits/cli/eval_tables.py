@@ -39,7 +39,7 @@ def text_table(precisions: Precisions) -> Table | None:
 
 
 def task_table(precisions: Precisions) -> Table | None:
-    """The scores of the tasks that were asked for; None without tasks."""
+    """The scores of the requested tasks; None without tasks."""
     rows = score_rows(precisions)
     if not rows:
         return None
@@ -59,7 +59,7 @@ def task_table(precisions: Precisions) -> Table | None:
 
 
 def precision_note(found: EvaluationResults, recipe: str) -> list[str]:
-    """Notes on what the numbers above depend on."""
+    """Notes about the conditions of the numbers above."""
     notes: list[str] = []
     if found.layers:
         notes.append(
@@ -69,7 +69,7 @@ def precision_note(found: EvaluationResults, recipe: str) -> list[str]:
     scores = [score for part in found.precisions.values() for score in part.get("tasks", {}).values()]
     if any(score["limit"] is not None for score in scores):
         notes.append(
-            "--limit: not all questions, so these scores are trials, and a run's folder has none of them"
+            "--limit: not all questions, so these scores are trials and are not stored in the run's folder"
         )
     if truncated := max((score["cut_prompts"] for score in scores), default=0):
         notes.append(

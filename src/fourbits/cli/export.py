@@ -3,8 +3,8 @@
 --format hf (default) rounds the newest checkpoint's FP32 master weights to --dtype. compressed-tensors and
 modelopt store the linear layers that the recipe trains in NVFP4 as the codes and scales of the training
 forward, and the others in BF16. Inputs are calibrated on validation text, which holds the model in memory;
-with --calibration 0 only weights are quantized (W4A16). What was written is read again and compared before it
-replaces a model in the folder. config.json records the recipe; fourbits.load_hf reads every format.
+with --calibration 0 only weights are quantized (W4A16). The new files are read back and compared before they
+replace a model in the folder. config.json records the recipe; fourbits.load_hf reads every format.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -31,14 +31,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--scales",
         choices=SCALES,
         help="global scales of projections that servers fuse (q, k, v; gate, up): those of training, which "
-        "must agree (default); shared: quantize again with one per group; separate: those of training even "
+        "must agree (default); shared: quantize again with one per group; separate: those of training, even "
         "if they differ, for readers that do not fuse",
     )
     parser.add_argument(
         "--calibration",
         type=int,
         metavar="N",
-        help="validation sequences per source that calibrate inputs; 0: quantize weights only (default: 32)",
+        help="validation sequences per source for calibration; 0: quantize weights only (default: 32)",
     )
     parser.add_argument("--keep-bf16", nargs="+", metavar="NAMES", help="patterns of layers to write in BF16")
     parser.add_argument(
@@ -55,7 +55,7 @@ def run(args: Namespace) -> int:
     if args.check and given:
         option = next(iter(given)).replace("_", "-")
         raise ValueError(
-            f"--check reads in {args.out} how it was exported, got --{option}. Remove the option."
+            f"--check takes the settings of the export from {args.out}, got --{option}. Remove the option."
         )
     stored = open_trained(args.run)
     if args.check:
@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
         return 0
     print(_described(stored, args.out, export_stored(stored, args.out, ExportOptions(**given))))
     if not may_write_card(args.out):
-        print(f"{args.out / CARD}: left as it is; remove it to get a model card")
+        print(f"{args.out / CARD}: unchanged; remove it to get a model card")
     return 0
 
 

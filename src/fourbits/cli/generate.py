@@ -1,8 +1,8 @@
 """Continue texts with the trained model of a run.
 
 A single text streams to the terminal; several are continued in batches and printed in order. --recipe trained
-runs the forward pass in the precision that the model was trained in, with weights quantized once and the
-scales of inputs held from the run's validation text, so that a text does not depend on its batch.
+runs the forward pass in the precision of training, with weights quantized once and constant input scales from
+the run's validation text, so that a text does not depend on its batch.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -77,7 +77,7 @@ def run(args: Namespace) -> int:
 
 
 def _prompt(trained: Trained, text: str) -> list[int]:
-    """The tokens of a text behind an end token, which precedes every document in training."""
+    """The tokens of a text after an end token, which precedes every document in training."""
     return [trained.tokenizer.end_id, *trained.tokenizer.encode(text)]
 
 

@@ -80,19 +80,19 @@ def _is_follower() -> bool:
 
 
 def _require_alone(name: str) -> None:
-    """Raises ValueError for a command of one process that torchrun started in several."""
+    """Raises ValueError for a single-process command that torchrun started in several processes."""
     where = launched_rank()
-    # bench refuses what it cannot do itself
+    # bench itself refuses benchmarks that run in one process
     if where is not None and where.world > 1 and name not in ("train", "eval", "bench"):
         raise ValueError(
-            f"runs in one process, and torchrun started {where.world}. Use torchrun for fourbits train, "
+            f"runs in one process, but torchrun started {where.world}. Use torchrun for fourbits train, "
             "fourbits eval, fourbits bench ranks and fourbits bench calibrate only."
         )
 
 
 def _report(name: str, error: Exception, debug: bool, code: int, rank: str = "") -> int:
-    """Print an error. rank: which of several ranks it is, if one of them reports it."""
-    if _is_follower() and not rank:  # found by all ranks alike, before they met
+    """Print an error. rank: the rank that reports it, if there are several."""
+    if _is_follower() and not rank:  # every rank found it before they connected
         return code
     if debug:
         traceback.print_exception(error)

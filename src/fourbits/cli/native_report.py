@@ -19,12 +19,12 @@ def write(path: Path, device: Device) -> int:
     if path.suffix != ".json":
         raise ValueError(f"doctor --report: the file must end in .json, got {str(path)!r}. Rename it.")
     if not path.parent.is_dir():
-        raise ValueError(f"doctor --report: {str(path.parent)!r} must be a folder, and is none. Create it.")
+        raise ValueError(f"doctor --report: {str(path.parent)!r} must be a folder, but is not. Create it.")
     found = report(device)
     path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     page = _write_page(path, found, None)
-    print(f"wrote {path} and {page}; nothing was sent anywhere. docs/blackwell.md has the fields' meaning.")
-    print(f"Anybody can recompute it without this GPU: fourbits doctor --verify {path}")
+    print(f"wrote {path} and {page}; nothing was sent anywhere. docs/blackwell.md explains the fields.")
+    print(f"To recompute it without this GPU: fourbits doctor --verify {path}")
     return 0 if all(finding["passed"] for finding in found["self_check"]) else 1
 
 
@@ -52,7 +52,7 @@ def read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"doctor --verify: {str(path)!r} must be a report, which it is not ({error}). Write one with "
+            f"doctor --verify: {str(path)!r} must be a report, but is not ({error}). Write one with "
             "`fourbits doctor --native --report FILE.json`."
         ) from None
     if not isinstance(found, dict):

@@ -57,14 +57,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def _path(text: str) -> Path | str:
-    """A path; an empty text stays one, because Path("") is the working directory."""
+    """A path; an empty string is returned unchanged, because Path("") is the working directory."""
     return Path(text) if text else text
 
 
 def add_action(actions: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
-    """An action of a command, with a help of its own.
+    """An action of a command, with separate help.
 
-    actions: what add_subparsers returned; summary: also its description; example: a command line.
+    actions: the result of add_subparsers; summary: also used as its description; example: a command line.
     """
     return actions.add_parser(
         name,

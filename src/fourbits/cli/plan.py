@@ -33,11 +33,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("config", metavar="CONFIG", nargs="?", help="a preset or a .yaml file")
     add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")
-    add("--gpus", type=_gpus, metavar="N", help="how many (default: 1)")
+    add("--gpus", type=_gpus, metavar="N", help="number of GPUs (default: 1)")
     add("--recipe", metavar="NAME", help="a shipped recipe or a .yaml file")
-    add("--price", type=_price, metavar="P", help="what an hour of one GPU costs, in any currency")
-    add("--power-price", type=_price, metavar="P", help="what a kWh costs, if it is paid separately")
-    add("--calibration", type=Path, metavar="FILE", help="rates that bench calibrate measured of this GPU")
+    add("--price", type=_price, metavar="P", help="price of a GPU hour, in any currency")
+    add("--power-price", type=_price, metavar="P", help="price of a kWh, if paid separately")
+    add(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="rates of this GPU, measured by `fourbits bench calibrate`",
+    )
     add("--simulate", action="store_true", help="also simulate the run, with failures and slow GPUs")
     add(
         "--road", action="store_true", help="plan the stages on the road to the 12B run (docs/road-to-12b.md)"
@@ -101,7 +106,7 @@ def _rates(path: Path | None, gpu: Gpu) -> Rates:
 
 
 def _published(as_json: bool, calibration: Path | None) -> int:
-    """Of a calibrated GPU only, if a calibration is given."""
+    """The predictions beside measurements, only of the calibrated GPU if a calibration is given."""
     cases, rates = CASES, DECLARED
     if calibration is not None:
         measured = load_calibration(calibration)
@@ -150,7 +155,7 @@ def _price(text: str) -> float:
 
 
 def _refuse_ignored(args: Namespace) -> None:
-    """Raises ValueError for options that the chosen output has no use for."""
+    """Raises ValueError for options that do not apply to the chosen output."""
     output = next((name for name in ("published", "road", "html") if getattr(args, name)), None)
     if args.json and output is None:
         output = "json"

@@ -24,7 +24,7 @@ def shown(table: TextTable) -> Table:
 
 
 def published_table(found: Sequence[Prediction]) -> Table:
-    """Predicted beside measured."""
+    """Predicted and measured values in one table."""
     columns = ("model", "recipe", "GPU", "predicted", "measured", "deviation", "GiB", "measured", "deviation")
     rows: list[tuple[str, ...]] = []
     for each in found:
@@ -49,7 +49,7 @@ def published_table(found: Sequence[Prediction]) -> Table:
 
 
 def simulation(plan: Plan) -> Table:
-    """The run simulated, as assumed and with each assumption changed."""
+    """Simulations of the run, with the default assumptions and with each one changed."""
     cluster = cluster_of(plan)
     rows = [(each.what, long_duration(each.seconds), f"{each.change:+.1%}") for each in sensitivity(cluster)]
     undisturbed = long_duration(cluster.steps * cluster.step)

@@ -1,4 +1,4 @@
-"""Command lines that a user can copy: the program as it was started, and a folder that is not in use."""
+"""Builds command lines that a user can copy: the program as it was started, and an unused folder."""
 
 import shlex
 import shutil
@@ -26,7 +26,7 @@ def program() -> list[str]:
 
 
 def change_folder() -> str:
-    """The command that goes to the folder in which this one runs, where its relative paths are valid."""
+    """The cd command to the current folder, in which relative paths are valid."""
     return shlex.join(["cd", str(Path.cwd())])
 
 

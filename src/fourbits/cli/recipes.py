@@ -83,7 +83,7 @@ def operand_text(spec: OperandSpec) -> str:
 
 
 def kept_text(keep: KeepBF16) -> str:
-    """The linear layers that stay in BF16, in short."""
+    """The linear layers that stay in BF16, as short text."""
     blocks = [
         f"{which} {value} of the blocks" if isinstance(value, str) else f"{which} {plural(value, 'block')}"
         for which, value in (("first", keep.first_blocks), ("last", keep.last_blocks))
@@ -93,9 +93,9 @@ def kept_text(keep: KeepBF16) -> str:
 
 
 def weight_warning(table: GemmTable) -> str | None:
-    """A warning if the values of W in Dgrad are neither those of Fprop nor computed from them, or None.
+    """A warning if W's values in Dgrad are neither those of Fprop nor computed from them, or None.
 
-    The gradient of X is then that of another function than the forward pass computed. Square blocks avoid it:
+    The gradient of X is then not that of the forward pass. Square blocks avoid it:
     transposed, their codes and scales stay the same (arXiv:2509.25149, on 2D scaling).
     """
     forward, backward = table.fprop.rhs, table.dgrad.rhs
@@ -108,7 +108,7 @@ def weight_warning(table: GemmTable) -> str | None:
         differs = f"W is {operand_text(forward)} in Fprop and {operand_text(backward)} in Dgrad"
     return (
         f"{differs}, so gradients are not those of the forward pass. "
-        "Set both operands alike, with square blocks and without rht, as in nvfp4."
+        "Set both operands to the same spec, with square blocks and without rht, as in nvfp4."
     )
 
 

@@ -1,4 +1,4 @@
-"""The page of a run, written again by commands that add to it."""
+"""Rewrites the page of a run, for commands that add results to the run."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from fourbits.train.run_folder import read_json
 
 
 def refresh_report(out: Path) -> None:
-    """Write the report of a run again, if it has one."""
+    """Rewrite the report of a run, if it has one."""
     if (out / "report.html").is_file():
         write_run_report(out, repetition(out))
 

@@ -1,4 +1,4 @@
-"""Signals that end a command outside its training steps: one line, and an exit code per signal."""
+"""Handles signals that end a command outside its training steps: one line, and an exit code per signal."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ NAMES = ("SIGTERM", "SIGHUP")
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised by a signal to end. It unwinds the stack as Ctrl-C does, so the same cleanup runs."""
+    """Raised by a signal to stop. It unwinds the stack like Ctrl-C, so the same cleanup runs."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -20,9 +20,9 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals(name: str) -> Generator[None]:
-    """Inside, SIGTERM and SIGHUP raise Stopped, and SIGUSR1 says that there is nothing to save yet.
+    """Inside the block, SIGTERM and SIGHUP raise Stopped; SIGUSR1 prints that there is nothing to save yet.
 
-    Training replaces these handlers by its own. An ignored SIGHUP stays ignored, for nohup.
+    Training replaces these handlers with its own. An ignored SIGHUP stays ignored, for nohup.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -49,7 +49,7 @@ def ended_by_signals(name: str) -> Generator[None]:
 
 
 def stopped(error: KeyboardInterrupt) -> tuple[str, int]:
-    """The message about the end, and the exit code: 130 for Ctrl-C, else 128 and the signal's number."""
+    """The final message, and the exit code: 130 for Ctrl-C, else 128 plus the signal's number."""
     if isinstance(error, Stopped):
         return f"stopped by {signal.Signals(error.number).name}.", 128 + error.number
     return "stopped by Ctrl-C.", 130

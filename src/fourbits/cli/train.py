@@ -9,7 +9,7 @@ to decay; docs/precision.md has more precision schedules, and how to write your 
 To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the result is
 bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the learning
 rates of the steps done do not. To continue with other settings, --from RUN starts a new run. CONFIG and
---from FOLDER start from a transformers model, in BF16 or NVFP4, and its tokenizer, in place of CONFIG's, or
+--from FOLDER start from a transformers model, in BF16 or NVFP4, with its tokenizer, instead of CONFIG's, or
 from a DCP checkpoint of a Llama that torchtitan or Megatron-LM trained (docs/exchange.md).
 """
 
@@ -170,7 +170,7 @@ def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
 
 
 def _refuse_model_settings(start: Path, overrides: Mapping[str, str]) -> None:
-    """Raises ValueError for options that an imported model determines."""
+    """Raises ValueError for settings that an imported model determines."""
     if given := [name for name in overrides if name.partition(".")[0] == "model"]:
         raise ValueError(f"--{given[0]}: the model is that of --from {start}. Remove the option.")
 
@@ -181,10 +181,10 @@ def _config_of(start: Path | None) -> str:
         raise ValueError("CONFIG must be given: a preset, a YAML file, or RUN/config.yaml.")
     if is_imported(start):
         raise ValueError(
-            f"--from {start}: a transformers model has no settings for training. Pass a CONFIG, too, such as "
-            "the preset 30m, of which everything but the model counts."
+            f"--from {start}: a transformers model has no settings for training. Also pass a CONFIG, such as "
+            "the preset 30m; its model is ignored."
             if has_configuration(start)
-            else f"--from {start}: a DCP checkpoint has no settings. Pass a CONFIG, too, with its model."
+            else f"--from {start}: a DCP checkpoint has no settings. Also pass a CONFIG with its model."
         )
     return str((start.parents[1] if start.parent.name == "checkpoints" else start) / "config.yaml")
 
@@ -212,7 +212,7 @@ def _write_report(out: Path) -> bool:
     try:
         if (out / "metrics.jsonl").stat().st_size:
             write_run_report(out, repetition(out))
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with the page, the run has ended
+    except Exception as error:  # noqa: BLE001 - an error in the page must not hide that the run has ended
         print(f"fourbits train: the report was not written: {describe(error)}", file=sys.stderr)
         return False
     return True

@@ -21,7 +21,7 @@ from fourbits.compare.techniques.measure import TECHNIQUES_JSON, measure_once
 from fourbits.data.stream.dataset import PreparedData
 from fourbits.data.whole_file import write_json
 
-# The recipe whose model generates the sample output, if it takes part.
+# The recipe whose model generates the sample output, if the comparison has it.
 SAMPLED = "nvfp4"
 
 

@@ -1,14 +1,14 @@
-"""Tables in a terminal with lines around them; in a pipe as plain columns that never wrap."""
+"""Prints tables: with lines around them in a terminal, as plain columns that never wrap in a pipe."""
 
 from rich.console import Console
 from rich.table import Table
 
-# A pipe has no width; no line of a table is as long as this.
+# A pipe has no width; no line of a table is this long.
 PIPED_WIDTH = 10_000
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table, without box characters and without wrapping where the output is no terminal."""
+    """Print a table, without box characters and wrapping if the output is not a terminal."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=PIPED_WIDTH)

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def load_pyarrow(what: Any) -> ModuleType:
-    """pyarrow with its Parquet reader. Raises ValueError, about `what`, if it is not installed."""
+    """pyarrow with its Parquet reader. If it is not installed, raises ValueError that begins with `what`."""
     try:
         import pyarrow
         import pyarrow.parquet  # pyright: ignore[reportUnusedImport]
@@ -15,7 +15,7 @@ def load_pyarrow(what: Any) -> ModuleType:
 
 
 def load_datasets(what: Any) -> ModuleType:
-    """Hugging Face datasets. Raises ValueError, about `what`, if it is not installed."""
+    """Hugging Face datasets. If it is not installed, raises ValueError that begins with `what`."""
     try:
         import datasets
     except ImportError as error:
@@ -24,7 +24,7 @@ def load_datasets(what: Any) -> ModuleType:
 
 
 def load_transformers(what: Any) -> ModuleType:
-    """transformers. Raises ValueError, about `what`, if it is not installed."""
+    """transformers. If it is not installed, raises ValueError that begins with `what`."""
     try:
         import transformers
     except ImportError as error:
@@ -33,7 +33,7 @@ def load_transformers(what: Any) -> ModuleType:
 
 
 def load_lm_eval(what: Any) -> Any:
-    """lm-evaluation-harness. Raises ValueError, about `what`, if it is not installed."""
+    """lm-evaluation-harness. If it is not installed, raises ValueError that begins with `what`."""
     try:
         import lm_eval.api.group  # pyright: ignore[reportMissingImports]
         import lm_eval.api.task  # pyright: ignore[reportMissingImports]

@@ -120,7 +120,7 @@ class Tokenizer:
         return self._inner.decode(ids, skip_special_tokens=True)
 
     def opening(self) -> list[int]:
-        """The tokens that its own file puts before every text, such as a beginning-of-sequence token."""
+        """The tokens that the file adds before every text, such as a beginning-of-sequence token."""
         bare = self._inner.encode("a", add_special_tokens=False).ids
         whole = self._inner.encode("a", add_special_tokens=True).ids
         start = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
@@ -129,7 +129,7 @@ class Tokenizer:
     def encodes_like(self, other: "Tokenizer") -> bool:
         """Whether both give every text the same tokens.
 
-        What their files put around a text does not count, because `encode` adds nothing.
+        Tokens that their files add around a text do not count, because `encode` adds none.
         """
         own, theirs = (json.loads(each.serialized()) | {"post_processor": None} for each in (self, other))
         return own == theirs

@@ -47,7 +47,7 @@ def read_json(path: Path, remedy: str = "Delete it and rerun the command.") -> d
 def require(
     value: Mapping[str, Any], types: Mapping[str, type], path: Path, place: str = "", remedy: str = ""
 ) -> None:
-    """Raises ValueError, about a key of `place` in a file, unless every key is there with its type."""
+    """Raises ValueError that names a key of `place` in a file unless every key exists with its type."""
     for key, kind in types.items():
         where = f"{place}.{key}" if place else key
         if key not in value:
@@ -58,7 +58,7 @@ def require(
 
 
 def is_source_name(name: str) -> bool:
-    """Whether files of a folder can be named after this source: it is printable and has no other folder."""
+    """Whether a source's name can be a file name: it is printable and does not contain a folder."""
     return name.isprintable() and name == Path(name).name and bool(name.strip("."))
 
 
@@ -95,7 +95,7 @@ def write(file: BinaryIO, content: bytes | memoryview) -> None:
 
 
 def flush(file: BinaryIO) -> None:
-    """Hand an open file's content to the system. Raises OSError with the file's name."""
+    """Flush an open file's buffer to the system. Raises OSError with the file's name."""
     try:
         file.flush()
     except OSError as error:

@@ -1,8 +1,7 @@
-"""Evaluation of checkpoints while a run trains, as `fourbits eval CHECKPOINT`, into the run folder.
+"""Evaluates checkpoints while a run trains, as `fourbits eval CHECKPOINT` does; writes into the run folder.
 
-The checkpoint is read again, as a model of its own in BF16 beside the one in training, whose compiled code,
-graphs and random bits stay as they are. Of several ranks each reads the whole model and takes its part of the
-work.
+The checkpoint is read into a separate BF16 model, so that the compiled code, graphs and random bits of the
+model in training do not change. Every rank reads the whole model and does its share of the work.
 """
 
 from collections.abc import Callable
@@ -20,10 +19,10 @@ TEXT = "text"
 
 
 def checkpoint_evaluation(train: TrainConfig, ranks: Ranks) -> Callable[[Path], None] | None:
-    """What `fourbits.train.run.run` calls with a checkpoint; None where train.evaluate names nothing.
+    """The function that `fourbits.train.run.run` calls with a checkpoint; None if train.evaluate is empty.
 
-    Loads the tasks, so that a wrong name or a missing dataset ends a run before it begins: raises ValueError
-    as `load_tasks`.
+    Loads the tasks first, so that a wrong name or a missing dataset ends a run before it begins. Raises
+    ValueError for the same reasons as `load_tasks`.
     """
     if not train.evaluate:
         return None

@@ -1,4 +1,4 @@
-"""The cost of a recipe to a model: both forward passes on the same text, token by token."""
+"""The loss that a recipe costs a model: BF16 and quantized forward passes compared token by token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from fourbits.model.loss import chunk_limit
 class Difference:
     """BF16 and quantized forward passes on one source.
 
-    agreement: share of tokens for which both find the same next token most likely. divergence: the mean over
-    tokens of KL(BF16 || quantized), in nats.
+    agreement: share of positions at which both predict the same token. divergence: the mean over tokens of
+    KL(BF16 || quantized), in nats.
     """
 
     bf16: Loss
@@ -27,7 +27,7 @@ class Difference:
     divergence: float
 
     def of_quantized(self) -> dict[str, float]:
-        """The quantized pass in plain values."""
+        """The quantized pass as plain values."""
         return loss_values(self.quantized) | {
             "agreement": self.agreement,
             "divergence": self.divergence,
@@ -35,7 +35,7 @@ class Difference:
 
 
 def loss_values(loss: Loss) -> dict[str, float]:
-    """A loss in plain values."""
+    """A loss as plain values."""
     return {"loss": loss.per_token, "bits_per_byte": loss.bits_per_byte, "tokens": loss.tokens}
 
 
@@ -46,9 +46,9 @@ def differences(
     batch_size: int,
     ranks: EvaluationRanks,
 ) -> dict[str, Difference]:
-    """The difference that quantized layers make, for each source. model: in BF16; layers: calibrated.
+    """The difference between quantized and BF16 layers on each source. model: in BF16; layers: calibrated.
 
-    ranks: processes that take turns with the batches, see `evaluate`.
+    ranks: processes that share the batches, see `evaluate`.
     """
     found: dict[str, Difference] = {}
     for name, held_out in sources.items():
@@ -74,7 +74,7 @@ def differences(
 
 
 def total(parts: Mapping[str, Difference]) -> Difference:
-    """Over all sources; each token counts once."""
+    """The difference over all sources; each token has equal weight."""
     each = list(parts.values())
     tokens, num_bytes = sum(part.bf16.tokens for part in each), sum(part.bf16.num_bytes for part in each)
     return Difference(
@@ -86,7 +86,7 @@ def total(parts: Mapping[str, Difference]) -> Difference:
 
 
 def _summed(model: LanguageModel, layers: Sequence[HeldLayer], samples: Tensor) -> Tensor:
-    """Over the tokens of samples [B, T + 1]: both losses, agreeing tokens, divergence; fp64 [4]."""
+    """Sums over the tokens of samples [B, T + 1]: both losses, agreeing tokens, divergence; fp64 [4]."""
     inputs, targets = split_sample(samples)
     plain = model.hidden(inputs).flatten(0, 1)
     with in_use(layers):

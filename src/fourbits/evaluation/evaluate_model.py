@@ -1,4 +1,4 @@
-"""One evaluation: the loss on text, the scores of tasks, and with a recipe the same in its precision."""
+"""One evaluation: the loss on text and the scores of tasks, in BF16 and in a recipe's precision."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from fourbits.harness.tasks import Tasks, run_tasks
 from fourbits.harness.text_model import TextModel
 from fourbits.train.ranks.ranks import Ranks
 
-#: samples of each source that amaxes of inputs are measured on
+#: samples of each source on which the amaxes of inputs are measured
 CALIBRATION = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
-    """Options of an evaluation. recipe: bf16, or one to compare with it; text: whether a loss is measured.
+    """Options of an evaluation. recipe: bf16, or one to compare with it; text: whether to measure loss.
 
     data, seq_len, samples: see `EvaluatedModel.texts`. limit: questions per task. batch_size: in sequences.
     """
@@ -41,7 +41,7 @@ class EvalOptions:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResults:
-    """Results in plain values, as results.py stores them. layers: how many the recipe quantizes."""
+    """Results as plain values, in the form that results.py stores. layers: number of quantized layers."""
 
     precisions: dict[str, dict[str, Any]]
     layers: int
@@ -56,10 +56,10 @@ def evaluate_model(
 ) -> EvaluationResults:
     """Evaluate in BF16 and, unless options.recipe is bf16, in that recipe's precision as well.
 
-    ranks: processes that share the work, each with a model of its own; scores of tasks are on rank 0 only.
+    ranks: processes that share the work, each with a separate model; only rank 0 has the scores of tasks.
 
-    The amaxes of inputs are held, measured on samples of the text or taken from the checkpoint, so that no
-    result depends on a batch. Raises ValueError as the parts do.
+    The amaxes of inputs are constant, measured on samples of the text or read from the checkpoint, so that no
+    result depends on a batch. Raises ValueError for the same reasons as the functions that it calls.
     """
     recipe = options.recipe
     layers = [] if recipe == BF16 else model.layers(recipe)
@@ -92,7 +92,7 @@ def _on_text(
     batch_size: int,
     ranks: Ranks,
 ) -> dict[str, dict[str, Any]]:
-    """For each precision the values of every source and of all text."""
+    """For each precision, the losses on every source and on all text."""
     if not layers:
         losses = evaluate(model.model, texts, batch_size, ranks)
         sources = {name: loss_values(loss) for name, loss in losses.items()}

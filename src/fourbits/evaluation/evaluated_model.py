@@ -1,4 +1,4 @@
-"""The model that is evaluated: a run's checkpoint, or a transformers model in a folder."""
+"""The model to evaluate: a run's checkpoint, or a transformers model in a folder."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from fourbits.train.load_run import StoredModel, is_run, open_trained
 
 #: tokens of a sample of text for an imported model, which has no run's seq_len
 SEQ_LEN = 2048
-#: the recipe in which a run was trained, and that in which the paper evaluates
+#: names the recipe that a run was trained with, which is also how the paper evaluates
 TRAINED, BF16 = "trained", "bf16"
 
 
@@ -40,14 +40,15 @@ class EvaluatedModel:
 
     @property
     def run(self) -> StoredModel | None:
-        """The run that it comes from, if it does."""
+        """The run that the model comes from, if any."""
         return self.source if isinstance(self.source, StoredModel) else None
 
     def layers(self, recipe: str) -> list[HeldLayer]:
         """The layers that a recipe quantizes, with their weights; the model itself stays in BF16.
 
-        recipe: a name or file, or "trained". A checkpoint stored in NVFP4 has its own codes and scales for
-        nvfp4. Raises ValueError for a recipe without quantized layers, and as `recipe_layers`.
+        recipe: a name, a file, or "trained". A checkpoint stored in NVFP4 uses its stored codes and scales
+        for nvfp4. Raises ValueError for a recipe without quantized layers, and for those that `recipe_layers`
+        refuses.
         """
         packed = self.source.packed() if isinstance(self.source, OpenedModel) else {}
         if packed and recipe == "nvfp4":
@@ -71,10 +72,10 @@ class EvaluatedModel:
         return module
 
     def texts(self, paths: Sequence[str], seq_len: int | None, samples: int | None) -> dict[str, HeldOut]:
-        """Held-out samples of each source. paths: of text or of a prepared folder; none: the run's own.
+        """Held-out samples of each source. paths: text or a prepared folder; if empty, the run's own data.
 
-        seq_len, samples: by default those of the run's validation; of other models 2,048 and 32. Raises
-        ValueError for a prepared folder of another tokenizer.
+        seq_len, samples: by default those of the run's validation; for other models 2,048 and 32. Raises
+        ValueError for a folder that was prepared with another tokenizer.
         """
         if self.run is not None:
             train = self.run.config.train
@@ -109,7 +110,7 @@ class EvaluatedModel:
 
 
 def open_model(path: Path, device: torch.device) -> EvaluatedModel:
-    """Load a run (its newest good checkpoint), RUN/checkpoints/step_N, or a folder of transformers.
+    """Load a run (its newest good checkpoint), RUN/checkpoints/step_N, or a transformers folder.
 
     Raises ValueError for other folders, and for files that are missing or damaged.
     """

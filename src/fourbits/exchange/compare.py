@@ -1,7 +1,7 @@
-"""Compare the weights in a folder, read back, with what an export was to write: every tensor, bit for bit.
+"""Reads an exported folder back and compares every tensor, bit for bit, with the weights to export.
 
-The files are read by the safetensors library, and codes are decoded by a table of the sixteen values of E2M1:
-neither is what wrote them.
+The safetensors library reads the files, and a table of the sixteen E2M1 values decodes the codes; the export
+uses neither.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fourbits.exchange.outgoing import Outgoing, Quantization, slabs
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Counts of equal weights. tensors: weights in floating point; quantized: weights in NVFP4."""
+    """Counts of weights that are equal. tensors: weights in floating point; quantized: weights in NVFP4."""
 
     tensors: int
     quantized: int
@@ -64,7 +64,7 @@ def _require_same_quantized(
 
 
 def _require_same(folder: Path, name: str, found: Tensor, expected: Tensor) -> None:
-    """Equal bits, so that -0 is not 0."""
+    """Whether the bits are equal: -0 differs from 0."""
     as_bits = torch.int32 if expected.dtype == torch.float32 else torch.int16
     differing = int((found.contiguous().view(as_bits) != expected.cpu().contiguous().view(as_bits)).sum())
     if differing:

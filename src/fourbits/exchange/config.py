@@ -21,7 +21,7 @@ def to_hf_config(
 
     A hybrid with tied embeddings is exported with two equal tables, because NemotronH does not tie them.
     Document masking (`document_end`) has no counterpart in transformers: a sequence is one context. Raises
-    ValueError for a model that no transformers class computes, and for an end_token outside the vocabulary.
+    ValueError for a model that no transformers class implements, and for an end_token outside the vocabulary.
     """
     family = family_of(config)
     if end_token is not None and (type(end_token) is not int or end_token not in range(config.vocab_size)):
@@ -41,7 +41,7 @@ def to_hf_config(
         "residual_in_fp32": config.residual_dtype == "fp32",
         "bos_token_id": None,
         "eos_token_id": end_token,
-        # transformers would fill that token's embedding with zeros and not train it; what pads is in
+        # transformers would set that token's embedding to zeros and not train it. The padding token is in
         # generation_config.json and in the tokenizer's files.
         "pad_token_id": None,
     }
@@ -55,7 +55,7 @@ def to_hf_config(
 
 
 def from_hf_config(mapping: object, clamp_time_steps: bool = True) -> ModelConfig:
-    """The configuration from a config.json. clamp_time_steps: as transformers does, else as in Megatron-LM.
+    """The configuration from a config.json. clamp_time_steps: as transformers does; else as in Megatron-LM.
 
     Raises ValueError for model types and settings that are not supported here, and for values of the wrong
     type.
@@ -101,7 +101,9 @@ def _write_transformer(config: ModelConfig, family: Family) -> dict[str, Any]:
 def _read_transformer(fields: Fields, family: Family, seq_len: int) -> dict[str, Any]:
     theta, scaling = read_rope(fields, seq_len)
     window = None
-    if family.windows and fields.get("sliding_window", 0) is not None:  # null: none; absent: a default
+    if (
+        family.windows and fields.get("sliding_window", 0) is not None
+    ):  # null means none, an absent key a default
         default = ABSENT[family.model_type]["sliding_window"]
         window = fields.whole("sliding_window", default, most=LARGEST_COUNT)
     return {
@@ -116,7 +118,7 @@ def _read_transformer(fields: Fields, family: Family, seq_len: int) -> dict[str,
 
 
 def _read_heads(fields: Fields, family: Family) -> dict[str, Any]:
-    """Heads of attention. null means as many heads of keys as of queries, and a head_dim that follows."""
+    """The attention heads. null means one KV head per query head, and the head_dim that d_model implies."""
     absent = ABSENT[family.model_type]
     heads = fields.whole("num_attention_heads")
     groups = absent.get("num_key_value_heads", heads)
@@ -134,7 +136,7 @@ def _read_head_dim(fields: Fields, family: Family, heads: int) -> int:
     if fields.has("head_dim"):
         return fields.whole("head_dim")
     if family is NEMOTRON_H:
-        return fields.whole("attention_head_dim")  # its name in older files
+        return fields.whole("attention_head_dim")  # the key's name in older files
     if "head_dim" not in fields and "head_dim" in ABSENT[family.model_type]:
         return ABSENT[family.model_type]["head_dim"]
     width = fields.whole("hidden_size")

@@ -1,7 +1,7 @@
 """The transformers class of a model, and the names of its parameters there.
 
-Shapes and channel orders are the same, so an exchange only renames: in both, in_proj is z, x, B, C, dt, and
-rotations pair channel i with channel i + P/2.
+Shapes and channel orders are the same, so import and export only rename: in both, in_proj is z, x, B, C, dt,
+and rotations pair channel i with channel i + P/2.
 
     our pattern   activation   positions   attention        transformers
     M, *, -       relu2        none        full             NemotronHForCausalLM
@@ -10,8 +10,9 @@ rotations pair channel i with channel i + P/2.
     T             swiglu       rotary      heads normed     Qwen3ForCausalLM
     T             relu2        rotary      full             ArceeForCausalLM (a Llama with this FFN)
 
-Without a window a Mistral is a Llama, and written as one, unless the number of heads does not divide the
-width: transformers refuses such a Llama. NemotronH's attention has no positions, so it has no scaled ones.
+A Mistral without a window is a Llama and is written as one, unless the number of heads does not divide the
+width, because transformers refuses such a Llama. NemotronH's attention has no positions, so positions are not
+scaled.
 """
 
 from collections.abc import Mapping
@@ -27,8 +28,9 @@ class Family:
     """A transformers class. embedding, final_norm: names after the prefix; inside_block: our name -> theirs.
 
     ties: whether the class can tie embedding and head. windows: whether its attention can have a sliding
-    window; qk_norm: whether it normalizes heads; any_width: whether hidden_size may be no multiple of the
-    number of heads. prefixes: of all names but the head's; the first one is written, and all are read.
+    window; qk_norm: whether it normalizes heads; any_width: whether hidden_size need not be a multiple of the
+    number of heads. prefixes: prefixes of all names except the head's; the first one is written, all are
+    read.
     """
 
     model_type: str
@@ -94,11 +96,11 @@ MISTRAL = replace(
     LLAMA, model_type="mistral", architecture="MistralForCausalLM", windows=True, any_width=True
 )
 QWEN3 = replace(LLAMA, model_type="qwen3", architecture="Qwen3ForCausalLM", qk_norm=True, any_width=True)
-FAMILIES = (NEMOTRON_H, LLAMA, MISTRAL, QWEN3, ARCEE)  # of those that fit, the first is written
+FAMILIES = (NEMOTRON_H, LLAMA, MISTRAL, QWEN3, ARCEE)  # an export writes the first that fits
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The class that computes this model. Raises ValueError if none of the supported ones does."""
+    """The class that implements this model. Raises ValueError if no supported class does."""
     for family in FAMILIES:
         if _computes(family, config):
             return family

@@ -1,6 +1,6 @@
-"""The keys of a config.json, read with their types: what does not fit is one short error that names the key.
+"""Reads the keys of a config.json with their types; a wrong value is one short error that names the key.
 
-Nothing is converted: a size written as 64.0 or "64" would be refused by transformers, too.
+Nothing is converted: transformers, too, would refuse a size written as 64.0 or "64".
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from fourbits.exchange.shown import shown
 
-# Products of a few sizes stay below 2^63, and a mistyped size is an error instead of hours of allocating.
+# Products of a few sizes stay below 2^63, and a mistyped size is an error instead of a huge allocation.
 LARGEST_SIZE = 2**18
 LARGEST_COUNT = 2**31 - 1
 MOST_LAYERS = 4096
@@ -49,7 +49,7 @@ class Fields(Mapping[str, Any]):
         raise self._wrong(key, f"a whole number from {least} to {most}")
 
     def number(self, key: str, default: Any = _REQUIRED, *, positive: bool = False) -> float:
-        """A finite number of at least 0, or above 0; NaN is neither."""
+        """A finite number, at least 0 or (positive) above 0; NaN is refused."""
         value = self._value(key, default)
         if type(value) in (int, float) and 0 <= value <= LARGEST_NUMBER and not (positive and value == 0):
             return float(value)

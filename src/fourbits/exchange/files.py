@@ -19,7 +19,7 @@ SHARD = "model-{}-of-{}.safetensors"
 
 
 def model_folder(call: str, folder: object) -> Path:
-    """The path of a folder. Raises ValueError, with the call's name, for what is no path."""
+    """The path of a folder. Raises ValueError with the call's name for anything but a path."""
     if not isinstance(folder, str | os.PathLike):
         raise ValueError(f"{call}: folder must be a path (str or Path), got {shown(folder)}.")
     return Path(folder)

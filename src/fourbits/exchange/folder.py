@@ -1,4 +1,4 @@
-"""A model folder of transformers, written and read without transformers."""
+"""Writes and reads model folders of transformers without using transformers."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 
 SHARD_BYTES = 5 * 10**9
-#: files of another model in the folder, which the new one may lack
+#: files of an older model in the folder, which the new model may not have
 STALE = (GENERATION, INDEX, WEIGHTS, SHARD.format("*", "*"), HF_QUANT)
 SAVED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -66,19 +66,19 @@ def save_hf(
 ) -> Compared | None:
     """Write a model for transformers' from_pretrained, and its tokenizer for AutoTokenizer.
 
-    state: a LanguageModel's state_dict; dtype: to which every tensor is rounded; tokenizer: writes its files,
-    too, and drops the rows of the vocabulary that it has no token for; end_token: the token that ends a
+    state: a LanguageModel's state_dict; dtype: the type to which tensors are rounded; tokenizer: its files
+    are written, too, and rows of the vocabulary without a token are dropped; end_token: the token that ends a
     generated text, by default the tokenizer's; provenance: the `fourbits` entry of config.json, from
     `fourbits.recipe.provenance.provenance(recipe)`; shard_bytes: largest file size; quantization: the weights
-    that are written as NVFP4; card: the text of README.md, written unless the folder has one of another
-    origin; verify: read the new files and compare every tensor with state before they replace others,
-    and return how many.
+    to write as NVFP4; card: the text of README.md, written unless the folder has a README of other origin;
+    verify: read the new files and compare every tensor with state before they replace older files, and return
+    the number of tensors.
 
     Only a few rows, or one quantized layer, are in memory at a time. A model in the folder is replaced when
     the new one is complete, and other files stay. Raises ValueError for a model that no transformers class
-    computes, for a state that is not this configuration's, for values that are not finite, for an end_token
-    outside the vocabulary and for a folder with files of these names that are no model's; and OSError, e.g.
-    for a full disk. After an error, the folder is as it was.
+    implements, a state of another configuration, values that are not finite, an end_token outside the
+    vocabulary, and a folder with files of these names that do not belong to a model; and OSError, e.g. for a
+    full disk. After an error, the folder is unchanged.
     """
     folder = model_folder("save_hf", folder)
     _require_options(dtype, shard_bytes)
@@ -167,7 +167,7 @@ class OpenedModel:
 
 
 def open_hf(folder: Path | str, *, clamp_time_steps: bool = True) -> OpenedModel:
-    """As `load_hf`, without reading the weights yet; their names, shapes and types are checked."""
+    """Open a folder as `load_hf` does, without reading the weights; checks their names, shapes and types."""
     folder = model_folder("load_hf", folder)
     described = read_config(folder)
     with _naming(folder / CONFIG):
@@ -177,13 +177,13 @@ def open_hf(folder: Path | str, *, clamp_time_steps: bool = True) -> OpenedModel
     with _naming(folder):
         if scheme is not None:
             files = DecodedFiles(files, scheme)
-        # before anything of the configuration's sizes is allocated
+        # before allocating anything by the configuration's sizes
         return OpenedModel(folder, config, files, matched(config, files.described))
 
 
 @contextmanager
 def _naming(path: Path) -> Generator[None]:
-    """Errors in the block name the path."""
+    """Add the path to errors in the block."""
     try:
         yield
     except ValueError as error:
@@ -192,7 +192,7 @@ def _naming(path: Path) -> Generator[None]:
 
 
 def _hf_quant_config(folder: Path) -> dict[str, Any] | None:
-    """modelopt's separate file, as config.json would say it; None without one."""
+    """modelopt's separate file in the form of config.json's entry; None if there is none."""
     if not (folder / HF_QUANT).is_file():
         return None
     found = read_json(folder / HF_QUANT, "Download or export the model again.").get("quantization")
@@ -224,7 +224,7 @@ def _require_options(dtype: object, shard_bytes: object) -> None:
 
 
 def _without_padding(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
-    """The configuration with a row of the vocabulary for every token, and no more."""
+    """The configuration with exactly one row of the vocabulary per token of the tokenizer."""
     if tokenizer is None:
         return config
     if tokenizer.size > config.vocab_size:
@@ -253,7 +253,7 @@ def _write_quantization(folder: Path, quantization: Quantization, kept: Sequence
 
 
 def _write_tokens(folder: Path, tokenizer: Tokenizer | None, end_token: int | None, length: int) -> None:
-    """The tokenizer's files, and which tokens end and pad a text. length: of the longest text."""
+    """The tokenizer's files, and the tokens that end and pad a text. length: that of the longest text."""
     if tokenizer is not None:
         for name, content in tokenizer_files(tokenizer, length).items():
             write_whole(folder / name, content)

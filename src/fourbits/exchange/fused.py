@@ -1,7 +1,7 @@
-"""Projections of one input that servers compute as one matrix: q, k and v; gate and up.
+"""Projections of one input that servers merge into one matrix: q, k and v; gate and up.
 
-Such a matrix has one global scale. vLLM takes the largest of its parts' scales and leaves their block scales
-as they are, so parts with smaller ones would be read with values that are too large.
+The merged matrix has one global scale. vLLM takes the largest global scale of the parts and keeps their block
+scales, so it would decode a part with a smaller global scale to values that are too large.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def fused_groups(modules: Iterable[str]) -> list[tuple[str, ...]]:
-    """The modules, by name, that servers compute together; each group has at least two.
+    """The names of modules that servers merge, in groups of at least two.
 
     modules: all linear layers of a model, in BF16 or not.
     """
@@ -24,9 +24,9 @@ def fused_groups(modules: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def differing(groups: Iterable[tuple[str, ...]], scales: Mapping[str, float]) -> tuple[str, ...] | None:
-    """The first group whose parts have more than one global scale, or of which only a part is quantized.
+    """The first group with different global scales, or of which only some modules are quantized.
 
-    scales: of the quantized modules.
+    scales: global scales of the quantized modules.
     """
     for group in groups:
         if len({scales.get(name) for name in group}) > 1:

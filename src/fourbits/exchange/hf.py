@@ -28,11 +28,11 @@ def from_hf(
 
 
 def to_hf(model: LanguageModel, *, dtype: torch.dtype = torch.float32, end_token: int | None = None) -> Any:
-    """The transformers model that computes the same, with a copy of the weights in `dtype`.
+    """The equivalent transformers model, with a copy of the weights in `dtype`.
 
     Needs transformers (the extra `hf`). end_token: the token that ends a generated text. For large models,
     `save_hf` and from_pretrained need less memory. Raises ValueError for a model that no transformers class
-    computes, and for an end_token outside the vocabulary.
+    implements, and for an end_token outside the vocabulary.
     """
     if not isinstance(model, LanguageModel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"to_hf: model must be a LanguageModel of fourbits, got {type(model).__name__}.")
@@ -40,9 +40,9 @@ def to_hf(model: LanguageModel, *, dtype: torch.dtype = torch.float32, end_token
     described = to_hf_config(model.config, dtype, end_token)
     kind = described.pop("model_type")
     config = transformers.AutoConfig.for_model(kind, **described)
-    # Not .to(dtype) afterwards, which would also round the rotary frequencies.
+    # .to(dtype) would also round the rotary frequencies.
     theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     own = model.state_dict()
-    theirs.generation_config.pad_token_id = end_token  # not in the configuration: see to_hf_config
+    theirs.generation_config.pad_token_id = end_token  # not part of the configuration, see to_hf_config
     theirs.load_state_dict({name: own[ours] for ours, name in hf_names(model.config).items()}, strict=True)
     return theirs.eval()

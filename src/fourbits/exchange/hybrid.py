@@ -1,6 +1,6 @@
 """The part of a NemotronH configuration that a Transformer does not have: the pattern and Mamba-2.
 
-One difference needs care. transformers' NemotronH clamps every time step dt to at least `time_step_min`
+Time steps differ. transformers' NemotronH clamps every time step dt to at least `time_step_min`
 (0.001 by default) in training and prefill, but not in single-token decoding. Megatron-LM, which trained the
 published models, never clamps. So an export writes a `time_step_min` too small to have an effect, and an
 import either follows transformers or does not clamp.
@@ -30,7 +30,7 @@ EXPERTS = ("moe", "E")
 
 
 def write_hybrid(config: ModelConfig) -> dict[str, Any]:
-    """The keys of a NemotronH that a Transformer does not have."""
+    """The keys of a NemotronH configuration that a Transformer's does not have."""
     mapping: dict[str, Any] = {
         "layers_block_type": [LAYER_TYPES[letter] for letter in config.pattern],
         "mlp_hidden_act": "relu2",

@@ -1,7 +1,7 @@
-"""The two public layouts of NVFP4 checkpoints: that of modelopt, and that of compressed-tensors.
+"""The two public layouts of NVFP4 checkpoints: modelopt's and compressed-tensors'.
 
 Both hold uint8 codes [N, K/2] (even element in the low nibble), E4M3 scales [N, K/16] and an FP32 scale per
-tensor. They differ in names, and in what the FP32 scales are:
+tensor. They differ in names and in the meaning of the FP32 scales:
 
                        modelopt                  compressed-tensors
     codes              X.weight                  X.weight_packed
@@ -36,11 +36,11 @@ class PackedWeight:
     codes: Tensor
     #: float8_e4m3fn [N, K / 16]
     block_scale: Tensor
-    #: fp32 scalar, as all scales here a factor
+    #: fp32 scalar; a factor, like all scales here
     global_scale: Tensor
 
     def rows(self, first: int, last: int) -> "PackedWeight":
-        """The rows first to last - 1 of this weight."""
+        """Rows first to last - 1 of this weight."""
         return PackedWeight(self.codes[first:last], self.block_scale[first:last], self.global_scale)
 
     def dequantize(self) -> Tensor:
@@ -52,7 +52,7 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLayout:
-    """How a checkpoint stores NVFP4. The names are ends of tensor names, after the module's and a dot."""
+    """How a checkpoint stores NVFP4. Fields are suffixes of tensor names, after the module's and a dot."""
 
     name: Literal["modelopt", "compressed-tensors"]
     codes: str
@@ -64,7 +64,7 @@ class CheckpointLayout:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """The ends of all tensor names."""
+        """The suffixes of all tensor names."""
         return (self.codes, self.block_scale, self.global_scale, self.input_scale)
 
     def described(self, module: str, shape: torch.Size, with_input: bool) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ class CheckpointLayout:
         return {f"{module}.{end}": tensor for end, tensor in found.items()}
 
     def weight(self, module: str, tensors: Mapping[str, Tensor]) -> PackedWeight:
-        """The weight in a module's tensors."""
+        """The weight that a module's tensors store."""
         codes, block_scale = (tensors[f"{module}.{end}"] for end in (self.codes, self.block_scale))
         return PackedWeight(codes, block_scale, self.factor(f"{module}.{self.global_scale}", tensors))
 
@@ -121,7 +121,7 @@ LAYOUTS = {layout.name: layout for layout in (MODELOPT, COMPRESSED_TENSORS)}
 
 
 def _reciprocal(scale: Tensor) -> Tensor:
-    """1 / scale, whose own reciprocal is the scale again, because scales of training are reciprocals.
+    """1 / scale. Its reciprocal is exactly the scale again, because scales in training are reciprocals.
 
     Raises ValueError for the scale of a tensor with an amax below 7.9e-36.
     """
@@ -136,7 +136,7 @@ def _reciprocal(scale: Tensor) -> Tensor:
 def quantization_config(layout: CheckpointLayout, kept: Sequence[str], with_input: bool) -> dict[str, Any]:
     """The `quantization_config` of config.json. kept: names of the linear layers in BF16.
 
-    with_input: whether readers quantize the inputs of layers (W4A4), else only weights are (W4A16).
+    with_input: readers quantize the inputs of layers, too (W4A4); else only weights are quantized (W4A16).
     """
     if layout is MODELOPT:
         group = _modelopt_args()
@@ -160,7 +160,7 @@ def quantization_config(layout: CheckpointLayout, kept: Sequence[str], with_inpu
     group = {
         "targets": ["Linear"],
         "weights": args | {"dynamic": False},
-        # Scales of blocks are those of the tokens at hand, below the calibrated global one.
+        # Readers compute block scales from the tokens at hand; only the global scale is calibrated.
         "input_activations": args | {"dynamic": "local"} if with_input else None,
         "output_activations": None,
         "format": "nvfp4-pack-quantized",

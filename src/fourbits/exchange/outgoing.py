@@ -1,6 +1,6 @@
 """The tensors that an export writes for each parameter: its values in one dtype, or NVFP4 codes and scales.
 
-Both come a few rows at a time, or for one layer at a time, so that memory does not grow with the model.
+Both are produced a few rows, or one layer, at a time, so that memory does not grow with the model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +22,10 @@ SLAB = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """The weights that an export quantizes, how, and their layout.
+    """The weights that an export quantizes, the functions that quantize them, and their layout.
 
-    exchange knows nothing of recipes: the caller, which does, passes the functions. `weights` are names of
-    ours; all other parameters are written in the export's dtype.
+    exchange does not depend on recipes, so the caller passes the functions. `weights` are our names; all
+    other parameters are written in the export's dtype.
     """
 
     layout: CheckpointLayout
@@ -34,8 +34,8 @@ class Quantization:
     pack: Callable[[str, Tensor], PackedWeight]
     #: (name, master [N, K]) -> the values that training multiplies by, fp32, a few rows at a time
     values: Callable[[str, Tensor], Iterator[Tensor]]
-    #: of each weight's layer, fp32 scalar: the global scale by which servers quantize its input; None: they
-    #: leave inputs in BF16
+    #: by weight: the global scale, fp32 scalar, with which servers quantize its layer's input; None: inputs
+    #: stay in BF16
     input_scales: Mapping[str, Tensor] | None
 
     @property
@@ -50,7 +50,7 @@ class Outgoing:
 
     state: Mapping[str, Tensor]
     names: Mapping[str, str]
-    #: its vocab_size is that of the export
+    #: with the export's vocab_size
     config: ModelConfig
     dtype: torch.dtype
     quantization: Quantization | None
@@ -60,7 +60,7 @@ class Outgoing:
         return self.quantization is not None and name in self.quantization.weights
 
     def master(self, name: str) -> Tensor:
-        """A parameter, without rows of the vocabulary that the export has no token for."""
+        """A parameter without rows of the vocabulary that have no token in the export."""
         table = name in ("embed.weight", "head.weight")
         return self.state[name][: self.config.vocab_size] if table else self.state[name]
 

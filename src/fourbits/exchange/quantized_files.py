@@ -1,4 +1,4 @@
-"""Quantized checkpoints, read as floating-point weights: a starting point for training.
+"""Reads quantized checkpoints as floating-point weights, as a starting point for training.
 
 NVFP4 in the layouts of modelopt and compressed-tensors, and E4M3 in blocks with FP32 scales, as DeepSeek-V3
 and others publish it. Each weight is decoded on access, in FP32; scales of inputs and of caches are skipped.
@@ -22,7 +22,7 @@ from fourbits.exchange.shown import shown
 
 FP8_SCALE = "weight_scale_inv"
 _MODELOPT_ALGORITHMS = ("NVFP4", "W4A16_NVFP4")
-#: of quantized key and value caches, which training does not have
+#: scales of quantized KV caches, which training does not use
 _CACHE_SCALES = (".k_scale", ".v_scale")
 _PACKED = "nvfp4-pack-quantized"
 
@@ -30,8 +30,8 @@ _PACKED = "nvfp4-pack-quantized"
 class DecodedFiles(Mapping[str, Tensor]):
     """The weights of quantized files by their names without quantization, fp32 where they were quantized.
 
-    described: the same on the meta device. Raises ValueError naming a tensor that lacks its scales, or whose
-    scales have another type or shape than its codes ask for.
+    described: the same on the meta device. Raises ValueError naming a tensor whose scales are missing, or
+    have a type or shape that does not fit its codes.
     """
 
     def __init__(self, files: WeightFiles, scheme: "CheckpointLayout | tuple[int, int]") -> None:
@@ -105,7 +105,7 @@ class DecodedFiles(Mapping[str, Tensor]):
         return codes.shape
 
     def _require(self, module: str, end: str, dtype: torch.dtype, *shapes: tuple[int, ...]) -> Tensor:
-        """One of a module's tensors, described. shapes: those it may have; none: any matrix."""
+        """The description of one of a module's tensors. shapes: the shapes allowed; empty: any matrix."""
         name = f"{module}.{end}"
         found = self._files.described.get(name)
         if found is None:
@@ -123,9 +123,9 @@ class DecodedFiles(Mapping[str, Tensor]):
 
 
 def scheme_of(config: object) -> "CheckpointLayout | tuple[int, int] | None":
-    """How a model's `quantization_config` says that it is stored; None for a null or empty one.
+    """The scheme of a model's `quantization_config`; None for a null or empty one.
 
-    Raises ValueError for a scheme that is not read here.
+    Raises ValueError for a scheme that is not supported.
     """
     if not config:
         return None

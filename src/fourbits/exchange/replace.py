@@ -1,9 +1,9 @@
-"""Replace several files of a folder together: no reader, error or kill leaves or sees a mix of two sets.
+"""Replaces several files of a folder together; no reader, error or kill sees or leaves a mix of two sets.
 
-The new files are written into a folder inside, and flushed to disk. Then the old ones are moved into it, the
-`last` one first, and the new ones out of it, the `last` one last. Until that move, everything can be undone:
-after an error at once, after a kill by the next call. Only then are the old files removed. A folder whose
-`last` file is missing counts as empty; it is missing for the time of a few renames.
+The new files are written into a folder inside it and flushed to disk. Then the old files are moved into that
+folder, the `last` one first, and the new files out of it, the `last` one last. Until that last move
+everything can be undone: immediately after an error, by the next call after a kill. The old files are removed
+at the end. A folder whose `last` file is missing counts as empty; the file is missing during a few renames.
 """
 
 import shutil
@@ -21,11 +21,11 @@ NEW, OLD, MOVES = "new", "old", "moves.json"
 
 @contextmanager
 def replaced_together(folder: Path, last: str, stale: Iterable[str]) -> Generator[Path]:
-    """Yields an empty folder for the new files; at the end of the block they replace the old ones.
+    """Yield an empty folder for the new files; at the end of the block they replace the old ones.
 
-    last: the file without which the folder counts as empty; stale: patterns of old files that are removed
-    even if no new one has their name. Raises OSError, e.g. for a full disk, after which the old files are as
-    they were, and ValueError if another process is writing here.
+    last: the file without which the folder counts as empty; stale: patterns of old files to remove even if no
+    new file has their name. Raises OSError, e.g. for a full disk, and leaves the old files unchanged;
+    ValueError if another process is writing here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
@@ -74,7 +74,7 @@ def _commit(folder: Path, last: str, stale: Iterable[str]) -> None:
 
 
 def _settle(folder: Path, last: str) -> None:
-    """Undo the moves of a replacement without its last one, and remove what any replacement left."""
+    """Undo the moves of an unfinished replacement, and remove the files that any replacement left."""
     staging = folder / STAGING
     if interrupted(folder, last):
         moves = read_json(staging / MOVES)
@@ -84,6 +84,6 @@ def _settle(folder: Path, last: str) -> None:
         for name in reversed(moves["leaving"]):
             if (staging / OLD / name).exists():
                 (staging / OLD / name).replace(folder / name)
-        (staging / MOVES).unlink()  # before the rest, of which a part would look like moves to undo
+        (staging / MOVES).unlink()  # removed first: an incomplete rest would look like moves to undo
     if staging.exists():
         shutil.rmtree(staging)

@@ -1,7 +1,7 @@
 """Rotary positions in a config.json: `rope_parameters`, or `rope_scaling` of older transformers.
 
-transformers takes `rope_scaling` where a file has both, a base inside it before the one beside it, and
-`original_max_position_embeddings` beside it before the one inside it. The default base is 10,000.
+If a file has both, transformers uses `rope_scaling`. A base inside it takes precedence over one next to it;
+`original_max_position_embeddings` next to it takes precedence over one inside it. The default base is 10,000.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Values in error messages: on one line, and short."""
+"""Formats values for error messages: short, on one line."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ LONGEST = 80
 
 
 def shown(value: object) -> str:
-    """repr(value), on one line and without the middle of a long one."""
+    """repr(value) on one line; the middle of a long one is cut."""
     text = repr(value).replace("\n", " ")
     half = LONGEST // 2
     return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]}"
 
 
 def not_parameters(names: Sequence[str]) -> str:
-    """A sentence: these names, of which it shows the first, are not parameters of the model."""
+    """A sentence that says that these names are not parameters of the model; it shows the first one."""
     rest = f"and {len(names) - 1} more are not parameters" if len(names) > 1 else "is not a parameter"
     return f"{shown(names[0])} {rest} of this model."

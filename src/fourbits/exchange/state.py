@@ -1,4 +1,4 @@
-"""The state_dict that an export starts from: that of the whole model, and its rounded tensors."""
+"""Checks the state_dict to export, which must be the whole model's, and rounds its tensors."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from fourbits.model.config import ModelConfig
 
 
 def require_state(state: object, config: ModelConfig) -> None:
-    """Raise ValueError, with its name, for what is not the state_dict of a model of this configuration."""
+    """Raise ValueError, naming the tensor, unless this is the state_dict of a model of this configuration."""
     if not isinstance(state, Mapping):
         raise ValueError(
             f"save_hf: state must be a state_dict, got {type(state).__name__}. Pass model.state_dict()."
@@ -39,7 +39,7 @@ def require_state(state: object, config: ModelConfig) -> None:
 def rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy on the CPU in dtype. Raises ValueError for values that are not finite, before or after.
 
-    It is a copy in any case, because a file cannot hold two tensors of one storage.
+    Always a copy, because a file cannot hold two tensors that share storage.
     """
     require_finite(name, tensor)
     copy = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()

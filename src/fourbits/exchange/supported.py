@@ -1,4 +1,4 @@
-"""Settings of transformers without a counterpart here, and what absent keys mean there."""
+"""Settings of transformers without a counterpart here, and transformers' defaults for absent keys."""
 
 from typing import Any
 
@@ -36,7 +36,9 @@ ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
         "attention_bias": (False,),
         "hidden_act": ("silu",),
         "attention_dropout": (0,),
-        "use_sliding_window": (False,),  # of the blocks from max_window_layers on; here all have one or none
+        "use_sliding_window": (
+            False,
+        ),  # applies to the blocks from max_window_layers on; here all blocks have a window or none has
     },
     "arcee": {
         "attention_bias": (False,),
@@ -46,7 +48,7 @@ ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 
-#: transformers' values for absent keys, where it has one for every model of the type
+#: transformers' defaults for absent keys, where all models of the type share one
 ABSENT: dict[str, dict[str, Any]] = {
     "nemotron_h": {"max_position_embeddings": 4096, "norm_eps": 1e-5, "num_key_value_heads": 8},
     "llama": {"max_position_embeddings": 2048, "norm_eps": 1e-6},
@@ -67,7 +69,7 @@ ABSENT: dict[str, dict[str, Any]] = {
 
 
 def require_supported(family: Family, config: Fields) -> None:
-    """Raise ValueError, with its name, for a setting that this package does not compute."""
+    """Raise ValueError naming a setting that is not supported here."""
     if quantized := config.get("quantization_config"):
         raise ValueError(
             f"exchange: weights must be floating-point, got quantized ones ({shown(quantized)}). "

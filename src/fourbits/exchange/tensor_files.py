@@ -1,8 +1,8 @@
 """safetensors files, one tensor at a time, so that memory does not grow with the file.
 
-The library reads. Its writer takes all tensors of a file at once, so files are written here: the length of
-the header, the header (JSON), and the tensors' bytes, the types of most bytes first, so that every tensor is
-aligned.
+The safetensors library reads. Its writer needs all tensors of a file at once, so files are written here: the
+length of the header, the header (JSON), and the tensors' bytes, the widest types first, so that every tensor
+is aligned.
 """
 
 import json
@@ -38,7 +38,7 @@ _ALIGNMENT = 8
 class TensorFile(Mapping[str, Tensor]):
     """The tensors of a file by name, each read on access and freed with the last reference to it.
 
-    described: the same names with tensors on the meta device, from the header alone; a type that torch lacks
+    described: the same names with tensors on the meta device, from the header alone; a type unknown to torch
     is described as uint8. metadata: the header's, text by name. Raises ValueError naming the file if it is
     damaged.
     """
@@ -59,7 +59,8 @@ class TensorFile(Mapping[str, Tensor]):
         if name not in self.described:
             raise KeyError(name)
         try:
-            # Opened again each time: pages of a file that stays mapped count as memory of this process.
+            # Opened for each tensor, because pages of a file that stays mapped count as memory of this
+            # process.
             return self._opened().get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{self.path}: {name!r} is not readable: {error}.") from error
@@ -80,8 +81,8 @@ def write_tensors(
     """Write a safetensors file from parts, and flush it to disk.
 
     described: dtype and shape of every tensor (on the meta device); parts: (name, the next rows of that
-    tensor), in any order of names; metadata: of the header, besides the format. Raises OSError, e.g. for a
-    full disk. Other threads run meanwhile.
+    tensor), in any order of names; metadata: added to the header, besides the format. Raises OSError, e.g.
+    for a full disk. Releases the GIL while writing.
     """
     names = sorted(described, key=lambda name: (-described[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
@@ -114,5 +115,5 @@ def _described(stored: Any) -> Tensor:
 
 
 def _bytes_of(part: Tensor) -> memoryview:
-    """The bytes in place: a copy would keep other threads waiting."""
+    """The tensor's bytes without a copy, which would hold the GIL."""
     return part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,6 +1,6 @@
-"""Tensors in pieces over several safetensors files, as torch.distributed.checkpoint writes them.
+"""Tensors split into pieces over several safetensors files, as torch.distributed.checkpoint writes them.
 
-The files of a folder hold pieces under the tensor's name, and in their metadata where each piece begins.
+A file holds pieces under the tensor's name, and records in its metadata where each piece begins.
 """
 
 import json
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fourbits.exchange.tensor_files import TensorFile
 
-#: the key of the metadata, and what it says about each piece
+#: the key of the metadata, and the fields that it has for each piece
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
@@ -24,7 +24,7 @@ class _Piece(NamedTuple):
 
 
 class TensorPieces(Mapping[str, Tensor]):
-    """The tensors of several files by name, each put together on access.
+    """The tensors of several files by name, each assembled on access.
 
     described: the same names with tensors on the meta device. Raises ValueError naming the file if one is
     damaged, or if pieces are missing or overlap.
@@ -64,7 +64,7 @@ class TensorPieces(Mapping[str, Tensor]):
 
 
 def _offsets(file: TensorFile) -> dict[str, tuple[int, ...]]:
-    """Where the pieces in a file begin."""
+    """The offsets of the pieces in a file."""
     text = file.metadata.get(SHARDING)
     try:
         found = json.loads(text) if text else {}
@@ -74,7 +74,7 @@ def _offsets(file: TensorFile) -> dict[str, tuple[int, ...]]:
 
 
 def _whole(name: str, pieces: Sequence[_Piece]) -> list[int]:
-    """The shape of a tensor, of which pieces are runs of rows, of all columns or of runs of them.
+    """The shape of a tensor whose pieces are ranges of rows, with all columns or ranges of columns.
 
     Raises ValueError if they do not fill it.
     """
@@ -92,12 +92,12 @@ def _whole(name: str, pieces: Sequence[_Piece]) -> list[int]:
     return shape
 
 
-#: where it begins, and its size
+#: offset and size
 _Run = tuple[int, int]
 
 
 def _end(runs: Iterable[_Run]) -> int | None:
-    """Where runs end that follow each other from 0 on; None for a gap, or for one that is there twice."""
+    """The end of consecutive ranges that begin at 0; None if there is a gap or a duplicate."""
     end = 0
     for begin, size in sorted(runs):
         if begin != end:

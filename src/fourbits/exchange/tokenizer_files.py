@@ -1,9 +1,10 @@
-"""The files from which transformers' AutoTokenizer reads a tokenizer of ours.
+"""The files from which transformers' AutoTokenizer reads our tokenizer.
 
-A text then has the tokens that the model was trained on, without those that a tokenizer.json may add around
-it, because `Tokenizer.encode` adds none. A batch is padded with the vocabulary's padding token if it has one,
-else with the end token; the attention mask hides both. Only these files and generation_config.json name it:
-for a `pad_token_id` in config.json, transformers makes an embedding row zero and does not train it.
+It then encodes a text to the tokens that the model was trained on. Tokens that a tokenizer.json may add
+around a text are removed, because `Tokenizer.encode` adds none. Batches are padded with the vocabulary's
+padding token if it has one, else with the end token; the attention mask hides both. Only these files and
+generation_config.json name the padding token: for a `pad_token_id` in config.json, transformers sets its
+embedding row to zero and does not train it.
 """
 
 import json
@@ -19,13 +20,15 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 def tokenizer_files(tokenizer: Tokenizer, max_seq_len: int) -> dict[str, bytes]:
     """The content of tokenizer.json and tokenizer_config.json, by name."""
     described: dict[str, Any] = json.loads(tokenizer.serialized())
-    if (described.get("post_processor") or {}).get("type") != "ByteLevel":  # which only moves offsets
+    if (described.get("post_processor") or {}).get(
+        "type"
+    ) != "ByteLevel":  # post-processing only moves offsets
         described["post_processor"] = None
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokenizer.end_token,
         "pad_token": tokenizer.padding()[0],
-        "padding_side": "left",  # so that a prompt ends where its continuation begins
+        "padding_side": "left",  # so that nothing is added between a prompt and its continuation
         "model_max_length": max_seq_len,
         "clean_up_tokenization_spaces": False,
     }
@@ -36,7 +39,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_seq_len: int) -> dict[str, bytes]:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a transformers model, with the end token that its own configuration names.
+    """The tokenizer of a transformers model, with the end token that its configuration names.
 
     Raises ValueError if the folder has none.
     """

@@ -12,9 +12,9 @@ from fourbits.model.lm import LanguageModel
 
 # Older Llamas store tensors that follow from the configuration.
 DERIVED = ("rotary_emb.inv_freq",)
-#: what a checkpoint's weights may be; other types need scales or lose values
+#: dtypes that a checkpoint's weights may have; others need scales or lose values
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-#: parts of names that wrappers add -> what adds them
+#: parts of names that wrappers add -> the wrapper
 WRAPPERS = {
     "_orig_mod.": "torch.compile",
     "_fsdp_wrapped_module.": "FSDP",
@@ -42,7 +42,7 @@ def unfilled(config: ModelConfig, compute_dtype: torch.dtype, device: torch.devi
         model = LanguageModel(config, compute_dtype=compute_dtype)
     model.to_empty(device=device)
     if config.tie_embeddings:
-        model.head.weight = model.embed.weight  # to_empty allocates a separate table for each
+        model.head.weight = model.embed.weight  # to_empty allocates tied tables separately
     return model
 
 

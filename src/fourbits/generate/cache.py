@@ -1,7 +1,7 @@
-"""What a model keeps of the tokens it has read, so that the next one costs the work of one token.
+"""The cache of the tokens that a model has read, so that the next token costs the work of one token.
 
-Attention keeps keys and values; a Mamba layer keeps the inputs that its convolution still reaches and the
-state of its scan, whose sizes do not depend on the number of tokens. Tensors keep their addresses, so that a
+Attention keeps keys and values. A Mamba layer keeps the last inputs of its convolution and the state of its
+scan, whose sizes do not depend on the number of tokens. Tensors keep their addresses, so that a
 captured CUDA graph can be replayed on them.
 """
 
@@ -35,8 +35,8 @@ class MambaCache:
 class Cache:
     """The caches of a model's mixers.
 
-    lengths: tokens read, int64 [B]; documents: number of each token's document, int32 [B, S], or None where
-    the model's attention spans documents; ended: whether a row's last token ended its document, bool [B].
+    lengths: tokens read, int64 [B]; documents: number of each token's document, int32 [B, S], or None if the
+    model's attention spans documents; ended: whether a row's last token ended its document, bool [B].
     """
 
     attention: dict[nn.Module, AttentionCache]
@@ -47,7 +47,7 @@ class Cache:
 
 
 def empty_cache(model: LanguageModel, rows: int, capacity: int) -> Cache:
-    """The cache before the first token, for `rows` sequences of at most `capacity` tokens."""
+    """An empty cache for `rows` sequences of at most `capacity` tokens."""
     device, dtype = model.embed.weight.device, model.norm.out_dtype or model.residual_dtype
     separate = model.config.document_end is not None
     return Cache(

@@ -1,4 +1,4 @@
-"""One token after another for a batch of sequences; on a GPU, each step replays a captured CUDA graph."""
+"""Generates a batch of sequences token by token; on a GPU, each step replays a captured CUDA graph."""
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -13,13 +13,13 @@ from fourbits.generate.sampling import Sampling, chosen
 from fourbits.model.linear import Linear
 from fourbits.model.lm import LanguageModel
 
-#: steps that run before capture, for libraries that set themselves up in their first calls
+#: steps that run before capture, because libraries initialize themselves in their first calls
 WARMUP = 2
 
 
 @contextmanager
 def ready(model: LanguageModel) -> Generator[None]:
-    """Evaluation mode, uncompiled and without gradients; BF16 layers round their masters once."""
+    """Set the model to evaluation, uncompiled and without gradients; BF16 layers round their masters once."""
     dtype = model.norm.out_dtype or model.residual_dtype
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -45,8 +45,8 @@ class Decoder:
     ) -> None:
         """Read the prompts; call this and `next` inside `ready(model)`.
 
-        prompts: int64 [B, T], rows filled up behind their ends; lengths: int64 [B]; capacity: tokens of the
-        longest sequence at its end; num_ids: only tokens below it are chosen.
+        prompts: int64 [B, T], padded at the end of each row; lengths: int64 [B]; capacity: tokens of the
+        longest sequence when it ends; num_ids: only tokens below it are chosen.
         """
         self._model, self._sampling, self._num_ids = model, sampling, num_ids
         self.cache: Cache = empty_cache(model, len(prompts), capacity)
@@ -70,7 +70,7 @@ class Decoder:
         return read_token(self._model, self._tokens, self.cache)
 
     def _captured(self) -> Callable[[], Tensor]:
-        """A replay of `_read`: the same kernels on the same addresses. Capturing runs nothing."""
+        """A function that replays `_read`: the same kernels on the same addresses. Capturing runs nothing."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             logits = self._read()

@@ -67,7 +67,7 @@ def read_token(model: LanguageModel, tokens: Tensor, cache: Cache) -> Tensor:
 def _visible(cache: Cache) -> Tensor:
     """Which tokens of the cache the next token of each row sees, itself included, bool [B, S].
 
-    S is 0 without attention. Notes the token's document.
+    S is 0 without attention. Records the token's document in the cache.
     """
     capacity = next((kept.keys.shape[1] for kept in cache.attention.values()), 0)
     positions = torch.arange(capacity, device=cache.lengths.device, dtype=torch.int64)
@@ -81,7 +81,7 @@ def _visible(cache: Cache) -> Tensor:
 
 
 def _through(model: LanguageModel, tokens: Tensor, mix: Mix) -> Tensor:
-    """What the head contracts, [B, T, D]; mix(mixer, x) runs a mixer."""
+    """The head's input, [B, T, D]; mix(mixer, x) runs a mixer."""
     x, branch = model.embed(tokens).to(model.residual_dtype), None
     for block in model.blocks:
         if isinstance(block, TransformerBlock):

@@ -1,4 +1,4 @@
-"""Continue prompts: in batches of similar length, until each ends or has its number of tokens."""
+"""Continues prompts, in batches of similar length, until each ends or has the requested number of tokens."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from fourbits.generate.decoder import Decoder, ready
 from fourbits.generate.sampling import Sampling
 from fourbits.model.lm import LanguageModel
 
-#: steps between two looks at whether all sequences of a batch have ended, which wait for the device
+#: steps between checks of whether all sequences of a batch have ended, which wait for the device
 LOOK_EVERY = 16
 
 
@@ -25,7 +25,7 @@ def generate(
     is_done: Callable[[int, list[int]], bool] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
-    """Continue each prompt by num_tokens tokens, or up to and without `end`; in the order of the prompts.
+    """Continue each prompt by num_tokens tokens, or until `end`, which is not returned; in their order.
 
     num_ids: only tokens below it are generated, because a model's vocabulary may be padded beyond its
     tokenizer's. Prompts of similar length share a batch, and a sequence's draws do not depend on its batch.

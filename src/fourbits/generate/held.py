@@ -1,8 +1,8 @@
-"""Quantized layers for generation: weights quantized once, inputs by an amax that calibration has measured.
+"""Quantized layers for generation: weights are quantized once, inputs with a constant amax from calibration.
 
-In training an operand's scale follows the amax of the tensor that is multiplied. In generation that tensor
-is one token of every sequence of a batch, so a token's result would depend on its neighbors. With the amax
-held, it does not.
+In training, an operand's scale follows the amax of the tensor that is multiplied. In generation that tensor
+holds one token of every sequence of a batch, so a token's result would depend on the other sequences. With a
+constant ("held") amax it does not.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,7 +23,7 @@ from fourbits.recipe.recipe import table_from_text
 
 
 class HeldLayer:
-    """The forward pass of one layer. amax: of its inputs, fp32 scalar; None takes that of each input."""
+    """The forward pass of one layer. amax: of its inputs, fp32 scalar; None: each input's own amax."""
 
     def __init__(
         self, layer: nn.Linear, inputs: OperandSpec, weight: ExactOperand, amax: Tensor | None = None
@@ -31,7 +31,7 @@ class HeldLayer:
         self.layer, self.inputs, self.weight, self.amax = layer, inputs, weight, amax
 
     def measuring(self, input: Tensor) -> Tensor:
-        """The forward pass with each input's amax, of which the largest is kept."""
+        """The forward pass with each input's own amax; keeps the largest of them."""
         known, self.amax = self.amax, None
         y = self(input)
         if self.inputs.tensor_scaled:
@@ -48,7 +48,7 @@ class HeldLayer:
 
 
 def recipe_layers(model: nn.Module) -> list[HeldLayer]:
-    """The quantized layers of a converted model; valid after the model is converted to another recipe, too.
+    """The quantized layers of a converted model; they stay valid when it is converted to another recipe.
 
     Raises ValueError for a recipe whose Fprop rounds stochastically, has corrections or an adaptive layout.
     """
@@ -67,7 +67,7 @@ def recipe_layers(model: nn.Module) -> list[HeldLayer]:
 
 
 def stored_layer(layer: nn.Linear, packed: PackedWeight, input_scale: Tensor | None) -> HeldLayer:
-    """A layer with the codes and scales of a checkpoint. input_scale: fp32 scalar, a factor, if it has one.
+    """A layer with a checkpoint's codes and scales. input_scale: its factor for inputs, fp32 scalar, or None.
 
     Inputs are NVFP4 in 1x16 blocks, as servers quantize them.
     """
@@ -88,7 +88,7 @@ def stored_layer(layer: nn.Linear, packed: PackedWeight, input_scale: Tensor | N
 
 @torch.no_grad()
 def calibrate(model: nn.Module, layers: Sequence[HeldLayer], calibration: Sequence[Tensor]) -> None:
-    """Measure the amaxes of the inputs of layers that have none.
+    """Measure the input amax of every layer that has none.
 
     calibration: batches of tokens, int64 [B, T] each; an amax is the largest over all of them. Raises
     ValueError without batches.
@@ -106,16 +106,16 @@ def calibrate(model: nn.Module, layers: Sequence[HeldLayer], calibration: Sequen
 
 @contextmanager
 def in_use(layers: Sequence[HeldLayer]) -> Generator[None]:
-    """Inside, the model's layers compute with their held operands."""
+    """Inside the block, the model's layers compute with their held operands."""
     with _replaced({held.layer: held for held in layers}):
         yield
 
 
 @contextmanager
 def held_operands(model: nn.Module, calibration: Sequence[Tensor]) -> Generator[int]:
-    """Inside, the model's quantized layers use held amaxes and weights; yields the number of those layers.
+    """Inside the block, the model's quantized layers use held amaxes and weights; yields their number.
 
-    Arguments and errors as of `recipe_layers` and `calibrate`.
+    Arguments and errors are those of `recipe_layers` and `calibrate`.
     """
     layers = recipe_layers(model)
     calibrate(model, layers, calibration)

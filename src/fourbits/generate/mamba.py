@@ -1,4 +1,4 @@
-"""A Mamba layer with a cache: of whole prompts, and of one token per sequence."""
+"""A Mamba layer with a cache, for whole prompts and for one token per sequence."""
 
 import torch
 from torch import Tensor
@@ -13,16 +13,16 @@ from fourbits.model.ops.mamba_step.op import mamba_step
 from fourbits.model.ops.mamba_step.weights import StepWeights
 from fourbits.model.ops.ssd.op import ssd, ssd_with_state
 
-#: tokens of a prompt whose contributions to the state are added at once
+#: number of tokens whose contributions to the state are added at once
 _SPAN = 256
 
 
 def scan_prompts(
     mixer: Mamba2, x: Tensor, kept: MambaCache, lengths: Tensor, documents: Tensor | None
 ) -> Tensor:
-    """The mixer's own forward pass from the first token on, [B, T, D] -> [B, T, D]; fills the cache.
+    """The mixer's forward pass over whole prompts, [B, T, D] -> [B, T, D]; fills the cache.
 
-    lengths: tokens of each row, int64 [B]; what follows them is padding. documents: int [B, T] or None.
+    lengths: tokens of each row, int64 [B]; the rest is padding. documents: int [B, T] or None.
     """
     projected = mixer.in_proj(x)
     z, xbc, dt = projected.split(step_weights(mixer).widths, dim=-1)
@@ -30,7 +30,7 @@ def scan_prompts(
     starts, seen = None, counted
     if documents is not None:
         starts = begins_document(documents) & counted
-        # what a next token of the last document sees
+        # the inputs that the next token sees if it continues the last document
         seen = counted & (documents == documents.gather(1, lengths[:, None] - 1))
     _keep_inputs(kept.inputs, xbc, lengths, seen)
     fused = mixer.fused(projected)
@@ -47,7 +47,7 @@ def scan_prompts(
 
 
 def scan_token(mixer: Mamba2, x: Tensor, kept: MambaCache, begins: Tensor) -> Tensor:
-    """One more token per row, [B, 1, D] -> [B, 1, D]; updates the cache.
+    """The mixer on one more token per row, [B, 1, D] -> [B, 1, D]; updates the cache.
 
     begins: rows whose token begins a document, bool [B].
     """
@@ -58,7 +58,7 @@ def scan_token(mixer: Mamba2, x: Tensor, kept: MambaCache, begins: Tensor) -> Te
 
 
 def step_weights(mixer: Mamba2) -> StepWeights:
-    """The mixer's parameters between its projections."""
+    """The parameters of the mixer that are used between its projections."""
     return StepWeights(
         mixer.conv_weight,
         mixer.conv_bias,

@@ -1,4 +1,4 @@
-"""The choice of a token from logits: the most likely one, or a draw that depends on its own sequence only."""
+"""Chooses a token from logits: the most likely one, or a draw that depends on the token's sequence only."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. Raises ValueError for values out of range.
+    """Settings of sampling. Raises ValueError for values out of range.
 
     temperature: 0 takes the most likely token. top_k: draw among the k most likely tokens; top_p: among the
-    fewest whose probabilities sum to at least top_p. seed: of the draws.
+    fewest tokens whose probabilities sum to at least top_p. seed: determines the draws.
     """
 
     temperature: float = 0.0
@@ -55,6 +55,6 @@ def chosen(logits: Tensor, draws: Tensor, sampling: Sampling) -> Tensor:
         probabilities = torch.where(before < sampling.top_p, probabilities, 0)
     upto = probabilities.cumsum(-1)
     place = (upto <= draws[:, None] * upto[:, -1:]).sum(-1, keepdim=True)
-    # rounding may leave the largest draws above the last sum: they take the last token that can be drawn
+    # rounding may leave the largest draws above the last sum; they get the last token that can be drawn
     place = torch.minimum(place, (probabilities > 0).sum(-1, keepdim=True) - 1)
     return tokens.gather(1, place)[:, 0]

@@ -1,4 +1,4 @@
-"""Tokens as text while they arrive."""
+"""Converts tokens to text while they arrive."""
 
 from fourbits.data.tokenizer import Tokenizer
 
@@ -6,7 +6,7 @@ from fourbits.data.tokenizer import Tokenizer
 class TextStream:
     """The text of a growing sequence of tokens, piece by piece.
 
-    A character may take several tokens, so a piece ends before one that is not complete.
+    A character may take several tokens, so a piece ends before an incomplete character.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -19,7 +19,7 @@ class TextStream:
         return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else self._new(text)
 
     def rest(self) -> str:
-        """What is left at the end, incomplete characters included."""
+        """The rest of the text at the end, incomplete characters included."""
         return self._new(self._tokenizer.decode(self._tokens))
 
     def _new(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""A finding of lint, and what its rules inspect."""
+"""A finding of lint, and the run that its rules inspect."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from fourbits.train.config import RunConfig
 
 
 class Finding(NamedTuple):
-    """One mistake: the rule's name, what is so, why it matters, and what to change."""
+    """One mistake: the rule's name, what is wrong, why it matters, and what to change."""
 
     rule: str
     what: str
@@ -24,13 +24,13 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LintedRun:
-    """The run that the rules inspect, and the cluster that it is meant for."""
+    """The run that the rules inspect, and its cluster."""
 
     config: RunConfig
-    #: the conversion of its model by its recipe
+    #: the result of converting the model by the recipe
     summary: ConversionSummary
     gpus: int = 1
-    #: ranks of tensor parallelism to check shards for
+    #: number of tensor-parallel ranks for which shards are checked
     tensor: int = 1
 
     @classmethod
@@ -40,7 +40,7 @@ class LintedRun:
 
     @property
     def tables(self) -> tuple[GemmTable, ...]:
-        """The recipe's table, and those of its rules."""
+        """The recipe's table, and the tables of its rules."""
         recipe = self.config.recipe
         return (recipe.table, *(rule.table for rule in recipe.layers))
 

@@ -7,10 +7,10 @@ from fourbits.train.config import RunConfig
 
 
 def lint(config: RunConfig, gpus: int = 1, tensor: int = 1) -> list[Finding]:
-    """The mistakes in a configuration, in the order of the rules; empty for none.
+    """The mistakes in a configuration, in the order of the rules; empty if there are none.
 
-    gpus: how many GPUs it is meant for; tensor: ranks of tensor parallelism to check shards for. Raises
-    ValueError unless both are at least 1.
+    gpus: number of GPUs of the run; tensor: number of tensor-parallel ranks for which shards are checked.
+    Raises ValueError unless both are at least 1.
     """
     for name, value in (("gpus", gpus), ("tensor", tensor)):
         if value < 1:

@@ -14,7 +14,7 @@ _LAST_BLOCKS = 4 / 62
 
 
 def final_blocks(run: LintedRun) -> Iterator[Finding]:
-    """The last blocks, whose gradients have the widest range, in 4 bits."""
+    """The last blocks, whose gradients have the widest range, are quantized to 4 bits."""
     blocks = len(run.config.model.pattern)
     recipe = run.config.recipe
     keep, ends_higher = recipe.keep_bf16, any(phase.end == "end" for phase in recipe.schedule)
@@ -30,7 +30,7 @@ def final_blocks(run: LintedRun) -> Iterator[Finding]:
 
 
 def head(run: LintedRun) -> Iterator[Finding]:
-    """The output head or the embedding meant to be quantized."""
+    """The recipe tries to quantize the output head or the embedding."""
     recipe = run.config.recipe
     if all(table.high_precision for table in run.tables):
         return
@@ -60,7 +60,7 @@ def head(run: LintedRun) -> Iterator[Finding]:
 
 
 def stochastic_rounding(run: LintedRun) -> Iterator[Finding]:
-    """4-bit gradients rounded to nearest, or more than gradients rounded stochastically."""
+    """4-bit gradients are rounded to nearest, or other operands than gradients stochastically."""
     for table in _with_4_bits(run):
         nearest = [
             name
@@ -84,7 +84,7 @@ def stochastic_rounding(run: LintedRun) -> Iterator[Finding]:
 
 
 def forward_transform(run: LintedRun) -> Iterator[Finding]:
-    """A Hadamard transform of the forward pass."""
+    """The recipe has a Hadamard transform in the forward pass."""
     if any(table.fprop.lhs.rht or table.fprop.rhs.rht for table in _with_4_bits(run)):
         yield Finding(
             "forward-transform",
@@ -95,7 +95,7 @@ def forward_transform(run: LintedRun) -> Iterator[Finding]:
 
 
 def weight_consistency(run: LintedRun) -> Iterator[Finding]:
-    """A weight whose values differ between Fprop and Dgrad."""
+    """A weight has different values in Fprop and Dgrad."""
     for table in _with_4_bits(run):
         forward, backward = table.fprop.rhs, table.dgrad.rhs
         both = forward.block_format.quantized and backward.block_format.quantized
@@ -113,7 +113,7 @@ def weight_consistency(run: LintedRun) -> Iterator[Finding]:
 
 
 def claimed_format(run: LintedRun) -> Iterator[Finding]:
-    """A recipe called FP4 that computes little in 4 bits."""
+    """A recipe named after FP4 computes little in 4 bits."""
     recipe, rows = run.config.recipe, run.summary.rows
     if "fp4" not in recipe.name.lower():
         return
@@ -121,7 +121,7 @@ def claimed_format(run: LintedRun) -> Iterator[Finding]:
         yield Finding(
             "claimed-format",
             f"recipe {recipe.name} has no 4-bit operand",
-            "Reports and checkpoints would carry a name that is not true.",
+            "Reports and checkpoints would carry a misleading name.",
             "Rename it, or set format to nvfp4 on its operands.",
         )
         return

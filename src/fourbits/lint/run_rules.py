@@ -15,31 +15,31 @@ from fourbits.train.preset_figures import estimated_seconds
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.samples import run_stream
 
-#: how far from the presets of similar size a rate or a batch may be
+#: factor by which a rate or a batch may differ from presets of similar size
 _RATE_RANGE, _BATCH_RANGE = 3.0, 8.0
 #: presets of similar size: parameters within this factor
 _SIMILAR = 4.0
 #: epochs up to which repeated text is nearly as good as new text (arXiv:2305.16264)
 _EPOCHS = 4.0
-#: share of the time that lost work may cost
+#: share of the time that may be lost to failures
 _LOST = 0.05
 
 
 def widths(run: LintedRun) -> Iterator[Finding]:
-    """Linear layers whose sides are no multiples of 16."""
+    """The sides of linear layers are not multiples of 16."""
     padded = [row for row in run.summary.rows if row.quantized and "padded" in row.reason]
     if padded:
         yield Finding(
             "widths",
-            f"{len(padded)} quantized layers have sides that are no multiples of 16, such as "
+            f"{len(padded)} quantized layers have sides that are not multiples of 16, such as "
             f"{padded[0].name} {padded[0].shape[0]}x{padded[0].shape[1]}",
-            "Each is padded, at the cost of time, and FP4 tensor cores need multiples of 32 along K.",
+            "Padding them costs time, and FP4 tensor cores need multiples of 32 along K.",
             "Choose widths that are multiples of 32, better of 128.",
         )
 
 
 def shards(run: LintedRun) -> Iterator[Finding]:
-    """Shards of tensor parallelism that split blocks of 16, heads, or groups of Mamba heads."""
+    """Tensor-parallel shards split blocks of 16, heads, or groups of Mamba heads."""
     model, ranks = run.config.model, run.tensor
     found = list(uneven(model, run.config.train.seq_len, ranks)) if ranks > 1 else []
     cut = [each for each in found if each.name != "model.num_groups"]
@@ -60,7 +60,7 @@ def shards(run: LintedRun) -> Iterator[Finding]:
 
 
 def rate_and_batch(run: LintedRun) -> Iterator[Finding]:
-    """A learning rate or a batch far from those of published runs of this size."""
+    """The learning rate or the batch is far from those of published runs of this size."""
     config = run.config
     own = sum(count_parameters(config.model).values())
     similar = {
@@ -92,7 +92,7 @@ def rate_and_batch(run: LintedRun) -> Iterator[Finding]:
 
 
 def missing_data(run: LintedRun) -> Iterator[Finding]:
-    """Paths of data that are not on this machine."""
+    """Data paths do not exist on this machine."""
     missing = [path for given in run.config.data.paths if (path := missing_path(given)) is not None]
     if missing:
         yield Finding(
@@ -105,7 +105,7 @@ def missing_data(run: LintedRun) -> Iterator[Finding]:
 
 
 def blend(run: LintedRun) -> Iterator[Finding]:
-    """A blend that reads a source many times. Prepared folders only: of other text the size is not known."""
+    """The blend reads a source many times. Prepared folders only: the size of other text is unknown."""
     data = run.config.data
     if len(data.paths) != 1 or not is_prepared(Path(data.paths[0])):
         return
@@ -125,7 +125,7 @@ def blend(run: LintedRun) -> Iterator[Finding]:
 
 
 def checkpoints(run: LintedRun) -> Iterator[Finding]:
-    """Checkpoints that are rarer than failures, so that too much work is lost."""
+    """Checkpoints are too rare for the rate of failures, so that too much work is lost."""
     train, gpus = run.config.train, run.gpus
     step = estimated_seconds(run.config) / train.num_steps / gpus
     whole = step * train.num_steps

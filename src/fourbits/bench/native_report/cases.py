@@ -15,7 +15,7 @@ from fourbits.recipe.presets import get_recipe
 SHAPES = ((256, 384, 512), (272, 1040, 336), (512, 2048, 1024))
 #: seed, stream, step, first row and first block of stochastic rounding
 _KEY = (1234, 44, 17, 32, 2)
-#: outputs of a GEMM whose bits are in the report
+#: number of outputs of a GEMM whose bits are in the report
 SAMPLES = 256
 
 
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as `fprop 256x384x512`."""
+        """The case's name, such as `fprop 256x384x512`."""
         return f"{self.gemm} {'x'.join(map(str, self.shape))}"
 
     @property

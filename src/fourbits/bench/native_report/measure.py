@@ -21,7 +21,7 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.version import VERSION
 
-#: the form of a report; a change of `cases` is another form
+#: version of a report's format; a change of `cases` needs a new one
 FORM = 1
 #: tokens, in_features and out_features of the timings, by kind of device
 _TIMED = {"cuda": (8192, 4096, 4096), "cpu": (256, 256, 256)}
@@ -34,9 +34,9 @@ _SPECS = {
 
 
 def report(device: Device, multiply: self_check.Product | None = None) -> dict[str, Any]:
-    """Everything that a report holds, as plain data. Takes about a minute on a GPU.
+    """The content of a report, as plain data. Takes about a minute on a GPU.
 
-    multiply: the GEMM, in place of that of FP4 tensor cores, or of the emulation where there are none.
+    multiply: replaces the GEMM of the FP4 tensor cores, or of the emulation on a GPU without them.
     """
     blocker, target = unsupported_fp4(device), torch.device(device.torch_device)
     multiply = multiply or (matmul if blocker else self_check.NATIVE)
@@ -61,7 +61,7 @@ def report(device: Device, multiply: self_check.Product | None = None) -> dict[s
 
 
 def _gemms(device: torch.device, multiply: self_check.Product) -> dict[str, dict[str, Any]]:
-    """Per GEMM: the hashes of its operands and of its FP32 result, and the bits of some outputs."""
+    """For each GEMM, hashes of its operands and of its FP32 result, and the bits of some outputs."""
     found: dict[str, dict[str, Any]] = {}
     for case in CASES:
         a, b = operands(case, device)
@@ -76,7 +76,7 @@ def _gemms(device: torch.device, multiply: self_check.Product) -> dict[str, dict
 
 
 def _speed(device: torch.device, multiply: self_check.Product, native: bool) -> dict[str, Any]:
-    """Seconds, and rates of the same run. Ratios to BF16 are of interleaved calls."""
+    """Times, and rates of the same run. Ratios to BF16 come from interleaved calls."""
     tokens, inputs, outputs = _TIMED[device.type]
     x = normal(tokens, inputs, device=device).to(torch.bfloat16)
     weight = normal(outputs, inputs, device=device, seed=1).to(torch.bfloat16)
@@ -102,7 +102,7 @@ def _speed(device: torch.device, multiply: self_check.Product, native: bool) -> 
 
 
 def _linear_step(device: torch.device, native: bool) -> dict[str, float]:
-    """Forward and backward of one linear layer in nvfp4 and in BF16, and the host's part of nvfp4's."""
+    """Times of a linear layer, forward and backward, in nvfp4 and BF16, and of nvfp4's part on the host."""
     tokens, inputs, outputs = _TIMED[device.type]
     dy = normal(tokens, outputs, device=device, seed=2).to(torch.bfloat16)
     runs: list[Callable[[], object]] = []

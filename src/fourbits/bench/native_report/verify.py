@@ -1,4 +1,4 @@
-"""Recomputes on a CPU what a report says of a GPU, wherever that needs no such GPU."""
+"""Recomputes on a CPU the entries of a GPU's report that do not need the GPU."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ class Verified(NamedTuple):
     """One recomputed entry of a report."""
 
     what: str
-    #: equal to what was recomputed; different; or by a rule that is not known here
+    #: True: equal to the recomputed value; False: different; None: follows a rule that is not known here
     status: Status
     detail: str
 
@@ -41,7 +41,7 @@ def verify(report: dict[str, Any]) -> list[Verified]:
 
 
 def _operands(report: dict[str, Any]) -> Iterator[Verified]:
-    """Bytes of quantizers, stochastic rounding included."""
+    """Check the bytes of quantizers, stochastic rounding included."""
     wrong: list[str] = []
     for case in CASES:
         found = report["gemms"][case.name]
@@ -68,7 +68,7 @@ def _random_sums(report: dict[str, Any]) -> Iterator[Verified]:
 
 
 def _gemms(report: dict[str, Any]) -> Iterator[Verified]:
-    """Whose sums, and which epilogue, give the FP32 outputs of a GEMM."""
+    """Find the rule of sums and the epilogue that give the FP32 outputs of a GEMM."""
     for case in CASES:
         found = report["gemms"][case.name]
         rule, equal, whole = _closest(case, found)
@@ -78,7 +78,7 @@ def _gemms(report: dict[str, Any]) -> Iterator[Verified]:
 
 
 def _closest(case: Case, found: dict[str, Any]) -> tuple[str, int, bool]:
-    """The rule with most equal samples, how many those are, and whether all outputs are equal."""
+    """The rule with the most equal samples, their number, and whether all outputs are equal."""
     a, b = operands(case, _HOST)
     best = ("none", -1, False)
     for sums in RULES:

@@ -1,4 +1,4 @@
-"""Data preparation by datasets and reading by megatron-core, where they are installed."""
+"""Measures data preparation by datasets and reading by megatron-core, if installed."""
 
 import itertools
 import logging
@@ -17,7 +17,7 @@ from fourbits.data.optional import load_datasets
 
 
 def datasets_map(tokenizer: Path, lines: Path, folder: Path) -> Callable[[], object] | None:
-    """JSON lines to tokens on disk with batched `Dataset.map` and the same tokenizer."""
+    """Convert JSON lines to tokens on disk with batched `Dataset.map` and the same tokenizer."""
     if not find_spec("datasets"):
         return None
     library, numbers = load_datasets("the benchmark"), itertools.count()

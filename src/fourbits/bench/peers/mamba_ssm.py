@@ -1,8 +1,8 @@
-"""transformers' NemotronH with the Triton kernels of mamba_ssm, where they are installed; calls are counted.
+"""Runs transformers' NemotronH with the Triton kernels of mamba_ssm, if installed, and counts their calls.
 
-transformers uses a fused kernel that also needs causal_conv1d's CUDA code, which is on no package index as a
-binary. Here its mixer calls mamba_ssm's chunked scan and, for one token, its state update instead of its own,
-and PyTorch's convolution.
+transformers uses a fused kernel that also needs causal_conv1d's CUDA code, for which no package index has a
+binary. Here its mixer calls mamba_ssm's chunked scan, for a single token mamba_ssm's state update, and
+PyTorch's convolution.
 """
 
 import importlib
@@ -33,7 +33,7 @@ def unsupported() -> str | None:
 
 @contextmanager
 def mamba_kernels() -> Generator[Counter[str]]:
-    """Inside, NemotronH's mixers use mamba_ssm's kernels. Yields the number of calls of each."""
+    """Inside the block, NemotronH's mixers use mamba_ssm's kernels. Yields the number of calls of each."""
     calls: Counter[str] = Counter()
     counted = {name: _counted(name, kernel, calls) for name, kernel in _kernels().items()}
     mixers = importlib.import_module(_MIXERS)
@@ -49,7 +49,7 @@ def mamba_kernels() -> Generator[Counter[str]]:
 
 
 def _counted(name: str, kernel: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
-    """The kernel with the arguments that it knows, of those that transformers passes."""
+    """A wrapper that passes only the arguments of transformers that the kernel supports."""
     known = set(inspect.signature(kernel).parameters)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -69,8 +69,8 @@ def _replacements(kernels: Mapping[str, Callable[..., Any]]) -> dict[str, Callab
 
 
 def _kernels() -> dict[str, Callable[..., Any]]:
-    """The kernels by name. mamba_ssm also imports Mamba-1's compiled extension, which these do not need."""
-    importlib.import_module(_MIXERS)  # first, so that transformers selects its own fallbacks
+    """The kernels by name. mamba_ssm also imports Mamba-1's compiled extension, which they do not need."""
+    importlib.import_module(_MIXERS)  # imported first, so that transformers selects its own fallbacks
     stub = ModuleType("selective_scan_cuda")
     if "selective_scan_cuda" not in sys.modules and importlib.util.find_spec(stub.__name__) is None:
         sys.modules[stub.__name__] = stub

@@ -45,7 +45,7 @@ PEERS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerRun:
-    """One peer's steps, or why there are none. kernel_calls: calls of mamba_ssm's scan, in all steps."""
+    """One peer's steps, or why it has none. kernel_calls: calls of mamba_ssm's scan in all steps."""
 
     name: str
     what: str

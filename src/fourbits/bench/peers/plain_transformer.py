@@ -1,4 +1,4 @@
-"""A Transformer written directly in PyTorch, as a baseline without any library.
+"""A Transformer written directly in PyTorch, as a baseline without libraries.
 
 Pre-norm, rotary positions, grouped-query attention, squared ReLU, untied head, cross-entropy over all logits.
 """

@@ -1,4 +1,4 @@
-"""Quantization by torchao and fouroversix on a CPU, where they are installed."""
+"""Quantization by torchao and fouroversix on a CPU, if installed."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def quantize_peers(x: Tensor) -> dict[str, Callable[[], object]]:
-    """Name with version -> call that quantizes x, bf16 [R, C], to NVFP4 codes and scales, amax included."""
+    """Name with version -> function that quantizes x, bf16 [R, C], to NVFP4, with its amax pass."""
     peers = {"torchao": _torchao, "fouroversix": _fouroversix}
     return {f"{name} {version(name)}": make(x) for name, make in peers.items() if find_spec(name)}
 

@@ -1,4 +1,4 @@
-"""The SSD scan by mamba_ssm's kernels, where they are installed, and by our PyTorch version, compiled."""
+"""The SSD scan by mamba_ssm's kernels, if installed, and by our PyTorch version, compiled."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from fourbits.model.ops.ssd.op import ssd
 
 Scan = Callable[..., Tensor]
 _NAMES = ("y", "dx", "ddt", "da", "db", "dc", "dd")
-#: two BF16 scans may differ by the roundings of both, each 2^-9 of a term
+#: two BF16 scans may differ by the rounding errors of both, each 2^-9 of a term
 _ALLOWED = 16 * 2.0**-9
 
 

@@ -1,7 +1,7 @@
-"""The messages between ranks in a call, as PyTorch's profiler recorded them: number, bytes, device time.
+"""The collectives between ranks in a call, from PyTorch's profiler: number, bytes, device time.
 
-The profiler records every collective with the shapes and dtypes of the tensors that the process group was
-given. Nothing here follows from the model: a weight that is not gathered is not counted.
+The profiler records every collective with the shapes and dtypes of its tensors. Nothing is computed from the
+model: a weight that is not gathered is not counted.
 """
 
 import json
@@ -55,7 +55,7 @@ class Traffic:
 
 
 def traffic_of(call: Callable[[], object], device: torch.device) -> dict[str, Traffic]:
-    """By kind, the collectives of a call that has run before. All ranks must call it together."""
+    """The collectives of a call, by kind. The call must have run before; all ranks must take part."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -87,7 +87,7 @@ def summarize(events: Iterable[Mapping[str, Any]], on_gpu: bool) -> dict[str, Tr
 
 
 def _tensors(event: Mapping[str, Any]) -> tuple[list[list[int]], list[str]]:
-    """Shapes and dtypes of a collective's two tensors, of which the larger is that of all ranks."""
+    """Shapes and dtypes of a collective's two tensors; the larger one belongs to all ranks."""
     return event["args"]["Input Dims"][:2], event["args"]["Input type"][:2]
 
 

@@ -1,10 +1,9 @@
-"""Training steps of several ranks against the same steps of one, with the same micro-batches per rank.
+"""Compares training steps of several ranks with the same steps of one, with equal micro-batches per rank.
 
-Ranks that share layers (parallel.tensor) have the micro-batches of one rank together.
-
-First every rank trains alone, all of them at a time, then together. Both run kernel by kernel, as several
-ranks do (docs/decisions.md, S 3), with everything but the linear layers compiled. Tokens and weights are
-random. The clock rate of a GPU falls with its temperature, so that the order flatters one rank, if any.
+Ranks that share layers (parallel.tensor) together have the micro-batches of one rank. First all ranks train
+independently at the same time, then together. Both run kernel by kernel, as several ranks do
+(docs/decisions.md, S 3), with everything but the linear layers compiled. Tokens and weights are random. A
+GPU's clock rate falls with its temperature, so the order favours the independent steps, if any.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,9 +37,9 @@ from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.ranks.ranks import Ranks
 from fourbits.train.trainer import compile_model, recompute
 
-#: share of the speed of as many single ranks
+#: goal: speed relative to as many independent ranks
 GOAL = 0.93
-#: parameters with more elements get cheap random weights, drawn on the device
+#: larger parameters get random weights that are cheap to draw, on the device
 _LARGE = 1 << 20
 
 
@@ -61,7 +60,7 @@ class RanksRequest:
     repeats: int = 5
 
     def config(self) -> RunConfig:
-        """The run that is measured, with one rank's micro-batches. Raises ValueError for unknown names."""
+        """The run to measure, with one rank's micro-batches. Raises ValueError for unknown names."""
         config = load_config(self.preset, RUN_PRESETS)
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}.")
@@ -75,7 +74,7 @@ class RanksRequest:
         names = ("gradients", "gather", "reshard", "tensor")
         shared = {name: getattr(self, name) for name in names}
         shared = {name: value for name, value in shared.items() if value is not None}
-        train = replace(config.train, cuda_graph=False, **given)  # which several ranks do without
+        train = replace(config.train, cuda_graph=False, **given)  # several ranks do not use CUDA graphs
         parallel = replace(config.parallel, **shared)
         return replace(config, train=train, parallel=parallel)
 
@@ -84,7 +83,7 @@ class RanksRequest:
 class RanksRun:
     """A recipe's steps. Rates are sums over ranks; times and memory those of the slowest and the largest.
 
-    traffic: what one rank was given to send in a step, by kind of collective.
+    traffic: what one rank sends in a step, by kind of collective.
     """
 
     recipe: str
@@ -95,18 +94,18 @@ class RanksRun:
     peak_alone: int | None
     peak: int | None
     traffic: dict[str, Traffic]
-    #: how weights travel, in words
+    #: the form in which weights are gathered, as text
     gather: tuple[str, ...]
 
     @property
     def efficiency(self) -> float:
-        """Speed over that of as many ranks which train alone."""
+        """Speed relative to as many ranks that train independently."""
         return self.tokens_per_second / self.tokens_per_second_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksMeasurements(Measurements):
-    """The results, and everything that was measured of each recipe."""
+    """The results, and all measurements of each recipe."""
 
     preset: str
     ranks: int
@@ -205,7 +204,7 @@ def _step(ranks: Ranks, recipe: Recipe, config: RunConfig) -> TrainingStep:
 def _draw(
     ranks: Ranks, config: ModelConfig, shapes: Mapping[str, torch.Size], masters: dict[str, nn.Parameter]
 ) -> None:
-    """Random weights: the initial ones where they are few, so that their values are in range."""
+    """Initialize weights: as in training if they are few, else with random numbers of that range."""
     for name, shape in shapes.items():
         if shape.numel() > _LARGE:
             masters[name].normal_(std=config.init_std)

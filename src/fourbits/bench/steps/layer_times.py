@@ -1,7 +1,7 @@
-"""Where a step's device time goes, by type of layer: GEMMs, quantization and all other kernels of a layer.
+"""The device time of a step by type of layer: GEMMs, quantization and all other kernels of a layer.
 
 A step runs kernel by kernel under PyTorch's profiler, with a range around every layer. A kernel is attributed
-to the innermost range that launched it; in the backward pass, through autograd's number of the forward call.
+to the innermost range that launched it; in the backward pass, by autograd's number of the forward call.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ from fourbits.model.layers import FFN, RMSNorm
 from fourbits.model.mamba2 import Mamba2
 from fourbits.train.profile import kernels_by_range
 
-#: mixer -> names of the types of its linear layers, and of the rest of it
+#: mixer -> names for its linear layers, and for the rest of it
 _MIXERS: dict[type[nn.Module], tuple[str, str]] = {
     Mamba2: ("Mamba linears", "scan"),
     Attention: ("attention linears", "attention"),
@@ -78,7 +78,7 @@ def _largest(seconds: dict[str, float]) -> list[tuple[str, float]]:
 
 @contextmanager
 def _ranges(model: nn.Module) -> Generator[None]:
-    """Put a profiler range around every layer of a known type."""
+    """Add a profiler range around every layer of a known type."""
     open_ranges: list[Any] = []
     handles = []
 

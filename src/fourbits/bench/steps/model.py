@@ -1,4 +1,4 @@
-"""Whole training steps of a full-size model: tokens/s by recipe, utilization, memory, and where time goes.
+"""Whole training steps of a full-size model: tokens/s by recipe, utilization, memory, time by layer.
 
 A step is that of `fourbits train` with the preset, on random tokens. Recipes run one after another, because
 two of these models do not fit on one GPU; the BF16 GEMM rate measured with each shows whether the GPU's clock
@@ -56,7 +56,7 @@ class ModelRequest:
     profile: bool = True
 
     def config(self) -> RunConfig:
-        """The run that is measured. Raises ValueError for an unknown preset and for sizes out of range."""
+        """The run to measure. Raises ValueError for an unknown preset and for sizes out of range."""
         config = load_config(self.preset, RUN_PRESETS)
         train = config.train
         if self.repeats < 1:
@@ -74,7 +74,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMeasurements(Measurements):
-    """The results, and everything that was measured of recipes and peers."""
+    """The results, and all measurements of recipes and peers."""
 
     preset: str
     tokens_per_micro_batch: tuple[int, int]
@@ -151,7 +151,7 @@ def _line(name: str, rate: float | None, peak: int | None, absent: str | None) -
 def _run(
     model: LanguageModel, name: str, recipe: Recipe, config: RunConfig, request: ModelRequest
 ) -> ModelRun:
-    """Measure kernel by kernel, then from CUDA graphs; not interleaved, as either needs the GPU's memory."""
+    """Measure kernel by kernel, then from CUDA graphs; not interleaved, because each needs all memory."""
     summary = convert(model, recipe)
     step = TrainingStep(model, config)
     device = step.device
@@ -186,7 +186,7 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """As in ModelRun. failed: eager_because describes a failed capture."""
+    """Times of a step, see ModelRun. failed: eager_because describes a failed capture."""
 
     seconds: float
     eager_seconds: float
@@ -207,18 +207,18 @@ def _times(step: TrainingStep, saved: SavedBytes, request: ModelRequest) -> _Tim
     try:
         return _Times(_seconds(step, device, request), eager, memory_breakdown(step, saved), rate, None)
     except RuntimeError as error:
-        # Whatever the cause: the eager steps were measured, and the results say that they contain those.
+        # Any error: the eager steps were measured, and the results say that they are eager.
         return _Times(eager, eager, memory, rate, f"the capture failed: {str(error).splitlines()[0]}", True)
 
 
 def _seconds(step: Callable[[], object], device: torch.device, request: ModelRequest) -> float:
-    """Median time of a step. Of captured steps the first runs kernel by kernel, and the second captures."""
+    """Median time of a step. The first captured step runs kernel by kernel, and the second one captures."""
     (seconds,) = medians([step], device, request.repeats, warm_up=2)
     return seconds
 
 
 def utilization(flops_per_second: float, peak: float) -> float:
-    """The share of the peak; above 1 the FLOP counts or the peak must be wrong."""
+    """The share of the peak. It must be at most 1, else the FLOP counts or the peak are wrong."""
     share = flops_per_second / peak
     assert share <= 1, f"{flops_per_second / 1e12:.0f} TFLOP/s counted, of a peak of {peak / 1e12:.0f}"
     return share

@@ -10,7 +10,7 @@ from fourbits.bench.timing import Result
 BASE = "bf16"
 #: suffix of a recipe's name in `--recipes`: inputs are saved as codes and scales
 PACKED = ":packed"
-#: the presets with targets; target of nvfp4 as a share of BF16's tokens/s; targets of BF16's MFU
+#: presets with targets; nvfp4's target as a share of BF16's tokens/s; targets of BF16's MFU
 _GOAL_PRESETS, _GOAL, _GOAL_MFU = ("transformer-1.2b", "hybrid-1.2b"), 0.90, (0.50, 0.45)
 
 
@@ -34,7 +34,7 @@ class ModelRun:
     quantized: tuple[str, ...]
     product_rate: float
     eager_because: str | None
-    #: if true, the state of the GPU's allocator is unknown and nothing more is measured
+    #: if true, the state of the GPU's allocator is unknown and the benchmark stops
     capture_failed: bool = False
     layers: LayerTimes | None = None
     layer_mfu: dict[str, float] = field(default_factory=dict)
@@ -67,7 +67,7 @@ def _rates(preset: str, runs: list[ModelRun]) -> list[Result]:
 
 
 def _memory(runs: list[ModelRun]) -> list[Result]:
-    """BF16's memory over the recipe's: of saved inputs, and at the peak."""
+    """BF16's memory relative to the recipe's: saved inputs, and the peak."""
     base, results = _base(runs), []
     for run in runs:
         packed = run.recipe.endswith(PACKED)

@@ -19,9 +19,9 @@ from fourbits.linear.module import QuantizedLinear
 class SavedBytes:
     """Bytes saved for the backward pass by one forward pass, without parameters and buffers.
 
-    total: of distinct storages; weights: the part of it in quantized weights of linear layers; inputs: layer
-    name -> bytes it saves of its input, even if others save them too. Layers that share an input save it
-    once.
+    total: bytes of distinct storages; weights: the part of it in quantized weights of linear layers; inputs:
+    layer name -> bytes of its saved input, even if other layers save it, too. Layers that share an input save
+    it once.
     """
 
     total: int = 0
@@ -30,7 +30,7 @@ class SavedBytes:
 
 
 class _Counter:
-    """Counts every tensor that autograd packs, and tracks which linear layer is running."""
+    """Counts every tensor that autograd saves, and tracks which linear layer is running."""
 
     def __init__(self, model: nn.Module) -> None:
         self.saved = SavedBytes()
@@ -60,7 +60,7 @@ class _Counter:
         size = tensor.untyped_storage().nbytes()
         is_weight = tensor.shape == self._weight_shape and tensor.is_floating_point()
         self._weight_shape = None if is_weight else self._weight_shape
-        self._alive.append(tensor)  # until the forward pass ends, so that no address is reused
+        self._alive.append(tensor)  # kept until the forward pass ends, so that no address is reused
         if address not in self._seen:
             self._seen.add(address)
             self.saved.total += size
@@ -92,7 +92,7 @@ def _counted(model: nn.Module) -> Generator[_Counter]:
 
 
 def saved_bytes(step: TrainingStep) -> SavedBytes:
-    """Count up to the head, whose logits the loss saves only briefly. The step must have run before."""
+    """Count up to the head, because the loss saves logits only briefly. The step must have run before."""
     step.begin_step()
     with _counted(step.model) as counter:
         step.model.hidden(step.samples[:, :-1])

@@ -20,12 +20,12 @@ _CASES = {"cpu": ("tiny", 0.5), "cuda": ("30m", 0.80)}
 #: the same for an H200, whose BF16 steps are faster
 _H200_GOAL = 0.78
 _RECIPES = ("bf16", "nvfp4", "mxfp4", "fp8")
-#: recipes compared with nvfp4, and how much of its speed they should have: at most 1.15 and 1.35 of its time
+#: recipes compared with nvfp4, and their targets relative to its speed: at most 1.15 and 1.35 of its time
 _OF_NVFP4 = {"nvfp4-46": 1 / 1.15, "quartet2-46": 1 / 1.35}
 
 
 def bench_step(device: torch.device) -> Measurements:
-    """Time one step of the device's preset in each recipe, in turns, relative to BF16 or to nvfp4."""
+    """Time one step of the device's preset in each recipe, alternating, relative to BF16 or to nvfp4."""
     preset, goal = _CASES[device.type]
     if probe(device).name == "NVIDIA H200":
         goal = _H200_GOAL

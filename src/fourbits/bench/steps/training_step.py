@@ -14,7 +14,7 @@ from fourbits.train.determinism import deterministic
 from fourbits.train.optim import MasterOptimizer
 from fourbits.train.ranks.ranks import RankRequests, Ranks
 
-#: small enough that all steps have practically the same weights
+#: so small that the weights hardly change
 _LR = 1e-6
 
 
@@ -31,10 +31,10 @@ class TrainingStep:
         ranks: Ranks | None = None,
         masters: dict[str, nn.Parameter] | None = None,
     ) -> None:
-        """model: converted, on its device; config: of a run, whose data and length have no effect.
+        """model: converted, on its device; config: a run's, whose data and length have no effect.
 
-        ranks: those that train together, each with the micro-batches of `config`; masters: what this one
-        updates. All of them must call the step.
+        ranks: the ranks that train together, each with the micro-batches of `config`; masters: the weights
+        that this rank updates. All ranks must call the step.
         """
         self.model, self.config = model, config
         self.device = model.embed.weight.device

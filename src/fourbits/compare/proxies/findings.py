@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What quantizing a forward costs, nats per token.
+    """The cost of quantizing a forward pass, nats per token.
 
     loss_increase: of the validation loss; loss_margin: half the width of its 95 % interval over batches, None
     for one batch; divergence: of the predictions from BF16's, which has less noise.
@@ -32,7 +32,7 @@ class GradientQuality:
 class Proxy:
     """One recipe on one trained BF16 model, every block quantized, over fixed batches.
 
-    forward: of the recipe's Fprop; gradient: that of all quantized weights together.
+    forward: cost of the recipe's Fprop; gradient: error of all quantized weights' gradients together.
     """
 
     recipe: str
@@ -56,7 +56,7 @@ class Proxies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSensitivity:
-    """What 4 bits cost in each GEMM of one linear layer, everything else in BF16.
+    """The cost of 4 bits in each GEMM of one linear layer, with everything else in BF16.
 
     share_of_flops: of all linear layers that the recipe may quantize; fprop: cost of its forward; dgrad: dX;
     wgrad: dW; gradient_share: of dW in the squared norm of the model's gradient.
@@ -81,10 +81,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """Every layer, from the most to the least sensitive, and what stays in BF16 under a budget.
+    """Every layer, from the most to the least sensitive, and the layers that stay in BF16 under a budget.
 
-    nothing: with every layer quantized; proposal: layers chosen by their measured cost; blocks: the recipe's
-    way of choosing, whole first and last blocks, under the same budget.
+    nothing: every layer is quantized; proposal: layers are chosen by measured cost; blocks: whole first and
+    last blocks are chosen, as the recipe does, under the same budget.
     """
 
     run: str

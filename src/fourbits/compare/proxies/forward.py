@@ -1,8 +1,8 @@
-"""What quantizing the forward of a trained model costs: loss, and divergence of its predictions.
+"""The cost of quantizing a trained model's forward pass: loss, and divergence of its predictions.
 
 The loss of one quantized layer moves by less than the noise of a few thousand tokens, and may even fall. The
 divergence, the mean KL divergence of the predictions from BF16's in nats per token, is never negative, has
-far less noise, and is what the loss rises by where BF16's predictions are the true frequencies. The head's
+far less noise, and equals the increase of the loss if BF16's predictions are the true frequencies. The head's
 logits are computed in FP32, because rounding them to BF16 would hide small divergences.
 """
 
@@ -22,13 +22,13 @@ from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.recipe.recipe import Recipe
 
-#: most logits in memory at a time
+#: largest number of logits in memory at a time
 CHUNK = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """BF16's forward: for each batch its loss, nats per token, and what the head contracts, [tokens, D]."""
+    """BF16's forward pass: for each batch its loss, nats per token, and the head's input, [tokens, D]."""
 
     losses: tuple[float, ...]
     hidden: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ class Exact:
 
 
 def exact_forward(trained: TrainedModel) -> Exact:
-    """The forward of the model in BF16."""
+    """The forward pass of the model in BF16."""
     hidden = _hidden(trained)
     losses = [_compared(trained, number, state, state)[0] for number, state in enumerate(hidden)]
     return Exact(tuple(losses), tuple(hidden))
@@ -49,7 +49,7 @@ def exact_forward(trained: TrainedModel) -> Exact:
 def forward_cost(
     trained: TrainedModel, exact: Exact, recipe: Recipe, include: Sequence[str] | None = None
 ) -> Cost:
-    """Of a recipe's forward. include: names of the only layers that are quantized; None for all."""
+    """The cost of a recipe's forward pass. include: names of the layers to quantize; None for all."""
     with _converted(trained, recipe, include):
         hidden = _hidden(trained)
     pairs = [
@@ -67,7 +67,7 @@ def forward_cost(
 
 @contextmanager
 def _converted(trained: TrainedModel, recipe: Recipe, include: Sequence[str] | None) -> Generator[None]:
-    """The model under a recipe inside, without gradients, too; BF16 again afterwards."""
+    """Convert the model to a recipe inside the block, without gradients; back to BF16 afterwards."""
     convert(trained.model, replace(recipe, quantize_eval=True), include=include)
     set_step(trained.model, 0)
     try:
@@ -77,7 +77,7 @@ def _converted(trained: TrainedModel, recipe: Recipe, include: Sequence[str] | N
 
 
 def _hidden(trained: TrainedModel) -> list[Tensor]:
-    """What the head contracts, for each batch."""
+    """The head's input, for each batch."""
     with torch.no_grad(), uncompiled(trained.model):
         return [trained.model.hidden(split_sample(batch)[0]).flatten(0, 1) for batch in trained.batches]
 
@@ -101,8 +101,8 @@ def _compared(trained: TrainedModel, number: int, state: Tensor, base: Tensor) -
 def _divergence(exact: Tensor, found: Tensor) -> Tensor:
     """Sum over rows of the KL divergence of `found` from `exact`, log-probabilities [n, V].
 
-    sum p (d + exp(-d) - 1) with d = log p - log q is sum p d, as q adds up to 1, in terms that are not
-    negative, so that they do not cancel where d is small.
+    With d = log p - log q, sum p (d + exp(-d) - 1) equals sum p d, because q adds up to 1. Its terms are not
+    negative, so they do not cancel if d is small.
     """
     d = exact - found
     return (exact.exp() * (d + torch.expm1(-d))).sum(1).double().sum()

@@ -1,4 +1,4 @@
-"""One linear layer at a time: its forward alone in 4 bits, and each of its gradients alone."""
+"""Measures one linear layer at a time: only its forward pass, or only one of its gradients, in 4 bits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ DRAWS = 4
 
 
 def layer_sensitivities(found: Checkpoint, recipe: Recipe) -> list[LayerSensitivity]:
-    """Every layer that the recipe quantizes, by the divergence that its forward causes, the most first."""
+    """Every layer that the recipe quantizes, sorted by the divergence that its forward pass causes."""
     recorded = found.trained.tensors(found.trained.batches[0])
     recorded = [layer for layer in recorded if not table_of(recipe, layer.name).high_precision]
     shares = flops_shares(found)
@@ -52,7 +52,7 @@ def flops_shares(found: Checkpoint) -> dict[str, float]:
 
 
 def only(recipe: Recipe, gemm: Gemm) -> Recipe:
-    """The recipe with one GEMM of its layers, the others in BF16."""
+    """The recipe with only one GEMM of its layers quantized, the others in BF16."""
     rules = [
         replace(rule, table=replace(rule.table, saved_inputs="exact", **_others(gemm)))
         for rule in recipe.layers
@@ -61,7 +61,7 @@ def only(recipe: Recipe, gemm: Gemm) -> Recipe:
 
 
 def gradient_quality(layer: LayerTensors, recipe: Recipe, gemm: Gemm) -> GradientQuality:
-    """dX (dgrad) or dW (wgrad) of a layer with that GEMM alone quantized, on the layer's own tensors."""
+    """dX (dgrad) or dW (wgrad) of a layer with only that GEMM quantized, on the layer's own tensors."""
     table = table_of(only(recipe, gemm), layer.name)
     dy = layer.dy.float()
     exact = dy @ layer.weight.float() if gemm == "dgrad" else dy.t() @ layer.x.float()
@@ -82,7 +82,7 @@ def gradient_quality(layer: LayerTensors, recipe: Recipe, gemm: Gemm) -> Gradien
 
 
 def table_of(recipe: Recipe, name: str) -> GemmTable:
-    """The table of a layer: that of the first rule that names it, else the recipe's."""
+    """The table of a layer: from the first rule that names it, else the recipe's."""
     for rule in recipe.layers:
         if matches(name, rule.names):
             return rule.table
@@ -94,7 +94,7 @@ def _others(gemm: Gemm) -> dict[str, GemmSpec]:
 
 
 def _single(layer: LayerTensors, table: GemmTable) -> nn.Module:
-    """A model of this layer alone, converted to a table."""
+    """A model that consists of this layer, converted to a table."""
     rows, columns = layer.weight.shape
     linear = Linear(columns, rows).to(layer.weight.device)
     with torch.no_grad():
@@ -109,7 +109,7 @@ def _single(layer: LayerTensors, table: GemmTable) -> nn.Module:
 
 
 def _gradient(single: nn.Module, layer: LayerTensors, gemm: Gemm, draw: int) -> Tensor:
-    """One draw, fp64, flattened."""
+    """The gradient of one draw, fp64, flattened."""
     set_step(single, draw)
     single.zero_grad(set_to_none=True)
     x = layer.x.detach().clone().requires_grad_(gemm == "dgrad")

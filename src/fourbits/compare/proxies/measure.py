@@ -28,13 +28,13 @@ class Checkpoint:
 
     @property
     def tokens(self) -> int:
-        """Tokens whose loss is measured."""
+        """The number of tokens whose loss is measured."""
         return sum(batch[:, 1:].numel() for batch in self.trained.batches)
 
 
 @contextmanager
 def opened(run: Path, device: str = "cpu", tokens: int | None = None) -> Generator[Checkpoint]:
-    """The newest checkpoint of a run. tokens: at least so many are measured, if the text has them.
+    """The newest checkpoint of a run. tokens: the least number to measure, if the text has as many.
 
     Quantizers run uncompiled on a CPU, as for techniques. Raises what `TrainedModel.of_run` raises.
     """

@@ -1,4 +1,4 @@
-"""Which linear layers should stay in BF16 under a budget of FLOPs, and the recipe file that says so."""
+"""Chooses the linear layers that stay in BF16 under a budget of FLOPs, and writes the recipe file."""
 
 import math
 import re
@@ -17,16 +17,16 @@ from fourbits.recipe.presets import RECIPES, get_recipe
 from fourbits.recipe.recipe import GemmTable, KeepBF16, LayerRule, Recipe
 from fourbits.settings import dump_yaml, to_dict
 
-#: where a recipe keeps no blocks of its own and no budget is given
+#: budget if none is given and the recipe keeps no blocks in BF16
 DEFAULT_BUDGET = 0.15
-#: of the knapsack: budgets and shares in steps of 0.1 %
+#: resolution of the knapsack: budgets and shares in steps of 0.1 %
 UNITS = 1000
 WHY = "divergence that its forward causes, by fourbits compare --sensitivity"
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
 def measure_sensitivity(found: Checkpoint, recipe: Recipe, budget: float | None = None) -> Sensitivity:
-    """Rank the layers, and choose those that stay in BF16. budget: share of FLOPs; None for the recipe's."""
+    """Rank the layers and choose those that stay in BF16. budget: share of FLOPs; None: the recipe's."""
     if budget is not None and not 0 < budget < 1:
         raise ValueError(f"--keep-flops: must be a share between 0 and 1, such as 0.15, got {budget:g}.")
     layers = layer_sensitivities(found, without_kept_blocks(recipe))
@@ -57,7 +57,7 @@ def measure_sensitivity(found: Checkpoint, recipe: Recipe, budget: float | None 
 def chosen(layers: Sequence[LayerSensitivity], budget: float) -> list[str]:
     """The layers that fit and together cause the most divergence: a knapsack, in steps of 1 / UNITS.
 
-    Divergences of single layers are added, as those of small independent errors add.
+    Divergences of single layers are added, because those of small independent errors add up.
     """
     capacity = int(budget * UNITS + 1e-6)
     best: list[tuple[float, tuple[str, ...]]] = [(0.0, ())] * (capacity + 1)
@@ -78,9 +78,7 @@ def own_share(recipe: Recipe, names: Sequence[str], shares: dict[str, float]) ->
 
 
 def whole_blocks(recipe: Recipe, names: Sequence[str], shares: dict[str, float], budget: float) -> list[str]:
-    """Layers of the most first and last blocks that fit, divided as in the recipe; all last ones if it keeps
-    none.
-    """
+    """Layers of as many first and last blocks as fit, in the recipe's ratio; only last ones without."""
     blocks = _blocks(names)
     first, last = recipe.keep_bf16.count_first(blocks), recipe.keep_bf16.count_last(blocks)
     of_last = last / (first + last) if first + last else 1.0
@@ -94,14 +92,14 @@ def whole_blocks(recipe: Recipe, names: Sequence[str], shares: dict[str, float],
 
 
 def keeping(recipe: Recipe, layers: Sequence[str]) -> Recipe:
-    """The recipe with these layers in BF16, and with no blocks of its own."""
+    """The recipe with these layers in BF16 instead of whole blocks."""
     everything = without_kept_blocks(recipe)
     rule = LayerRule(names=tuple(layers), table=GemmTable(), why=WHY)
     return replace(everything, layers=(*((rule,) if layers else ()), *everything.layers), schedule=())
 
 
 def write_recipe(found: Sensitivity, recipe: Recipe, path: Path) -> Path:
-    """The proposal as a file for `fourbits train --recipe FILE`, with `base` where the recipe is shipped."""
+    """The proposal as a file for `fourbits train --recipe FILE`, with `base` if the recipe is shipped."""
     kept = keeping(recipe, found.proposal.layers)
     keep = KeepBF16(names=recipe.keep_bf16.names)
     content: dict[str, Any] = {"name": path.stem}
@@ -131,7 +129,7 @@ def _changes(table: GemmTable) -> dict[str, Any]:
 
 
 def _blocks(names: Sequence[str]) -> int:
-    """How many blocks the model has, as far as its layers tell."""
+    """The number of the model's blocks, by the names of its layers."""
     return max((int(match[1]) + 1 for name in names if (match := _BLOCK.search(name))), default=0)
 
 

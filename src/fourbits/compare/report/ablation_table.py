@@ -1,4 +1,4 @@
-"""An ablation matrix: what one recipe loses without each of its techniques, by seed."""
+"""The ablation table: the change of the loss when one technique is removed from a recipe, by seed."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from fourbits.recipe.ablations import TECHNIQUES
 class AblationRow:
     """A recipe without one technique. The fields are the keys in table.json.
 
-    change_nats, change_percent: of the validation loss, to the full recipe of the same seed; None where no
-    seed has both.
+    change_nats, change_percent: change of the validation loss from the full recipe with the same seed; None
+    if no seed has both.
     """
 
     technique: str
@@ -26,7 +26,7 @@ class AblationRow:
 
 
 def ablation_rows(comparison: Comparison, rows: list[Row]) -> list[AblationRow]:
-    """A row per technique; none without an ablation."""
+    """A row per technique; empty without an ablation."""
     if comparison.ablation is None:
         return []
     by_name, full = {row.recipe: row for row in rows}, comparison.ablation.recipe

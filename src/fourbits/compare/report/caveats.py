@@ -1,4 +1,4 @@
-"""Sentences in a report that keep a reader from concluding more than the runs show."""
+"""Writes the sentences of a report that state what its runs do not show."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from fourbits.compare.report.table import Row
 
 
 def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
-    """The conclusions that the number of seeds, the emulation, the size and the load allow."""
+    """What the number of seeds, the emulation, the model's size and the load allow to conclude."""
     sentences = [_about_seeds(comparison, rows), _about_emulation(comparison), _about_size(comparison)]
     if comparison.stops:
         sentences.append(
@@ -23,14 +23,14 @@ def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
             "No speed ratio for runs that did not execute under the same load as their baseline."
         )
     if text := repetition(comparison.any_run):
-        sentences.append(f"{text} Losses on text that was read before say little about new text.")
+        sentences.append(f"{text} Losses on text that the model has read before say little about new text.")
     return sentences
 
 
 def _about_seeds(comparison: Comparison, rows: Sequence[Row]) -> str:
     if len(comparison.seeds) == 1:
         return (
-            "One seed, so nothing is known of the noise between seeds, and no difference between losses here "
+            "One seed, so the noise between seeds is unknown, and no difference between losses here "
             "is a finding. Rerun with --seeds 0 1 2 for intervals."
         )
     unclear = [row.recipe for row in rows if row.within_noise and row.recipe != comparison.baseline]

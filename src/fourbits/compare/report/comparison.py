@@ -44,11 +44,11 @@ class Comparison:
 
     @property
     def any_run(self) -> Run:
-        """The baseline's first run, for what all runs share."""
+        """The baseline's first run, for values that all runs share."""
         return self.runs[self.baseline][self.seeds[0]]
 
     def confidence(self, *recipes: str) -> float:
-        """Of the interval of a gap between recipes: CONFIDENCE, or that of the look at which one stopped."""
+        """Confidence of a gap's interval: CONFIDENCE, or that of the look at which a recipe stopped."""
         stops = [self.stops[recipe] for recipe in recipes if recipe in self.stops]
         return min(stops, key=lambda stop: stop.seeds).confidence if stops else CONFIDENCE
 
@@ -128,8 +128,8 @@ def read_comparison(
 ) -> Comparison:
     """Read the runs of a matrix. ValueError if they are not comparable.
 
-    provenance: by key of the run; ran: the seeds of each recipe that count, None for all; stops: why there
-    are no more.
+    provenance: by key of the run; ran: the seeds of each recipe that count, None for all; stops: why recipes
+    stopped.
     """
     runs = {
         recipe: {

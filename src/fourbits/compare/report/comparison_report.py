@@ -61,9 +61,9 @@ def render(comparison: Comparison, context: Context) -> str:
 
 
 def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
-    """The outcome in a sentence: that of nvfp4 if it took part, else of the last recipe.
+    """The outcome in a sentence: of nvfp4 if the comparison has it, else of the last recipe.
 
-    One seed compares nothing; several compare by the interval of the gap.
+    One seed allows no comparison; several are compared by the interval of the gap.
     """
     by_name = {row.recipe: row for row in rows}
     row, base = by_name.get("nvfp4", rows[-1]), by_name[comparison.baseline]
@@ -110,7 +110,7 @@ def _gap_chart(comparison: Comparison) -> Chart | None:
 
 
 def _switches(comparison: Comparison) -> list[Switch]:
-    """The switches of all recipes: by name where one has a schedule, else behind the recipe's name."""
+    """The precision switches of all recipes; with the recipe's name if several have a schedule."""
     found = {name: switches(next(iter(runs.values()))) for name, runs in comparison.runs.items()}
     several = sum(bool(each) for each in found.values()) > 1
     return [

@@ -1,4 +1,4 @@
-"""Curves over training: lines for charts, running means, gaps, and the steps that several runs share."""
+"""Curves over training: lines for charts, running means, gaps, and the steps that runs have in common."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The last part of a run is also shown enlarged: there, curves that start alike have separated.
+# The last part of a run is also shown enlarged, because by then curves that start alike have separated.
 ENLARGED_FROM = 0.6
-# Gaps say little while the loss falls fast: axis limits are fitted to what follows this share of the run.
+# Gaps say little while the loss falls fast, so axis limits are fitted to the rest after this share of the
+# run.
 SETTLED_FROM = 0.15
 LARGEST_GAP = 25.0
 LIGHT_ALPHA = 0.35
@@ -39,7 +40,7 @@ WIDE_METRIC = {"left": 0.052, "right": 0.87, "top": 0.82, "bottom": 0.18}
 NARROW_METRIC = {"left": 0.17, "right": 0.97, "top": 0.83, "bottom": 0.16}
 
 
-#: training tokens at which the precision changes by a schedule, and the name of what begins or ends
+#: training tokens at which a schedule changes the precision, and the name of the phase that begins or ends
 Switch = tuple[float, str]
 
 
@@ -201,7 +202,9 @@ def _plot(axes: "Axes", line: Line, marker: str | None = None) -> None:
     colour = placeholder(line.series)
     if line.low is not None and line.high is not None:
         axes.fill_between(line.tokens, line.low, line.high, color=colour, alpha=0.15, lw=0)
-    marker = marker or ("o" if np.isfinite(line.value).sum() == 1 else None)  # one point makes no line
+    marker = marker or (
+        "o" if np.isfinite(line.value).sum() == 1 else None
+    )  # one point is not visible as a line
     axes.plot(line.tokens, line.value, color=colour, lw=1.8, marker=marker, ms=3.5)
 
 
@@ -243,7 +246,7 @@ def _mark_phases(axes: "Axes", phase_starts: Sequence[float], *, short: bool) ->
 
 
 def _mark_switches(axes: "Axes", switches: Sequence[Switch]) -> None:
-    """A line with the name of each phase of the precision schedule, written along the line."""
+    """Draw a line for each phase of the precision schedule, with its name along the line."""
     for tokens, name in switches:
         if axes.get_xlim()[0] < tokens < axes.get_xlim()[1]:
             axes.axvline(tokens, color=MUTED, lw=1.2, zorder=0)

@@ -12,7 +12,7 @@ from fourbits.compare.report.figures import sampled_chart
 from fourbits.compare.report.runs import Run
 from fourbits.train.health_log import read_health
 
-#: title -> (name of the line, metric), and the level that an alarm names
+#: title -> (name of the line, metric), and the threshold of an alarm
 _CHARTS: Mapping[str, tuple[tuple[tuple[str, str], ...], float | None]] = {
     "Signal-to-noise ratio of GEMMs (dB, median of layers)": (
         (("Fprop", "health_snr_fprop"), ("Dgrad", "health_snr_dgrad"), ("Wgrad", "health_snr_wgrad")),
@@ -56,7 +56,7 @@ def _lines(run: Run, metrics: Sequence[tuple[str, str]]) -> list[Line]:
 
 
 def _alarms(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each kind of alarm once: when it was raised, and what its last sample said."""
+    """Each kind of alarm once: when it was raised, and the text of its last sample."""
     found: dict[str, dict[str, Any]] = {}
     for sample in samples:
         for alarm in sample["alarms"]:

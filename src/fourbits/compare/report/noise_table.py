@@ -1,4 +1,4 @@
-"""How noisy a gap is: its standard error, the seeds that a given difference needs, and why seeds ended."""
+"""The noise of gaps: standard error, seeds needed for a given difference, and why recipes stopped."""
 
 import statistics
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ DIFFERENCES = (0.005, 0.01, 0.02)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseRow:
-    """The gap of one recipe to the baseline, as a random number. The fields are the keys in table.json.
+    """The noise of one recipe's gap to the baseline. The fields are the keys in table.json.
 
     deviation: standard deviation of one seed's gap; seeds_needed: for each of DIFFERENCES, the fewest seeds
-    whose 95 % interval has at most that margin, None above 10,000; stopped: why it had no more seeds, None
-    for a comparison that runs all seeds.
+    whose 95 % interval has at most that margin, None above 10,000; stopped: why the recipe stopped, None for
+    a comparison that runs all seeds.
     """
 
     recipe: str

@@ -10,9 +10,9 @@ NUMBER_FILTERS = ("count", "loss", "mebibytes", "percent", "plural", "ratio", "s
 
 
 def render_page(template: str, **values: object) -> str:
-    """Fill a template of templates/ with values; a value that the template needs but lacks is an error.
+    """Fill a template of templates/ with values; a missing value is an error.
 
-    No line breaks between a number and its per cent sign.
+    Prevents line breaks between a number and its per cent sign.
     """
     page = environment().get_template(template).render(**values)
     return re.sub(r"(\d) %", "\\1\N{NO-BREAK SPACE}%", page)

@@ -1,4 +1,4 @@
-"""Differences of two recipes within each seed, and what they show."""
+"""Differences between two recipes with the same seed, and their intervals."""
 
 import statistics
 from collections.abc import Sequence

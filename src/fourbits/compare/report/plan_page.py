@@ -1,6 +1,6 @@
 """The page of a plan: a grid of plans computed in advance, and controls that choose among them.
 
-The page computes nothing but the cost, from hours, energy and two prices: it looks everything else up.
+The page only computes the cost, from hours, energy and two prices, and looks up everything else.
 """
 
 from typing import Any
@@ -22,12 +22,12 @@ from fourbits.plan.assumptions import assumptions
 from fourbits.plan.estimate import Prices
 from fourbits.plan.grid import Cell, Grid
 
-#: what plan.js looks up
+#: the values that plan.js looks up
 State = dict[str, Any]
 
 
 def plan_page(name: str, grid: Grid, prices: Prices) -> str:
-    """The HTML of a plan. prices: with which the page starts."""
+    """The HTML of a plan. prices: the initial prices on the page."""
     plan, train = grid.plan, grid.plan.config.train
     return render_page(
         "plan.html",

@@ -1,4 +1,4 @@
-"""What a plan says, as tables of text: the terminal and the page show the same ones."""
+"""Formats a plan as tables of text, which the terminal and the page share."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -125,7 +125,7 @@ def layout_rows(
 
 
 def _domains(layout: ParallelLayout, gpu: Gpu) -> str:
-    """How many link domains the shard groups need, where these do not fill them; empty if they do."""
+    """How many link domains the shard groups need if they do not fill them; empty if they do."""
     group = layout.shard * layout.tensor
     if layout.gpus <= gpu.domain or group > gpu.domain or gpu.domain % group == 0:
         return ""
@@ -200,12 +200,12 @@ def layout_text(layout: ParallelLayout) -> str:
 
 
 def megawatt_hours(value: float) -> str:
-    """In three digits, or two if below 10."""
+    """A number in three digits, or two if below 10."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def step_table(found: Estimate) -> TextTable:
-    """A step by part, longest first."""
+    """The parts of a step, longest first."""
     step = found.choice.step
     parts = sorted(step.parts.items(), key=lambda item: -item[1])
     rows = [
@@ -218,7 +218,7 @@ def step_table(found: Estimate) -> TextTable:
 
 
 def gains_table(plan: Plan) -> TextTable:
-    """What 4 bits can gain: Amdahl's bounds, and public claims."""
+    """The possible gain of 4 bits: Amdahl's bounds, and public claims."""
     amdahl = plan.amdahl
     quantized = f"GEMMs that the recipe quantizes, {amdahl.share:.1%} of a BF16 step: infinitely fast"
     rows = [

@@ -29,7 +29,7 @@ class Cell:
 class PrecisionMap:
     """One model under one recipe. blocks: label and cells; dense: too many blocks to name the cells.
 
-    in_bf16: the layers in BF16, counted by reason; linears: rows of the manifest.
+    in_bf16: the layers in BF16, counted by reason; linears: the manifest's rows of linear layers.
     """
 
     recipe: str

@@ -1,4 +1,4 @@
-"""Prints the final table of a comparison, its units, and what its seeds allow to conclude."""
+"""Prints the final table of a comparison, its units, and its intervals."""
 
 from collections.abc import Sequence
 

@@ -18,7 +18,7 @@ def comparison_details(comparison: Comparison) -> dict[str, str]:
 
 
 def _all_rolled_back(comparison: Comparison) -> dict[str, str]:
-    """The runs that rolled back, and so read other data than the others from there on."""
+    """The runs that rolled back, and so read other data than the other runs afterwards."""
     parts = [
         f"{recipe}, seed {seed}: {rolled_back(run)}"
         for recipe, runs in comparison.runs.items()
@@ -45,7 +45,7 @@ def run_details(run: Run) -> dict[str, str]:
 
 
 def parallelism(comparison: Comparison) -> str:
-    """How many runs executed in parallel, and on how many threads; every combination that occurred."""
+    """The number of parallel runs, and threads of each; every combination that occurred."""
     found = {
         f"{plural(each.jobs, 'run')} {'in parallel' if each.jobs > 1 else 'at a time'}, "
         f"{plural(each.threads, 'thread')} each"

@@ -24,7 +24,7 @@ METRICS = {
     "Gradient norm before clipping": "grad_norm",
     "Tokens per second": "tokens_per_second",
 }
-# Fewer finite points make no line, and a chart without a line shows nothing.
+# A line needs at least this many finite points.
 POINTS_OF_A_CURVE = 2
 
 
@@ -72,7 +72,7 @@ def _has_curve(run: Run, key: str) -> bool:
 
 
 def _last_values(run: Run) -> dict[str, str]:
-    """The last finite value of each metric that has too few for a chart."""
+    """The last finite value of each metric that has too few values for a chart."""
     found: dict[str, str] = {}
     for title, key in {"Training loss": "loss", **METRICS}.items():
         values = run.train.get(key, np.empty(0))

@@ -20,7 +20,7 @@ Columns = dict[str, Curve]
 class Run:
     """One run. train, validation: a column per metric, a row per record, NaN where a record has no number.
 
-    Records of steps that were rolled back are not among them; rollbacks: the records of these events.
+    Records of steps that were rolled back are excluded; rollbacks: the records of the rollbacks.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""A small table beside the main one, printed in the terminal and shown in a report with the same text."""
+"""A small table next to the main one, with the same text in the terminal and in the report."""
 
 from dataclasses import dataclass
 

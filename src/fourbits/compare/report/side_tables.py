@@ -24,7 +24,7 @@ class SideRows:
 
     @classmethod
     def of(cls, comparison: Comparison, rows: list[Row]) -> "SideRows":
-        """Compute them. rows: of the main table."""
+        """Compute the small tables. rows: the rows of the main table."""
         return cls(
             ablation=ablation_rows(comparison, rows),
             reached=reached(comparison),
@@ -33,11 +33,11 @@ class SideRows:
         )
 
     def record(self) -> dict[str, Any]:
-        """For table.json."""
+        """The rows as plain data for table.json."""
         return to_dict(self)
 
     def printed(self, comparison: Comparison) -> list[SideTable]:
-        """Those of the terminal."""
+        """The tables for the terminal."""
         tables = (
             ablation_table(comparison, self.ablation),
             reached_table(comparison, self.reached),
@@ -46,6 +46,6 @@ class SideRows:
         return [table for table in tables if table is not None]
 
     def shown(self, comparison: Comparison) -> list[SideTable]:
-        """Those of the report: all."""
+        """The tables for the report, which shows all."""
         by_source = source_table(comparison, self.sources)
         return [*self.printed(comparison), *([by_source] if by_source else [])]

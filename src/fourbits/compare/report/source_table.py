@@ -1,4 +1,4 @@
-"""Validation loss by source of text: that of the baseline, and the gap of every other recipe to it."""
+"""Validation loss by source of text: the baseline's loss, and the gap of every other recipe to it."""
 
 import statistics
 from collections.abc import Sequence

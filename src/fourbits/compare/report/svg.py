@@ -1,4 +1,4 @@
-"""Charts as inline SVG, with the fonts and colours of the page and without colliding ids.
+"""Renders charts as inline SVG with the page's fonts and colours and with unique ids.
 
 A figure is drawn in placeholder colours, one per role, which are then replaced by CSS variables, so one
 drawing serves light and dark pages. It is drawn twice, for wide and narrow screens; CSS shows one of them.
@@ -67,7 +67,7 @@ class Chart:
 
 
 def standalone(svg: str, colours: Mapping[str, str]) -> str:
-    """An inline drawing as a file of its own: colours and fonts resolved, on a background of paper.
+    """An inline drawing as a separate file: colours and fonts resolved, with the page's background.
 
     colours: value of every CSS variable of a colour, such as --ink.
     """

@@ -1,4 +1,4 @@
-"""The four small charts of what each technique fixes: scales, stochastic rounding, 2D scaling, RHT."""
+"""Draws four small charts of the errors that each technique fixes: scales, SR, 2D scaling, RHT."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: bars longer than this end at the edge; their text has the value
+#: longer bars end at the edge; their text has the value
 LONGEST = 0.2
 TITLES = (
     ("Block and tensor scales", "error of the largest of every 16 elements"),
@@ -59,7 +59,7 @@ def _draw_bars(axes: "Axes", bars: Sequence[Bar], series: Mapping[str, int]) -> 
             continue
         length = min(bar.value, LONGEST)
         axes.barh(-row, length, height=0.66, color=placeholder(series[bar.recipe]))
-        if bar.value > LONGEST:  # a gap says that the bar is longer than drawn
+        if bar.value > LONGEST:  # the gap marks a bar that is longer than drawn
             axes.plot([0.93 * length, 0.95 * length], [-row - 0.45, -row + 0.45], color=PAPER, lw=3)
         axes.annotate(
             percent(bar.value),
@@ -81,7 +81,7 @@ def _draw_bars(axes: "Axes", bars: Sequence[Bar], series: Mapping[str, int]) -> 
 
 
 def _draw_ratios(axes: "Axes", effects: Sequence[TransformEffect], series: Mapping[str, int]) -> None:
-    """A dot per layer, a line per recipe; right of the line at 1 the transform does harm."""
+    """A dot per layer, a row per recipe; right of the line at 1 the transform does harm."""
     names = list(dict.fromkeys(each.recipe for each in effects))[::-1]
     for row, name in enumerate(names):
         ratios = [each.ratio for each in effects if each.recipe == name]

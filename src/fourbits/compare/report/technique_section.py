@@ -1,4 +1,4 @@
-"""The section of a report about what each technique fixes, and its chart as a file."""
+"""The section "What each technique fixes" of a report, and its chart as a file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class TechniqueSection:
 
 
 def technique_section(found: Techniques, names: Sequence[str]) -> TechniqueSection:
-    """names: all that have a colour on the page, in the order of their colours."""
+    """names: all names with a colour on the page, in the order of their colours."""
     effects: Mapping[tuple[str, str], TransformEffect] = {
         (each.layer, each.recipe): each for each in found.transforms
     }
@@ -56,7 +56,7 @@ def measured_names(found: Techniques) -> list[str]:
 
 
 def write_figure(found: Techniques, path: Path) -> None:
-    """Write the chart as an SVG file that shows by itself, on a light background."""
+    """Write the chart as a standalone SVG file with a light background."""
     names = measured_names(found)
     figure = technique_chart(found, {name: at for at, name in enumerate(names)})
     write_whole(path, standalone(figure.wide, light_values(names)).encode())

@@ -1,4 +1,4 @@
-"""Measurements on a trained model, averaged over layers and batches: bars of charts, rows of a table."""
+"""Averages measurements on a trained model over layers and batches, for charts and a table."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fourbits.compare.number_format import listed, percent
 from fourbits.compare.techniques.findings import NO_TENSOR_SCALE, Techniques
 
-# The gradients that the headline compares, from the least error to the most on every model measured so far.
+# The gradients that the headline compares, in increasing order of error on every model measured so far.
 HEADLINE = ("fp8", "nvfp4", "mxfp4")
 OPERANDS = ("X", "dY", "W")
 
@@ -38,7 +38,7 @@ class FormatRow:
 
 
 def format_rows(found: Techniques) -> list[FormatRow]:
-    """A row per recipe whose gradients were measured, in the order measured."""
+    """A row per recipe whose gradients were measured, in the order of measurement."""
     rows: list[FormatRow] = []
     for recipe in dict.fromkeys(each.recipe for each in found.gradients):
         gradients = [each for each in found.gradients if each.recipe == recipe]
@@ -63,7 +63,7 @@ def format_rows(found: Techniques) -> list[FormatRow]:
 
 
 def headline(found: Techniques) -> str:
-    """The errors of the model's gradient by format: not from losses, so no seed decides them."""
+    """A sentence with the errors of the model's gradient by format, which do not depend on the seed."""
     errors = {row.recipe: row.error for row in format_rows(found)}
     parts = [f"{percent(errors[name])} ({name})" for name in HEADLINE if name in errors]
     return f"Quantizing every block changes the trained model's gradient by {listed(parts)}."

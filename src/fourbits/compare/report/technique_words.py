@@ -1,4 +1,4 @@
-"""Sentences with measured numbers: what each technique fixes on a trained model, and where it does harm."""
+"""Writes sentences with measured numbers: what each technique fixes on a model, and where it harms."""
 
 import statistics
 

@@ -1,4 +1,4 @@
-"""Tokens to match, and time to loss: when a recipe reaches a loss that the baseline had.
+"""Tokens and time until a recipe reaches a loss that the baseline had.
 
 The loss between two validations is interpolated linearly over tokens. Time is that of training steps at the
 run's median speed, without compilation, validation and checkpoints.
@@ -21,10 +21,10 @@ SHARES = (0.9, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """When a recipe reaches the loss that the baseline of the same seed had after a share of its tokens.
+    """When a recipe reaches the loss that the baseline with the same seed had after a share of its tokens.
 
     target: that loss, mean over seeds. tokens, seconds: means over seeds, None if a seed never gets there;
-    tokens_ratio: to the baseline's; more_than: the least that tokens_ratio can be where it is None.
+    tokens_ratio: relative to the baseline's; more_than: a lower bound of tokens_ratio if that is None.
     """
 
     recipe: str
@@ -37,7 +37,7 @@ class Reached:
 
 
 def reached(comparison: Comparison) -> list[Reached]:
-    """Each recipe at each share; none where the baseline's curve does not reach back to that share."""
+    """A row for each recipe and share; none if the baseline was not validated before that share."""
     return [
         row
         for share in SHARES
@@ -93,7 +93,7 @@ def _reached(comparison: Comparison, recipe: str, share: float) -> Reached | Non
 
 
 def reached_table(comparison: Comparison, rows: Sequence[Reached]) -> SideTable | None:
-    """The rows as text; None if there are no others than the baseline's."""
+    """The rows as text; None if only the baseline has rows."""
     shown = [recipe for recipe in comparison.recipes if any(row.recipe == recipe for row in rows)]
     if len(shown) < 2:
         return None
@@ -109,7 +109,7 @@ def reached_table(comparison: Comparison, rows: Sequence[Reached]) -> SideTable 
             (recipe, *(cell for share in SHARES for cell in _cells(by_key.get((recipe, share)))))
             for recipe in shown
         ),
-        note=f"vs {base}: tokens relative to those of {base}; not reached: by one seed at least, "
+        note=f"vs {base}: tokens relative to those of {base}; not reached: by at least one seed, "
         "after more than all tokens of the run; time of training steps at their median speed",
     )
 
@@ -123,6 +123,6 @@ def _cells(row: Reached | None) -> tuple[str, str, str]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Mean; None if any is None."""
+    """The mean; None if any value is None."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None

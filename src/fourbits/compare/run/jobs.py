@@ -9,8 +9,8 @@ from fourbits.compare.run.run_matrix import RunMatrix
 from fourbits.device import probe
 from fourbits.model.counts import count_parameters
 
-# Steps of a smaller model are bound by serial Python, which a second thread does not speed up but a second
-# process does. A larger model fills all threads by itself, and each parallel run needs its own memory.
+# Serial Python bounds the steps of a smaller model: a second process speeds them up, a second thread does
+# not. A larger model fills all threads by itself, and each parallel run needs its own memory.
 SMALL_MODEL = 10_000_000
 # Default limit: each process holds torch, a model and its compiled code, about 0.6 GB for the demo model.
 MAX_DEFAULT_JOBS = 4
@@ -20,8 +20,8 @@ MAX_DEFAULT_JOBS = 4
 class Jobs:
     """How a comparison uses the machine. parallel: runs in parallel; threads: CPU threads per run.
 
-    gpus: the GPUs that parallel runs share out among themselves, as CUDA_VISIBLE_DEVICES names them; empty
-    where there is no choice.
+    gpus: the GPUs to distribute over parallel runs, by their names in CUDA_VISIBLE_DEVICES; empty if there is
+    no choice.
     """
 
     parallel: int

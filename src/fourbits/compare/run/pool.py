@@ -38,7 +38,7 @@ class Worker:
     """One worker process. run: the progress of the run it executes, None while it is idle."""
 
     def __init__(self, matrix: RunMatrix, threads: int, gpu: str | None = None) -> None:
-        """gpu: the only one that the process sees; None for all."""
+        """gpu: the only GPU that the process sees; None for all."""
         self.connection, other_end = Pipe()
         pipe = other_end.fileno()
         # -P: a file in the current folder must not shadow an installed module of the same name.
@@ -91,7 +91,7 @@ class Worker:
 
 
 class Pool:
-    """Worker processes of a comparison; all of them are gone when the context exits."""
+    """Worker processes of a comparison; all of them have ended when the context exits."""
 
     def __init__(self, matrix: RunMatrix, jobs: Jobs, progress: MatrixProgress, command: str) -> None:
         """command: resumes the comparison; quoted in errors."""
@@ -108,7 +108,7 @@ class Pool:
     def execute(self, numbers: Sequence[int], stop: StopRequest, record: Callable[[Worker], None]) -> None:
         """Execute runs of the matrix in this order, and call `record` after each that ended.
 
-        Workers that have started stay for the next call.
+        Workers that have started serve the next call, too.
 
         After a request to stop, or after an error, runs under way finish their step and save. Re-raises the
         error of a run, and raises WorkerDiedError for a process that died.

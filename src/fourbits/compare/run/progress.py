@@ -59,7 +59,7 @@ class MatrixProgress:
         self.refresh()
 
     def skip_runs(self, number: int) -> None:
-        """Count so many runs as ended that will not execute."""
+        """Count a number of runs that will not execute as ended."""
         self._num_ended += number
         self.refresh()
 

@@ -1,6 +1,6 @@
 """The order of runs in a comparison that stops early: seed by seed, over the recipes still in the race.
 
-What has stopped follows from the finished runs alone, so a comparison that continues decides as before.
+The finished runs determine which recipes have stopped, so a resumed comparison makes the same decisions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,9 +15,9 @@ class SeedRounds:
     """Rounds of runs for `execute_runs`. ran: the seeds of each recipe that count, after the last round."""
 
     def __init__(self, matrix: RunMatrix, progress: MatrixProgress, parallel: int) -> None:
-        """parallel: runs in parallel; a round has several seeds where fewer would leave a process idle.
+        """parallel: runs in parallel; a round has several seeds if fewer would leave a process idle.
 
-        Raises ValueError for a matrix in which nothing can be decided.
+        Raises ValueError for a matrix that cannot be decided.
         """
         others = [recipe for recipe in matrix.recipes if recipe != matrix.baseline]
         if not others or len(matrix.seeds) < 2:
@@ -31,7 +31,7 @@ class SeedRounds:
         self._matrix, self._progress, self._parallel = matrix, progress, parallel
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Runs by number in the matrix; each round is chosen when all runs of those before have ended."""
+        """Yield rounds of runs by number in the matrix; each is chosen when all earlier runs have ended."""
         matrix, race, seeds = self._matrix, self.race, 0
         while race.racing:
             size = max(1, self._parallel // (1 + len(race.racing)), 2 if seeds == 0 else 1)

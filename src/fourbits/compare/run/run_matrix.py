@@ -36,7 +36,7 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """A recipe, and the techniques of which one run each is without one."""
+    """A recipe, and the techniques to remove from it, one at a time."""
 
     recipe: str
     techniques: tuple[str, ...]
@@ -51,7 +51,7 @@ class Ablation:
 class RunMatrix:
     """All runs, in execution order. name: of the configuration; baseline: name of a recipe.
 
-    ablation: what was derived from which recipe, if anything was.
+    ablation: the recipes derived from another by removing a technique, if any.
     """
 
     name: str
@@ -76,8 +76,10 @@ def build_matrix(
     out: Path,
     ablate: Sequence[str] = (),
 ) -> RunMatrix:
-    """The runs of a comparison. recipes: shipped names or YAML files. ablate: techniques to remove, each in a
-    recipe of its own, from the one recipe besides bf16, which is then added as the baseline if it is missing.
+    """The runs of a comparison. recipes: shipped names or YAML files. ablate: techniques to remove.
+
+    Each technique is removed in a separate recipe from the only recipe besides bf16; bf16 is added as the
+    baseline if it is missing.
 
     The baseline is bf16 if present, else the first recipe. All recipes of a seed run before the next seed
     begins, the baseline first, so that an interrupted comparison contains complete pairs. Raises ValueError

@@ -9,9 +9,9 @@ CONFIDENCE = 0.95
 
 
 def margin(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
-    """Half the width of the interval around the mean that holds the expected value with this confidence.
+    """Half the width of the interval around the mean that contains the expected value with this confidence.
 
-    None below two values. Values are taken for independent and normally distributed.
+    None below two values. Assumes independent, normally distributed values.
     """
     n = len(values)
     if n < 2:
@@ -21,7 +21,7 @@ def margin(values: Sequence[float], confidence: float = CONFIDENCE) -> float | N
 
 @cache
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """The t that a Student's t variable stays within, on both sides, with this probability.
+    """The t for which a Student's t variable lies within [-t, t] with this probability.
 
     freedom: degrees of freedom, n - 1 for n values. Bisection of `probability_within`, to 1e-12 relative.
     """

@@ -1,15 +1,15 @@
 """A race of recipes over seeds: looks after each seed, drops recipes that are worse, ends when decided.
 
-Who looks at a 95 % interval after every seed and stops at the first that excludes zero is wrong far more
-often than in 5 of 100 races. Here all intervals of all looks together have an error of at most 5 %: look n
-(after n seeds, n >= 2) of one comparison takes intervals of level
+Checking a 95 % interval after every seed and stopping at the first that excludes zero is wrong far more often
+than in 5 of 100 races. Here all intervals of all looks together have an error of at most 5 %: look n (after n
+seeds, n >= 2) of one comparison uses intervals of level
 
     alpha_n = 0.05 / C * (n - 1) / (1 + 2 + ... + (N - 1))
 
 with N seeds at most and C = K (K + 1) / 2 comparisons among K recipes and the baseline. The shares of the
 looks add up to 1, so by Bonferroni's inequality the probability that any interval of the race misses the
 difference that it estimates is at most C * 0.05 / C, whatever the dependence between looks and between
-recipes. Early looks get less, because with two seeds t is 12.7 already at the level 0.05.
+recipes. Early looks get a smaller share, because with two seeds t is 12.7 even at the level 0.05.
 """
 
 import math
@@ -26,8 +26,8 @@ Losses = Mapping[int, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Why a recipe stopped. seeds: how many it had; against: the recipe or baseline that decided, if any;
-    confidence: of one interval at that look.
+    """Why a recipe stopped. seeds: the number it had; against: the recipe or baseline that decided, if any;
+    confidence: that of one interval at that look.
     """
 
     recipe: str
@@ -46,7 +46,7 @@ class Race:
     """
 
     def __init__(self, baseline: str, recipes: Sequence[str], seeds: int) -> None:
-        """recipes: without the baseline. seeds: the most that a recipe can have."""
+        """recipes: without the baseline. seeds: the largest number that a recipe can have."""
         self.baseline, self.seeds = baseline, seeds
         self.racing = list(recipes)
         self.stopped: dict[str, Stop] = {}
@@ -58,7 +58,7 @@ class Race:
         return 1 - (1 - CONFIDENCE) * share / self._comparisons
 
     def look(self, losses: Mapping[str, Losses]) -> list[Stop]:
-        """The recipes that stop now. losses: of every racing recipe and the baseline, of the same seeds."""
+        """The recipes that stop now. losses: those of racing recipes and the baseline, with equal seeds."""
         seeds = len(losses[self.baseline])
         before = set(self.stopped)
         for recipe in list(self.racing):
@@ -85,7 +85,7 @@ class Race:
                 self._stop(recipe, seeds, "worse", best, f"worse than {best}")
 
     def _end(self, losses: Mapping[str, Losses], seeds: int) -> None:
-        """All seeds are used: what is left is not separated from the best, or the last from the baseline."""
+        """The remaining recipes, after all seeds: not separated from the best, or from the baseline."""
         left = list(self.racing)
         best = self._best(losses) if len(left) > 1 else self.baseline
         for recipe in left:
@@ -136,11 +136,11 @@ def standard_error(values: Sequence[float]) -> float | None:
 def seeds_needed(deviation: float, difference: float, most: int = 10_000) -> int | None:
     """Fewest seeds whose 95 % interval has a margin of at most `difference`; None above `most`.
 
-    deviation: standard deviation of one pair's difference, taken for that of all.
+    deviation: standard deviation of a pair's difference, assumed equal for all pairs.
     """
     if _margin_at(deviation, most) > difference:
         return None
-    low, high = 1, most  # the margin falls with n
+    low, high = 1, most  # the margin decreases with n
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _margin_at(deviation, middle) <= difference else (middle, high)

@@ -8,13 +8,13 @@ from typing import Literal
 
 OperandName = Literal["X", "W", "dY"]
 
-# How the largest elements are quantized besides by the shipped recipes: NVFP4 with a tensor scale of 1.
+# In addition to the shipped recipes, the largest elements are quantized in NVFP4 with a tensor scale of 1.
 NO_TENSOR_SCALE = "nvfp4, no tensor scale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientError:
-    """The gradients of all quantized weights together, under a recipe, against those of BF16.
+    """The gradients of all quantized weights together under a recipe, compared with BF16's.
 
     error: of one gradient, root mean square over draws of the random bits. bias: of the mean over endless
     draws, estimated without the noise that the mean of a few draws still has. cosine: to BF16's gradient,
@@ -44,7 +44,7 @@ class OperandError:
 class LargestElement:
     """The largest element of every 16 along the contraction: mean relative error, rounded to nearest.
 
-    The same elements for every format, whatever its own blocks.
+    The elements are the same for every format, whatever its blocks.
     """
 
     layer: str
@@ -90,7 +90,7 @@ class TransformEffect:
 
     @property
     def ratio(self) -> float:
-        """Error with over error without: above 1 the transform does harm."""
+        """Error with the transform divided by error without it; above 1 the transform does harm."""
         return self.with_transform / self.without
 
 

@@ -1,4 +1,4 @@
-"""Errors of gradients: of the whole model under a recipe, and of dW of single layers with and without RHT."""
+"""Errors of gradients: the whole model's under a recipe, and single layers' dW with and without RHT."""
 
 from dataclasses import replace
 
@@ -15,14 +15,14 @@ from fourbits.recipe.recipe import GemmSpec, Recipe
 
 #: draws of a recipe's random bits per batch
 GRADIENT_DRAWS = 4
-#: draws per layer where the transform is switched on and off
+#: draws per layer for dW with and without the transform
 TRANSFORM_DRAWS = 4
 
 
 def gradient_error(
     trained: TrainedModel, batch: int, exact: Gradients, recipe: str | Recipe
 ) -> GradientError:
-    """The model's gradient under a recipe, with every block quantized, against `exact`, that of BF16."""
+    """The model's gradient under a recipe, with every block quantized, compared with BF16's, `exact`."""
     changed = without_kept_blocks(recipe)
     table = changed.table
     specs = [getattr(getattr(table, gemm), side) for gemm in ("dgrad", "wgrad") for side in ("lhs", "rhs")]
@@ -46,9 +46,9 @@ def gradient_error(
 def bias_norm(draws: Tensor, target: Tensor) -> Tensor:
     """Norm of the expected draw minus `target`. draws: [n, elements].
 
-    The squared distance of the mean of n draws is the squared bias plus a share 1 / n of their variance,
-    which is subtracted; what is left may be below zero by chance, and then counts as zero. One draw is taken
-    for one without randomness.
+    The squared distance of the mean of n draws is the squared bias plus 1 / n of their variance, which is
+    subtracted; the rest may be below zero by chance and then counts as zero. A single draw counts as
+    deterministic.
     """
     n, mean = len(draws), draws.mean(0)
     distance = (mean - target).square().sum()
@@ -59,7 +59,7 @@ def bias_norm(draws: Tensor, target: Tensor) -> Tensor:
 
 
 def transform_effect(recipe: str, number: int, layer: LayerTensors) -> TransformEffect:
-    """Error of a layer's dW = dY^T X with a recipe's Wgrad, and with the same without its transform."""
+    """Error of a layer's dW = dY^T X with a recipe's Wgrad, with and without its transform."""
     with_transform = get_recipe(recipe).wgrad
     without = GemmSpec(lhs=replace(with_transform.lhs, rht=0), rhs=replace(with_transform.rhs, rht=0))
     return TransformEffect(
@@ -85,5 +85,5 @@ def _wgrad_error(spec: GemmSpec, number: int, layer: LayerTensors) -> float:
 
 
 def _joined(gradients: Gradients) -> Tensor:
-    """All gradients as one vector, fp64, because differences of large sums are taken."""
+    """All gradients as one vector, fp64, because large sums are subtracted."""
     return torch.cat([gradients[name].flatten() for name in sorted(gradients)]).double()

@@ -1,6 +1,7 @@
-"""Measures one trained run, and keeps the findings in techniques.json while its checkpoint is the same.
+"""Measures one trained run, and caches the findings in techniques.json until its checkpoint changes.
 
-Quantizers run uncompiled here: each of many formats meets a few tensors, fewer than compiling would pay for.
+Quantizers run uncompiled here, because each of many formats quantizes too few tensors for compilation to pay
+off.
 """
 
 from dataclasses import replace
@@ -33,7 +34,7 @@ TECHNIQUE_RECIPES = ("mxfp4", "nvfp4")
 
 
 def measure_once(run: Path, path: Path) -> Techniques:
-    """The findings in `path` if they are those of the run's newest checkpoint, else measured and written."""
+    """The findings in `path` if they are of the run's newest checkpoint; else measures and writes them."""
     checkpoint = Fork.of(run).sha256
     if path.is_file():
         record = read_json(path)
@@ -47,7 +48,7 @@ def measure_once(run: Path, path: Path) -> Techniques:
 def measure(run: Path) -> Techniques:
     """Measure the newest checkpoint of a BF16 run, on the CPU. Raises what `TrainedModel.of_run` raises."""
     trained = TrainedModel.of_run(run)
-    # For small layers, a second thread gains little, and loses much where another process has the core.
+    # A second thread gains little for small layers, and loses much if another process uses the core.
     small = sum(layer.weight.numel() for layer in trained.layers.values()) <= SMALL_MODEL
     with num_threads(1 if small else None), uncompiled_quantizers():
         layers = trained.tensors(trained.batches[0])

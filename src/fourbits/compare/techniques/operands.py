@@ -1,4 +1,4 @@
-"""Errors of single operands: by format, of the largest elements, by rounding, and of W in two directions."""
+"""Errors of single operands: by format, of the largest elements, by rounding, and of W by direction."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,11 +20,11 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.recipe.presets import get_recipe
 
-# Elements along the contraction in which the largest one is looked up: NVFP4's block.
+# Elements along the contraction among which the largest one is measured: NVFP4's block.
 GROUP = 16
 #: stochastic draws whose mean is compared with rounding to nearest
 DRAWS = 64
-#: tokens of dY that are drawn so often
+#: tokens of dY for which these draws are made
 DRAWN_TOKENS = 512
 
 
@@ -40,7 +40,7 @@ def key(layer: int, draw: int) -> Tensor:
 
 
 def operand_errors(recipe: str, number: int, layer: LayerTensors) -> Iterator[OperandError]:
-    """X, W and dY of a layer, quantized as a recipe does. number: of the layer."""
+    """X, W and dY of a layer, quantized as a recipe does. number: the layer's index."""
     for operand, tensor, spec in _operands(recipe, layer):
         found = quantize(tensor, spec, 1, sr_key=key(number, 0)).dequantize()
         yield OperandError(
@@ -99,7 +99,7 @@ def weight_mismatch(layer: LayerTensors) -> Iterator[WeightMismatch]:
 
 
 def _operands(recipe: str, layer: LayerTensors) -> tuple[tuple[OperandName, Tensor, OperandSpec], ...]:
-    """X and W as Fprop has them, dY as Dgrad has it, all summed over their second axis."""
+    """X and W as in Fprop, dY as in Dgrad, all contracted along their second axis."""
     table = get_recipe(recipe).table
     return (
         ("X", layer.x, table.fprop.lhs),
@@ -109,7 +109,7 @@ def _operands(recipe: str, layer: LayerTensors) -> tuple[tuple[OperandName, Tens
 
 
 def _unit_amax(spec: OperandSpec) -> Tensor:
-    """The amax for which the FP32 scale of a tensor is 1: block scales alone must then cover its range."""
+    """The amax for which a tensor's FP32 scale is 1, so that block scales alone must cover its range."""
     element = spec.block_format.element
     assert element is not None, "nvfp4 has elements"
     return torch.tensor(element.max_value * E4M3.max_value, dtype=torch.float32, device="cpu")

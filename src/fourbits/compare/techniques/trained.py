@@ -52,8 +52,9 @@ class TrainedModel:
     def of_run(cls, run: Path, device: str = "cpu", tokens: int | None = None) -> "TrainedModel":
         """The newest checkpoint of a run, converted to BF16.
 
-        tokens: as many batches as hold so many, if the text has them; None for at most MAX_BATCHES. Raises
-        ValueError if it has no checkpoint, or if no layer of the model can be quantized.
+        tokens: read batches until they have this many tokens, if the text has as many; None: at most
+        MAX_BATCHES batches. Raises ValueError if the run has no checkpoint, or if no layer of the model can
+        be quantized.
         """
         trained = load_trained(run, device)
         train, model = trained.config.train, trained.model
@@ -110,7 +111,7 @@ def without_kept_blocks(name: str | Recipe) -> Recipe:
 
 @contextmanager
 def _recorded(layers: Mapping[str, nn.Linear]) -> Generator[tuple[Gradients, Gradients]]:
-    """X and dY by layer, of the forward and backward pass inside."""
+    """X and dY by layer, recorded during the forward and backward pass inside the block."""
     inputs: Gradients = {}
     outputs: Gradients = {}
 
@@ -130,7 +131,7 @@ def _recorded(layers: Mapping[str, nn.Linear]) -> Generator[tuple[Gradients, Gra
 
 
 def _batches(samples: Sequence[Any], size: int, most: int) -> tuple[Tensor, ...]:
-    """At most `most` batches of `size` samples that mix the sources; fewer samples make one batch.
+    """At most `most` batches of `size` samples that mix the sources; fewer samples become one batch.
 
     samples: int64 [n, T + 1] per source.
     """

@@ -37,9 +37,9 @@ class FolderFiles:
 def find_files(folder: Path, text_field: str, *, follow_links: bool, allow_skipped: bool) -> FolderFiles:
     """The text files of a folder and its folders, in order of their paths.
 
-    Hidden files and folders, and caches, are counted, not read, and their bytes are no part of the folder;
-    links to folders are not followed, and links to files only with follow_links. Raises ValueError for a
-    folder without text, or, unless allow_skipped is set, one of which most bytes would be skipped.
+    Hidden files and folders and caches are counted but not read, and their bytes are not the folder's. Links
+    to folders are not followed; links to files are only with follow_links. Raises ValueError for a folder
+    without text, or if most of its bytes would be skipped and allow_skipped is not set.
     """
     found = FolderFiles()
     for path in sorted(_walk(folder, found)):
@@ -69,7 +69,7 @@ def listed(skipped: Mapping[str, SkippedFiles]) -> str:
 
 
 def _walk(folder: Path, found: FolderFiles) -> Iterator[Path]:
-    """Yield everything that is neither hidden, nor a folder or in a cache."""
+    """Yield every file that is neither hidden nor in a cache, and count the rest."""
     for top, folders, files in os.walk(folder, onerror=_refuse):
         for name in (*folders, *files):
             path = Path(top, name)
@@ -86,7 +86,7 @@ def _walk(folder: Path, found: FolderFiles) -> Iterator[Path]:
 
 
 def _is_cache(folder: Path) -> bool:
-    """Whether a program can make this folder again: by its name, or by the tag of cache directories."""
+    """Whether a folder is a cache that a program can recreate: by its name, or by the tag of caches."""
     if folder.name == PYCACHE:
         return True
     try:
@@ -129,7 +129,7 @@ def _without_text(folder: Path, skipped: Mapping[str, SkippedFiles]) -> str:
 
 
 def _remedies(skipped: Mapping[str, SkippedFiles], *, without: bool = True) -> str:
-    """The remedies that apply to these files. without: whether continuing without them is one."""
+    """The remedies that apply to these files. without: also offer to continue without them."""
     found = [text for part, text in REMEDIES.items() if part and any(part in label for label in skipped)]
     return ", or ".join([*found, *([REMEDIES[""]] if without else [])])
 

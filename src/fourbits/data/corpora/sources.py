@@ -57,7 +57,7 @@ def _named(argument: str, options: ReadOptions) -> Source:
         if is_saved_dataset(path):
             return saved_dataset(name, path, options.text_field)
         return _folder(name, path, options)
-    # Not the file's own link: the name of what it points to may say nothing, as in a cache of the Hub.
+    # A link to a file is not resolved, because a cache of the Hub links to files that are named by hash.
     return _file(name, Path(os.path.realpath(os.path.dirname(rest)), os.path.basename(rest)), options)
 
 
@@ -77,7 +77,7 @@ def _folder(name: str, path: Path, options: ReadOptions) -> Source:
 
 
 def _file(name: str, path: Path, options: ReadOptions) -> Source:
-    """A file that the user names: its own name says what it is, also where it is a link to another."""
+    """The source of a file that the user names; its own name gives its kind, even if it is a link."""
     name = name or stem_of(path)
     if path.suffix.lower() in (".idx", ".bin"):
         beside = all(each.is_file() for each in bin_and_idx(path.with_suffix("")))

@@ -11,7 +11,7 @@ def identified(source: Source, end_id: int) -> Iterator[Document]:
     """Yield a source's documents; those of token files without end token, keyed by their tokens.
 
     Copies fall on the same side of the split whichever file they are in, and whether its tokens have 16 or 32
-    bits. Documents of an end token alone are skipped, as blank texts are.
+    bits. Documents that consist of an end token are skipped, like blank texts.
     """
     for document in source.read():
         tokens = document.tokens

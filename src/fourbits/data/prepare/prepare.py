@@ -140,7 +140,7 @@ def _write_folder(
             "end_id": tokenizer.end_id,
         },
         "deduplicate": options.deduplicate,
-        # Apart from the sources' records, which identify the tokens: what was not read does not change them.
+        # Outside the sources' records, which identify the tokens: skipped files do not change tokens.
         "reading": {name: record.pop("reading", {}) for name, record in records.items()},
         "sources": records,
     }

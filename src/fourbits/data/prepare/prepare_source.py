@@ -94,7 +94,7 @@ def _why_empty(source: Source, dropped: int, unencodable: int) -> str:
 
 
 def skip_source(source: Source, deduplicator: Deduplicator, end_id: int) -> None:
-    """Show the deduplicator a finished source, so that its documents are dropped from later ones."""
+    """Add a finished source to the deduplicator, so that later sources drop its documents."""
     if deduplicator.rule != "none":
         for document in identified(source, end_id):
             deduplicator.is_duplicate(document)

@@ -1,7 +1,7 @@
 """Counts the characters that a tokenizer loses: those of a text that its decoded tokens do not contain.
 
-A vocabulary without bytes and without the letters of a text encodes it to fewer tokens, or to none, and says
-nothing. A sample of windows is encoded and decoded again: up to 1,024 characters of the first 256 documents
+A vocabulary without bytes and without the letters of a text encodes it to fewer tokens, or to none, without
+an error. A sample of windows is encoded and decoded again: up to 1,024 characters of the first 256 documents
 and of every 32nd after them. The sample depends on the documents' numbers alone, so that a resumed
 preparation counts what an uninterrupted one does.
 """
@@ -41,7 +41,7 @@ class RoundTrip:
         self.lost += missing
 
     def check(self, name: str, tally: Tally, *, at_end: bool) -> None:
-        """Raises ValueError for a source of whose characters too many are lost."""
+        """Raises ValueError if the tokenizer loses too many of the source's characters."""
         sampled, lost = tally.sampled_characters, tally.lost_characters
         limit = self.max_lost if at_end else min(_EARLY * self.max_lost, 1.0)
         if not lost or lost <= limit * sampled or (sampled < _EARLY_SAMPLE and not at_end):

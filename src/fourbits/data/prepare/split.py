@@ -105,7 +105,7 @@ class Split:
         self._writers = {name: self._writer(name) for name in SPLITS}
         file = TokenFile(whole)
         lowest = set(self.state.lowest_documents)
-        # With one split key for all there is nothing to divide by: copies of one text, for example.
+        # Documents that all share one split key, such as copies of one text, cannot be divided by it.
         rule = self._divide(file, lowest) if len(lowest) < file.num_documents else self._split_tail(file)
         for path in bin_and_idx(whole):
             path.unlink()
@@ -119,7 +119,7 @@ class Split:
         return "the documents of lowest hash, as the fraction left one side empty"
 
     def _split_tail(self, file: TokenFile) -> str:
-        """The tail of the first document is held out, and the same share of its copies is not written."""
+        """Hold out the tail of the first document; the same share of its copies is not written."""
         train, validation = (self._writers[name] for name in SPLITS)
         for number in range(file.num_documents):
             tokens = file.document(number)

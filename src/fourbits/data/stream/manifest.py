@@ -89,7 +89,7 @@ def describe_files(prefix: Path) -> dict[str, Any]:
 
 
 def check_counts(file: TokenFile, record: Mapping[str, Any], path: Path, place: str) -> None:
-    """Raises ValueError, about `place` in a manifest, unless it has the counts of this token file."""
+    """Raises ValueError that names `place` unless this entry of a manifest has the token file's counts."""
     for key, counted in (("documents", file.num_documents), ("tokens", file.num_tokens)):
         if record[key] != counted:
             raise ValueError(

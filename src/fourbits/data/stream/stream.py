@@ -149,7 +149,7 @@ class PhasedStream:
         return f"the run reads {', '.join(parts)} (data.max_epochs sets a limit)" if parts else ""
 
     def describe(self) -> dict[str, Any]:
-        """The plan as plain values, for a manifest: phases, boundaries, slots, rounding error, epochs."""
+        """What the run reads, as plain values for its manifest: phases, slots, rounding error, epochs."""
         ends = self.blend.cursors(self.total_samples)
         phases = [
             {

@@ -1,8 +1,8 @@
-"""Pickles read as data: classes and functions that a pickle names are neither imported nor called.
+"""Reads pickles as data: the classes and functions that a pickle names are neither imported nor called.
 
-A pickle is a program that calls what it names. Here a name becomes a label, a call of it a record of label
-and arguments, and a name that is not expected is an error. So all that a pickle can do is to build records,
-tuples, lists, dicts, texts and numbers.
+A pickle is a program that calls the functions it names. Here a name becomes a label, a call becomes a record
+of the label and its arguments, and an unexpected name is an error. So a pickle can only build records,
+tuples, lists, dicts, strings and numbers.
 """
 
 import io
@@ -13,9 +13,9 @@ from typing import Any
 
 
 class Record:
-    """What a call in a pickle would have made. name: what it calls; state: what is set afterwards."""
+    """Stands for the result of a call in a pickle. name: the function; state: set after the call."""
 
-    #: the name that a class of records stands for
+    #: the name for which a class of records stands
     label = ""
 
     def __init__(self, name: str, args: tuple[Any, ...] = ()) -> None:
@@ -26,7 +26,7 @@ class Record:
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Of an OrderedDict, whose content nothing here needs."""
+        """Ignore an entry of an OrderedDict, which no reader here needs."""
 
 
 class Refused(ValueError):  # noqa: N818 - what happened to a pickle
@@ -39,10 +39,10 @@ def read_inert(
     path: Path,
     persistent: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """What a pickle describes. expected: the names that it may use, with their modules.
+    """The content of a pickle as records. expected: the names that it may use, with their modules.
 
-    persistent: for references to objects outside of it; None refuses them. Raises ValueError, with the path,
-    for any other name and for what is no pickle.
+    persistent: resolves references to objects outside the pickle; None refuses them. Raises ValueError with
+    the path for any other name, and for content that is not a pickle.
     """
     try:
         return _Reader(content, frozenset(expected), persistent).load()
@@ -63,7 +63,7 @@ class _Reader(pickle.Unpickler):
         self._expected, self._persistent = expected, persistent
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """A new class of records, whatever the name."""
+        """A new class of records for a name that is expected."""
         name = f"{module_name}.{global_name}"
         if name not in self._expected:
             raise Refused(f"its pickle names {name}")
@@ -76,7 +76,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _label(name: str) -> type[Record]:
-    """What stands for a class or function: calling it, or creating an object of it, makes a record."""
+    """A class of records that stands for a class or function; calling it creates a record."""
 
     def new(cls: type[Record], *args: Any, **_: Any) -> Record:
         made = object.__new__(cls)

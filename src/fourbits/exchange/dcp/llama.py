@@ -10,8 +10,8 @@
     attention_norm         attention_norm          self_attention.linear_qkv.layer_norm_weight
     ffn_norm               ffn_norm                mlp.linear_fc1.layer_norm_weight
 
-torchtitan rotates neighbouring channels of a head, 2 i and 2 i + 1, where we and Megatron-LM rotate i and
-i + P/2: rows of wq and wk are moved, even channels first.
+torchtitan rotates neighbouring channels of a head, 2 i and 2 i + 1; fourbits and Megatron-LM rotate i and
+i + P/2. So the rows of wq and wk are reordered, even channels first.
 """
 
 import re
@@ -29,7 +29,7 @@ from fourbits.exchange.weights import require_finite, require_fit, shapes, unfil
 from fourbits.model.config import ModelConfig
 from fourbits.model.lm import LanguageModel
 
-#: what a training program saves beside the weights, and tables that follow from the configuration
+#: state that training programs save with the weights, and tables that follow from the configuration
 _BESIDE = re.compile(
     r"(chained_\d+\.)?optimizer\.|(lr_scheduler|dataloader|train_state|rng_state|rerun_state_machine)"
     r"|(.*\.)?(freqs_cis|inv_freq|_extra_state)\b"
@@ -66,14 +66,14 @@ _MEGATRON = {
     "ffn.up_proj.weight": f"{_FC1}.weight",
     "ffn.down_proj.weight": "mlp.linear_fc2.weight",
 }
-#: other names: of torchtitan from 0.3 on, and of Megatron-LM's layers without Transformer Engine
+#: other names: those of torchtitan from 0.3 on, and of Megatron-LM's layers without Transformer Engine
 _OTHER = {
     "output.weight": "lm_head.weight",
     **{f"attention.w{part}.weight": f"attention.qkv_linear.w{part}.weight" for part in "qkv"},
     f"{_QKV}.layer_norm_weight": "input_layernorm.weight",
     f"{_FC1}.layer_norm_weight": "pre_mlp_layernorm.weight",
 }
-#: our parameters that are parts of one there, in their order
+#: our parameters that Megatron-LM stores as one, in the order of their parts
 _IN_QKV = tuple(f"attention.{part}_proj.weight" for part in "qkv")
 _IN_FC1 = ("ffn.gate_proj.weight", "ffn.up_proj.weight")
 SIZES = "Its sizes must be those of model in CONFIG."
@@ -90,7 +90,7 @@ def is_dcp(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DcpModel:
-    """A Llama's weights in a DCP folder. names: of weights, without the prefix."""
+    """A Llama's weights in a DCP folder. names: weight names without the prefix -> stored names."""
 
     folder: Path
     writer: Literal["torchtitan", "Megatron-LM"]
@@ -99,7 +99,7 @@ class DcpModel:
 
     @classmethod
     def of(cls, folder: Path) -> "DcpModel":
-        """Raises ValueError for a folder that is damaged, or with another model."""
+        """Raises ValueError for a folder that is damaged or holds another model."""
         tensors = DcpTensors(folder)
         for prefix in _PREFIXES:
             found = [name for name in tensors if name.startswith(prefix) and not _BESIDE.match(name)]
@@ -115,22 +115,22 @@ class DcpModel:
 
     @property
     def stored_as(self) -> str:
-        """For the log and the manifest."""
+        """The format's name for the log and the manifest."""
         return f"{self.writer}'s DCP"
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """The number of rows of the embedding."""
         name = (_TITAN if self.writer == "torchtitan" else _MEGATRON)["embed.weight"]
         return self.tensors.described[self.names[name]].shape[0]
 
     def fitted(self, config: ModelConfig) -> "FittedDcp":
-        """The weights as those of a configuration, whose vocab_size does not count. Raises ValueError."""
+        """The weights as a configuration's parameters, with this vocab_size. ValueError if they don't fit."""
         _require_llama(config, self.writer, self.folder)
         return FittedDcp(self, replace(config, vocab_size=self.vocab_size, document_end=None))
 
     def stored_name(self, name: str) -> tuple[str, int | None]:
-        """The stored name of one of our parameters, and its layer in a tensor of all layers."""
+        """The stored name of one of our parameters, and its layer if one tensor holds all layers."""
         titan = self.writer == "torchtitan"
         start, index, inner = ("", "", name) if not name.startswith("blocks.") else name.split(".", 2)
         known = (_TITAN if titan else _MEGATRON)[inner]
@@ -145,10 +145,10 @@ class DcpModel:
 
 
 class FittedDcp(Mapping[str, Tensor]):
-    """The parameters of a configuration by our names, each read on access; a tied head is left out."""
+    """The parameters of a configuration by our names, each read on access; without a tied head."""
 
     def __init__(self, model: DcpModel, config: ModelConfig) -> None:
-        """Raises ValueError for weights that are missing, unknown, of wrong shape or not floating-point."""
+        """Raises ValueError for weights that are missing, unknown, misshapen or not floating-point."""
         self.model, self.config = model, config
         self._names = shapes(config)
         self._head = model.stored_name("head.weight")[0]
@@ -181,7 +181,7 @@ class FittedDcp(Mapping[str, Tensor]):
         return len(self._names)
 
     def _read(self, name: str) -> tuple[Tensor, str]:
-        """A stored tensor, or the layer of it, and its name."""
+        """A stored tensor, or one layer of it, and its stored name."""
         their, layer = self.model.stored_name(name)
         stored, tensors = self.model.names[their], self.model.tensors
         return (tensors[stored] if layer is None else tensors.at(stored, layer)), stored
@@ -206,7 +206,7 @@ class FittedDcp(Mapping[str, Tensor]):
         return their
 
     def _stored_shape(self, inner: str, shape: torch.Size) -> torch.Size:
-        """The shape that the writer has for a parameter, without layers."""
+        """The shape in which the writer stores a parameter, without the dimension of layers."""
         config = self.config
         if self.model.writer == "Megatron-LM" and inner in _IN_QKV:
             heads = config.num_heads + 2 * config.num_kv_heads
@@ -237,8 +237,9 @@ def load_dcp(
 ) -> LanguageModel:
     """Read a Llama of torchtitan or Megatron-LM from a DCP folder; its masters are FP32.
 
-    config: what the model was trained with, as the folder does not record it; vocab_size is the folder's.
-    Raises ValueError for another model, and for weights that do not fit or are not finite.
+    config: the configuration that the model was trained with, which the folder does not record; its
+    vocab_size is replaced by the folder's. Raises ValueError for another model, and for weights that do not
+    fit or are not finite.
     """
     weights = DcpModel.of(Path(folder)).fitted(config)
     model = unfilled(weights.config, compute_dtype, torch.device("cpu"))
@@ -250,7 +251,7 @@ def load_dcp(
 
 
 def _require_llama(config: ModelConfig, writer: str, folder: Path) -> None:
-    """Raises ValueError for a model that the writer's Llama is not."""
+    """Raises ValueError for a configuration that the writer's Llama does not support."""
     rules = [
         ("model.pattern", config.pattern, set(config.pattern) == {"T"}, "T for each layer"),
         ("model.rope_theta", config.rope_theta, config.rope_theta is not None, "the base of its rotations"),

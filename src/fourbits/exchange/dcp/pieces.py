@@ -1,4 +1,4 @@
-"""One tensor as torch.save wrote it, within a larger file: its description, and its values by rows."""
+"""Reads one tensor that torch.save wrote into a larger file: its description, and its values by rows."""
 
 import io
 import math
@@ -28,13 +28,13 @@ DTYPES = {
 _STORAGES = {name: dtype for dtype, name in DTYPES.items()}
 _REBUILD = "torch._utils._rebuild_tensor_v2"
 EXPECTED = {_REBUILD, "collections.OrderedDict", *_STORAGES}
-#: bytes of a local header of a zip archive before the name, and where the lengths of name and extra are
+#: bytes of a zip archive's local header before the name, and the offset of the lengths of name and extra
 _HEADER, _LENGTHS = 30, 26
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a file. begins: the first byte of its storage; first, stride: within it, in elements."""
+    """A tensor in a file. begins: first byte of its storage; first, stride: in elements of the storage."""
 
     path: Path
     dtype: torch.dtype
@@ -61,7 +61,7 @@ class Stored:
 
 
 def stored_at(path: Path, offset: int, length: int) -> Stored:
-    """The tensor in a part of a file. Raises ValueError naming the file if there is none, or another kind."""
+    """The tensor in a part of a file. Raises ValueError naming the file if it does not hold a tensor."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(_Part(file, offset, length)) as archive:
             return _described(path, archive, offset, file)
@@ -79,7 +79,7 @@ def _described(path: Path, archive: zipfile.ZipFile, offset: int, file: BinaryIO
         raise ValueError(f"{path}: must have the byte order little, got another one.")
     made = read_inert(archive.read(f"{root}data.pkl"), EXPECTED, path, persistent=lambda pid: pid)
     if not isinstance(made, Record) or made.name != _REBUILD:
-        raise ValueError(f"{path}: holds another object than {_REBUILD} makes in place of a tensor.")
+        raise ValueError(f"{path}: must hold a tensor (an object of {_REBUILD}), got another object.")
     (_, storage, key, _, elements), first, size, stride, *_ = made.args
     dtype = _STORAGES[storage.label]
     entry = archive.getinfo(f"{root}data/{key}")
@@ -95,7 +95,7 @@ def _described(path: Path, archive: zipfile.ZipFile, offset: int, file: BinaryIO
 
 
 class _Part(io.RawIOBase):
-    """A part of a file, as a file."""
+    """A part of a file that can be read like a file."""
 
     def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0

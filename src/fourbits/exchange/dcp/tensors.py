@@ -1,6 +1,6 @@
-"""The tensors of a DCP folder: `.metadata` says where each piece lies in the `.distcp` files.
+"""The tensors of a DCP folder: `.metadata` records where each piece lies in the `.distcp` files.
 
-Both hold pickles, which `inert_pickle` reads as data. A piece is what torch.save writes of a tensor, an
+Both hold pickles, which `inert_pickle` reads as data. A piece is a tensor as torch.save writes it: an
 uncompressed zip archive with a pickle of dtype, shape and strides, and the values, which are read from their
 place in the file.
 """
@@ -22,7 +22,7 @@ METADATA = ".metadata"
 _DCP = "torch.distributed.checkpoint"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
-#: what a .metadata file may name: the records of DCP, dtypes, and what Megatron-LM adds
+#: the names that a .metadata file may use: DCP's records, dtypes, and Megatron-LM's additions
 EXPECTED = {
     *(f"{_DCP}.metadata.{name}" for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")),
     *(f"{_DCP}.metadata.{name}StorageMetadata" for name in ("Tensor", "Bytes", "Chunk")),
@@ -48,7 +48,7 @@ class Piece:
     length: int
 
     def stored(self, dtype: torch.dtype) -> Stored:
-        """Its values in the file. Raises ValueError if they are not those of this piece."""
+        """The piece's values in the file. Raises ValueError if the shape or dtype there differs."""
         found = stored_at(self.path, self.offset, self.length)
         if (found.dtype, found.size) != (dtype, self.size):
             raise ValueError(
@@ -61,8 +61,8 @@ class Piece:
 class DcpTensors(Mapping[str, Tensor]):
     """The tensors of a DCP folder by name, each read on access.
 
-    described: the same names with tensors on the meta device. Objects other than tensors are left out, and
-    never read. Raises ValueError for a damaged folder, and for a .metadata file that names what it must not.
+    described: the same names with tensors on the meta device. Objects other than tensors are skipped and
+    never read. Raises ValueError for a damaged folder, and for a .metadata file with an unexpected name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +84,7 @@ class DcpTensors(Mapping[str, Tensor]):
     def _filled(self, name: str, index: int | None) -> Tensor:
         like = self.described[name]
         shape = list(like.shape if index is None else like.shape[1:])
-        # what no piece fills stays NaN, which an import refuses
+        # elements that no piece fills stay NaN, which an import refuses
         empty = math.nan if like.dtype.is_floating_point else 0
         whole = torch.full(shape, empty, dtype=like.dtype, device="cpu")
         for piece in self._pieces[name]:
@@ -145,7 +145,7 @@ def _piece(folder: Path, begins: tuple[int, ...], size: tuple[int, ...], place: 
 
 
 def _ints(size: Record | None) -> tuple[int, ...]:
-    """The numbers of a torch.Size; none of a missing one."""
+    """The numbers of a torch.Size; () for a missing one."""
     found = () if size is None or not size.args else tuple(size.args[0])
     if not all(type(number) is int and number >= 0 for number in found):
         raise TypeError("not a size")

@@ -1,11 +1,11 @@
-"""A bias as kernels read it: by its address, one entry after the other."""
+"""Prepares a bias for kernels, which read it by address and need contiguous entries."""
 
 import torch
 from torch import Tensor
 
 
 def readable(bias: Tensor | None, device: torch.device) -> Tensor | None:
-    """The bias, copied where its entries are apart. Raises ValueError for one on another device."""
+    """The bias, copied if it is not contiguous. Raises ValueError for a bias on another device."""
     if bias is None:
         return None
     if bias.device != device:

@@ -1,4 +1,4 @@
-"""FP4 operands for the kernels of sums: values in BF16, and what proves that sums of them are exact.
+"""FP4 operands for the kernels of sums: values in BF16, and bounds that prove that their sums are exact.
 
 A value is an element times its block scale: a whole number of at most 8 bits times a power of two, which BF16
 holds. docs/nvfp4.md, section 22.4.
@@ -11,11 +11,11 @@ import triton.language as tl
 
 from fourbits.quant.kernels.rounding_triton import as_bf16, float_of
 
-#: scales below and above 2^-45 and 2^45 are left to the kernel that takes every term
+#: rows with scales below 2^-45 or above 2^45 go to the kernel that computes every term
 _WIDEST = tl.constexpr(45)
 #: 2 * the magnitude of each code, in four bits: 0, 1, 2, 3, 4, 6, 8, 12
 _TWICE = tl.constexpr(0xC8643210 - (1 << 32))
-#: more than the rounding errors of a norm that is summed in FP32
+#: exceeds the rounding errors of a norm that is summed in FP32
 SLACK = tl.constexpr(1.015625)
 
 
@@ -28,7 +28,7 @@ def twice(code):
 
 @triton.jit
 def scale_parts(byte, E8M0: tl.constexpr):
-    """Scales as (eighths, exponent, whether NaN): |scale| = eighths * 2^(exponent - 3). byte: int32."""
+    """Scales as (eighths, exponent, is NaN): |scale| = eighths * 2^(exponent - 3). byte: int32."""
     if E8M0:
         eighths = tl.full(byte.shape, 8, tl.int32)
         exponent = byte - 127
@@ -43,7 +43,7 @@ def scale_parts(byte, E8M0: tl.constexpr):
 
 @triton.jit
 def stored_codes(codes, row_stride, byte_stride, rows, k, inside):
-    """Codes, int32, of these rows and places along K."""
+    """Codes, int32, at these rows and positions along K."""
     places = codes + rows.to(tl.int64)[:, None] * row_stride + (k // 2).to(tl.int64)[None, :] * byte_stride
     return (tl.load(places, mask=inside, other=0).to(tl.int32) >> ((k % 2) * 4)[None, :]) & 15
 
@@ -67,11 +67,11 @@ def chain_operand_kernel(
     ROWS: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr, STEPS: tl.constexpr,
     HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """Values [R, K] and the extents of a part of some rows: STEPS instructions of PIECES * PIECE products.
+    """Write values [R, K] and extents for part of some rows: STEPS instructions of PIECES * PIECE products.
 
-    ratio: [R / ROWS, steps], per instruction the largest norm of a row over the last bit of its values;
-    extent: [3, parts, R], per part of a row the square of its norm, its last bit, the largest power of two of
-    a scale. A row with a scale that is NaN or beyond 2^+-45 has the last bit 0.
+    ratio: [R / ROWS, steps], for each instruction the largest quotient of a row's norm and its values' last
+    bit; extent: [3, parts, R], for each part of a row the square of its norm, its last bit, the largest power
+    of two of a scale. A row with a scale that is NaN or beyond 2^+-45 has the last bit 0.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(1)

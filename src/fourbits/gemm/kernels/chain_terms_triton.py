@@ -1,7 +1,7 @@
-"""The GEMM with an FP4 tensor core's sums where `chain_kernel` has no proof: exact for any codes and scales.
+"""The GEMM with an FP4 tensor core's sums, exact for any operands: for tiles left by `chain_kernel`.
 
-Each instruction takes the shortest path that is exact for it: one dot, a dot per group added in FP64, or
-every term aligned and truncated in whole numbers. docs/nvfp4.md, section 22.4.
+Each instruction takes the fastest path that is exact for it: one dot, a dot per group added in FP64, or every
+term aligned and truncated as integers. docs/nvfp4.md, section 22.4.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -14,11 +14,11 @@ from fourbits.gemm.kernels.chain_triton import DONE, EXACT, FP32_SUMS, add_towar
 from fourbits.gemm.kernels.tile_triton import added_product
 from fourbits.quant.kernels.rounding_triton import ABS_BITS, EXPONENT_BITS, as_bf16, bits_of, float_of
 
-#: products of a group, whose sum is one term; F; the exponent of a term that is zero
+#: products of a group, whose sum is one term; F; the exponent used for a term that is zero
 _GROUP = tl.constexpr(16)
 _FRACTION = tl.constexpr(35)
 _ZERO = tl.constexpr(-139)
-#: FP64: what FP32 keeps of its significand; the bits and the bias of its exponent
+#: FP64: the bits of its significand that FP32 keeps; the bits and the bias of its exponent
 _KEPT = tl.constexpr(-(1 << 29))
 _BITS = tl.constexpr(52)
 _BIAS = tl.constexpr(1023)
@@ -45,7 +45,7 @@ def toward_zero(x):
 
 @triton.jit
 def values_dot(a_rows, b_rows, k, K, in_a, in_b, HARDWARE: tl.constexpr):
-    """Products of values [M, K] and [N, K] at these places along K, summed from zero: fp32."""
+    """Products of values [M, K] and [N, K] at these positions along K, summed from zero: fp32."""
     inside = k < K
     left = tl.load(a_rows[:, None] + k[None, :], mask=in_a[:, None] & inside[None, :], other=0.0)
     right = tl.load(b_rows[None, :] + k[:, None], mask=in_b[None, :] & inside[:, None], other=0.0)
@@ -68,7 +68,7 @@ def group_operand(codes, codes_row, codes_byte, scales, scales_row, scales_block
 
 @triton.jit
 def whole_dot(left, right, HARDWARE: tl.constexpr):
-    """left @ right^T of whole numbers up to 12, int32, 16 products: exact."""
+    """left @ right^T of integers up to 12, int32, 16 products: exact."""
     acc = tl.zeros((left.shape[0], right.shape[0]), tl.float32)
     left, right = as_bf16(left.to(tl.float32), HARDWARE), as_bf16(right.to(tl.float32), HARDWARE)
     return added_product(acc, left, tl.trans(right), HARDWARE).to(tl.int32)
@@ -93,7 +93,7 @@ def chain_terms_kernel(
     DONE_M: tl.constexpr, DONE_N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRODUCTS: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """The tiles [BM, BN] of out that lie in tiles [DONE_M, DONE_N] which are not done. WIDTH: of a dot."""
+    """Write tiles [BM, BN] of out inside tiles [DONE_M, DONE_N] that are not done. WIDTH: K of a dot."""
     across = tl.cdiv(N, BN)
     row, column = (tl.program_id(0) // across) * BM, (tl.program_id(0) % across) * BN
     state = tl.load(done_ptr + (row // DONE_M) * tl.cdiv(N, DONE_N) + column // DONE_N)

@@ -1,6 +1,6 @@
 """The GEMM with an FP4 tensor core's sums, where the operands' extents prove that a short path is exact.
 
-One dot of an instruction's products, from zero, is exact in FP32; one addition toward zero is the
+There, one dot of an instruction's products, from zero, is exact in FP32, and one addition toward zero is the
 instruction's only rounding. Tiles without that proof are left to `chain_terms_kernel`. docs/nvfp4.md, 22.4.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
@@ -13,21 +13,21 @@ from fourbits.gemm.kernels.chain_operand_triton import SLACK
 from fourbits.gemm.kernels.tile_triton import added_product, bias_of, finished, tile_position
 from fourbits.quant.kernels.rounding_triton import bits_of, float_of, rounded_to
 
-#: results of `chain_kernel` for a tile: every term is needed; no term is truncated; it is done
+#: states of a tile after `chain_kernel`: every term is needed; no term is truncated; it is done
 EVERY_TERM = tl.constexpr(0)
 EXACT = tl.constexpr(1)
 DONE = tl.constexpr(2)
-#: sums below 2^24 last bits are exact in FP32, also in tensor cores that align to 24 bits below the largest
+#: sums below 2^24 last bits are exact in FP32, even in tensor cores that align to 24 bits below the largest
 FP32_SUMS = tl.constexpr(float(1 << 24))
-#: terms of which none is 2^35 times the last bit of another are not truncated
+#: terms are not truncated if none is 2^35 times the last bit of another
 _UNTRUNCATED = tl.constexpr(float(1 << 35))
-#: instructions whose ratios are read at a time
+#: number of instructions whose ratios are read together
 _AT_A_TIME = tl.constexpr(64)
 
 
 @triton.jit
 def add_toward_zero(a, b, HARDWARE: tl.constexpr):
-    """a + b in FP32, rounded toward zero: finite numbers, far from overflow and from subnormals."""
+    """a + b in FP32, rounded toward zero; for finite numbers far from overflow and from subnormals."""
     if HARDWARE:
         result = tl.inline_asm_elementwise(
             "add.rz.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1
@@ -43,7 +43,7 @@ def add_toward_zero(a, b, HARDWARE: tl.constexpr):
 
 @triton.jit
 def spread_of_rows(extent_ptr, first, R, parts, ROWS: tl.constexpr):
-    """The largest term or sum of a row over its last bit, of ROWS rows from `first` on."""
+    """The largest quotient of a row's term or sum and its last bit, over ROWS rows from `first` on."""
     rows = first + tl.arange(0, ROWS)
     inside = rows < R
     squares = tl.zeros((ROWS,), tl.float32)
@@ -59,7 +59,7 @@ def spread_of_rows(extent_ptr, first, R, parts, ROWS: tl.constexpr):
 
 @triton.jit
 def ratios(ratio_ptr, first, R, step, steps, HEIGHT: tl.constexpr, ROWS: tl.constexpr):
-    """The largest ratio of ROWS rows from `first` on, by instruction; one entry has HEIGHT rows."""
+    """The largest ratio over ROWS rows from `first` on, by instruction; an entry covers HEIGHT rows."""
     largest = tl.zeros(step.shape, tl.float32)
     for at in tl.static_range(ROWS // HEIGHT):
         entry = first // HEIGHT + at
@@ -76,10 +76,10 @@ def chain_kernel(
     HAS_BIAS: tl.constexpr, HEIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PIECES: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """out [M, N] = (sum over K) * scale_a * scale_b + bias, of the tiles where the short path is exact.
+    """out [M, N] = (sum over K) * scale_a * scale_b + bias, in the tiles where the short path is exact.
 
-    a, b: tensor descriptors of values [M, K] and [N, K]; an instruction has PIECES * BK products. done: what
-    this says of each tile.
+    a, b: tensor descriptors of values [M, K] and [N, K]; an instruction has PIECES * BK products. done:
+    receives the state of each tile.
     """
     i, j = tile_position(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN))
     spread = spread_of_rows(extent_a_ptr, i * BM, M, parts, BM) * spread_of_rows(

@@ -2,7 +2,7 @@
 
 Every 32 elements of K the partial sum is promoted to FP32, because the tensor core accumulates in about 14
 bits on Hopper (arXiv:2412.19437, section 3.3.2). Every 128 it is scaled by both block scales and added in
-FP32. BF16 tensor cores multiply the same values, which BF16 holds, and need no promotion.
+FP32. BF16 tensor cores multiply the same values, which are exact in BF16, and need no promotion.
 docs/nvfp4.md, section 12.5.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
@@ -23,8 +23,8 @@ PROMOTED_EVERY = tl.constexpr(32)
 def decoded(codes, MANTISSA: tl.constexpr):
     """fp32 values of FP8 codes, uint8; MANTISSA: 3 for E4M3, 2 for E5M2.
 
-    Shifted to where FP32 has exponent and mantissa, a magnitude is the value times a power of two, subnormals
-    included.
+    With exponent and mantissa shifted to FP32's positions, a magnitude is the value times a power of two,
+    subnormals included.
     """
     TO_VALUE: tl.constexpr = 2.0**120 if MANTISSA == 3 else 2.0**112
     NAN: tl.constexpr = 127 if MANTISSA == 3 else 125

@@ -1,6 +1,6 @@
 """GEMMs of groups of rows, such as the tokens of experts, by persistent programs that load tiles by TMA.
 
-The main loop is that of `tma_kernel`; a map of tiles says which group and which rows a tile is.
+The main loop is that of `tma_kernel`; a map gives each tile's group and rows.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -16,7 +16,7 @@ from fourbits.quant.kernels.rounding_triton import as_fp32, rounded_to
 def store_inside(
     acc, out_ptr, stride, row, rows, column, columns, PARTS: tl.constexpr, HARDWARE: tl.constexpr
 ):
-    """Write a tile from (row, column) on, its first `rows` rows, below `columns`; in PARTS column ranges."""
+    """Write a tile's first `rows` rows from (row, column) on, left of `columns`, in PARTS ranges."""
     BM: tl.constexpr = acc.shape[0]
     BN: tl.constexpr = acc.shape[1]
     if PARTS == 1:
@@ -67,8 +67,8 @@ def grouped_sums_kernel(
 ):  # fmt: skip
     """out [groups, M, N] = (a of e [rows, M]^T @ b of e [rows, N]) * scale_first[e] * scale_second[e].
 
-    a, b: tensor descriptors of the rows of all groups, group e's from row starts[e] * HEIGHT on, whole tiles
-    of HEIGHT rows completed with zeros. A group without rows gets zeros.
+    a, b: tensor descriptors of the rows of all groups. Group e begins at row starts[e] * HEIGHT and is padded
+    with zeros to whole tiles of HEIGHT rows. A group without rows gets zeros.
     """
     down, across = tl.cdiv(M, BM), tl.cdiv(N, BN)
     for work in tl.range(tl.program_id(0), groups * down * across, PROGRAMS):
@@ -77,7 +77,7 @@ def grouped_sums_kernel(
         first, last = tl.load(starts_ptr + group) * HEIGHT, tl.load(starts_ptr + group + 1) * HEIGHT
         steps = (last - first) // BK
         acc = summed(a, i * BM, first, b, j * BN, first, steps, True, False, BM, BN, BK, HARDWARE)
-        used = last > first  # the scales of a group without rows are not defined
+        used = last > first  # the scales of a group without rows are undefined
         scale_first = tl.load(scale_first_ptr + group, mask=used, other=0.0)
         scale_second = tl.load(scale_second_ptr + group, mask=used, other=0.0)
         acc = finished(acc, scale_first, scale_second, bias_of(out_ptr, tl.arange(0, BN), 0, False), False)
@@ -90,7 +90,7 @@ def grouped_columns_kernel(
     x_ptr, x_stride, out_ptr, offsets_ptr, N,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """out fp32 [groups, N]: the sum of each group's rows, in an order that depends on their number alone."""
+    """out fp32 [groups, N]: the sum of each group's rows, in an order that depends on their number only."""
     group = tl.program_id(1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     first, last = tl.load(offsets_ptr + group), tl.load(offsets_ptr + group + 1)

@@ -34,7 +34,7 @@ class OperandLayout(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The key of a GEMM plan, apart from the GPU."""
+    """The signature of a planned GEMM, without the GPU."""
 
     a: OperandLayout
     b: OperandLayout
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The extent that is summed over; beyond it, one operand has only zero padding."""
+        """The length of the contraction; beyond it, one operand has only zero padding."""
         return min(self.a.shape[self.a.axis], self.b.shape[self.b.axis])
 
 
@@ -53,7 +53,7 @@ class Problem(NamedTuple):
 def bf16_gemm(
     a: OperandLayout, b: OperandLayout, out_dtype: torch.dtype, bias: torch.dtype | None, device: torch.device
 ) -> "TmaGemm | PointerGemm":
-    """The plan of a GEMM of operands with these layouts."""
+    """The planned GEMM of operands with these layouts."""
     gpu = gpu_model(device)
     out_bytes = b.rows * torch.empty(0, dtype=out_dtype, device="cpu").element_size()
     by_tma = gpu.tma and _tma_reads(a) and _tma_reads(b) and out_bytes % 16 == 0 and a.rows * b.rows > 0
@@ -123,7 +123,7 @@ class TmaGemm:
         )
 
     def __call__(self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
-        """The scaled GEMM, in the plan's dtype. a, b: bf16; scales: fp32 scalars."""
+        """The scaled GEMM, in the planned dtype. a, b: bf16; scales: fp32 scalars."""
         target = out = self.empty((self.M, self.N), (self.N, 1), self.out_dtype)
         if self.split_k > 1:
             target = self.empty(self.parts_shape, (self.parts_shape[1], 1), torch.float32)
@@ -135,7 +135,7 @@ class TmaGemm:
 
 
 class PointerGemm:
-    """As `TmaGemm`, with pointer loads, for any strides."""
+    """Like `TmaGemm`, with pointer loads, for any strides."""
 
     def __init__(self, problem: Problem, gpu: GpuModel) -> None:
         a, b, self.out_dtype, bias, device = problem

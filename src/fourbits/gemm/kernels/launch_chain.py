@@ -1,6 +1,6 @@
-"""Launches of GEMMs with an FP4 tensor core's sums: both operands, the short path, every term where needed.
+"""Launches of GEMMs with an FP4 tensor core's sums: both operands, the short path, then unproven tiles.
 
-No value returns to the host: which tiles take which path is decided on the GPU. docs/nvfp4.md, section 22.4.
+No value returns to the host: the GPU decides which path each tile takes. docs/nvfp4.md, section 22.4.
 """
 
 import functools
@@ -27,7 +27,7 @@ Options = dict[str, Any]
 class Sizes(NamedTuple):
     """Tiles of the three kernels."""
 
-    #: tile of the short path, with its warps, stages, and registers of a thread
+    #: tile of the short path, its warps and stages, and registers per thread
     m: int
     n: int
     warps: int
@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
 
 def unsupported(a: QuantizedTensor, b: QuantizedTensor, core: TensorCore) -> str | None:
-    """Why no kernel computes the sums of a and b by an instruction that takes them, or None."""
+    """Why no kernel computes the sums of a and b with an instruction that supports them, or None."""
     if reason := unsupported_core(core, a.codes.device):
         return reason
     return None if a.rows and b.rows and a.codes.shape[1] else "an operand is empty"
@@ -67,7 +67,7 @@ def unsupported_core(core: TensorCore, device: torch.device) -> str | None:
     if reason := support.unsupported_device(device):
         return reason
     if core.operands != (torch.uint8,):
-        return f"{core.name} has no kernel: the sums of FP4 tensor cores alone have one"
+        return f"{core.name} has no kernel: only the sums of FP4 tensor cores have one"
     return None if gpu_model(device).tma else "the kernel loads tiles by TMA, which sm_90 introduced"
 
 
@@ -79,7 +79,7 @@ def matmul(
     scales: tuple[Tensor, Tensor],
     bias: Tensor | None,
 ) -> Tensor:
-    """a [M, K] @ b [N, K]^T by instructions of this many products; scales multiply the sums in turn."""
+    """a [M, K] @ b [N, K]^T by instructions of `products` products; the scales multiply the sums in order."""
     dtype = None if bias is None else bias.dtype
     gemm = chain_gemm(stored(a), stored(b), products, out_dtype, dtype, a.codes.device)
     return gemm(a, b, scales, bias)
@@ -105,7 +105,7 @@ def chain_gemm(
     device: torch.device,
     sizes: Sizes | None = None,
 ) -> "ChainGemm":
-    """The plan of a GEMM of operands with these layouts. sizes: others than a GPU's own."""
+    """The planned GEMM of operands with these layouts. sizes: instead of those of the GPU."""
     own = _GPU if device.type == "cuda" else _INTERPRETED
     return ChainGemm(a, b, products, out_dtype, bias, device, sizes or own)
 
@@ -127,7 +127,7 @@ class ChainGemm:
         self.M, self.N, self.K, self.out_dtype = a.rows, b.rows, a.length, out_dtype
         self.steps, self.empty = ceil_div(a.length, products), allocator(device)
         self.parts = ceil_div(self.steps, sizes.steps)
-        self.width = products & -products  # of a dot: 64, or 32 where an instruction has 96 products
+        self.width = products & -products  # K of a dot: 64, or 32 if an instruction has 96 products
         self.sides = tuple(_Side(x, self, products, device, sizes) for x in (a, b))
         self.tile = sizes.m, sizes.n
         self.grid = ceil_div(self.M, sizes.m), ceil_div(self.N, sizes.n)
@@ -180,11 +180,11 @@ class ChainGemm:
     def __call__(
         self, a: QuantizedTensor, b: QuantizedTensor, scales: tuple[Tensor, Tensor], bias: Tensor | None
     ) -> Tensor:
-        """The scaled GEMM, in the plan's dtype."""
+        """The scaled GEMM, in the planned dtype."""
         return self._multiply(a, b, scales, bias)[0]
 
     def states(self, a: QuantizedTensor, b: QuantizedTensor) -> Tensor:
-        """By tile, whether every term was needed, no term was truncated, or the short path was exact."""
+        """Each tile's state: every term was needed, no term was truncated, or the short path was exact."""
         one = torch.ones((), dtype=torch.float32, device=a.codes.device)
         return self._multiply(a, b, (one, one), None)[1]
 
@@ -210,7 +210,7 @@ class ChainGemm:
 
 
 class Prepared(NamedTuple):
-    """An operand as `chain_operand_kernel` leaves it."""
+    """An operand as `chain_operand_kernel` writes it."""
 
     values: Tensor
     ratio: Tensor
@@ -238,11 +238,11 @@ class _Side:
         )
 
     def given(self, q: QuantizedTensor) -> tuple[Tensor | int, ...]:
-        """Codes and scales with their strides, as the kernels take them."""
+        """The kernels' arguments for codes and scales, with strides."""
         return q.codes, *self.x.code_strides, q.block_scale.view(torch.uint8), *self.x.scale_strides
 
     def prepared(self, q: QuantizedTensor) -> Prepared:
-        """Values and extents of an operand."""
+        """Compute the values and extents of an operand."""
         gemm, rows, length = self.gemm, self.x.rows, self.x.length
         values = gemm.empty((rows, length), (length, 1), torch.bfloat16)
         ratio = gemm.empty((self.entries, gemm.steps), (gemm.steps, 1), torch.float32)

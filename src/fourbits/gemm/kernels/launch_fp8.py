@@ -1,4 +1,4 @@
-"""The launch of GEMMs of FP8 operands in blocks of 128, where no library supports them."""
+"""Launches GEMMs of FP8 operands in blocks of 128 that no library supports."""
 
 import functools
 
@@ -11,7 +11,7 @@ from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.kernels.support import has_fp8
 from fourbits.quant.tensor import ExactOperand
 
-#: rows and columns of a tile: for FP8 tensor cores, and where decoding takes registers
+#: rows and columns of a tile: for FP8 tensor cores, and if decoding needs registers
 _TILE, _DECODING_TILE = (128, 128), (64, 128)
 #: bits of mantissa of the formats
 _MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
@@ -48,7 +48,7 @@ def launcher(
     dtypes: tuple[torch.dtype, torch.dtype],
     bias: torch.dtype | None,
 ) -> Launcher:
-    """The launch for operands of these sizes, strides and dtypes. dtypes: of both operands, of the output."""
+    """The launch for operands of these sizes, strides and dtypes. dtypes: both operands', the output's."""
     (M, N, _), fp8 = sizes, has_fp8(device)
     rows_of_tile, columns_of_tile = _TILE if fp8 else _DECODING_TILE
     return Launcher(

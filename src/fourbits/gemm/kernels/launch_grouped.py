@@ -1,4 +1,4 @@
-"""Launches of GEMMs of groups of rows: one for all groups."""
+"""Launches GEMMs of groups of rows, one launch for all groups."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.launcher import Box, Launcher
 
 _ROWS, _COLUMNS = 32, 128
-#: registers of a thread of either of two programs on an SM, times their warps
+#: registers per thread times warps of a program if two programs share an SM
 _OF_TWO = 65536 // 2 // 32
 
 
@@ -34,12 +34,12 @@ class GroupedRows:
         bias: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        """b: padded, as many rows for each group; sizes: (N, K), beyond which columns hold anything."""
+        """b: padded to equal rows per group; sizes: (N, K), beyond which columns may hold any values."""
         self.M, self.groups, self.out_dtype = a.values.shape[0], groups, out_dtype
         self.N, self.K = sizes
         self.b_rows, gpu = b.values.shape[0] // groups, gpu_model(device)
         tile = grouped_tile(gpu, self.M, self.N, groups)
-        #: rows of the tiles of the map that a call is given
+        #: rows per tile in the map that a call receives
         self.height, self.empty = tile.m, allocator(device)
         works = most_tiles(self.M, groups, tile.m) * ceil_div(self.N, tile.n)
         size = torch.empty(0, dtype=out_dtype, device="cpu").element_size()
@@ -67,7 +67,7 @@ class GroupedRows:
     def __call__(
         self, a: GroupedOperand, b: GroupedOperand, tiles: GroupTiles, bias: Tensor | None
     ) -> Tensor:
-        """[M, N] in the plan's dtype; rows of no group are not written."""
+        """[M, N] in the planned dtype; rows outside all groups are not written."""
         out = self.empty((self.M, self.N), (self.N, 1), self.out_dtype)
         self.launch(
             *(a.values, b.values, out, self.N, a.scale, b.scale, a.scale if bias is None else bias),
@@ -88,7 +88,7 @@ class GroupedSums:
         height: int,
         device: torch.device,
     ) -> None:
-        """a, b: along axis 0, in tiles of `height` rows; sizes: (M, N)."""
+        """a, b: contracted along axis 0, in tiles of `height` rows; sizes: (M, N)."""
         self.sizes, self.groups, gpu = sizes, groups, gpu_model(device)
         tile, self.empty = sums_tile(gpu), allocator(device)
         works = groups * ceil_div(sizes[0], tile.m) * ceil_div(sizes[1], tile.n)
@@ -147,7 +147,7 @@ class GroupedColumns:
 
 
 def has_grouped_gemms(device: torch.device) -> bool:
-    """Whether a device, which has kernels, loads tiles by TMA."""
+    """Whether a device that has kernels loads tiles by TMA."""
     gpu: GpuModel = gpu_model(device)
     return gpu.tma
 
@@ -159,5 +159,5 @@ def _box(values: Tensor, axis: int, rows: int, step: int, columns: int) -> Box:
 
 
 def _parts(tile: Tile, size: int) -> int:
-    """Column ranges in which a tile is written, so that little is staged at a time."""
+    """The number of column ranges in which a tile is written, which bounds the memory for staging."""
     return max(1, tile.m * tile.n * size // LEAVING)

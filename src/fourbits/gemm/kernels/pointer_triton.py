@@ -1,4 +1,4 @@
-"""The GEMM with pointer loads: for sm_80, and for operands that TMA cannot address."""
+"""The GEMM with pointer loads, for sm_80 and for operands that TMA cannot address."""
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
 

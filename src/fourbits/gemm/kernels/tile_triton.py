@@ -1,7 +1,7 @@
 """Tiles and epilogue of a GEMM: both global scales, bias, rounding.
 
-The scales are balanced, then applied one after the other in FP32: the product of both may overflow, and
-folding one into an operand would not be exact. docs/nvfp4.md, section 12.
+The scales are balanced, then applied one after the other in FP32: their product may overflow, and folding
+one into an operand would not be exact. docs/nvfp4.md, section 12.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from fourbits.quant.kernels.rounding_triton import bits_of, float_of
 
-#: height of a band of tiles that run at the same time, so that both operands stay in the L2 cache
+#: rows of tiles in a band of tiles that run together, so that both operands stay in the L2 cache
 _BAND = tl.constexpr(8)
 
 
@@ -39,7 +39,8 @@ def summed(a, a_row, a_k, b, b_row, b_k, steps, A_TRANSPOSED: tl.constexpr, B_TR
            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
     """Sum of `steps` products of tiles, fp32 [BM, BN]: the main loop of a GEMM.
 
-    a, b: tensor descriptors, as in `tma_kernel`; row and k: where the tile and its contraction begin in each.
+    a, b: tensor descriptors, as in `tma_kernel`; row and k: offsets of the tile and of its contraction in
+    each.
     """
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(steps):  # TMA loads zeros beyond the tensors
@@ -57,7 +58,7 @@ def summed(a, a_row, a_k, b, b_row, b_k, steps, A_TRANSPOSED: tl.constexpr, B_TR
 
 @triton.jit
 def balanced(scale_a, scale_b):
-    """Two fp32 scalars of the same product with close exponents: `balanced` of reference/matmul.py."""
+    """Two fp32 scalars with the same product and close exponents: `balanced` in reference/matmul.py."""
     field_a, field_b = (bits_of(scale_a) >> 23) & 0xFF, (bits_of(scale_b) >> 23) & 0xFF
     moved = tl.minimum(tl.maximum((field_a - field_b) >> 1, -126), 126)
     return scale_a * float_of((127 - moved) << 23), scale_b * float_of((127 + moved) << 23)

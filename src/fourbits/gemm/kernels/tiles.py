@@ -1,7 +1,7 @@
 """Tile sizes and split-K, chosen by a model of the GPU.
 
-Not by timing: the order of FP32 additions, and so the last bits of a run, must not depend on the load of the
-GPU when the run started.
+They are not timed when a run starts: the order of FP32 additions, and so the last bits of a run, must not
+depend on the load of the GPU at that moment.
 """
 
 import functools
@@ -18,13 +18,13 @@ class Tile(NamedTuple):
     k: int
     stages: int
     warps: int
-    #: microseconds per step, and for everything else, of as many tiles as an SM has programs, measured on
-    #: Hopper GPUs; only ratios matter
+    #: microseconds per step, and for the rest, of all tiles that an SM runs together, measured on Hopper
+    #: GPUs; only ratios matter
     step_time: float
     rest_time: float
-    #: step_time where the left operand is contracted along its rows, as in Wgrad
+    #: step_time if the left operand is contracted along its rows, as in Wgrad
     columns_time: float
-    #: programs that share an SM, of which one multiplies while another writes
+    #: programs that share an SM; one multiplies while another writes
     programs: int = 1
 
 
@@ -92,9 +92,9 @@ def best_work(
 
 
 def grouped_tile(gpu: GpuModel, rows: int, columns: int, groups: int) -> Tile:
-    """The tile of a GEMM of groups of rows, by how many a group has on average; their numbers are unknown.
+    """The tile of a GEMM of groups of rows, by the average rows per group; the host does not know the sizes.
 
-    A tile of 128 rows is half empty in groups of 64, which then take as long as in one of 64 rows.
+    A tile of 128 rows is half empty in groups of 64 rows, which then take as long as in a tile of 64 rows.
     """
     few = rows <= 64 * groups
     fitting = [tile for tile in gpu.tiles if tile.n <= max(128, columns) and (tile.m <= 64 or not few)]
@@ -102,8 +102,8 @@ def grouped_tile(gpu: GpuModel, rows: int, columns: int, groups: int) -> Tile:
 
 
 def sums_tile(gpu: GpuModel) -> Tile:
-    """The tile of the GEMM whose contraction is a group's rows: two programs per SM, since sums are short and
-    their tiles, in FP32, take as long to be written.
+    """The tile of the GEMM that contracts a group's rows: two programs per SM, because sums are short and
+    writing their FP32 tiles takes as long.
     """
     tile = next((tile for tile in gpu.tiles if (tile.m, tile.n) == (128, 128)), gpu.tiles[0])
     return tile._replace(stages=min(tile.stages, 3))

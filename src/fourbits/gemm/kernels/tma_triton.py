@@ -38,7 +38,8 @@ def tma_kernel(
 
     a, b, out: tensor descriptors; a is [M, K], or [K, M] if A_TRANSPOSED; b is [K, N], or [N, K] if
     B_TRANSPOSED.
-    With SPLIT_K > 1 out is fp32 [SPLIT_K * M rounded up to BM, N] and gets the unscaled sum per part of K.
+    With SPLIT_K > 1, out is fp32 [SPLIT_K * M rounded up to BM, N] and gets the unscaled sum of each part of
+    K.
     """
     scale_a = tl.load(scale_a_ptr)
     scale_b = tl.load(scale_b_ptr)

@@ -17,7 +17,7 @@ _WARPS = 1024
 
 
 class AmaxPass:
-    """Partial maxima of the row and the column operand, where their amaxes are not given."""
+    """Measures partial maxima of the row and the column operand, unless their amaxes are given."""
 
     __slots__ = ("_column", "_count", "_empty", "_launch", "_row", "_shape", "_size", "_stored", "_stride")
 
@@ -55,7 +55,7 @@ class AmaxPass:
     def __call__(
         self, x: Tensor, row: OperandInputs, column: OperandInputs
     ) -> "tuple[Amax | None, Amax | None]":
-        """The amaxes of both operands in parts; given ones as they are."""
+        """The amaxes of both operands in parts; given amaxes are returned unchanged."""
         given_row = None if row.amax is None else Amax(row.amax, 0, row.amax.numel())
         given_column = None if column.amax is None else Amax(column.amax, 0, column.amax.numel())
         if not (self._row or self._column):
@@ -76,7 +76,7 @@ class AmaxPass:
 
 
 class Amax(NamedTuple):
-    """An amax in parts: `count` elements of an fp32 tensor from `first` on, whose maximum it is."""
+    """An amax in parts: the maximum of `count` elements of an fp32 tensor from `first` on."""
 
     parts: Tensor
     first: int

@@ -1,8 +1,8 @@
 """The largest magnitudes of both operands of a tensor, in a single pass.
 
-Each program leaves one partial maximum for each operand; the kernel that quantizes takes their maximum.
-There are no atomics and nothing to clear beforehand. An amax that a policy has stored takes the place of the
-operand's own; if nothing is left to measure, the pass ends at once, decided on the GPU.
+Each program writes one partial maximum per operand; the kernel that quantizes takes their maximum. So nothing
+needs atomics or clearing. An amax that a policy has stored replaces the operand's own; if both are stored,
+the pass ends at once, which the GPU decides.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 # (the types of kernels are their compiler's)
@@ -18,7 +18,7 @@ from fourbits.quant.kernels.tile_triton import load_factor, load_tile, times
 
 @triton.jit
 def stored_amax(ptr, STORED: tl.constexpr):
-    """The amax that a policy has stored, fp32; negative where the operand's own is to be used."""
+    """The amax that a policy has stored, fp32; negative if the operand's own amax is to be used."""
     if STORED:
         stored = tl.load(ptr)
     else:
@@ -28,7 +28,7 @@ def stored_amax(ptr, STORED: tl.constexpr):
 
 @triton.jit
 def largest_of(x, CONFIG: tl.constexpr):
-    """The largest of magnitudes [1, COLUMNS], fp32; rounding keeps their order, so it is done last."""
+    """The largest of magnitudes [1, COLUMNS], fp32; rounded last, because rounding preserves order."""
     largest = float_of(tl.max(tl.max(bits_of(x) & ABS_BITS, axis=1), axis=0))
     if CONFIG.transform is not None:
         largest = largest * CONFIG.transform.scale
@@ -47,7 +47,7 @@ def store_largest(out_ptr, x, stored, CONFIG: tl.constexpr):
 def with_tile(row_largest, column_largest, x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexpr,
               ROW: tl.constexpr, COLUMN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
               HARDWARE: tl.constexpr):  # fmt: skip
-    """Magnitudes [1, COLUMNS] of the largest of both operands so far, after another tile x."""
+    """The largest magnitudes [1, COLUMNS] of both operands so far, updated with another tile x."""
     TALL: tl.constexpr = ROWS.bit_length() - 1
     if ROW is not None:
         row_largest = larger(row_largest, halved_rows(x, TALL, ROWS, COLUMNS))
@@ -71,8 +71,9 @@ def amax_kernel(
 ):  # fmt: skip
     """Partial maxima of |y| over x [M, K] for the configs ROW and COLUMN (one may be None), one per program.
 
-    key_ptr, stream: of COLUMN's transform, where its signs are drawn; stored_ptr: where ROW_STORED or
-    COLUMN_STORED, what a policy has stored. SCALED: of x times the factor. Programs walk x from its start.
+    key_ptr, stream: of COLUMN's transform, if its signs are random; stored_ptr: the amaxes that a policy has
+    stored, if ROW_STORED or COLUMN_STORED. SCALED: x is multiplied by the factor. Programs read x from its
+    start.
     """
     IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16 and not SCALED
     factor = load_factor(factor_ptr, SCALED)

@@ -1,7 +1,7 @@
-"""Packed FP4 operands back to values in the tensor's own orientation, and transposed as they are.
+"""Dequantizes packed FP4 operands to the tensor's own orientation, and transposes packed operands.
 
-value = fp32(fp32(code * block scale) * global scale), then rounded to what is stored. docs/nvfp4.md, sections
-5 and 8.
+value = fp32(fp32(code * block scale) * global scale), then rounded to the output's dtype. docs/nvfp4.md,
+sections 5 and 8.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -17,8 +17,8 @@ from fourbits.quant.kernels.unpack_triton import scale_value
 def value(word, J: tl.constexpr, scale, global_scale):
     """Element J of a word of E2M1 codes, int32, as a value, fp32.
 
-    Three bits of magnitude where fp32 has the lowest two bits of the exponent and the first of the mantissa
-    are the element times 2^-126.
+    The three bits of magnitude, placed at the lowest two bits of fp32's exponent and the first of its
+    mantissa, are the element times 2^-126.
     """
     bits = ((word << (28 - 4 * J)) >> 6) & -0x7E400000
     return ((float_of(bits) * 2.0**126) * scale) * global_scale
@@ -26,7 +26,7 @@ def value(word, J: tl.constexpr, scale, global_scale):
 
 @triton.jit
 def entry_values(word, s, g, PER: tl.constexpr):
-    """All PER elements of entries, in order along the last dimensions. s, g: block and global scale."""
+    """The PER elements of each entry, in order along the last dimensions. s, g: block and global scale."""
     if PER == 8:
         v04 = tl.join(value(word, 0, s, g), value(word, 4, s, g))
         v26 = tl.join(value(word, 2, s, g), value(word, 6, s, g))
@@ -83,7 +83,9 @@ def dequantize_transposed_kernel(
     words = first + tl.arange(0, WORDS)[None, :]
     inside = (stored < K) & (words < width)
     word = tl.load(codes_ptr + stored.to(tl.int64) * width + words, mask=inside, other=0)
-    word = tl.trans(word)[None, :, :]  # the compiler moves words here, rather than values later
+    word = tl.trans(word)[
+        None, :, :
+    ]  # so that the compiler moves words between threads here instead of values later
     block = (stored // BLOCK_ROWS).to(tl.int64) * across + words // (BLOCK // 8)
     byte = tl.trans(tl.load(scales_ptr + block, mask=inside, other=0))[None, :, :]
     s = scale_value(byte.to(tl.int32), POWER_OF_TWO)
@@ -98,14 +100,14 @@ def dequantize_transposed_kernel(
 
 @triton.jit
 def exchanged(a, b, SHIFT: tl.constexpr, MASK: tl.constexpr):
-    """The upper parts of a for the lower parts of b, MASK wide and SHIFT apart; uint32."""
+    """Swap the upper fields of a with the lower fields of b, MASK wide and SHIFT apart; uint32."""
     difference = ((a >> SHIFT) ^ b) & MASK
     return a ^ (difference << SHIFT), b ^ difference
 
 
 @triton.jit
 def eight_transposed(w0, w1, w2, w3, w4, w5, w6, w7):
-    """Eight words of eight codes, transposed: word j of the result has code j of every word. uint32."""
+    """Transpose eight words of eight codes: word j of the result has code j of every word. uint32."""
     w0, w4 = exchanged(w0, w4, 16, 0x0000FFFF)
     w1, w5 = exchanged(w1, w5, 16, 0x0000FFFF)
     w2, w6 = exchanged(w2, w6, 16, 0x0000FFFF)

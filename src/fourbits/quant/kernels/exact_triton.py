@@ -1,8 +1,8 @@
 """Both exact operands from a single pass over a tensor: the kernel behind the emulated backend.
 
 A program owns a tile. The row operand (blocks along the columns) and the column operand (blocks and transform
-down the rows) are computed from the same registers and written as BF16 values in the tensor's own layout,
-which is what a BF16 GEMM multiplies.
+down the rows) are computed from the same registers and written as BF16 values in the tensor's own layout, the
+inputs of a BF16 GEMM.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -30,7 +30,7 @@ from fourbits.quant.kernels.tile_triton import (
 @triton.jit
 def store_tile(out_ptr, stride, values, row, column, M, K, VECTOR: tl.constexpr, ROWS: tl.constexpr,
                COLUMNS: tl.constexpr):  # fmt: skip
-    """Write a tile to out from (row, column) on, where it lies in [M, K]; a thread holds VECTOR columns."""
+    """Write the part of a tile inside [M, K] to out from (row, column) on; a thread holds VECTOR columns."""
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.max_contiguous(tl.multiple_of(tl.arange(0, COLUMNS), VECTOR), VECTOR)[None, :]
     inside = (rows < M - row) & (columns < K - column)
@@ -51,7 +51,7 @@ def store_maxima(amax_bits, maxima_ptr, VECTOR: tl.constexpr):
     """Store the maximum of every block, fp32, for amax policies. docs/nvfp4.md, section 16.
 
     Maxima are stored in the operand's register layout. A reduction here would need another layout, and the
-    compiler would compute the whole operand again in that one.
+    compiler would compute the whole operand a second time in that layout.
     """
     ABOVE: tl.constexpr = amax_bits.shape[0]
     ACROSS: tl.constexpr = amax_bits.shape[2]
@@ -69,8 +69,9 @@ def write_operand(x, IS_BF16: tl.constexpr, out_ptr, out_stride, scales_ptr, row
                   HELD: tl.constexpr = False, GROUPED: tl.constexpr = False):  # fmt: skip
     """Quantize a tile by one config and write element * block scale, or if PACKED codes and scales.
 
-    HELD: one thread holds every row of a block. DEQUANTIZED: the values times the global scale too, rounded
-    to the type of out. GROUPED: the tensor is a group of rows, of which any program may have the first tile.
+    HELD: one thread holds every row of a block. DEQUANTIZED: multiply the values by the global scale, too,
+    and round to the type of out. GROUPED: the tensor is a group of rows, and any program may have its first
+    tile.
     """
     y = prepared_tile(x, IS_BF16, key_ptr, stream, FIELDS, CONFIG, ROWS, COLUMNS, HARDWARE, HELD)
     tensor_bits = tensor_amax(amax_ptr, global_ptr, CONFIG, PARTS, GROUPED)
@@ -118,12 +119,12 @@ def operands_kernel(
     COLUMN.
 
     Either config may be None. With COLUMN_PACKED column_ptr is uint8 [column_m / 2, K], two rows to a byte,
-    and column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form transposed, which moves no
-    byte away from its neighbours. global_ptr: where the global scale goes. amax: fp32 partial maxima.
-    DEQUANTIZED: what is written is multiplied by the global scale and rounded to the type of the outputs.
-    SCALED: the column operand is of x times the factor, and there is no other. ROW_HELD, COLUMN_HELD:
-    neighbours along the contraction that a thread reads for either operand, 0 for any.
-    With OBSERVE row_maxima_ptr and column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
+    and column_scales_ptr uint8 [column_m / 16, K] (32 for MX): the packed form transposed, so that
+    neighbouring bytes stay together. global_ptr: receives the global scale. amax: fp32 partial maxima.
+    DEQUANTIZED: outputs are multiplied by the global scale and rounded to their type. SCALED: x is multiplied
+    by the factor, and only the column operand exists. ROW_HELD, COLUMN_HELD: number of neighbours along the
+    contraction that a thread reads for either operand, 0 for any. With OBSERVE row_maxima_ptr and
+    column_maxima_ptr, fp32 [blocks of all tiles], take the blocks' maxima.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
     IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16 and not SCALED
@@ -137,7 +138,7 @@ def operands_kernel(
                       row_maxima_ptr, OBSERVE, 8, ROWS, COLUMNS, HARDWARE, DEQUANTIZED,
                       ROW_HELD > 0)  # fmt: skip
     if COLUMN is not None:
-        if ROW is None or ROW_HELD > 0:  # a cache has the tile by now
+        if ROW is None or ROW_HELD > 0:  # the tile is in a cache by now
             if COLUMN_HELD == 0:
                 x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
             else:
@@ -154,9 +155,9 @@ def stats_kernel(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_pt
                  column_entries, column_blocks, column_place, column_amax_ptr, largest_ptr, counts_ptr,
                  counts_stride, ROW: tl.constexpr, ROW_PARTS: tl.constexpr, COLUMN: tl.constexpr,
                  COLUMN_PARTS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """The largest of all blocks' maxima of either operand, and how many blocks are saturated.
+    """Reduce the block maxima of both operands to the largest, and count saturated blocks.
 
-    Adds to an operand's place of largest_ptr (int32: patterns of magnitudes, negative before) and of
+    Updates an operand's entry of largest_ptr (int32: bit patterns of magnitudes, negative before) and of
     counts_ptr (int64: saturated blocks; all blocks, counts_stride apart). Either config may be None.
     """
     if ROW is not None:
@@ -170,7 +171,7 @@ def stats_kernel(row_maxima_ptr, row_entries, row_blocks, row_place, row_amax_pt
 @triton.jit
 def add_stats(maxima_ptr, entries, blocks, place, amax_ptr, largest_ptr, counts_ptr, counts_stride,
               CONFIG: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """One operand's stats, by any number of programs; maxima and counts are exact in any order.
+    """Compute one operand's stats with any number of programs; maxima and counts are exact in any order.
 
     A block is saturated when the scale that maps its maximum to the largest element would have rounded above
     the largest of the format (448 for E4M3). Padding has the scale 0.

@@ -1,9 +1,9 @@
-"""FP8 in blocks of 128, both operands in a single pass: the baseline that 4-bit training is compared with.
+"""Quantizes to FP8 in blocks of 128, both operands in a single pass: the baseline for 4-bit training.
 
 FP8 tensor cores need the contraction last, so the operand of axis 0 is written transposed. Block scales are
-FP32 and there is no scale of the whole tensor: no amax pass. A tile is read a few rows at a time, for the row
-operand and the columns' maxima, and again, from the cache, for the column operand: few registers leave
-room for many programs. A thread packs four codes to a word. docs/nvfp4.md, sections 7.3 and 13.
+FP32, and there is no global scale, so no amax pass. A tile is read a few rows at a time for the row operand
+and the columns' maxima, and again, from the cache, for the column operand: using few registers leaves room
+for many programs. A thread packs four codes to a word. docs/nvfp4.md, sections 7.3 and 13.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -25,7 +25,7 @@ from fourbits.quant.kernels.scaling_triton import encode_scale, halved_columns, 
 
 SIZE = tl.constexpr(128)
 FOURS = tl.constexpr(32)
-#: neighbouring columns that a thread reads of the row operand
+#: number of neighbouring columns of the row operand that a thread reads
 HELD = tl.constexpr(16)
 _CONVERT = tl.constexpr("""{
     .reg .b16 low, high;
@@ -45,7 +45,7 @@ def one_code(v, GRID: tl.constexpr):
 
 @triton.jit
 def marked(v, poisoned, y, HARDWARE: tl.constexpr):
-    """v, but of poisoned blocks a huge magnitude with the sign of y, which saturates. A NaN has no sign."""
+    """v; in poisoned blocks, a huge magnitude with the sign of y, which saturates. A NaN has no sign."""
     if not HARDWARE:
         v = tl.where(y == y, v, 0.0)  # numpy's NaNs have signs
     keep = tl.where(poisoned, -0x80000000, -1)
@@ -56,8 +56,8 @@ def marked(v, poisoned, y, HARDWARE: tl.constexpr):
 def fp8_words(v, left, PADDED: tl.constexpr, GRID: tl.constexpr, CONVERTS: tl.constexpr):
     """Four codes to a word, int32. v: fp32 [.., 4].
 
-    left: elements of data from each word's first on, for PADDED: codes of padding are 0. CONVERTS: by the
-    instruction of sm_89 and newer, else by integers.
+    left: number of data elements from each word's first on, used if PADDED: codes of padding are 0. CONVERTS:
+    use the conversion instruction of sm_89 and newer, else integers.
     """
     D: tl.constexpr = v.shape[0]
     A: tl.constexpr = v.shape[1]
@@ -87,7 +87,7 @@ def block_scale(encode, poisoned):
 
 @triton.jit
 def store_scales(scale_ptr, row_stride, block_stride, scale, row, block, R, SQUARE: tl.constexpr):
-    """Write the scales of one block of rows from row on, fp32; of a square block one, with its first row."""
+    """Write the scales of a block's rows from row on, fp32; a square block has one, at its first row."""
     rows = row + tl.arange(0, scale.shape[0])
     inside = rows < R
     if SQUARE:
@@ -100,7 +100,7 @@ def store_scales(scale_ptr, row_stride, block_stride, scale, row, block, R, SQUA
 def write_row(y, amax, row, column, codes_ptr, width, scale_ptr, scale_row, scale_block, M, K,
               CONFIG: tl.constexpr, PADDED: tl.constexpr, CONVERTS: tl.constexpr,
               HARDWARE: tl.constexpr):  # fmt: skip
-    """Codes [M, width] and scales of rows. y: fp32 [rows, SIZE / HELD, HELD]; amax: pattern, of every row."""
+    """Write codes [M, width] and scales of rows. y: fp32 [rows, SIZE / HELD, HELD]; amax: each row's bits."""
     GRID: tl.constexpr = CONFIG.element
     ROWS: tl.constexpr = y.shape[0]
     encode = encode_scale(amax, GRID.max_value)
@@ -118,7 +118,7 @@ def write_row(y, amax, row, column, codes_ptr, width, scale_ptr, scale_row, scal
 @triton.jit
 def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, CONFIG: tl.constexpr,
                  PADDED: tl.constexpr, CONVERTS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
-    """Codes [K, width] of columns. y: fp32 [fours of rows, SIZE, 4]; encode, poisoned: of every column."""
+    """Write codes [K, width] of columns. y: fp32 [rows / 4, SIZE, 4]; encode, poisoned: per column."""
     GRID: tl.constexpr = CONFIG.element
     DOWN: tl.constexpr = y.shape[0]
     v = marked(y * encode[None, :, None], poisoned[None, :, None], y, HARDWARE)
@@ -131,20 +131,20 @@ def write_column(y, encode, poisoned, row, column, codes_ptr, width, M, K, CONFI
 
 @triton.jit
 def through(y, CONFIG: tl.constexpr, HARDWARE: tl.constexpr):
-    """The input of the config: y, or y rounded to bf16."""
+    """The values that the config quantizes: y, or y rounded to bf16."""
     return to_bf16(y, HARDWARE) if CONFIG.through_bf16 else y
 
 
 @triton.jit
 def rows_held(x_ptr, stride, row, column, M, K, ROWS: tl.constexpr, HARDWARE: tl.constexpr):
-    """Rows of a tile, HELD neighbours in one thread: fp32 [ROWS, SIZE / HELD, HELD]."""
+    """Load rows of a tile, HELD neighbours per thread: fp32 [ROWS, SIZE / HELD, HELD]."""
     WIDE: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth
     return columns_apart(x_ptr, stride, row, column, M, K, HELD, HELD, WIDE, ROWS, SIZE // HELD, HARDWARE)
 
 
 @triton.jit
 def column_maxima(x_ptr, stride, first, column, M, K, ROWS: tl.constexpr, HARDWARE: tl.constexpr):
-    """Largest magnitude of each column of a tile, fp32 [SIZE]; NaN if there is one."""
+    """Largest magnitude of each column of a tile, fp32 [SIZE]; NaN if the column has one."""
     largest = tl.zeros((ROWS // 4, SIZE), tl.float32)
     for i in range(SIZE // ROWS):
         row = first + i * ROWS
@@ -166,8 +166,8 @@ def fp8_kernel(
 
     Row operand: codes [M, row_width] in words of four, int32, scales [M or blocks, ..] with strides
     (scale_row, scale_block); column operand: [K, column_width] and [K or blocks, ..]. PADDED: the contraction
-    is no multiple of 16. CONVERTS: the GPU has FP8 conversions. One program per 128 x 128 tile, ROWS of it at
-    a time.
+    is not a multiple of 16. CONVERTS: the GPU has FP8 conversions. One program per 128 x 128 tile, ROWS of it
+    at a time.
     """
     first = tl.program_id(0) // tl.cdiv(K, SIZE) * SIZE
     column = tl.program_id(0) % tl.cdiv(K, SIZE) * SIZE

@@ -1,7 +1,7 @@
-"""Operands of groups of rows, such as the tokens of experts: the quantizer's tiles, placed by a map.
+"""Quantizes groups of rows, such as the tokens of experts: the quantizer's tiles, placed by a map.
 
-A first kernel makes the map of tiles from the groups' offsets, on the device. The others find their tile's
-group, rows and place in the map; what they do with a tile is that of the kernels for whole tensors, under the
+A first kernel computes the map of tiles from the groups' offsets, on the device. The others look up their
+tile's group, rows and position in the map, and quantize it like the kernels for whole tensors, with the
 group's own amax, key and scale. The reference is reference/grouped.py.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
@@ -22,7 +22,7 @@ def tile_map_kernel(
     offsets_ptr, entries_ptr, starts_ptr, tiles, groups,
     HEIGHT: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """The map of tiles of HEIGHT rows, int32 [tiles, 4], and the first tile of each group, [groups + 1].
+    """Write the map of tiles of HEIGHT rows, int32 [tiles, 4], and each group's first tile, [groups + 1].
 
     offsets_ptr: int32 [groups + 1]. GROUPS: a power of two from `groups` on; a program fills TILES entries.
     """
@@ -53,9 +53,9 @@ def grouped_amax_kernel(
     ROW: tl.constexpr, COLUMN: tl.constexpr, FIELDS: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """Largest |y| of each group for the configs ROW and COLUMN (either may be None), as int32 patterns.
+    """Find the largest |y| of each group for the configs ROW and COLUMN (either may be None), as int32 bits.
 
-    PARTS programs share an entry of the map. Maxima of patterns are exact in any order; they start at 0.
+    PARTS programs share an entry of the map. Maxima of bit patterns are exact in any order; they start at 0.
     """
     entry = entries_ptr + (tl.program_id(0) // PARTS) * 4
     group, begin, rows = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
@@ -91,17 +91,18 @@ def grouped_operands_kernel(
     COLUMN_HELD: tl.constexpr, HEIGHT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """Exact operands of the groups of x [.., K], as `operands_kernel` makes them of a whole tensor.
+    """Exact operands of the groups of x [.., K], as `operands_kernel` computes them for a whole tensor.
 
-    The row operand goes to the group's rows of row_ptr, or with ROW_PADDED to those of the tile among all
-    tiles of HEIGHT rows, where the column operand goes. global_ptr: fp32 [groups]. amax: fp32 [groups].
+    The row operand goes to the group's rows of row_ptr, or with ROW_PADDED to the tile's rows in an array of
+    all tiles of HEIGHT rows. The column operand always goes to such an array. global_ptr: fp32 [groups].
+    amax: fp32 [groups].
     """
     tile_row, column = tile_start(K, ROWS, COLUMNS)
     entry = entries_ptr + (tile_row // HEIGHT) * 4
     group, begin, rows, place = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
     if rows > 0:
         within = tile_row % HEIGHT
-        local = place + within  # the row within its group, which random bits depend on
+        local = place + within  # the row within its group, on which random bits depend
         first = begin + within
         end = begin + rows
         keys = key_ptr + group * key_stride

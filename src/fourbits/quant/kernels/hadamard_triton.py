@@ -1,7 +1,7 @@
 """The random Hadamard transform inside kernels, down the rows of a tile. docs/nvfp4.md, section 9.
 
-The rows of a group lie in one thread's registers, so that the butterfly is plain fp32 additions: no matrix
-product, no shared memory, and the order of additions is the specification's.
+One thread's registers hold the rows of a group, so the butterfly consists of fp32 additions in the
+specification's order, without a GEMM or shared memory.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -15,7 +15,7 @@ from fourbits.quant.kernels.rounding_triton import to_bf16
 
 @triton.jit
 def drawn_signs(key_ptr, stream, FIELDS: tl.constexpr, TRANSFORM: tl.constexpr):
-    """Four uint32 words of sign bits: the transform's constants, or this layer's and step's own."""
+    """Four uint32 words of sign bits: the transform's constants, or drawn for this layer and step."""
     if len(TRANSFORM.words) == 0:
         w0, w1, w2, w3 = sign_words(key_ptr, stream, FIELDS, 1 if TRANSFORM.per_call else 0)
     else:
@@ -37,7 +37,7 @@ def sign_column(w0, w1, w2, w3, SIZE: tl.constexpr, ROWS: tl.constexpr):
 @triton.jit
 def rotated(x, key_ptr, stream, FIELDS: tl.constexpr, TRANSFORM: tl.constexpr, ROWS: tl.constexpr,
             COLUMNS: tl.constexpr):  # fmt: skip
-    """Every group of rows transformed, without the last factor. x: bf16 values in fp32 [ROWS, COLUMNS]."""
+    """Transform every group of rows, without the last factor. x: bf16 values in fp32 [ROWS, COLUMNS]."""
     w0, w1, w2, w3 = drawn_signs(key_ptr, stream, FIELDS, TRANSFORM)
     z = x * sign_column(w0, w1, w2, w3, TRANSFORM.size, ROWS)
     for stage in tl.static_range(TRANSFORM.size.bit_length() - 1):

@@ -1,4 +1,4 @@
-"""The compile-time configuration of a fused kernel: an operand's spec, reduced to what changes its code.
+"""The compile-time configuration of a fused kernel: the fields of an operand's spec that change its code.
 
 Kernels are specialised on these objects, so specs with equal configurations share one compiled kernel.
 """
@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A Hadamard transform: its size, size^-0.5 as fp32, and where its signs come from."""
+    """A Hadamard transform: its size, size^-0.5 as fp32, and the source of its signs."""
 
     size: int
     scale: float
@@ -36,26 +36,26 @@ class Transform:
 class KernelConfig:
     """One operand. Block sizes are in the layout of the tensor that is read.
 
-    Configurations of equal content are one object (`kernel_config` sees to it), so that a launch compares
-    them by identity.
+    `kernel_config` returns one object for equal content, so that a launch compares configurations by
+    identity.
     """
 
     axis: int
     element: FloatFormat
     #: format of the block scale; None for powers of two
     scale: FloatFormat | None
-    #: code of a poisoned block's scale
+    #: code of the scale of a non-finite ("poisoned") block
     scale_nan: int
     block_rows: int
     block_columns: int
-    #: value to which the tensor's amax is mapped (0: no global scale), and fp32(1 / largest element)
+    #: the value to which the tensor's amax is mapped (0: no global scale), and fp32(1 / largest element)
     target: float
     kappa: float
     #: powers of two: exponent of the largest element, and the fraction bits above which the scale is doubled
     emax_exponent: int
     largest_fraction: int
     rounding: str
-    #: error by which Four Over Six chooses (mse, mae, max), empty without it; factor on its scales
+    #: error that Four Over Six minimizes (mse, mae, max), empty without it; factor on its scales
     metric: str
     headroom: float
     through_bf16: bool

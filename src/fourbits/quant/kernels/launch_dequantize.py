@@ -1,4 +1,4 @@
-"""Launches that dequantize packed operands, and that transpose those with square blocks."""
+"""Launches that dequantize packed operands, or transpose packed operands with square blocks."""
 
 import functools
 from dataclasses import replace
@@ -17,11 +17,11 @@ from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.kernels.tiles import rounded_up
 from fourbits.quant.tensor import QuantizedTensor
 
-#: rows, entries of a row, warps: a thread has one entry of every row
+#: rows, entries of a row, warps; a thread has one entry of every row
 _ROW_TILE = (2, 64, 2)
 #: words of a column, columns, warps
 _COLUMN_TILE = (4, 128, 2)
-#: eights of rows, words of a row, warps
+#: rows / 8, words of a row, warps
 _TRANSPOSED_TILE = (32, 16, 4)
 _SQUARES = (16, 32)
 
@@ -34,7 +34,7 @@ def unsupported_dequantize(q: QuantizedTensor, dtype: torch.dtype) -> str | None
 
 
 def unsupported_transpose(q: QuantizedTensor) -> str | None:
-    """Why no kernel transposes a packed operand, or None; its blocks may have to be refused elsewhere."""
+    """Why no kernel transposes a packed operand, or None. Callers check that its blocks are square."""
     size = q.spec.block_size
     if size is None or size[0] != size[1] or size[0] not in _SQUARES or q.spec.rht:
         return f"blocks must be NxN for N in {_SQUARES} without a transform, got {size}"
@@ -76,7 +76,7 @@ def dequantizer(
     power_of_two: bool,
     dtype: torch.dtype,
 ) -> Launcher:
-    """The launch for stored codes. extents: rows, elements and entries of a row; dtype: of the values."""
+    """The launch for stored codes. extents: rows, elements and entries of a row; dtype: the output's."""
     R, size, width = extents
     del dtype  # part of the key: a launcher's types are fixed
     on_gpu = device.type == "cuda"

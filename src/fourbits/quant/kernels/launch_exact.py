@@ -1,4 +1,4 @@
-"""Launches that quantize a tensor to exact operands: row, column or both from one pass."""
+"""Launches that quantize a tensor to exact operands: row, column or both in one pass."""
 
 from typing import Any, NamedTuple
 
@@ -22,11 +22,11 @@ _SCALAR = (), (), torch.float32
 
 
 class _Side(NamedTuple):
-    """One operand of a pass; `config` None where there is none."""
+    """One operand of a pass; `config` is None if the pass does not compute it."""
 
     request: OperandRequest | None
     config: KernelConfig | None
-    #: its place among the operands that are requested
+    #: its index among the requested operands
     place: int
 
 
@@ -55,7 +55,7 @@ class ExactQuantizer:
         self.scaled = signature.scaled
         self.tile = exact_tile(self.shape, *self.configs)
         self.stats = Stats(signature, sides, self.configs, self.tile)
-        #: launchers by how many partial maxima each amax has, and whether stats are recorded
+        #: launchers by the number of partial maxima of each amax, and whether stats are recorded
         self.launchers: dict[tuple[int, int, bool], Launcher] = {}
 
     def __call__(
@@ -111,9 +111,7 @@ class ExactQuantizer:
             self.stats.record(maxima, (row_amax, column_amax), stats, (self.row.place, self.column.place))
 
     def _column_outputs(self, width: int) -> list[tuple[tuple[int, int], tuple[int, int], torch.dtype]]:
-        """The column operand's values, whose rows begin on 32 bytes; or its codes and block scales, in the
-        layout of x.
-        """
+        """(shape, strides, dtype) of the column operand's values in aligned rows, or of codes and scales."""
         config, K = self.column.config, self.shape.K
         if config is None:
             return []
@@ -162,7 +160,7 @@ class ExactQuantizer:
 
 
 def registers_of(tile: Tile, configs: tuple[KernelConfig | None, KernelConfig | None]) -> int | None:
-    """Registers that a thread may have, where a few more would let fewer programs run on an SM."""
+    """The most registers per thread, where a few more would let fewer programs run on an SM."""
     few = tile.rows * tile.vector <= 64 and None not in configs and not tile.held
     return TWELVE_WARPS if few else None
 

@@ -24,7 +24,7 @@ def unsupported_fake(signature: Signature, request: OperandRequest) -> str | Non
 
 
 class FakeQuantizer:
-    """A plan that quantizes and dequantizes tensors of one signature, in their dtype, in one pass."""
+    """Quantizes and dequantizes tensors of one signature, in their dtype, in one pass."""
 
     def __init__(self, signature: Signature, request: OperandRequest) -> None:
         M, K = signature.shape

@@ -1,4 +1,4 @@
-"""The launch that quantizes a tensor to FP8 in blocks of 128, row operand, column operand or both at once."""
+"""The launch that quantizes a tensor to FP8 in blocks of 128: row operand, column operand or both."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 _DTYPES = {"fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
 _BLOCK = 128
-#: rows of a tile that a program takes at a time, and its warps
+#: rows of a tile that a program processes at a time, and its warps
 _ROWS, _WARPS = 64, 4
 
 
@@ -61,7 +61,7 @@ class Fp8Quantizer:
         return tuple(self._operand(r, *(row if r.axis == 1 else column)) for r in self.requests)
 
     def _outputs(self, axis: int) -> tuple[Tensor, Tensor]:
-        """Codes as stored in words of four, and fp32 block scales; empty for an axis without an operand."""
+        """Codes in words of four, and fp32 block scales; empty for an axis without an operand."""
         config = self.row if axis == 1 else self.column
         rows, length = (self.M, self.K) if axis == 1 else (self.K, self.M)
         shape = (0, 0) if config is None else (rows, rounded_up(length, 16))
@@ -69,7 +69,7 @@ class Fp8Quantizer:
         across = -(-shape[1] // _BLOCK)
         if config is not None and config.square:
             return codes, self.empty((-(-rows // _BLOCK), across), (across, 1), torch.float32)
-        # GEMMs read the scales of many rows at once
+        # GEMMs read the scales of many rows together
         return codes, self.empty((shape[0], across), (1, shape[0]), torch.float32)
 
     def _operand(

@@ -1,4 +1,4 @@
-"""Launches that quantize tensors of groups of rows: a map of tiles, an amax pass, one for all operands."""
+"""Launches that quantize groups of rows: the map of tiles, an amax pass, one launch for all operands."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ from fourbits.quant.kernels.launcher import Launcher
 from fourbits.quant.kernels.tiles import Shape, amax_options, amax_tile, exact_tile, rounded_up
 from fourbits.quant.request import OperandRequest, Signature
 
-#: entries of a map that a program fills; programs that share an entry in an amax pass
+#: entries of the map that a program fills; programs that share an entry in the amax pass
 _ENTRIES, _PARTS = 16, 4
 _FIELDS = (0, 1, 2, 3, 4)
 
 
 class TileMap:
-    """The maps of tiles of one height, for tensors of one number of rows in one number of groups."""
+    """Computes maps of tiles of one height, for a fixed number of rows and of groups."""
 
     def __init__(self, rows: int, groups: int, height: int, device: torch.device) -> None:
         self.tiles, self.groups, self.height = most_tiles(rows, groups, height), groups, height
@@ -47,7 +47,7 @@ class TileMap:
 
 
 class GroupedQuantizer:
-    """Exact operands of the groups of tensors of one signature, at most one along each axis."""
+    """Computes exact operands of groups for tensors of one signature, at most one along each axis."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class GroupedQuantizer:
         )
 
     def amaxes(self, x: Tensor, tiles: GroupTiles, keys: Tensor | None, streams: tuple[int, ...]) -> Tensor:
-        """The groups' amaxes of the row and of the column operand, fp32 [2, groups]; 0 where none is used."""
+        """The groups' amaxes of the row and of the column operand, fp32 [2, groups]; 0 if unused."""
         bits = torch.zeros((2, self.groups), dtype=torch.int32, device=self.device)
         if any(self.scaled):
             self.measure(

@@ -19,7 +19,7 @@ _NO_INPUTS = OperandInputs()
 
 
 class PackedQuantizer:
-    """One packed operand of tensors of one signature."""
+    """Computes one packed operand for tensors of one signature."""
 
     def __init__(self, signature: Signature, requests: tuple[OperandRequest, ...]) -> None:
         (request,) = requests

@@ -1,4 +1,4 @@
-"""Launches that make one exact operand by MS-EDEN: the first transforms, the second quantizes."""
+"""Launches that compute one exact operand by MS-EDEN: the first transforms, the second quantizes."""
 
 import torch
 from torch import Tensor
@@ -15,19 +15,19 @@ from fourbits.quant.tensor import ExactOperand
 
 #: lanes of a program's tile, and warps: of the transform, a lane to a thread; of the quantizer, two threads
 _ROTATED, _ROTATED_WARPS, _QUANTIZED = 64, 2, 16
-#: programs of the transform, each of which leaves a partial maximum
+#: programs of the transform, each of which writes a partial maximum
 _PROGRAMS = 512
 
 
 class RotationQuantizer:
-    """One exact operand by MS-EDEN of tensors of one signature, stored with the contraction along rows."""
+    """Computes one exact operand by MS-EDEN for tensors of one signature, with the contraction along rows."""
 
     def __init__(self, signature: Signature, request: OperandRequest) -> None:
         M, K = signature.shape
         self.spec, self.axis, self.empty = request.spec, request.axis, allocator(signature.device)
         self.copies = signature.strides[1] != 1
         self.shape = K if self.copies else signature.strides[0], M, K
-        # A tile has the contraction down its rows, whichever axis it is.
+        # The contraction runs down a tile's rows, whichever axis of the tensor it is.
         self.config = kernel_config(request.spec, 0)
         assert self.config.transform is not None
         size = self.config.transform.size
@@ -51,14 +51,14 @@ class RotationQuantizer:
             enable_fp_fusion=False,
         )
         self.tiles = max(1, rotations * -(-self.lanes // _QUANTIZED))
-        #: launchers of the quantizer by how many partial maxima the amax has
+        #: launchers of the quantizer by the number of partial maxima of the amax
         self.launchers: dict[int, Launcher] = {}
 
     def __call__(
         self, x: Tensor, inputs: tuple[OperandInputs, ...], stats: StatsTarget | None = None
     ) -> tuple[ExactOperand]:
         """The exact operand of x; inputs: one entry."""
-        assert stats is None, "operands with an amax policy have a kernel of their own"
+        assert stats is None, "operands with an amax policy have a separate kernel"
         if self.copies:
             x = x.contiguous()
         (given,) = inputs

@@ -11,12 +11,12 @@ from fourbits.quant.kernels.kernel_config import KernelConfig
 from fourbits.quant.kernels.tiles import Shape, Tile, programs, rounded_up
 from fourbits.quant.request import OperandRequest, Signature, StatsTarget
 
-#: maxima that a program reads at a time, and the most programs that read them
+#: maxima that a program reads at a time, and the largest number of programs
 _CHUNK, _PROGRAMS = 4096, 1024
 
 
 class Stats:
-    """Largest magnitudes and saturated blocks of the row and the column operand of one pass."""
+    """Reduces block maxima to the largest magnitudes and saturated blocks of both operands of a pass."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Stats:
         self._blocks = tuple(0 if r is None else _number_of_blocks(signature.shape, r) for r in requests)
 
     def maxima(self) -> tuple[Tensor, Tensor]:
-        """Room for the maxima of the blocks of all tiles, fp32, of both operands."""
+        """Allocate the block maxima of all tiles, fp32, for both operands."""
         row, column = (
             torch.empty(max(1, count), dtype=torch.float32, device=self._device) for count in self._entries
         )
@@ -47,7 +47,7 @@ class Stats:
         target: StatsTarget,
         order: tuple[int, int],
     ) -> None:
-        """Add them to the target. amaxes: in parts; order: of the row and the column among the requests."""
+        """Add the stats to the target. amaxes: in parts; order: indices of row and column in the requests."""
         places = [target.places[i] if i >= 0 else -1 for i in order]
         entries = max(self._entries)
         sides = [

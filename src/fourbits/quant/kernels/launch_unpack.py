@@ -12,14 +12,14 @@ from fourbits.quant.tensor import ExactOperand, QuantizedTensor
 
 
 def unsupported_unpack(q: QuantizedTensor) -> str | None:
-    """Why no kernel makes the exact form of a packed operand, or None."""
+    """Why no kernel converts a packed operand to its exact form, or None."""
     if reason := unsupported_device(q.codes.device):
         return reason
     return unsupported_packed_spec(q.spec)
 
 
 def lies_transposed(q: QuantizedTensor) -> bool:
-    """Whether a column operand lies in the layout of its tensor, where a quantizing pass has packed it."""
+    """Whether a column operand has its tensor's layout, in which a quantizing pass packs it."""
     return q.axis == 0 and not q.codes.is_contiguous() and q.codes.t().is_contiguous()
 
 
@@ -47,7 +47,7 @@ def unpacked(q: QuantizedTensor) -> ExactOperand:
 def launcher(
     device: torch.device, R: int, width: int, block: tuple[int, int], power_of_two: bool
 ) -> Launcher | None:
-    """The launch for codes [R, width], rows first; None if there are none."""
+    """The launch for codes [R, width], rows first; None if there are no codes."""
     on_gpu = device.type == "cuda"
     rows, length = (8, 512) if on_gpu else (16, 64)
     programs = -(-R // rows) * -(-width // length)
@@ -77,9 +77,9 @@ def transposed_launcher(
     power_of_two: bool,
     dequantized: tuple[int, torch.dtype] | None = None,
 ) -> Launcher | None:
-    """The launch for codes [pairs of rows, K] in the layout of the tensor; None if there are none.
+    """The launch for codes [pairs of rows, K] in the layout of the tensor; None if there are no codes.
 
-    dequantized: rows and dtype of values that are multiplied by the global scale too. A launcher's integers
+    dequantized: rows and dtype of values that are multiplied by the global scale, too. A launcher's integers
     and types are fixed.
     """
     on_gpu = device.type == "cuda"

@@ -1,8 +1,8 @@
-"""Launch a Triton kernel repeatedly, each time at the cost of a function call.
+"""Launches a Triton kernel repeatedly, each time at the cost of a function call.
 
 `kernel[grid](...)` inspects every argument of every launch to find the compiled kernel, which takes longer
-than many of our kernels run. A Launcher belongs to a plan in which all of that is fixed: its first call goes
-through Triton, which compiles, and later calls hand addresses to the compiled kernel's C function.
+than many of our kernels run. A Launcher fixes all arguments but addresses: its first call goes through
+Triton, which compiles, and later calls pass addresses to the compiled kernel's C function.
 """
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportPrivateUsage=false
 
@@ -23,7 +23,7 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 #: launch hooks of profilers: while one is set, every launch goes through Triton, which calls them
 _HOOKS = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-#: tensor maps that a launcher keeps, by the address they describe; allocators hand the same ones out again
+#: number of tensor maps that a launcher caches by address; allocators reuse addresses
 _MAPS_KEPT = 1024
 
 
@@ -81,10 +81,10 @@ class Launcher:
             for name in kernel.arg_names
             if name in constants or defaults[name].default is not inspect.Parameter.empty
         )
-        #: places of tensors among the arguments, as the first call shows them
+        #: positions of tensors among the arguments, known after the first call
         self._tensors: tuple[int, ...] = ()
-        #: compiled kernels by which tensors lie on 16 bytes, from which compilers take vector widths; None
-        #: where all do
+        #: compiled kernels by which tensors are aligned to 16 bytes, which determines vector widths; None if
+        #: all are
         self._compiled: dict[tuple[bool, ...] | None, _Compiled | None] = {}
         self._maps: tuple[dict[int, Any], ...] = tuple({} for _ in boxes)
 
@@ -117,7 +117,7 @@ class Launcher:
         compiled.launch(*self._grid, _raw_stream(device), *compiled.head, *values, *self._tail)
 
     def _compile(self, arguments: tuple[Any, ...]) -> None:
-        """Launch through Triton, and keep the compiled kernel for addresses of this alignment."""
+        """Launch through Triton, and cache the compiled kernel for addresses with this alignment."""
         with compiling(self._kernel.fn.__name__):
             kernel = self._start(arguments)
         self._tensors = tuple(i for i, argument in enumerate(arguments) if type(argument) is not int)
@@ -128,7 +128,7 @@ class Launcher:
             self._compiled[key] = _ready(kernel, self._boxes)
 
     def _with_maps(self, compiled: _Compiled, values: list[Any]) -> list[Any]:
-        """The arguments with tensor maps, extents and strides in the place of addresses."""
+        """The arguments, with addresses replaced by tensor maps, extents and strides."""
         expanded: list[Any] = []
         for i, box in enumerate(self._boxes):
             maps, address = self._maps[i], values[i]
@@ -141,7 +141,7 @@ class Launcher:
         return expanded + values[len(self._boxes) :]
 
     def _start(self, arguments: tuple[Any, ...]) -> Any:
-        """Launch as Triton does, which compiles where needed; the compiled kernel."""
+        """Launch as Triton does, which compiles if needed; returns the compiled kernel."""
         plain = [value[0].view(-1)[value[1] :] if type(value) is tuple else value for value in arguments]
         for i, box in enumerate(self._boxes):
             plain[i] = box.descriptor(plain[i])
@@ -149,7 +149,7 @@ class Launcher:
 
 
 def _ready(kernel: Any, boxes: tuple[Box, ...]) -> _Compiled | None:
-    """The compiled kernel's C function and fixed arguments; None where this Triton keeps them elsewhere."""
+    """The compiled kernel's C function and fixed arguments; None if Triton's launcher has another form."""
     launcher = kernel.run
     if (
         type(launcher).__name__ != "CudaLauncher"

@@ -1,7 +1,7 @@
-"""MS-EDEN inside kernels: block scales corrected for what nearest rounding lost. docs/nvfp4.md, section 7.7.
+"""MS-EDEN inside kernels: block scales corrected for the loss of rounding. docs/nvfp4.md, section 7.7.
 
-The elements of a rotation lie in the rows of a tile, in one thread where the tile is narrow enough, and are
-summed by halving, as the specification says.
+The elements of a rotation lie in the rows of a tile, in one thread if the tile is narrow enough, and are
+summed by halving, as specified.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -18,7 +18,7 @@ _SCALE_WORD = tl.constexpr(SCALE_WORD)
 
 @triton.jit
 def halving_sum(x, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums over every SIZE rows, second half onto first: fp32 [ROWS, COLUMNS] -> [ROWS / SIZE, COLUMNS]."""
+    """Sums over every SIZE rows by halving: fp32 [ROWS, COLUMNS] -> [ROWS / SIZE, COLUMNS]."""
     GROUPS: tl.constexpr = ROWS // SIZE
     for i in tl.static_range(SIZE.bit_length() - 1):
         halves = tl.reshape(x, (GROUPS, 2, SIZE >> (i + 1), COLUMNS))
@@ -29,7 +29,7 @@ def halving_sum(x, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 @triton.jit
 def correction(scaled, rounded, scale, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The factor on every block's scale, fp32 of scale's shape; NaN where the rotation has a poisoned block.
+    """The factor on every block's scale, fp32 of scale's shape; NaN if the rotation has a poisoned block.
 
     scaled, rounded: of the elements, in blocks of 16 rows; scale: uncorrected, [ROWS / 16, 1, COLUMNS, 1].
     """
@@ -50,7 +50,7 @@ def correction(scaled, rounded, scale, SIZE: tl.constexpr, ROWS: tl.constexpr, C
 @triton.jit
 def corrected_scale(scaled, rounded, scale, row, column, key_ptr, stream, FIELDS: tl.constexpr,
                     CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """Block scales after the correction, rounded stochastically; arguments as for `correction`."""
+    """Block scales after the correction, rounded stochastically; arguments as in `correction`."""
     SCALE: tl.constexpr = CONFIG.scale
     factor = correction(scaled, rounded, scale, CONFIG.transform.size, ROWS, COLUMNS)
     across = (column + tl.arange(0, COLUMNS))[None, :]

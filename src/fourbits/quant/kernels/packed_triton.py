@@ -1,7 +1,7 @@
-"""One operand as codes and scales: what FP4 tensor cores read, and what is saved or sent.
+"""Quantizes one operand to codes and scales, the form that FP4 tensor cores read and that is saved or sent.
 
-They are written as docs/nvfp4.md, section 5, stores them: rows of the stored matrix are columns of the tensor
-for an operand of axis 0, so such a tile is transposed while it is written.
+The layout is that of docs/nvfp4.md, section 5: rows of the stored matrix are columns of the tensor for an
+operand of axis 0, so such a tile is transposed while it is written.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -21,7 +21,7 @@ def final_values(
 ):
     """The values to encode, signed fp32 [ROWS, COLUMNS], with poisoned and underflowed blocks and padding.
 
-    inside: where y is data; padding has code 0 in poisoned blocks too, unless a transform has filled it.
+    inside: where y is data; padding has code 0 even in poisoned blocks, unless a transform has filled it.
     """
     LARGEST: tl.constexpr = CONFIG.element.max_value
     data = blocked(y, CONFIG, ROWS, COLUMNS)
@@ -40,7 +40,7 @@ def final_values(
 def tile_words(y, rounded, scaled, scale, row, column, M, K, CONFIG: tl.constexpr, E2M1X2: tl.constexpr,
                PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                HARDWARE: tl.constexpr):  # fmt: skip
-    """Codes of a tile as stored, int32: eight of 4 bits to a word, or one of 8 bits to an entry."""
+    """Codes of a tile as stored, int32: eight 4-bit codes per word, or one 8-bit code per entry."""
     ELEMENT: tl.constexpr = CONFIG.element
     if ELEMENT.bits == 4:
         CONVERT: tl.constexpr = E2M1X2 and ELEMENT.max_value == 6.0
@@ -74,7 +74,7 @@ def signed_code(values, GRID: tl.constexpr):
 def scale_codes(scale, CONFIG: tl.constexpr):
     """Stored bytes of block scales, int32. scale: fp32 on the scale's grid, or NaN."""
     if CONFIG.scale is None:
-        code = (bits_of(scale) >> 23) & 255  # of 2^-127, which is subnormal: 0
+        code = (bits_of(scale) >> 23) & 255  # the code of 2^-127, which is subnormal, is 0
     else:
         SCALE: tl.constexpr = CONFIG.scale
         code = code_of(scale, SCALE)
@@ -126,7 +126,7 @@ def packed_kernel(
     """Codes [R, width] and scales [down, across] of x [M, K] by CONFIG.
 
     codes: int32 words of eight 4-bit elements, or uint8. E2M1X2: convert pairs in hardware. PADDED: the
-    contraction is no multiple of 16. HELD: neighbours along it that a thread reads, 0 for any.
+    contraction is not a multiple of 16. HELD: number of neighbours along it that a thread reads, 0 for any.
     """
     row, column = tile_start(K, ROWS, COLUMNS)
     IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16

@@ -1,7 +1,7 @@
-"""Packs eight 4-bit codes to a 32-bit word, and loads tiles so that this moves no data between threads.
+"""Packs eight 4-bit codes to a 32-bit word, and loads tiles so that packing moves no data between threads.
 
-Eight neighbours along the contraction axis lie in one thread's registers: packing moves nothing between
-threads, and a store is as wide as the words that a thread holds. docs/nvfp4.md, sections 4 and 5.
+One thread's registers hold eight neighbours along the contraction axis, and a store is as wide as the words
+that a thread holds. docs/nvfp4.md, sections 4 and 5.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from fourbits.quant.kernels.rounding_triton import as_fp32, bits_of, code_of
 
-#: magnitudes (first eight inputs) and the values that have their signs (last eight) to a word of E2M1 codes
+#: magnitudes (first eight inputs) and values with their signs (last eight) to a word of E2M1 codes
 _PACK = tl.constexpr("""{
     .reg .b32 m0, m1, m2, m3, s0, s1, s2, s3, least;
     mov.b32 least, 0x04000400;
@@ -56,9 +56,9 @@ _CONVERT = tl.constexpr("""{
 @triton.jit
 def rows_apart(x_ptr, stride, row, column, M, K, STEP: tl.constexpr, COUNT: tl.constexpr,
                ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
-    """COUNT neighbouring rows of every group, each read on its own: fp32 [ROWS, COLUMNS, COUNT].
+    """COUNT neighbouring rows of every group, each loaded separately: fp32 [ROWS, COLUMNS, COUNT].
 
-    Groups begin every STEP * COUNT rows from row on; the rows read of one are STEP apart.
+    Groups begin every STEP * COUNT rows from row on; the rows of a group are STEP apart.
     """
     if COUNT == 1:
         rows = tl.arange(0, ROWS)[:, None] * STEP
@@ -78,7 +78,7 @@ def rows_apart(x_ptr, stride, row, column, M, K, STEP: tl.constexpr, COUNT: tl.c
 def columns_apart(x_ptr, stride, row, column, M, K, STEP: tl.constexpr, LENGTH: tl.constexpr,
                   WIDE: tl.constexpr, ROWS: tl.constexpr, ACROSS: tl.constexpr,
                   HARDWARE: tl.constexpr):  # fmt: skip
-    """LENGTH neighbouring columns of every STEP, WIDE to a read: fp32 [ROWS, ACROSS, LENGTH]."""
+    """LENGTH neighbouring columns of every STEP, WIDE per load: fp32 [ROWS, ACROSS, LENGTH]."""
     if LENGTH == WIDE:
         rows = tl.arange(0, ROWS)[:, None, None]
         columns = tl.arange(0, ACROSS)[None, :, None] * STEP + tl.arange(0, WIDE)[None, None, :]
@@ -98,7 +98,7 @@ def columns_apart(x_ptr, stride, row, column, M, K, STEP: tl.constexpr, LENGTH: 
 @triton.jit
 def load_held(x_ptr, stride, row, column, M, K, AXIS: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr,
               COLUMNS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
-    """`load_tile` such that every HELD neighbours along AXIS lie in one thread."""
+    """Like `load_tile`, with every HELD neighbours along AXIS in one thread."""
     if AXIS == 0:
         x = rows_apart(x_ptr, stride, row, column, M, K, 1, HELD, ROWS // HELD, COLUMNS, HARDWARE)
         x = tl.permute(x, (0, 2, 1))
@@ -138,8 +138,8 @@ def code_words(magnitude, signed, AXIS: tl.constexpr, GRID: tl.constexpr, CONVER
                ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr):  # fmt: skip
     """Words of 4-bit codes as stored, int32: [ROWS, COLUMNS / 8] for AXIS 1, [ROWS / 8, COLUMNS] for AXIS 0.
 
-    magnitude: fp32 on the grid; signed: fp32 with the signs. CONVERT: by the instruction of sm_100, from
-    signed alone, which it rounds.
+    magnitude: fp32 on the grid; signed: fp32 with the signs. CONVERT: use the instruction of sm_100, which
+    rounds `signed` and ignores the magnitudes.
     """
     s0, s1, s2, s3, s4, s5, s6, s7 = eight(signed, AXIS, ROWS, COLUMNS)
     if CONVERT:
@@ -168,8 +168,8 @@ def final_words(words, scale, row, column, M, K, CONFIG: tl.constexpr, PADDED: t
                 ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Words under the rules for poisoned and underflowed blocks; with PADDED, codes outside of [M, K] are 0.
 
-    scale: of the blocks, [R, 1, C, 1]. All ones are the largest magnitude of every 4-bit grid, and a NaN that
-    arithmetic has produced has no sign.
+    scale: block scales, [R, 1, C, 1]. A code of all ones is the largest magnitude of every 4-bit grid, and a
+    NaN that arithmetic produces has no sign.
     """
     DOWN: tl.constexpr = scale.shape[0]
     ACROSS: tl.constexpr = scale.shape[2]

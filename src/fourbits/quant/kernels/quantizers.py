@@ -1,4 +1,4 @@
-"""The launches that serve a request: the one entry to the quantizing kernels."""
+"""Chooses the launches for a request: the only entry to the quantizing kernels."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ Quantizer = Callable[[Tensor, tuple[OperandInputs, ...], StatsTarget | None], Op
 
 
 def kernel_quantizer(signature: Signature, requests: tuple[OperandRequest, ...]) -> Quantizer:
-    """A plan of launches that makes the requested operands, which the kernels support in one pass."""
+    """The quantizer that computes the requested operands, which the kernels support in one pass."""
     if requests[0].spec.format in FP8_FORMATS:
         return Fp8Quantizer(signature, requests)
     if rotates(requests[0]):
@@ -32,7 +32,7 @@ def kernel_quantizer(signature: Signature, requests: tuple[OperandRequest, ...])
 
 
 class _Transposing:
-    """One operand with a transform along axis 1, computed as a column operand of the transposed tensor."""
+    """Computes an operand with a transform along axis 1 as a column operand of the transposed tensor."""
 
     def __init__(self, signature: Signature, request: OperandRequest) -> None:
         rows, columns = signature.shape

@@ -1,10 +1,10 @@
-"""The Hadamard transform of MS-EDEN in a pass of its own: the transformed tensor as BF16, and its amax.
+"""The Hadamard transform of MS-EDEN in a separate pass, which writes the transformed tensor and its amax.
 
-A butterfly over 128 elements fits in one thread's registers if nothing else has to be there. What is written
-has the contraction along its rows, whichever axis of the tensor it was; ms_eden_triton.py quantizes it.
+A butterfly over 128 elements fits in one thread's registers if they hold nothing else. The transformed tensor
+has the contraction along its rows, whichever axis it was; rotation_triton.py quantizes it.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportAssignmentType=false
-# (the types of kernels are their compiler's)
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false,
+# reportAssignmentType=false (the types of kernels are their compiler's)
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ from fourbits.quant.kernels.tile_triton import load_factor, load_tile, times
 
 @triton.jit
 def rotation_start(tile, LENGTH, SIZE: tl.constexpr, LANES: tl.constexpr):
-    """First element along the contraction and first lane of a tile of one rotation of several lanes."""
+    """First element along the contraction and first lane of a tile: one rotation of several lanes."""
     along = tl.maximum(LENGTH // SIZE, 1)
     return (tile % along) * SIZE, (tile // along) * LANES
 
@@ -31,7 +31,7 @@ def rotate_kernel(
 ):  # fmt: skip
     """out, bf16 [lanes, length]: x [M, K] transformed along AXIS, which is padded to whole rotations.
 
-    amax: a partial maximum for each program. SCALED: of x times the factor. LANES: of a program's tile.
+    amax: a partial maximum for each program. SCALED: x is multiplied by the factor. LANES: lanes of a tile.
     """
     SIZE: tl.constexpr = CONFIG.transform.size
     TRANSFORM: tl.constexpr = CONFIG.transform

@@ -1,7 +1,7 @@
 """MS-EDEN on a tensor that rotate_triton.py has transformed. docs/nvfp4.md, section 7.7.
 
-A program takes one rotation (128 elements along the contraction) of several lanes. A thread holds the same
-elements of every block of the rotation, because the sums over a rotation begin with whole blocks.
+A program quantizes one rotation (128 elements along the contraction) of several lanes. A thread holds the
+same elements of every block of the rotation, because the sums over a rotation begin with whole blocks.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -17,7 +17,7 @@ from fourbits.quant.kernels.tile_triton import rounded_tile, tensor_amax
 
 @triton.jit
 def blocks_apart(ptr, inside, STEP: tl.constexpr, COUNT: tl.constexpr, HARDWARE: tl.constexpr):
-    """fp32 [A, B, COUNT]: what ptr [A, B] points to, and COUNT - 1 times STEP elements further on."""
+    """Load fp32 [A, B, COUNT]: the elements at ptr [A, B], and COUNT - 1 more, STEP apart."""
     if COUNT == 1:
         x = as_fp32(tl.load(ptr, mask=inside, other=0.0), HARDWARE)
     else:
@@ -35,7 +35,8 @@ def rotation_kernel(
 ):  # fmt: skip
     """out, bf16 [lanes, length]: the exact operand of x, of the same shape and type, contraction along rows.
 
-    length: a multiple of the rotation's size. LANES: of a program's tile. The rest as for `operands_kernel`.
+    length: a multiple of the rotation's size. LANES: lanes of a tile. Other arguments as in
+    `operands_kernel`.
     """
     SIZE: tl.constexpr = CONFIG.transform.size
     start, lane = rotation_start(tl.num_programs(0) - 1 - tl.program_id(0), length, SIZE, LANES)

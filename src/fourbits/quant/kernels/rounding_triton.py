@@ -1,8 +1,8 @@
 """Rounding inside kernels: onto a float grid, to nearest even or stochastically, and to BF16.
 
-A grid with t mantissa bits is uniform within a binade, so adding 1.5 * 2^23 grid steps and taking it away
-again rounds to nearest even, exactly as fp32 addition does. Stochastic rounding adds the noise below the last
-bit that is kept and truncates. Nothing relies on casts to narrow types, which the interpreter gets wrong.
+A grid with t mantissa bits is uniform within a binade, so adding and then subtracting 1.5 * 2^23 grid steps
+rounds to nearest even, because fp32 addition does. Stochastic rounding adds the noise below the last bit that
+is kept and truncates. Casts to narrow types are avoided, because the interpreter computes them wrongly.
 docs/nvfp4.md, sections 4 and 10. Launch with enable_fp_fusion=False.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
@@ -19,7 +19,7 @@ FLT_MAX = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit
 def bits_of(x):
-    """Pattern of fp32 values, int32."""
+    """Bit pattern of fp32 values, int32."""
     return x.to(tl.int32, bitcast=True)
 
 
@@ -31,7 +31,7 @@ def float_of(bits):
 
 @triton.jit
 def bf16_bits(x):
-    """Pattern of fp32 values rounded to bfloat16, int32 with 16 zero bits below; NaN becomes quiet."""
+    """Bit pattern of fp32 values rounded to bfloat16, int32 with 16 zero bits below; NaN becomes quiet."""
     bits = bits_of(x)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) & -0x10000
     return tl.where((bits & ABS_BITS) > EXPONENT_BITS, 0x7FC00000, rounded)
@@ -39,7 +39,7 @@ def bf16_bits(x):
 
 @triton.jit
 def as_bf16(x, HARDWARE: tl.constexpr):
-    """fp32 rounded to bfloat16. HARDWARE: by the conversion, which the interpreter truncates."""
+    """fp32 rounded to bfloat16. HARDWARE: use the conversion instruction; the interpreter's truncates."""
     if HARDWARE:
         result = x.to(tl.bfloat16)
     else:
@@ -59,10 +59,11 @@ def rounded_to(x, TYPE: tl.constexpr, HARDWARE: tl.constexpr):
 
 @triton.jit
 def to_bf16(x, HARDWARE: tl.constexpr, WIDE: tl.constexpr = False):
-    """fp32 rounded to bfloat16 and back. HARDWARE: in pairs, which the compiler does not find by itself.
+    """fp32 rounded to bfloat16 and back. HARDWARE: convert in pairs, which the compiler does not do.
 
-    WIDE: no bfloat16 leaves the assembly, which takes more registers. Before a widening the compiler may move
-    elements to other threads, because they are small there, and compute all that follows twice.
+    WIDE: the assembly returns fp32 instead of bfloat16, which takes more registers. Otherwise the compiler
+    may move the small bfloat16 elements to other threads before it widens them, and compute everything after
+    that twice.
     """
     if HARDWARE and WIDE:
         result = tl.inline_asm_elementwise(
@@ -82,7 +83,7 @@ def to_bf16(x, HARDWARE: tl.constexpr, WIDE: tl.constexpr = False):
 
 @triton.jit
 def as_fp32(x, HARDWARE: tl.constexpr):
-    """fp32 values of fp32, bf16 or fp16. HARDWARE: by the conversion; the interpreter's loses subnormals."""
+    """fp32 values of fp32, bf16 or fp16. HARDWARE: use the conversion; the interpreter's loses subnormals."""
     if HARDWARE or x.dtype != tl.bfloat16:
         result = x.to(tl.float32)
     else:
@@ -92,7 +93,7 @@ def as_fp32(x, HARDWARE: tl.constexpr):
 
 @triton.jit
 def shifter(magnitude, GRID: tl.constexpr):
-    """1.5 * 2^23 grid steps at each magnitude, fp32: what nearest rounding adds and takes away."""
+    """1.5 * 2^23 grid steps at each magnitude, fp32, which nearest rounding adds and subtracts."""
     UP: tl.constexpr = ((23 - GRID.mantissa_bits) << 23) + 0x400000
     LEAST: tl.constexpr = ((127 + GRID.min_exponent) << 23) + UP
     return float_of(tl.maximum((bits_of(magnitude) & EXPONENT_BITS) + UP, LEAST))
@@ -139,8 +140,8 @@ def stochastic_24(values, noise, GRID: tl.constexpr):
 def code_of(magnitude, GRID: tl.constexpr):
     """Codes of magnitudes that lie on the grid, int32, without sign.
 
-    Brought to the range where FP32's smallest normal is the grid's, magnitudes have FP32's own bits for
-    exponent and mantissa, and those of the grid's subnormals are FP32 subnormals.
+    Scaled so that the grid's smallest normal is FP32's, magnitudes have FP32's bits for exponent and
+    mantissa, and the grid's subnormals are FP32 subnormals.
     """
     TO_LEAST: tl.constexpr = 2.0 ** (-126 - GRID.min_exponent)
     return bits_of(magnitude * TO_LEAST) >> (23 - GRID.mantissa_bits)
@@ -148,5 +149,5 @@ def code_of(magnitude, GRID: tl.constexpr):
 
 @triton.jit
 def with_sign(magnitude, values):
-    """magnitude with the sign bit of values, also for zero."""
+    """magnitude with the sign bit of values, which zeros keep."""
     return float_of(bits_of(magnitude) | (bits_of(values) & SIGN_BIT))

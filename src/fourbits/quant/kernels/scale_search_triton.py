@@ -1,7 +1,7 @@
-"""Four Over Six inside kernels: the block scale that reconstructs better. docs/nvfp4.md, section 7.5.
+"""Four Over Six inside kernels: chooses the block scale with the smaller error. docs/nvfp4.md, section 7.5.
 
-The errors of both candidates are summed in the specification's order: along a row of a block from its first
-element to its last, rows of a square block by halves. So the elements of a row are taken apart first.
+The errors of both candidates are summed in the specified order: along a row of a block from its first element
+to its last, and over rows of a square block by halving. So the elements of a row are separated first.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)
@@ -25,7 +25,7 @@ def by_rows(blocks, AXIS: tl.constexpr):
 
 @triton.jit
 def joined(total, term, METRIC: tl.constexpr):
-    """A row's error with one more element."""
+    """A row's error after adding one more element."""
     if METRIC == "mse":
         total = total + term * term
     elif METRIC == "mae":
@@ -43,7 +43,7 @@ def split_last(x, COUNT: tl.constexpr):
 
 @triton.jit
 def four_in_order(total, x, METRIC: tl.constexpr):
-    """A row's error with four more elements, first to last. x: [rows, 4]."""
+    """A row's error after adding four more elements, first to last. x: [rows, 4]."""
     even, odd = split_last(x, 4)
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)
@@ -68,7 +68,7 @@ def row_errors(d, METRIC: tl.constexpr):
 
 @triton.jit
 def halved(x, COUNT: tl.constexpr, TIMES: tl.constexpr, METRIC: tl.constexpr):
-    """One number per COUNT = 2^TIMES: the second half onto the first until one is left. -> [n / COUNT]."""
+    """Sums of COUNT = 2^TIMES numbers by halving: the second half onto the first. -> [n / COUNT]."""
     BLOCKS: tl.constexpr = x.shape[0] // COUNT
     for i in tl.static_range(TIMES):
         pairs = tl.permute(tl.reshape(x, (BLOCKS, 2, COUNT >> (i + 1))), (0, 2, 1))
@@ -82,8 +82,8 @@ def halved(x, COUNT: tl.constexpr, TIMES: tl.constexpr, METRIC: tl.constexpr):
 def reconstructed(element, scale, reach, TARGET: tl.constexpr):
     """((element * scale) * reach) / TARGET, rounded as written, for E2M1 magnitudes: fp32.
 
-    Elements are powers of two, or 1.5 times one, and the roundings of a product and of a quotient commute
-    with powers of two where nothing is subnormal, which `reach` sees to. So two divisions serve a block.
+    Elements are powers of two, or 1.5 times one, and rounding a product or a quotient commutes with powers of
+    two if nothing is subnormal, which `reach` ensures. So two divisions suffice for a block.
     """
     target = tl.full(scale.shape, TARGET, tl.float32)
     of_one = tl.div_rn(scale * reach, target)
@@ -96,7 +96,7 @@ def reconstructed(element, scale, reach, TARGET: tl.constexpr):
 def error_of(magnitude, scale, s_dec, reach, shift, CONFIG: tl.constexpr):
     """Error of every block under a candidate scale, fp32 of scale's shape [D, 1, A, 1].
 
-    magnitude: of the blocks; reach, shift: the tensor's amax brought near 1, and the power of two doing it.
+    magnitude: that of the blocks; reach, shift: the tensor's amax scaled near 1, and the power of two used.
     """
     ELEMENT: tl.constexpr = CONFIG.element
     METRIC: tl.constexpr = CONFIG.metric
@@ -113,7 +113,7 @@ def error_of(magnitude, scale, s_dec, reach, shift, CONFIG: tl.constexpr):
 
 @triton.jit
 def four_over_six(blocks, amax_bits, tensor_bits, CONFIG: tl.constexpr):
-    """The unrounded scale of every block: its maximum mapped to 6, or to 4 where that errs less. fp32."""
+    """The unrounded scale of every block, fp32: maps its maximum to 6, or to 4 if that error is smaller."""
     SCALE: tl.constexpr = CONFIG.scale
     s_enc = encode_scale(tensor_bits, CONFIG.target)
     s_dec = tl.div_rn(tl.full((), 1.0, tl.float32), s_enc)

@@ -1,6 +1,6 @@
 """Block scales inside kernels. docs/nvfp4.md, sections 7 and 13; the reference is reference/scales.py.
 
-Maxima are patterns of magnitudes compared as integers: exact in any order, and NaN is not lost.
+Maxima are bit patterns of magnitudes, compared as integers: exact in any order, and NaN is not lost.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (the types of kernels are their compiler's)
@@ -28,7 +28,7 @@ def blocked(x, CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def larger(a, b):
-    """The larger magnitude, elementwise; NaN if either is."""
+    """The larger magnitude, elementwise; NaN if either is NaN."""
     return tl.maximum(tl.abs(a), tl.abs(b), propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -55,10 +55,10 @@ def halved_columns(x, TIMES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.const
 def block_amax(
     y, CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HELD: tl.constexpr = False
 ):
-    """Pattern of the largest magnitude in each block, int32 [R, 1, C, 1]. y: fp32 [ROWS, COLUMNS].
+    """Bit pattern of the largest magnitude in each block, int32 [R, 1, C, 1]. y: fp32 [ROWS, COLUMNS].
 
-    What one thread holds is compared as floats, which takes one instruction; the rest, as integers. HELD: one
-    thread holds every block, or for axis 1 every row of one.
+    Elements of one thread are compared as floats, which takes one instruction; others as integers. HELD: one
+    thread holds a whole block, or for axis 1 a whole row of a block.
     """
     ABOVE: tl.constexpr = ROWS // CONFIG.block_rows
     ACROSS: tl.constexpr = COLUMNS // CONFIG.block_columns
@@ -116,10 +116,10 @@ def two_level(ideal, amax_bits, tensor_bits, CONFIG: tl.constexpr):
 
 @triton.jit
 def power_of_two(amax_bits, CONFIG: tl.constexpr):
-    """The same for E8M0 scales: a power of two from 2^-127 on, by the exponent of the maximum."""
+    """Like `scales_on_grid`, for E8M0: a power of two from 2^-127 on, by the exponent of the maximum."""
     doubled = (amax_bits & 0x7FFFFF) > CONFIG.largest_fraction
     code = tl.maximum((amax_bits >> 23) - CONFIG.emax_exponent + doubled.to(tl.int32), 0)
     scale = tl.where(code == 0, 0x400000, code << 23)
     bad = amax_bits >= EXPONENT_BITS
-    # of a NaN the code may be 254, and infinity times 0 would lose its sign
+    # a NaN's code may be 254, and infinity times 0 would lose its sign
     return float_of(tl.where(bad, 0x7FC00000, scale)), float_of((254 - tl.minimum(code, 253)) << 23)

@@ -15,15 +15,15 @@ from fourbits.triton_version import HAS_TRITON
 
 #: whether kernels run in Triton's interpreter, on CPU tensors
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-#: elements from a row to the next for which 32 bits hold every offset within a tile, of at most 128 rows
+#: largest row stride for which 32 bits hold every offset within a tile of at most 128 rows
 _LONGEST_ROW = (1 << 24) - 16
 _FORMATS = ("nvfp4", "nvfp4-ue5m3", "nvfp4-ue5m3-global", "nve1m2", "mxfp4", "mxfp8", "mxfp8-e5m2")
 #: formats whose packed form a kernel reads
 UNPACKED_FORMATS = ("nvfp4", "mxfp4")
-#: elements to which a row of codes is padded; kernels read up to eight at once, and a tile's rows
+#: a row of codes is padded to a multiple of this; kernels read up to eight codes, and whole rows of a tile
 _GROUP = 16
-#: fields of a spec that a kernel's configuration covers, or that do not concern a kernel; any other must have
-#: its default
+#: fields of a spec that a kernel's configuration covers, or that kernels can ignore; any other must have its
+#: default
 _UNDERSTOOD = {"format", "block", "source", "rounding", "rht", "rht_signs", "te_compat", "scale_rule"} | {
     *("scale_bound", "sr_headroom", "amax_policy", "amax_interval", "amax_history", "amax_headroom")
 }
@@ -31,7 +31,7 @@ _DEFAULT = OperandSpec()
 
 
 def unsupported(signature: Signature, requests: Sequence[OperandRequest]) -> str | None:
-    """Why the fused kernels cannot make these operands of a tensor in one pass, or None."""
+    """Why the fused kernels cannot compute these operands of a tensor in one pass, or None."""
     if reason := unsupported_device(signature.device):
         return reason
     if sorted(request.axis for request in requests) not in ([0], [1], [0, 1]):
@@ -52,19 +52,19 @@ def unsupported(signature: Signature, requests: Sequence[OperandRequest]) -> str
 
 
 def _unsupported_scaled(requests: Sequence[OperandRequest]) -> str | None:
-    """Why no kernel multiplies a tensor by a factor before it makes these operands, or None."""
+    """Why no kernel multiplies a tensor by a factor before it computes these operands, or None."""
     (request, *more) = requests
     if more or request.axis == 1 or request.packed or request.spec.format in FP8_FORMATS:
-        return "a tensor with a factor has a kernel for one exact operand along axis 0, not in FP8"
+        return "a tensor with a factor has a kernel for one exact operand along axis 0 only, not in FP8"
     return None
 
 
 def _unsupported_pair(requests: Sequence[OperandRequest]) -> str | None:
-    """Why one pass does not make both operands of a tensor, each of which has a kernel, or None."""
+    """Why one pass does not compute both operands of a tensor, each of which has a kernel, or None."""
     if any(transposes(request) for request in requests):
-        return "a transform along axis 1 needs a transposed copy, so a pass of its own"
+        return "a transform along axis 1 needs a transposed copy, so a separate pass"
     if any(rotates(request) for request in requests):
-        return "MS-EDEN transforms in a pass of its own"
+        return "MS-EDEN transforms in a separate pass"
     if len({request.spec.format in FP8_FORMATS for request in requests}) > 1:
         return "FP8 and block formats of 4 bits come from different kernels"
     if requests[0].spec.format in FP8_FORMATS:
@@ -76,12 +76,12 @@ def _unsupported_pair(requests: Sequence[OperandRequest]) -> str | None:
             return "amax policies need operands that are not packed"
     row, column = sorted(requests, key=lambda request: -request.axis)
     if row.packed:
-        return "a packed operand along axis 1 has a kernel of its own"
+        return "a packed operand along axis 1 has a separate kernel"
     return _unsupported_column(column.spec) if column.packed else None
 
 
 def _unsupported_column(spec: OperandSpec) -> str | None:
-    """Why one pass does not make a packed column operand beside an exact row operand, or None."""
+    """Why one pass does not compute a packed column operand with an exact row operand, or None."""
     if spec.format not in UNPACKED_FORMATS:
         return f"packed {spec.format} has no kernel (there are {', '.join(UNPACKED_FORMATS)})"
     if spec.block_size is None or spec.block_size[0] != 1:
@@ -134,7 +134,7 @@ def transposes(request: OperandRequest) -> bool:
 
 
 def rotates(request: OperandRequest) -> bool:
-    """Whether the transform of this operand has a pass of its own, which leaves registers for sums."""
+    """Whether the transform of this operand has a separate pass, which leaves registers for sums."""
     return request.spec.rounding == "ms-eden" and not request.packed and request.amax != "stored"
 
 

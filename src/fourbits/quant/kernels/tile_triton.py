@@ -58,7 +58,7 @@ def times(x, factor, SCALED: tl.constexpr):
 def tile_start(K, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """First (row, column) of this program's tile of a tensor [M, K].
 
-    Programs take tiles from the tensor's end: what the amax pass read last is still in the cache.
+    Programs take tiles from the tensor's end, because the amax pass read it last and it is still cached.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     across = tl.maximum(tl.cdiv(K, COLUMNS), 1)
@@ -67,7 +67,7 @@ def tile_start(K, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def amax_of_parts(amax_ptr, PARTS: tl.constexpr):
-    """Pattern of the largest of PARTS partial maxima, int32 scalar; of a NaN's magnitude if one is NaN."""
+    """Bit pattern of the largest of PARTS partial maxima, int32 scalar; that of a NaN if one is NaN."""
     return tl.max(bits_of(tl.load(amax_ptr + tl.arange(0, PARTS))) & ABS_BITS, axis=0)
 
 
@@ -82,14 +82,14 @@ def global_scale(tensor_bits, CONFIG: tl.constexpr):
 
 @triton.jit
 def tensor_amax(amax_ptr, global_ptr, CONFIG: tl.constexpr, PARTS: tl.constexpr, ALL: tl.constexpr = False):
-    """Pattern of the tensor's amax, int32 scalar, from PARTS partial maxima; 0 without a global scale.
+    """Bit pattern of the tensor's amax, int32 scalar, from PARTS partial maxima; 0 without a global scale.
 
-    The first program writes the global scale that follows from it, or with ALL every program does.
+    The first program writes the global scale that follows from it; with ALL, every program does.
     """
     bits = tl.full((), 0, tl.int32)
     if CONFIG.target != 0.0:
         bits = amax_of_parts(amax_ptr, PARTS)
-    scale = global_scale(bits, CONFIG)  # not in one program only: all need these divisions anyway
+    scale = global_scale(bits, CONFIG)  # every program needs these divisions anyway
     if ALL or tl.program_id(0) == 0:
         tl.store(global_ptr, scale)
     return bits
@@ -99,7 +99,7 @@ def tensor_amax(amax_ptr, global_ptr, CONFIG: tl.constexpr, PARTS: tl.constexpr,
 def prepared_tile(x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexpr, CONFIG: tl.constexpr,
                   ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE: tl.constexpr,
                   WIDE: tl.constexpr = False):  # fmt: skip
-    """The tile to quantize: x, through bf16 or transformed as the config says. WIDE: as for `to_bf16`."""
+    """The tile to quantize: x rounded to bf16 or transformed, by the config. WIDE: as in `to_bf16`."""
     if (CONFIG.through_bf16 or CONFIG.transform is not None) and not IS_BF16:
         x = to_bf16(x, HARDWARE, WIDE)
     if CONFIG.transform is not None:
@@ -113,10 +113,10 @@ def prepared_tile(x, IS_BF16: tl.constexpr, key_ptr, stream, FIELDS: tl.constexp
 @triton.jit
 def rounded_tile(y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS: tl.constexpr,
                  CONFIG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """(magnitudes on the grid, what was rounded, block scales), fp32 in blocks; scales [R, 1, C, 1].
+    """(magnitudes on the grid, values before rounding, block scales), fp32 in blocks; scales [R, 1, C, 1].
 
-    amax_bits: of y's blocks; tensor_bits: of the tensor. What was rounded carries the signs. A poisoned block
-    has a NaN scale and any magnitudes.
+    amax_bits: of y's blocks; tensor_bits: of the tensor. The values before rounding have the signs. A
+    poisoned block has a NaN scale and arbitrary magnitudes.
     """
     ELEMENT: tl.constexpr = CONFIG.element
     blocks = blocked(y, CONFIG, ROWS, COLUMNS)

@@ -1,4 +1,4 @@
-"""Tiles of the quantizing kernels: how many rows and columns a program takes, and with how many warps."""
+"""Chooses tiles of the quantizing kernels: rows, columns and warps of a program."""
 
 from typing import Any, NamedTuple
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 from fourbits.quant.kernels.kernel_config import KernelConfig
 
-#: rows of a tile of which a thread can hold several columns
+#: rows of a tile in which a thread can hold several columns
 SHORT = 32
 #: registers per thread with which twelve warps share the 65,536 of an SM
 TWELVE_WARPS = 168
 
 
 class Tile(NamedTuple):
-    """A program's tile, its warps, and how many neighbouring columns of a column operand one thread holds.
+    """A program's tile, its warps, and the number of neighbouring columns of a column operand per thread.
 
-    held: neighbours along a row that a thread reads for a row operand, 0 for any; column_held: the same along
-    a column for a column operand.
+    held: number of neighbours along a row that a thread reads for a row operand, 0 for any; column_held: the
+    same along a column for a column operand.
     """
 
     rows: int
@@ -37,13 +37,14 @@ class Shape(NamedTuple):
 
 
 def exact_tile(shape: Shape, row: KernelConfig | None, column: KernelConfig | None) -> Tile:
-    """For both operands 4 columns per thread, which leaves registers for more warps; for one 8, 16 bytes.
+    """4 columns per thread for both operands, which leaves registers for more warps; 8 (16 bytes) for one.
 
-    Errors of candidate scales are summed along a row of a block, so there one thread reads such a row.
+    Errors of candidate scales are summed along a row of a block, so with a scale search one thread reads a
+    whole row.
     """
     rows = max(tall(row), tall(column))
     held = row.block_columns if row is not None and row.metric else 0
-    # 128 rows in one thread are spilled, and more code than its cache holds
+    # 128 rows per thread spill registers and exceed the instruction cache
     column_held = 32 if rows > 64 and row is None else 0
     if not shape.on_gpu:
         return Tile(rows, 128, 4, held=held, column_held=column_held)
@@ -69,7 +70,7 @@ def amax_tile(shape: Shape, column: KernelConfig | None) -> Tile:
 
 
 def amax_options(shape: Shape, tile: Tile) -> dict[str, Any]:
-    """How kernels of the amax pass are launched with a tile."""
+    """The launch options of the amax pass for a tile."""
     return {
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
@@ -81,7 +82,7 @@ def amax_options(shape: Shape, tile: Tile) -> dict[str, Any]:
 
 
 def packed_tile(shape: Shape, config: KernelConfig) -> tuple[Tile, int]:
-    """The tile of a packed operand, and how many neighbours along the contraction a thread reads (0: any)."""
+    """The tile of a packed operand, and the neighbours along the contraction per thread (0: any)."""
     rows, square = tall(config), config.block_rows == config.block_columns
     if not shape.on_gpu:
         return Tile(rows, 128, 4), min(16, rows) if config.axis == 0 else 16
@@ -101,7 +102,7 @@ def packed_tile(shape: Shape, config: KernelConfig) -> tuple[Tile, int]:
 
 
 def wide(K: int, rows: int, columns: int, vector: int) -> Tile:
-    """A tile of at most `columns` columns, fewer where that wastes less of K; all threads share a row."""
+    """A tile of at most `columns` columns, fewer if that wastes less of K; all threads share a row."""
     while columns > 32 * vector and K % columns:
         columns //= 2
     return Tile(rows, columns, columns // (32 * vector), vector)
@@ -120,12 +121,12 @@ def group(config: KernelConfig) -> int:
 
 
 def programs(shape: Shape, tile: Tile) -> int:
-    """Programs that cover the tensor; one for an empty one, to write its global scale."""
+    """The number of programs that cover the tensor; one for an empty tensor, to write its global scale."""
     return max(1, -(-shape.M // tile.rows) * -(-shape.K // tile.columns))
 
 
 def matrix(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Uninitialised bf16 [rows, columns] whose rows begin on multiples of 32 bytes, which TMA can read."""
+    """Uninitialised bf16 [rows, columns] with rows aligned to 32 bytes, which TMA can read."""
     width = rounded_up(columns, 16)
     full = torch.empty((rows, width), dtype=torch.bfloat16, device=device)
     return full if width == columns else full[:, :columns]

@@ -1,7 +1,7 @@
-"""Packed FP4 operands back to exact BF16 values: what Wgrad multiplies where inputs are saved in 4.5 bits.
+"""Unpacks FP4 operands to exact BF16 values, for Wgrad if inputs are saved in 4.5 bits.
 
-One read of codes and scales, one write. Element times block scale has at most six significant bits, so
-nothing is rounded. docs/nvfp4.md, sections 4 and 5.
+Each value is written once and each code and scale read once. An element times its block scale has at most six
+significant bits, so nothing is rounded. docs/nvfp4.md, sections 4 and 5.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # (the types of kernels are their compiler's)

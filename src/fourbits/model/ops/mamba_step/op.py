@@ -20,7 +20,7 @@ if TYPE_CHECKING or HAS_TRITON:
 def mamba_step(
     projected: Tensor, inputs: Tensor, state: Tensor, begins: Tensor, weights: StepWeights, fused: bool
 ) -> Tensor:
-    """What out_proj contracts, [B, H*P]: convolution, state, skip, gate and norm; updates inputs and state.
+    """The input of out_proj, [B, H*P]: convolution, state, skip, gate and norm; updates inputs and state.
 
     projected: one token of each sequence, [B, z | x | B | C | dt], unit stride along the last axis; inputs:
     the last W - 1 inputs of the convolution, [B, W - 1, C], contiguous; state: FP32 [B, H, P, N], contiguous;

@@ -25,11 +25,11 @@ class StepWeights:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of the parts of in_proj's output: z, x | B | C, dt."""
+        """Widths of the parts of in_proj's output: z, x | B | C, dt."""
         return len(self.norm_weight), len(self.conv_bias), len(self.a_log)
 
     @property
     def conv_widths(self) -> tuple[int, int, int]:
-        """Of the parts of the convolution: x, B, C."""
+        """Widths of the parts of the convolution: x, B, C."""
         d_state = (len(self.conv_bias) - len(self.norm_weight)) // 2
         return len(self.norm_weight), d_state, d_state

@@ -177,12 +177,12 @@ def _across(pairs: Tensor) -> Tensor:
 
 
 def _suffix_sum(x: Tensor, dim: int) -> Tensor:
-    """Sums of x over this place and the later ones."""
+    """Sums of x over this position and the later ones."""
     return x.flip(dim).cumsum(dim).flip(dim)
 
 
 def _prefix_sum(x: Tensor, dim: int) -> Tensor:
-    """Sums of x over the earlier places. Subtracting x from sums that include it would lose digits."""
+    """Sums of x over the earlier positions. Subtracting x from sums that include it would lose digits."""
     sums = x.cumsum(dim)
     return torch.cat((torch.zeros_like(x.narrow(dim, 0, 1)), sums.narrow(dim, 0, x.shape[dim] - 1)), dim)
 
