@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_one_line_and_leaves_no_run(root, tmp_path, capsys,
 
 def test_a_config_must_be_given(root, capsys):
     assert train("--from", root / "titan") == 2
-    assert "a DCP checkpoint has no settings. Pass a CONFIG, too, with its model." in capsys.readouterr().err
+    assert "a DCP checkpoint has no settings. Also pass a CONFIG with its model." in capsys.readouterr().err
 
 
 class Runs:
