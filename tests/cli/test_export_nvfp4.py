@@ -1,4 +1,4 @@
-"""`fourbits export --format`: NVFP4 in both layouts, what is refused, and that a refusal changes nothing."""
+"""`fourbits export --format`: NVFP4 in both formats, what is refused, and that a refusal changes nothing."""
 
 import json
 import re
@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 
 from fourbits.cli.main import main
 from fourbits.exchange.folder import load_hf, save_hf
-from fourbits.exchange.nvfp4_layouts import LAYOUTS
-from fourbits.train.export_plan import ExportOptions, plan_of
+from fourbits.exchange.nvfp4_checkpoints import CHECKPOINT_FORMATS
+from fourbits.train.export_weights import ExportOptions, weights_to_export
 from fourbits.train.forward_weights import forward_weights
 from fourbits.train.load_run import load_trained, open_trained
 from support.small_runs import HYBRID, trained
 
-NVFP4 = tuple(LAYOUTS)
+NVFP4 = tuple(CHECKPOINT_FORMATS)
 GROUPS = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
 
 
@@ -43,9 +43,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("layout", NVFP4)
-def test_an_import_of_an_export_has_the_values_of_the_training_forward(layout, run, tmp_path):
-    assert export(run, "--format", layout, "--scales", "separate", "--out", tmp_path) == 0
+@pytest.mark.parametrize("format_name", NVFP4)
+def test_an_import_of_an_export_has_the_values_of_the_training_forward(format_name, run, tmp_path):
+    assert export(run, "--format", format_name, "--scales", "separate", "--out", tmp_path) == 0
     stored, found = open_trained(run), load_hf(tmp_path).state_dict()
     weights = forward_weights(stored.converted("meta"))
     assert len(weights) == 3 * 7
@@ -57,15 +57,15 @@ def test_an_import_of_an_export_has_the_values_of_the_training_forward(layout, r
         assert torch.equal(tensor, values), name
 
 
-@pytest.mark.parametrize("layout", NVFP4)
-def test_files_have_the_names_types_and_sizes_of_the_layout(layout, hybrid, tmp_path):
-    assert export(hybrid, "--format", layout, "--out", tmp_path) == 0
+@pytest.mark.parametrize("format_name", NVFP4)
+def test_files_have_the_names_types_and_sizes_of_the_format(format_name, hybrid, tmp_path):
+    assert export(hybrid, "--format", format_name, "--out", tmp_path) == 0
     found = load_file(tmp_path / "model.safetensors")
     module = "model.layers.0.mixer.in_proj"
     master = open_trained(hybrid).state["blocks.0.mixer.in_proj.weight"]
     own = {name.removeprefix(f"{module}."): t for name, t in found.items() if name.startswith(module)}
-    codes, block, scale, of_input = LAYOUTS[layout].suffixes
-    one = [1] if layout == "compressed-tensors" else []
+    codes, block, scale, of_input = CHECKPOINT_FORMATS[format_name].suffixes
+    one = [1] if format_name == "compressed-tensors" else []
     rows, columns = master.shape
     assert {end: (t.dtype, list(t.shape)) for end, t in own.items()} == {
         codes: (torch.uint8, [rows, columns // 2]),
@@ -74,22 +74,22 @@ def test_files_have_the_names_types_and_sizes_of_the_layout(layout, hybrid, tmp_
         of_input: (torch.float32, one),
     }
     amax = master.bfloat16().abs().max().float()
-    factor = amax / 2688 if layout == "modelopt" else 2688 / amax
+    factor = amax / 2688 if format_name == "modelopt" else 2688 / amax
     assert torch.allclose(own[scale].reshape(()), factor, rtol=2**-22)
     quantized = sum(own[end].nbytes for end in own)
     assert quantized <= 0.30 * 2 * master.numel()
 
 
-@pytest.mark.parametrize("layout", NVFP4)
-def test_head_and_kept_blocks_are_bf16_and_the_config_lists_them(layout, run, tmp_path):
-    assert export(run, "--format", layout, "--scales", "shared", "--out", tmp_path) == 0
+@pytest.mark.parametrize("format_name", NVFP4)
+def test_head_and_kept_blocks_are_bf16_and_the_config_lists_them(format_name, run, tmp_path):
+    assert export(run, "--format", format_name, "--scales", "shared", "--out", tmp_path) == 0
     config = json.loads((tmp_path / "config.json").read_text())
     kept = {"lm_head", *(f"model.layers.3.{name}" for name in ("self_attn.q_proj", "mlp.down_proj"))}
     assert kept <= set(config["quantization_config"]["ignore"])
     assert len(config["quantization_config"]["ignore"]) == 1 + 7
     found = load_file(tmp_path / "model.safetensors")
     assert all(found[f"{name}.weight"].dtype == torch.bfloat16 for name in kept)
-    if layout == "modelopt":
+    if format_name == "modelopt":
         described = json.loads((tmp_path / "hf_quant_config.json").read_text())["quantization"]
         assert described["exclude_modules"] == config["quantization_config"]["ignore"]
         assert described["quant_algo"] == config["quantization_config"]["quant_algo"] == "NVFP4"
@@ -105,33 +105,33 @@ def test_fused_projections_with_different_scales_are_refused(run, tmp_path, caps
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("layout", NVFP4)
-def test_shared_scales_are_one_per_fused_matrix_and_said_to_be_new(layout, run, tmp_path, capsys):
-    assert export(run, "--format", layout, "--scales", "shared", "--out", tmp_path) == 0
+@pytest.mark.parametrize("format_name", NVFP4)
+def test_shared_scales_are_one_per_fused_matrix_and_said_to_be_new(format_name, run, tmp_path, capsys):
+    assert export(run, "--format", format_name, "--scales", "shared", "--out", tmp_path) == 0
     assert "their codes and scales are not those of training" in capsys.readouterr().out
     found = load_file(tmp_path / "model.safetensors")
-    end = LAYOUTS[layout].global_scale
+    end = CHECKPOINT_FORMATS[format_name].global_scale
     for group in GROUPS:
         scales = {float(found[f"model.layers.1.{name}.{end}"]) for name in group}
         assert len(scales) == 1
         amax = max(
             float(_master(run, f"blocks.1.{_ours(name)}.weight").bfloat16().abs().max()) for name in group
         )
-        factor = scales.pop() if layout == "modelopt" else 1 / scales.pop()
+        factor = scales.pop() if format_name == "modelopt" else 1 / scales.pop()
         assert factor == pytest.approx(amax / 2688, rel=2**-22)
     card = (tmp_path / "README.md").read_text()
     assert "their codes and scales are not those of training" in card
     assert '"digest"' in card
 
 
-@pytest.mark.parametrize("layout", NVFP4)
-def test_several_files_with_an_index_hold_the_same_model(layout, hybrid, tmp_path):
+@pytest.mark.parametrize("format_name", NVFP4)
+def test_several_files_with_an_index_hold_the_same_model(format_name, hybrid, tmp_path):
     """The tensors of a layer stay in one file, which is one layer where that exceeds the limit."""
-    assert export(hybrid, "--format", layout, "--calibration", 0, "--out", tmp_path / "one") == 0
+    assert export(hybrid, "--format", format_name, "--calibration", 0, "--out", tmp_path / "one") == 0
     stored = open_trained(hybrid)
-    plan = plan_of(stored, ExportOptions(format=layout, calibration=0))
+    weights = weights_to_export(stored, ExportOptions(format=format_name, calibration=0))
     config, folder = stored.config.model, tmp_path / "several"
-    options: Any = {"tokenizer": stored.tokenizer, "quantization": plan.quantization, "verify": True}
+    options: Any = {"tokenizer": stored.tokenizer, "quantization": weights.quantization, "verify": True}
     save_hf(stored.state, config, folder, **options, shard_bytes=3000)
     where = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     assert len(set(where.values())) > 4
@@ -191,8 +191,11 @@ def test_inputs_are_calibrated_on_validation_text(hybrid, tmp_path):
 
 
 def test_without_calibration_an_export_is_w4a16_and_says_so(hybrid, tmp_path, capsys):
-    for layout, entry in (("modelopt", ["quant_algo"]), ("compressed-tensors", ["config_groups", "group_0"])):
-        assert export(hybrid, "--format", layout, "--calibration", 0, "--out", tmp_path) == 0
+    for format_name, entry in (
+        ("modelopt", ["quant_algo"]),
+        ("compressed-tensors", ["config_groups", "group_0"]),
+    ):
+        assert export(hybrid, "--format", format_name, "--calibration", 0, "--out", tmp_path) == 0
         assert "W4A16: only weights are quantized, because calibration is 0" in capsys.readouterr().out
         found: Any = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
         for key in entry:
@@ -202,9 +205,9 @@ def test_without_calibration_an_export_is_w4a16_and_says_so(hybrid, tmp_path, ca
             assert not [name for name in opened.keys() if "input" in name]  # noqa: SIM118
 
 
-@pytest.mark.parametrize("layout", ["hf", *NVFP4])
-def test_a_check_passes_until_a_byte_changes(layout, hybrid, tmp_path, capsys):
-    assert export(hybrid, "--format", layout, "--out", tmp_path) == 0
+@pytest.mark.parametrize("format_name", ["hf", *NVFP4])
+def test_a_check_passes_until_a_byte_changes(format_name, hybrid, tmp_path, capsys):
+    assert export(hybrid, "--format", format_name, "--out", tmp_path) == 0
     first = capsys.readouterr().out
     assert export(hybrid, "--out", tmp_path, "--check") == 0
     assert capsys.readouterr().out == first
@@ -242,7 +245,7 @@ def changed_recipe(**rhs: Any) -> str:
         ("bf16", "the recipe 'bf16' leaves no layer to quantize"),
     ],
 )
-def test_a_layer_that_the_layout_cannot_express_is_named(recipe, message, tmp_path, capsys):
+def test_a_layer_that_the_format_cannot_express_is_named(recipe, message, tmp_path, capsys):
     run = trained(tmp_path, recipe, pattern="M*M-", width=32, family=HYBRID)
     capsys.readouterr()
     assert export(run, "--format", "modelopt", "--out", tmp_path / "x") == 2
@@ -263,7 +266,7 @@ def test_a_layer_that_the_layout_cannot_express_is_named(recipe, message, tmp_pa
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--format", "modelopt", "--dtype", "fp32"], "dtype must be bf16 in the modelopt layout"),
+        (["--format", "modelopt", "--dtype", "fp32"], "dtype must be bf16 in the modelopt format"),
         (["--format", "modelopt", "--calibration", "-1"], "calibration must be at least 0, got -1"),
         (
             ["--format", "modelopt", "--keep-bf16", "head"],
@@ -308,16 +311,16 @@ def _other_tokenizer(run: Path) -> None:
         (_other_tokenizer, r"tokenizer.json: is not the tokenizer that the run was trained with"),
     ],
 )
-@pytest.mark.parametrize("layout", ["hf", *NVFP4])
+@pytest.mark.parametrize("format_name", ["hf", *NVFP4])
 def test_a_damaged_run_is_named_and_an_earlier_export_stays(
-    damage, message, layout, hybrid, tmp_path, capsys
+    damage, message, format_name, hybrid, tmp_path, capsys
 ):
     out = tmp_path / "out"
     assert export(hybrid, "--format", "compressed-tensors", "--out", out) == 0
     before = files(out)
     shutil.copytree(hybrid, tmp_path / "run")
     damage(tmp_path / "run")
-    assert export(tmp_path / "run", "--format", layout, "--out", out) == 2
+    assert export(tmp_path / "run", "--format", format_name, "--out", out) == 2
     assert re.search(message, capsys.readouterr().err)
     assert files(out) == before
 

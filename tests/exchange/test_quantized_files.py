@@ -10,8 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from exchange.exchanged import ours
 from fourbits.exchange.folder import load_hf, save_hf
-from fourbits.exchange.nvfp4_layouts import COMPRESSED_TENSORS, E2M1, LAYOUTS, MODELOPT, PackedWeight
-from fourbits.exchange.nvfp4_layouts import quantization_config as described
+from fourbits.exchange.nvfp4_checkpoints import (
+    CHECKPOINT_FORMATS,
+    COMPRESSED_TENSORS,
+    E2M1,
+    MODELOPT,
+    PackedWeight,
+)
+from fourbits.exchange.nvfp4_checkpoints import quantization_config as described
 
 OURS = "blocks.0.ffn.down_proj.weight"
 NAME = "model.layers.0.mlp.down_proj"
@@ -36,13 +42,13 @@ def packed() -> PackedWeight:
     return PackedWeight(codes, scale, torch.tensor(2.0**-11))
 
 
-def nvfp4(layout, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
-    found = layout.tensors(NAME, packed(), torch.tensor(0.5))
+def nvfp4(checkpoint, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
+    found = checkpoint.tensors(NAME, packed(), torch.tensor(0.5))
     return {name: changes.pop(name.rpartition(".")[2], tensor) for name, tensor in found.items()}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_nvfp4_is_decoded_element_by_element(layout, tmp_path):
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_FORMATS.values(), ids=CHECKPOINT_FORMATS)
+def test_nvfp4_is_decoded_element_by_element(checkpoint, tmp_path):
     torch.manual_seed(0)
     weight = packed()
     expected = torch.empty(48, 96)
@@ -54,8 +60,8 @@ def test_nvfp4_is_decoded_element_by_element(layout, tmp_path):
     cache = {f"{NAME}.k_scale": torch.ones(())}  # of a quantized cache: no parameter
     folder = folder_with(
         tmp_path,
-        described(layout, ["lm_head"], True),
-        layout.tensors(NAME, weight, torch.tensor(0.5)) | cache,
+        described(checkpoint, ["lm_head"], True),
+        checkpoint.tensors(NAME, weight, torch.tensor(0.5)) | cache,
     )
     assert torch.equal(load_hf(folder).state_dict()[OURS], expected)
 
@@ -143,8 +149,8 @@ def test_the_reciprocal_of_a_scale_of_training_is_exact_for_every_mantissa():
     assert torch.equal(1.0 / (1.0 / scale), scale)
 
 
-def test_a_scale_whose_reciprocal_is_infinite_is_refused_by_the_layout_that_divides():
+def test_a_scale_whose_reciprocal_is_infinite_is_refused_by_the_format_that_divides():
     weight = PackedWeight(packed().codes, packed().block_scale, torch.tensor(2.0**-128))
     assert MODELOPT.tensors(NAME, weight, None)
-    with pytest.raises(ValueError, match=r"must be finite in this layout, .* or in the layout of modelopt"):
+    with pytest.raises(ValueError, match=r"must be finite in this format, .* or in the format of modelopt"):
         COMPRESSED_TENSORS.tensors(NAME, weight, None)

@@ -131,7 +131,7 @@ def test_a_rule_may_serve_a_registered_hierarchy(page):
 
 
 WRONG = {
-    "taken": (ScaleRule(name="max-to-4"), None, "'max-to-4': the name stands for another one.*another name"),
+    "taken": (ScaleRule(name="max-to-4"), None, "'max-to-4': the name is already taken.*another name"),
     "shipped": (ScaleRule(name="search-mse"), None, "Choose another name"),
     "unnamed": (ScaleRule(name=""), None, "must not be empty"),
     "powers of two": (ScaleRule(name="wrong", scales=("e8m0",)), None, "scales must be some of e4m3, ue5m3"),

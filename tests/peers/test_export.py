@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from fourbits.cli.main import main
 from fourbits.exchange.folder import load_hf
-from fourbits.exchange.nvfp4_layouts import COMPRESSED_TENSORS, MODELOPT, CheckpointLayout
+from fourbits.exchange.nvfp4_checkpoints import COMPRESSED_TENSORS, MODELOPT, CheckpointFormat
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.forward_weights import ForwardWeight, forward_weights, packed_weight
 from fourbits.train.load_run import StoredModel, open_trained
@@ -29,8 +29,19 @@ def stored(request, tmp_path_factory) -> StoredModel:
     return open_trained(trained(folder, request.param, pattern="TTTT", width=64))
 
 
-def export(stored: StoredModel, layout: CheckpointLayout, out: Path, *more: str) -> dict[str, torch.Tensor]:
-    words = ["export", str(stored.folder), "--format", layout.name, "--scales", "separate", "--out", str(out)]
+def export(
+    stored: StoredModel, checkpoint: CheckpointFormat, out: Path, *more: str
+) -> dict[str, torch.Tensor]:
+    words = [
+        "export",
+        str(stored.folder),
+        "--format",
+        checkpoint.name,
+        "--scales",
+        "separate",
+        "--out",
+        str(out),
+    ]
     assert main([*words, *more]) == 0
     return load_file(out / "model.safetensors")
 
@@ -113,10 +124,10 @@ def test_on_a_million_weights_bf16_values_differ_only_next_to_ties(recipe, scale
     weight = ForwardWeight(get_recipe(recipe).table)
     master = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0)) * scale
     own, packed = values(weight, master), packed_weight(weight, master)
-    for layout, decode in ((MODELOPT, by_modelopt), (COMPRESSED_TENSORS, by_compressed_tensors)):
-        theirs = decode("m", layout.tensors("m", packed, None))
+    for checkpoint, decode in ((MODELOPT, by_modelopt), (COMPRESSED_TENSORS, by_compressed_tensors)):
+        theirs = decode("m", checkpoint.tensors("m", packed, None))
         differing = theirs != own.bfloat16()
-        print(f"{recipe} {scale} {layout.name}: {int(differing.sum())} of {own.numel()} differ in BF16")
+        print(f"{recipe} {scale} {checkpoint.name}: {int(differing.sum())} of {own.numel()} differ in BF16")
         if recipe == "nvfp4":
             assert not differing.any()
         assert len(own[differing].abs().unique()) <= 4

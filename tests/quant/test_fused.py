@@ -53,7 +53,10 @@ def test_what_has_no_kernel_is_named(any_device, spec, axis, reason):
     [
         ([OperandRequest(OperandSpec(), 1)] * 2, "at most one operand of each axis"),
         ([OperandRequest(OperandSpec(rht=16), 1), OperandRequest(OperandSpec(), 0)], "transposed copy"),
-        ([OperandRequest(OperandSpec(), 1), OperandRequest(EDEN, 0)], "MS-EDEN transforms in a separate pass"),
+        (
+            [OperandRequest(OperandSpec(), 1), OperandRequest(EDEN, 0)],
+            "MS-EDEN transforms in a separate pass",
+        ),
         ([OperandRequest(OperandSpec(), 1, True), OperandRequest(OperandSpec(), 0)], "a kernel of its own"),
         (
             [OperandRequest(OperandSpec(), 1, amax="stored"), OperandRequest(OperandSpec(), 0, True)],

@@ -13,7 +13,7 @@ import torch
 from fourbits.exchange import outgoing
 from fourbits.settings import build
 from fourbits.train.export import export_stored
-from fourbits.train.export_plan import ExportOptions
+from fourbits.train.export_weights import ExportOptions
 from fourbits.train.load_run import open_trained
 
 
@@ -24,12 +24,12 @@ def resident(field: str) -> int:
     return int(found[1]) * 1024
 
 
-def main(run: str, layout: str, out: str, slab: str) -> None:
+def main(run: str, format_name: str, out: str, slab: str) -> None:
     """Export twice, and measure the second time."""
     torch.set_num_threads(1)
     outgoing.SLAB = int(slab)
-    scales = "trained" if layout == "hf" else "separate"
-    options = build(ExportOptions, {"format": layout, "scales": scales, "calibration": 0})
+    scales = "trained" if format_name == "hf" else "separate"
+    options = build(ExportOptions, {"format": format_name, "scales": scales, "calibration": 0})
     export_stored(open_trained(run), out, options)
     gc.collect()
     before = resident("VmRSS")

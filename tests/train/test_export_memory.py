@@ -39,15 +39,15 @@ def wide(tmp_path_factory) -> Path:
     return folder.path
 
 
-@pytest.mark.parametrize("layout", ["hf", "compressed-tensors"])
-def test_the_peak_is_the_largest_tensor_and_a_few_rows(layout, wide, tmp_path):
+@pytest.mark.parametrize("format_name", ["hf", "compressed-tensors"])
+def test_the_peak_is_the_largest_tensor_and_a_few_rows(format_name, wide, tmp_path):
     """Two tensors, because a check holds what was written beside the master.
 
     At 12B parameters they are the embedding in FP32 (2.7 GB) and in BF16 (1.3 GB), and the intermediates of
     slabs, 16 times as large, 0.27 GB: 1.6 GB over the largest tensor.
     """
     sizes = [4 * master.numel() for master in open_trained(wide).masters.values()]
-    arguments = [str(wide), layout, str(tmp_path), str(SLAB)]
+    arguments = [str(wide), format_name, str(tmp_path), str(SLAB)]
     found = subprocess.run(
         [sys.executable, "-m", "support.export_memory", *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

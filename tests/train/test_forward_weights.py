@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fourbits.exchange import outgoing
-from fourbits.exchange.nvfp4_layouts import PackedWeight
+from fourbits.exchange.nvfp4_checkpoints import PackedWeight
 from fourbits.linear.stacked.layer import converted_layers
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
@@ -84,7 +84,7 @@ def test_values_decode_in_the_order_of_the_specification():
     ],
     ids=str,
 )
-def test_a_weight_that_the_layouts_cannot_hold_has_a_reason(spec, columns, reason):
+def test_a_weight_that_the_formats_cannot_hold_has_a_reason(spec, columns, reason):
     assert unsupported_nvfp4(OperandSpec(**spec), columns) == reason
 
 

@@ -183,8 +183,8 @@ def _quantizer_rate(device: torch.device, sizes: Sizes, rounding: str) -> float:
     x = normal(*sizes.quantized, device=device).to(torch.bfloat16)
     key = torch.tensor([1, 2, 3, 4, 5], device=device, dtype=torch.int64)
     requests = OperandRequest(row, 1), OperandRequest(column, 0)
-    plan, inputs = quantizer(signature_of(x), requests), (OperandInputs(key, 0),) * 2
-    return 8.0 * x.numel() / median_seconds(lambda: plan(x, inputs, None), device, sizes.repeats)
+    quantize, inputs = quantizer(signature_of(x), requests), (OperandInputs(key, 0),) * 2
+    return 8.0 * x.numel() / median_seconds(lambda: quantize(x, inputs, None), device, sizes.repeats)
 
 
 def _attention_rate(device: torch.device, sizes: Sizes) -> float:

@@ -80,8 +80,8 @@ def _quantizing(
     x: Tensor, requests: tuple[OperandRequest, ...], key: Tensor, amax: Tensor | None
 ) -> Callable[[], object]:
     """A call that computes these operands in a single pass."""
-    plan, inputs = quantizer(signature_of(x), requests), (OperandInputs(key, 0, amax),) * len(requests)
-    return lambda: plan(x, inputs, None)
+    quantize, inputs = quantizer(signature_of(x), requests), (OperandInputs(key, 0, amax),) * len(requests)
+    return lambda: quantize(x, inputs, None)
 
 
 def _cpu_results(device: torch.device, bandwidth: float) -> tuple[Result, ...]:

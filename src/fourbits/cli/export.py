@@ -13,7 +13,7 @@ from pathlib import Path
 from fourbits.exchange.config import to_hf_config
 from fourbits.exchange.model_card import CARD, may_write_card
 from fourbits.train.export import Exported, check_export, export_stored
-from fourbits.train.export_plan import DTYPES, FORMATS, SCALES, ExportOptions
+from fourbits.train.export_weights import DTYPES, FORMATS, SCALES, ExportOptions
 from fourbits.train.load_run import StoredModel, open_trained
 
 EXAMPLE = "fourbits export runs/30m --format compressed-tensors --scales shared --out exported/30m"
@@ -23,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder written by fourbits train")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write the model")
-    parser.add_argument("--format", choices=FORMATS, help="layout of the files (default: hf)")
+    parser.add_argument("--format", choices=FORMATS, help="format of the files (default: hf)")
     parser.add_argument(
         "--dtype", choices=DTYPES, help="dtype of the weights with --format hf (default: bf16)"
     )
@@ -70,7 +70,7 @@ def run(args: Namespace) -> int:
 def _described(stored: StoredModel, out: Path, exported: Exported) -> str:
     """A line about the content of the folder, and a line per note."""
     recipe, options, compared = stored.config.recipe, exported.options, exported.compared
-    weights = options.dtype if options.format == "hf" else f"{options.format} layout"
+    weights = options.dtype if options.format == "hf" else f"{options.format} format"
     if compared.quantized:
         weights += f", {compared.quantized} layers in NVFP4"
     head = (

@@ -51,16 +51,16 @@ def compare(folder: Path, outgoing: Outgoing) -> Compared:
 def _require_same_quantized(
     folder: Path, files: WeightFiles, outgoing: Outgoing, quantization: Quantization, name: str
 ) -> None:
-    layout, module = quantization.layout, outgoing.names[name].removesuffix(".weight")
-    weight = layout.weight(module, files)
+    checkpoint, module = quantization.format, outgoing.names[name].removesuffix(".weight")
+    weight = checkpoint.weight(module, files)
     first = 0
     for values in quantization.values(name, outgoing.master(name)):
         last = first + len(values)
         _require_same(folder, module, weight.rows(first, last).dequantize(), values)
         first = last
     if quantization.input_scales is not None:
-        scale = f"{module}.{layout.input_scale}"
-        _require_same(folder, scale, layout.factor(scale, files), quantization.input_scales[name])
+        scale = f"{module}.{checkpoint.input_scale}"
+        _require_same(folder, scale, checkpoint.factor(scale, files), quantization.input_scales[name])
 
 
 def _require_same(folder: Path, name: str, found: Tensor, expected: Tensor) -> None:

@@ -26,7 +26,7 @@ from fourbits.exchange.files import (
     read_config,
 )
 from fourbits.exchange.model_card import CARD, may_write_card
-from fourbits.exchange.nvfp4_layouts import MODELOPT, PackedWeight, hf_quant_config, quantization_config
+from fourbits.exchange.nvfp4_checkpoints import MODELOPT, PackedWeight, hf_quant_config, quantization_config
 from fourbits.exchange.outgoing import Outgoing, Quantization
 from fourbits.exchange.quantized_files import DecodedFiles, scheme_of
 from fourbits.exchange.replace import STAGING, replaced_together
@@ -124,7 +124,7 @@ def load_hf(
 ) -> LanguageModel:
     """Read a model written by transformers or `save_hf`; its masters are FP32.
 
-    Quantized weights are decoded: NVFP4 in the layouts of compressed-tensors and modelopt, and E4M3 in blocks
+    Quantized weights are decoded: NVFP4 as compressed-tensors and modelopt store it, and E4M3 in blocks
     with FP32 scales (DeepSeek-V3's). clamp_time_steps: see from_hf_config. Raises ValueError for an
     unsupported model, and for tensors that are missing, unknown, of the wrong shape or type, or not finite.
     """
@@ -247,9 +247,9 @@ def _end_token(tokenizer: Tokenizer | None, end_token: int | None) -> int | None
 
 def _write_quantization(folder: Path, quantization: Quantization, kept: Sequence[str]) -> dict[str, Any]:
     """The `quantization_config` of config.json, and modelopt's file. kept: the layers in BF16."""
-    if quantization.layout is MODELOPT:
+    if quantization.format is MODELOPT:
         write_json(folder / HF_QUANT, hf_quant_config(kept, quantization.with_input))
-    return quantization_config(quantization.layout, kept, quantization.with_input)
+    return quantization_config(quantization.format, kept, quantization.with_input)
 
 
 def _write_tokens(folder: Path, tokenizer: Tokenizer | None, end_token: int | None, length: int) -> None:

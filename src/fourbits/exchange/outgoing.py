@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.exchange.families import family_of
-from fourbits.exchange.nvfp4_layouts import CheckpointLayout, PackedWeight
+from fourbits.exchange.nvfp4_checkpoints import CheckpointFormat, PackedWeight
 from fourbits.exchange.state import rounded
 from fourbits.exchange.weights import hf_names, require_finite
 from fourbits.model.config import ModelConfig
@@ -22,13 +22,13 @@ SLAB = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """The weights that an export quantizes, the functions that quantize them, and their layout.
+    """The weights that an export quantizes, the functions that quantize them, and their format.
 
     exchange does not depend on recipes, so the caller passes the functions. `weights` are our names; all
     other parameters are written in the export's dtype.
     """
 
-    layout: CheckpointLayout
+    format: CheckpointFormat
     weights: frozenset[str]
     #: (name, master [N, K]) -> codes and scales
     pack: Callable[[str, Tensor], PackedWeight]
@@ -69,7 +69,7 @@ class Outgoing:
         shape, theirs = self.master(name).shape, self.names[name]
         if self.quantization is not None and self.quantizes(name):
             module = theirs.removesuffix(".weight")
-            return self.quantization.layout.described(module, shape, self.quantization.with_input)
+            return self.quantization.format.described(module, shape, self.quantization.with_input)
         return {theirs: torch.empty(shape, dtype=self.dtype, device="meta")}
 
     def parts(self, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -84,7 +84,7 @@ class Outgoing:
         packed, scales = self.quantization.pack(name, master), self.quantization.input_scales
         try:
             module, scale = theirs.removesuffix(".weight"), None if scales is None else scales[name]
-            tensors = self.quantization.layout.tensors(module, packed, scale)
+            tensors = self.quantization.format.tensors(module, packed, scale)
         except ValueError as error:
             raise ValueError(f"export: {name!r}: {error}") from error
         yield from tensors.items()

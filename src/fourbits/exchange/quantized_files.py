@@ -1,6 +1,6 @@
 """Reads quantized checkpoints as floating-point weights, as a starting point for training.
 
-NVFP4 in the layouts of modelopt and compressed-tensors, and E4M3 in blocks with FP32 scales, as DeepSeek-V3
+NVFP4 in the formats of modelopt and compressed-tensors, and E4M3 in blocks with FP32 scales, as DeepSeek-V3
 and others publish it. Each weight is decoded on access, in FP32; scales of inputs and of caches are skipped.
 """
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fourbits.exchange.files import WeightFiles
-from fourbits.exchange.nvfp4_layouts import (
+from fourbits.exchange.nvfp4_checkpoints import (
     BLOCK,
     COMPRESSED_TENSORS,
     MODELOPT,
-    CheckpointLayout,
+    CheckpointFormat,
     PackedWeight,
 )
 from fourbits.exchange.shown import shown
@@ -34,10 +34,10 @@ class DecodedFiles(Mapping[str, Tensor]):
     have a type or shape that does not fit its codes.
     """
 
-    def __init__(self, files: WeightFiles, scheme: "CheckpointLayout | tuple[int, int]") -> None:
-        """scheme: a layout of NVFP4, or the block of E4M3."""
+    def __init__(self, files: WeightFiles, scheme: "CheckpointFormat | tuple[int, int]") -> None:
+        """scheme: a checkpoint format of NVFP4, or the block of E4M3."""
         self._files, self._scheme = files, scheme
-        ends = scheme.suffixes if isinstance(scheme, CheckpointLayout) else ("weight", FP8_SCALE)
+        ends = scheme.suffixes if isinstance(scheme, CheckpointFormat) else ("weight", FP8_SCALE)
         self._codes, scales = ends[0], ends[1:]
         marks = (f".{self._codes}", *(f".{end}" for end in scales))
         self._modules = {name.rpartition(".")[0] for name in files if name.endswith(f".{scales[0]}")}
@@ -61,15 +61,15 @@ class DecodedFiles(Mapping[str, Tensor]):
         module = name.removesuffix(".weight")
         if module == name or module not in self._modules:
             return self._files[name]
-        if isinstance(self._scheme, CheckpointLayout):
+        if isinstance(self._scheme, CheckpointFormat):
             return self._scheme.weight(module, self._files).dequantize()
         codes, scales = (self._files[f"{module}.{end}"] for end in (self._codes, FP8_SCALE))
         return codes.float() * _spread(scales.float(), self._scheme, codes.shape)
 
     @property
     def kind(self) -> str:
-        """The name of the layout, or fp8."""
-        return self._scheme.name if isinstance(self._scheme, CheckpointLayout) else "fp8"
+        """The name of the checkpoint format, or fp8."""
+        return self._scheme.name if isinstance(self._scheme, CheckpointFormat) else "fp8"
 
     def packed(self, name: str) -> "tuple[PackedWeight, Tensor | None] | None":
         """The codes and scales of a weight, and the scale of its input, fp32 scalar, if the files have one.
@@ -77,7 +77,7 @@ class DecodedFiles(Mapping[str, Tensor]):
         None for a weight that is not stored as NVFP4. name: without quantization.
         """
         module = name.removesuffix(".weight")
-        if not isinstance(self._scheme, CheckpointLayout) or module == name or module not in self._modules:
+        if not isinstance(self._scheme, CheckpointFormat) or module == name or module not in self._modules:
             return None
         scale = f"{module}.{self._scheme.input_scale}"
         of_input = self._scheme.factor(scale, self._files) if scale in self._files else None
@@ -91,7 +91,7 @@ class DecodedFiles(Mapping[str, Tensor]):
 
     def _shape(self, module: str) -> torch.Size:
         """The shape of a decoded weight."""
-        if isinstance(self._scheme, CheckpointLayout):
+        if isinstance(self._scheme, CheckpointFormat):
             codes = self._require(module, self._codes, torch.uint8)
             shape = torch.Size((codes.shape[0], codes.shape[-1] * 2))
             self._require(
@@ -122,7 +122,7 @@ class DecodedFiles(Mapping[str, Tensor]):
         return found
 
 
-def scheme_of(config: object) -> "CheckpointLayout | tuple[int, int] | None":
+def scheme_of(config: object) -> "CheckpointFormat | tuple[int, int] | None":
     """The scheme of a model's `quantization_config`; None for a null or empty one.
 
     Raises ValueError for a scheme that is not supported.

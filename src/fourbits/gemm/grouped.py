@@ -35,14 +35,14 @@ def rows_gemm(
     out_dtype: torch.dtype,
     bias: torch.dtype | None,
 ) -> "GroupedRows":
-    """The plan of a [rows of e, K] @ b of e [N, K]^T for operands of these shapes. sizes: (N, K)."""
+    """The GEMM a [rows of e, K] @ b of e [N, K]^T for operands of these shapes. sizes: (N, K)."""
     return GroupedRows(a, b, groups, sizes, out_dtype, bias, a.values.device)
 
 
 def sums_gemm(
     a: GroupedOperand, b: GroupedOperand, groups: int, sizes: tuple[int, int], height: int
 ) -> "GroupedSums":
-    """The plan of a of e [rows, M]^T @ b of e [rows, N], fp32 [groups, M, N]. sizes: (M, N)."""
+    """The GEMM a of e [rows, M]^T @ b of e [rows, N], fp32 [groups, M, N]. sizes: (M, N)."""
     return GroupedSums(a, b, groups, sizes, height, a.values.device)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING or HAS_TRITON:
 
 #: dtypes that sums may be rounded to
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-#: a planned GEMM for operands of one layout: (a, b, bias) -> out
+#: a GEMM of operands with one memory layout: (a, b, bias) -> out
 Gemm = Callable[..., Tensor]
 
 
@@ -98,9 +98,9 @@ def gemm(
     sums: Sums = "fp32",
     epilogue: Epilogue = "separate",
 ) -> Gemm:
-    """The plan of a GEMM for operands with the specs, shapes and strides of a and b: (a, b, bias) -> out.
+    """The GEMM of operands with the specs, shapes and strides of a and b, as a function of (a, b, bias).
 
-    sums other than fp32 take packed operands, except for GEMMs of unquantized ones, which have no other sums.
+    sums other than fp32 need packed operands; GEMMs of unquantized operands have fp32 sums only.
     """
     _check_transforms(a.spec, b.spec)
     if isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor):

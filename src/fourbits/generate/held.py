@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from fourbits.exchange.nvfp4_layouts import BLOCK, PackedWeight
+from fourbits.exchange.nvfp4_checkpoints import BLOCK, PackedWeight
 from fourbits.gemm.matmul import multiply
 from fourbits.linear.layer_state import weight_in_use
 from fourbits.linear.module import QuantizedLinear

@@ -35,8 +35,8 @@ class PackedShards:
         """Quantize this rank's shard. amax: fp32 scalar, the largest of all shards."""
         given = amax if self.spec.tensor_scaled else None
         self._own = None  # frees its memory before the next one is allocated
-        plan = quantizer(signature_of(shard), (self._request(),))
-        (own,) = plan(shard, (OperandInputs(amax=given),), None)
+        quantize = quantizer(signature_of(shard), (self._request(),))
+        (own,) = quantize(shard, (OperandInputs(amax=given),), None)
         assert isinstance(own, QuantizedTensor)
         self._own = own
 

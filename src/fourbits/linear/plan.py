@@ -1,4 +1,4 @@
-"""The plan of a quantized linear layer, made once per table, shapes, dtypes and device.
+"""The execution plan of a quantized linear layer, created once per table, shapes, dtypes and device.
 
 A plan holds the quantizer of each operand and, after its first call, the launch of each GEMM. Calls pass
 tensors only. docs/nvfp4.md, section 2, has the table of the three GEMMs.

@@ -30,7 +30,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=256)
 def _parameters(config: ModelConfig) -> dict[str, int]:
-    """A plan asks for them for every layout that it tries. The caller must not change the dict."""
+    """Cached, because `fourbits plan` needs them for every layout. The caller must not change the dict."""
     counts: Counter[str] = Counter(dict.fromkeys(PARAMETER_KINDS, 0))
     d = config.d_model
     counts["embedding"] = config.vocab_size * d

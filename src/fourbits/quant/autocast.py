@@ -14,7 +14,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def autocast_disabler(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """A function that opens the context of `without_autocast` on a device, for plans to call each time."""
+    """A function that opens the context of `without_autocast` on a device, for repeated use."""
     return (
         nullcontext
         if device.type == "meta"

@@ -71,9 +71,9 @@ def grouped_quantizer(
     padded: bool = False,
     key_stride: int = 0,
 ) -> Quantizer:
-    """A plan that makes the requested operands of the groups of tensors of one signature.
+    """The quantizer that computes these operands of the groups of tensors of one signature.
 
-    tiles: how many the map has, and their height; padded: whether operands along axis 1 are; key_stride: from
-    the counter of one group to that of the next, 0 for one counter.
+    tiles: number of tiles in the map, and their height; padded: whether operands along axis 1 are padded;
+    key_stride: distance between the counters of consecutive groups, 0 for one counter.
     """
     return GroupedQuantizer(signature, groups, tiles, requests, padded, key_stride)

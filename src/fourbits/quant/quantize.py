@@ -100,10 +100,10 @@ def exact_operand(
 
 @functools.lru_cache(maxsize=1 << 14)
 def quantizer(signature: Signature, requests: tuple[OperandRequest, ...]) -> Quantizer:
-    """A plan that makes the requested operands of tensors of one signature, in one pass where kernels can.
+    """The quantizer that computes these operands of tensors of one signature, in one pass if kernels can.
 
-    requests: at most one operand of each axis. The plan takes (tensor, one OperandInputs per request, where
-    to record the operands' stats or None) and launches; it decides nothing.
+    requests: at most one operand of each axis. The quantizer takes (tensor, one OperandInputs per request,
+    where to record the operands' stats or None). It is cached, and a call only launches.
     """
     check_dtype(signature.dtype)
     if unsupported(signature, requests) is None:
@@ -190,15 +190,15 @@ def quantized_and_back(
     axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
     if not _skips_kernels(x):
         request = OperandRequest(spec, axis, False, "own" if amax is None else "given")
-        plan = _fake_quantizer(signature_of(x), request)
-        if plan is not None:
-            return plan(x, OperandInputs(key, 0, amax))
+        fake_quantizer = _fake_quantizer(signature_of(x), request)
+        if fake_quantizer is not None:
+            return fake_quantizer(x, OperandInputs(key, 0, amax))
     return dequantize(quantize(x, spec, axis, amax, key), x.dtype)
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _fake_quantizer(signature: Signature, request: OperandRequest) -> "FakeQuantizer | None":
-    """A plan that quantizes and dequantizes in one pass, or None where no kernel does."""
+    """The kernel that quantizes and dequantizes in one pass, or None if there is none."""
     return FakeQuantizer(signature, request) if unsupported_fake(signature, request) is None else None
 
 
@@ -216,8 +216,7 @@ def _one_operand(
         with without_autocast(x):
             return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
     request = OperandRequest(spec, axis, packed, "own" if amax is None else "given")
-    plan = quantizer(signature_of(x), (request,))
-    (operand,) = plan(x, (OperandInputs(key, 0, amax),), None)
+    (operand,) = quantizer(signature_of(x), (request,))(x, (OperandInputs(key, 0, amax),), None)
     return operand
 
 

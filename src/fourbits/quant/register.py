@@ -81,15 +81,15 @@ def register_scale_rule(rule: ScaleRule, ideal: IdealScale) -> None:
 
 
 def _is_repeated(what: str, name: str, given: object, known: object) -> bool:
-    """Whether exactly this is registered already. Raises ValueError for a name that stands for another."""
+    """Whether exactly this is registered already. Raises ValueError for a name that is taken."""
     if not name:
         raise ValueError(f"{what}: its name must not be empty. Choose one.")
     if (what, name) in _given and _given[what, name] == given:
         return True
     if name in known:  # pyright: ignore[reportOperatorIssue]
         raise ValueError(
-            f"{what} {name!r}: the name stands for another one already, which plans and compiled code may "
-            "hold. Choose another name."
+            f"{what} {name!r}: the name is already taken, and cached quantizers or compiled code may use it. "
+            "Choose another name."
         )
     return False
 

@@ -13,7 +13,7 @@ OPERAND_ROLES = ROLES[:6]
 
 
 class Signature(NamedTuple):
-    """The properties of 2-D tensors that a plan depends on."""
+    """The properties of 2-D tensors on which quantizers and GEMMs depend: part of the key of cached ones."""
 
     device: torch.device
     dtype: torch.dtype
@@ -25,7 +25,7 @@ class Signature(NamedTuple):
 
 
 class OperandRequest(NamedTuple):
-    """One operand of a tensor, as far as it is known before the tensor is: the key of cached plans."""
+    """One operand as far as it is known before its tensor: part of the key of cached quantizers."""
 
     spec: OperandSpec
     #: the contraction axis, 0 or 1

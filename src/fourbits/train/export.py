@@ -1,4 +1,4 @@
-"""Export the trained model of a run, with its tokenizer and its recipe: BF16, or NVFP4 in a public layout."""
+"""Export the trained model of a run, with its tokenizer and its recipe: BF16, or NVFP4 in a public format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from torch import Tensor
 from fourbits.exchange.compare import Compared, compare
 from fourbits.exchange.files import WeightFiles, read_config
 from fourbits.exchange.folder import outgoing_of, save_hf
-from fourbits.exchange.nvfp4_layouts import LAYOUTS
+from fourbits.exchange.nvfp4_checkpoints import CHECKPOINT_FORMATS
 from fourbits.exchange.weights import hf_names
 from fourbits.recipe.provenance import ENTRY, provenance
 from fourbits.settings import build, to_dict
-from fourbits.train.export_plan import DTYPES, ExportOptions, plan_of
+from fourbits.train.export_weights import DTYPES, ExportOptions, weights_to_export
 from fourbits.train.load_run import StoredModel, Trained
 from fourbits.train.model_card import card_of
 
@@ -51,7 +51,7 @@ def export_stored(stored: StoredModel, folder: Path | str, options: ExportOption
     Raises ValueError for a model that the format cannot express, and otherwise as `save_hf`; then nothing in
     the folder has changed.
     """
-    plan = plan_of(stored, options)
+    weights = weights_to_export(stored, options)
     entry = {**provenance(stored.config.recipe), "export": {**to_dict(options), "step": stored.step}}
     compared = save_hf(
         stored.state,
@@ -60,12 +60,12 @@ def export_stored(stored: StoredModel, folder: Path | str, options: ExportOption
         dtype=DTYPES[options.dtype],
         tokenizer=stored.tokenizer,
         provenance=entry,
-        quantization=plan.quantization,
-        card=card_of(stored, options, plan),
+        quantization=weights.quantization,
+        card=card_of(stored, options, weights),
         verify=True,
     )
     assert compared is not None
-    return Exported(options, compared, plan.notes)
+    return Exported(options, compared, weights.notes)
 
 
 def check_export(stored: StoredModel, folder: Path | str) -> Exported:
@@ -76,11 +76,11 @@ def check_export(stored: StoredModel, folder: Path | str) -> Exported:
     """
     folder = Path(folder)
     options = _recorded_options(folder, stored)
-    plan = plan_of(stored, options, _input_scales(folder, stored, options))
+    weights = weights_to_export(stored, options, _input_scales(folder, stored, options))
     outgoing = outgoing_of(
-        stored.state, stored.config.model, DTYPES[options.dtype], stored.tokenizer, plan.quantization
+        stored.state, stored.config.model, DTYPES[options.dtype], stored.tokenizer, weights.quantization
     )
-    return Exported(options, compare(folder, outgoing), plan.notes)
+    return Exported(options, compare(folder, outgoing), weights.notes)
 
 
 def _recorded_options(folder: Path, stored: StoredModel) -> ExportOptions:
@@ -102,12 +102,12 @@ def _input_scales(folder: Path, stored: StoredModel, options: ExportOptions) -> 
     """The scales of inputs in a folder, by our names of weights. ValueError unless all are positive."""
     if options.format == "hf":
         return None
-    layout, files = LAYOUTS[options.format], WeightFiles(folder)
+    checkpoint, files = CHECKPOINT_FORMATS[options.format], WeightFiles(folder)
     found: dict[str, Tensor] = {}
     for ours, theirs in hf_names(stored.config.model, files).items():
-        name = f"{theirs.removesuffix('.weight')}.{layout.input_scale}"
+        name = f"{theirs.removesuffix('.weight')}.{checkpoint.input_scale}"
         if name in files:
-            found[ours] = layout.factor(name, files)
+            found[ours] = checkpoint.factor(name, files)
             if not 0 < found[ours] < float("inf"):
                 raise ValueError(f"{folder}: {name!r} must be positive and finite, got {float(found[ours])}.")
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fourbits.exchange.nvfp4_layouts import BLOCK, PackedWeight
+from fourbits.exchange.nvfp4_checkpoints import BLOCK, PackedWeight
 from fourbits.exchange.outgoing import slabs
 from fourbits.linear.layer_state import weight_in_use
 from fourbits.linear.stacked.layer import converted_layers
@@ -77,7 +77,7 @@ def packed_weight(weight: ForwardWeight, master: Tensor) -> PackedWeight:
 
 
 def unsupported_nvfp4(spec: OperandSpec, columns: int) -> str | None:
-    """Why the layouts cannot express a weight with this spec and in_features, or None."""
+    """Why the formats cannot express a weight with this spec and in_features, or None."""
     if spec.format != "nvfp4":
         return f"its weight is {spec.format}"
     if spec.rht:

@@ -55,8 +55,8 @@ class StoredModel:
     @property
     def recipe(self) -> Recipe:
         """The run's recipe, with its schedule in steps."""
-        plan, per_step = self.manifest["data"]["plan"], self.config.train.samples_per_step
-        firsts = [phase["first_sample"] for phase in plan["phases"][1:]]
+        phases, per_step = self.manifest["data"]["plan"]["phases"], self.config.train.samples_per_step
+        firsts = [phase["first_sample"] for phase in phases[1:]]
         return recipe_in_steps(self.config, tuple(-(-first // per_step) for first in firsts))
 
     def converted(self, device: torch.device | str) -> LanguageModel:

@@ -8,7 +8,7 @@ from fourbits.exchange.config import to_hf_config
 from fourbits.exchange.model_card import MARK
 from fourbits.harness.results import read_results
 from fourbits.harness.score_rows import score_rows
-from fourbits.train.export_plan import ExportOptions, ExportPlan
+from fourbits.train.export_weights import ExportedWeights, ExportOptions
 from fourbits.train.load_run import StoredModel
 
 _LOADERS = {
@@ -16,11 +16,11 @@ _LOADERS = {
     "compressed-tensors": "vLLM; transformers with the package compressed-tensors installed; fourbits: "
     "`load_hf(folder)`.",
     "modelopt": "vLLM, SGLang and TensorRT-LLM, as a checkpoint of modelopt; fourbits: `load_hf(folder)`. "
-    "transformers alone does not decode this layout.",
+    "transformers alone does not decode this format.",
 }
 
 
-def card_of(stored: StoredModel, options: ExportOptions, plan: ExportPlan) -> str:
+def card_of(stored: StoredModel, options: ExportOptions, weights: ExportedWeights) -> str:
     """The text of README.md."""
     recipe = stored.config.recipe
     return f"""---
@@ -35,10 +35,10 @@ tags: [fourbits, nvfp4]
 |---|---|
 | recipe | {recipe.name}, hash {recipe.digest}{f", {recipe.source}" if recipe.source else ""} |
 | steps | {stored.step} |
-| weights | {_weights(options, plan)} |
+| weights | {_weights(options, weights)} |
 | tokenizer | {stored.tokenizer.size} tokens, SHA-256 {stored.tokenizer.sha256} |
 
-{_results(stored)}{_notes(plan)}Readers: {_LOADERS[options.format]}
+{_results(stored)}{_notes(weights)}Readers: {_LOADERS[options.format]}
 
 `config.json` has the whole recipe under `fourbits`. The manifest of the run:
 
@@ -48,16 +48,16 @@ tags: [fourbits, nvfp4]
 """
 
 
-def _notes(plan: ExportPlan) -> str:
-    return "".join(f"Note: {note}.\n\n" for note in plan.notes)
+def _notes(weights: ExportedWeights) -> str:
+    return "".join(f"Note: {note}.\n\n" for note in weights.notes)
 
 
-def _weights(options: ExportOptions, plan: ExportPlan) -> str:
-    if plan.quantization is None:
+def _weights(options: ExportOptions, weights: ExportedWeights) -> str:
+    if weights.quantization is None:
         return f"masters rounded to {options.dtype}, not quantized"
-    inputs = "inputs calibrated (W4A4)" if plan.quantization.with_input else "inputs in BF16 (W4A16)"
-    count = len(plan.quantization.weights)
-    return f"{count} linear layers in NVFP4, {options.format} layout, {inputs}; the others in BF16"
+    inputs = "inputs calibrated (W4A4)" if weights.quantization.with_input else "inputs in BF16 (W4A16)"
+    count = len(weights.quantization.weights)
+    return f"{count} linear layers in NVFP4, {options.format} format, {inputs}; the others in BF16"
 
 
 def _public(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -149,8 +149,8 @@ class RunFolder:
                         "cannot continue. Restore its text, or pass --data.paths if it moved."
                     )
         samples = checkpoint.state.get("next_sample", 0)
-        if plan := before.get("data", {}).get("plan"):
-            check_phases(plan, manifest["data"]["plan"], samples, str(self.path))
+        if stream := before.get("data", {}).get("plan"):
+            check_phases(stream, manifest["data"]["plan"], samples, str(self.path))
 
     def finished_summary(self, num_steps: int) -> dict[str, Any] | None:
         """The summary of a run that reached its last step, num_steps, else None."""

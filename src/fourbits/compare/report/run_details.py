@@ -63,9 +63,9 @@ def num_parameters(run: Run) -> str:
 
 def phase_starts(run: Run) -> list[float]:
     """Training tokens at which a new phase of the data begins."""
-    plan = run.manifest["data"]["plan"]
-    firsts = [phase["first_sample"] for phase in plan["phases"]]
-    return [first * plan["seq_len"] for first in firsts if first > 0]
+    stream = run.manifest["data"]["plan"]
+    firsts = [phase["first_sample"] for phase in stream["phases"]]
+    return [first * stream["seq_len"] for first in firsts if first > 0]
 
 
 def switches(run: Run) -> list[Switch]:

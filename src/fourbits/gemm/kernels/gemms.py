@@ -31,7 +31,7 @@ def unsupported(a: ExactOperand, b: ExactOperand) -> str | None:
 
 
 def kernel_gemm(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: torch.dtype | None) -> Gemm:
-    """The planned GEMM for operands with the memory layout of a and b, which the kernels support."""
+    """The GEMM of operands with the memory layout of a and b, which the kernels support."""
     if a.values.dtype in _FP8:
         by_library = fp8_library.unsupported(a, b) is None
         return functools.partial(_fp8, out_dtype=out_dtype, by_library=by_library)
@@ -40,7 +40,7 @@ def kernel_gemm(a: ExactOperand, b: ExactOperand, out_dtype: torch.dtype, bias: 
 
 
 class _Bf16:
-    """A GEMM of BF16 operands, planned for the memory layout of a and b."""
+    """A GEMM of BF16 operands with the memory layout of a and b."""
 
     __slots__ = ("_lie", "_multiply", "_out_dtype")
 

@@ -34,7 +34,7 @@ class OperandLayout(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The signature of a planned GEMM, without the GPU."""
+    """The signature of a GEMM, without the GPU."""
 
     a: OperandLayout
     b: OperandLayout
@@ -53,7 +53,7 @@ class Problem(NamedTuple):
 def bf16_gemm(
     a: OperandLayout, b: OperandLayout, out_dtype: torch.dtype, bias: torch.dtype | None, device: torch.device
 ) -> "TmaGemm | PointerGemm":
-    """The planned GEMM of operands with these layouts."""
+    """The GEMM of operands with these layouts."""
     gpu = gpu_model(device)
     out_bytes = b.rows * torch.empty(0, dtype=out_dtype, device="cpu").element_size()
     by_tma = gpu.tma and _tma_reads(a) and _tma_reads(b) and out_bytes % 16 == 0 and a.rows * b.rows > 0
@@ -123,7 +123,7 @@ class TmaGemm:
         )
 
     def __call__(self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
-        """The scaled GEMM, in the planned dtype. a, b: bf16; scales: fp32 scalars."""
+        """The scaled GEMM, in out_dtype. a, b: bf16; scales: fp32 scalars."""
         target = out = self.empty((self.M, self.N), (self.N, 1), self.out_dtype)
         if self.split_k > 1:
             target = self.empty(self.parts_shape, (self.parts_shape[1], 1), torch.float32)

@@ -105,7 +105,7 @@ def chain_gemm(
     device: torch.device,
     sizes: Sizes | None = None,
 ) -> "ChainGemm":
-    """The planned GEMM of operands with these layouts. sizes: instead of those of the GPU."""
+    """The GEMM of operands with these layouts. sizes: instead of those of the GPU."""
     own = _GPU if device.type == "cuda" else _INTERPRETED
     return ChainGemm(a, b, products, out_dtype, bias, device, sizes or own)
 
@@ -180,7 +180,7 @@ class ChainGemm:
     def __call__(
         self, a: QuantizedTensor, b: QuantizedTensor, scales: tuple[Tensor, Tensor], bias: Tensor | None
     ) -> Tensor:
-        """The scaled GEMM, in the planned dtype."""
+        """The scaled GEMM, in out_dtype."""
         return self._multiply(a, b, scales, bias)[0]
 
     def states(self, a: QuantizedTensor, b: QuantizedTensor) -> Tensor:

@@ -67,7 +67,7 @@ class GroupedRows:
     def __call__(
         self, a: GroupedOperand, b: GroupedOperand, tiles: GroupTiles, bias: Tensor | None
     ) -> Tensor:
-        """[M, N] in the planned dtype; rows outside all groups are not written."""
+        """[M, N] in out_dtype; rows outside all groups are not written."""
         out = self.empty((self.M, self.N), (self.N, 1), self.out_dtype)
         self.launch(
             *(a.values, b.values, out, self.N, a.scale, b.scale, a.scale if bias is None else bias),

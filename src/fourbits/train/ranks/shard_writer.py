@@ -17,7 +17,7 @@ from torch.futures import Future
 from fourbits.exchange.tensor_files import write_tensors
 from fourbits.exchange.tensor_pieces import OFFSETS, SHARDING
 
-#: version of the file layout that is written
+#: version of the written file format
 _VERSION = {"DCP_VERSION": "1.0"}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fourbits.exchange.fused import differing, fused_groups
-from fourbits.exchange.nvfp4_layouts import LAYOUTS, PackedWeight
+from fourbits.exchange.nvfp4_checkpoints import CHECKPOINT_FORMATS, PackedWeight
 from fourbits.exchange.outgoing import Quantization, linear_layers
 from fourbits.train.forward_weights import (
     ForwardWeight,
@@ -54,7 +54,7 @@ class ExportOptions:
             )
         if self.format != "hf" and self.dtype != "bf16":
             raise ValueError(
-                f"export: dtype must be bf16 in the {self.format} layout, got {self.dtype}. Remove --dtype."
+                f"export: dtype must be bf16 in the {self.format} format, got {self.dtype}. Remove --dtype."
             )
         if self.format == "hf" and (self.keep_bf16 or self.scales != "trained"):
             raise ValueError(
@@ -66,23 +66,26 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportPlan:
-    """quantization: None for an unquantized export; notes: sentences for the user and the model card."""
+class ExportedWeights:
+    """How an export stores its weights.
+
+    quantization: None for an unquantized export; notes: sentences for the user and the model card.
+    """
 
     quantization: Quantization | None = None
     notes: tuple[str, ...] = ()
 
 
-def plan_of(
+def weights_to_export(
     stored: StoredModel, options: ExportOptions, input_scales: Mapping[str, Tensor] | None = None
-) -> ExportPlan:
-    """The plan of an export. input_scales: those of an earlier one, which are not measured again.
+) -> ExportedWeights:
+    """The weights to export. input_scales: those of an earlier export, to check it without measuring again.
 
-    Raises ValueError naming the first layer that the layout cannot express, fused projections whose scales
+    Raises ValueError naming the first layer that the format cannot express, fused projections whose scales
     differ, a pattern that matches nothing, and text that cannot be read for calibration.
     """
     if options.format == "hf":
-        return ExportPlan()
+        return ExportedWeights()
     weights = _expressible(stored, options)
     weights, notes = _with_shared_scales(stored, weights, options)
     reason = unsupported_inputs(weights)
@@ -101,17 +104,17 @@ def plan_of(
         return (q.dequantize(torch.float32) for q in weights[name].quantized(master))
 
     quantization = Quantization(
-        layout=LAYOUTS[options.format],
+        format=CHECKPOINT_FORMATS[options.format],
         weights=frozenset(weights),
         pack=pack,
         values=values,
         input_scales=None if reason is not None else input_scales,
     )
-    return ExportPlan(quantization, notes)
+    return ExportedWeights(quantization, notes)
 
 
 def _expressible(stored: StoredModel, options: ExportOptions) -> _Weights:
-    """The weights to quantize, all of which the layouts can express."""
+    """The weights to quantize, all of which the formats can express."""
     found = forward_weights(stored.converted("meta"))
     for pattern in options.keep_bf16:
         if not any(fnmatch.fnmatchcase(name, f"{pattern}.weight") for name in found):
@@ -133,13 +136,13 @@ def _expressible(stored: StoredModel, options: ExportOptions) -> _Weights:
         name, reason = next(iter(reasons.items()))
         others = f" (and {len(reasons) - 1} more layers)" if len(reasons) > 1 else ""
         raise ValueError(
-            f"export: the {options.format} layout cannot express {name}{others}: {reason}. Write such layers "
+            f"export: the {options.format} format cannot express {name}{others}: {reason}. Write such layers "
             "in BF16 with --keep-bf16 NAMES, or everything with --format hf."
         )
     if not weights:
         raise ValueError(
             f"export: the recipe {stored.config.recipe.name!r} leaves no layer to quantize in the "
-            f"{options.format} layout. Use --format hf."
+            f"{options.format} format. Use --format hf."
         )
     return weights
 

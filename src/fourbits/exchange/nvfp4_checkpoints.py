@@ -1,4 +1,4 @@
-"""The two public layouts of NVFP4 checkpoints: modelopt's and compressed-tensors'.
+"""The two public formats of NVFP4 checkpoints: modelopt's and compressed-tensors'.
 
 Both hold uint8 codes [N, K/2] (even element in the low nibble), E4M3 scales [N, K/16] and an FP32 scale per
 tensor. They differ in names and in the meaning of the FP32 scales:
@@ -51,7 +51,7 @@ class PackedWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointLayout:
+class CheckpointFormat:
     """How a checkpoint stores NVFP4. Fields are suffixes of tensor names, after the module's and a dot."""
 
     name: Literal["modelopt", "compressed-tensors"]
@@ -101,7 +101,7 @@ class CheckpointLayout:
         return 1.0 / scale if self.divides else scale
 
 
-MODELOPT = CheckpointLayout(
+MODELOPT = CheckpointFormat(
     name="modelopt",
     codes="weight",
     block_scale="weight_scale",
@@ -109,7 +109,7 @@ MODELOPT = CheckpointLayout(
     input_scale="input_scale",
     divides=False,
 )
-COMPRESSED_TENSORS = CheckpointLayout(
+COMPRESSED_TENSORS = CheckpointFormat(
     name="compressed-tensors",
     codes="weight_packed",
     block_scale="weight_scale",
@@ -117,7 +117,7 @@ COMPRESSED_TENSORS = CheckpointLayout(
     input_scale="input_global_scale",
     divides=True,
 )
-LAYOUTS = {layout.name: layout for layout in (MODELOPT, COMPRESSED_TENSORS)}
+CHECKPOINT_FORMATS = {each.name: each for each in (MODELOPT, COMPRESSED_TENSORS)}
 
 
 def _reciprocal(scale: Tensor) -> Tensor:
@@ -127,18 +127,20 @@ def _reciprocal(scale: Tensor) -> Tensor:
     """
     if not (divisor := 1.0 / scale).isfinite():
         raise ValueError(
-            f"the reciprocal of its global scale {float(scale)} must be finite in this layout, which divides "
-            "by it: its largest magnitude is below 7.9e-36. Export it in BF16, or in the layout of modelopt."
+            f"the reciprocal of its global scale {float(scale)} must be finite in this format, which divides "
+            "by it: its largest magnitude is below 7.9e-36. Export it in BF16, or in the format of modelopt."
         )
     return divisor
 
 
-def quantization_config(layout: CheckpointLayout, kept: Sequence[str], with_input: bool) -> dict[str, Any]:
+def quantization_config(
+    checkpoint: CheckpointFormat, kept: Sequence[str], with_input: bool
+) -> dict[str, Any]:
     """The `quantization_config` of config.json. kept: names of the linear layers in BF16.
 
     with_input: readers quantize the inputs of layers, too (W4A4); else only weights are quantized (W4A16).
     """
-    if layout is MODELOPT:
+    if checkpoint is MODELOPT:
         group = _modelopt_args()
         groups = {"weights": group, **({"input_activations": group} if with_input else {})}
         return {
@@ -188,7 +190,7 @@ def hf_quant_config(kept: Sequence[str], with_input: bool) -> dict[str, Any]:
     }
 
 
-# The layout's own name and version, which some readers require; the `fourbits` entry says who wrote it.
+# The format's own name and version, which some readers require; the `fourbits` entry says who wrote it.
 _PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 
 
