@@ -3,8 +3,8 @@
 A butterfly over 128 elements fits in one thread's registers if they hold nothing else. The transformed tensor
 has the contraction along its rows, whichever axis it was; rotation_triton.py quantizes it.
 """
-# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false,
-# reportAssignmentType=false (the types of kernels are their compiler's)
+# pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportAssignmentType=false
+# (the types of kernels are their compiler's)
 
 import triton
 import triton.language as tl
