@@ -1,7 +1,7 @@
 """Speed of preparing text and reading tokens, relative to bare tokenizer, disk and other projects.
 
 The text is the standard library's code, in every container. Preparation rates are relative to `encode_batch`
-on the same texts in memory, timed in turns. Tokens are read in random order, as in a run, on one core: CPU
+on the same texts in memory, timed alternately. Tokens are read in random order, as in a run, on one core: CPU
 time if the file is in memory, wall time if it has to come from disk. datasets and megatron-core are measured
 if installed.
 """

@@ -29,7 +29,7 @@ _GOALS = {"4over6": 1 / 1.3, "ms-eden": 1 / 1.6}
 
 
 def bench_recipe(device: torch.device, name: str) -> Measurements:
-    """Time every distinct operand of a recipe, packed, in turns with its plain form."""
+    """Time every distinct operand of a recipe, packed, alternating with its plain form."""
     rates = copy_bandwidth(device), product_rate(device)
     results: list[Result] = []
     for roles, spec, axis in _operands(name):

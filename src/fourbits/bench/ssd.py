@@ -25,7 +25,7 @@ def bench_ssd(
     preset: str | None = None,
     compiled: bool = True,
 ) -> Measurements:
-    """Time the scan forward, and forward with backward, at each preset's shape, in turns with each peer.
+    """Time the scan forward, and forward with backward, at each preset's shape, alternating with each peer.
 
     log: receives a line per result. preset: measure only its shape. compiled: whether the compiled PyTorch
     version is a peer. Raises ValueError for a preset without a shape here.

@@ -162,7 +162,7 @@ def _runs(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) -> list[Ca
 def _result(
     name: str, a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype, goal: float | None
 ) -> Result:
-    """The GEMM from codes with these sums, in turns with the GEMM of the same values in BF16."""
+    """Time the GEMM from codes with these sums, alternating with the GEMM of the same values in BF16."""
     bf16, ours = medians(_runs(a, b, dtype), a.codes.device, _REPEATS, ahead=True)
     short, exactly, every = shares_of_paths(a, b, "sm_100")
     shares = f"of BF16; tiles {short:.0%} short, {exactly:.0%} exact, {every:.0%} every term"

@@ -1,4 +1,4 @@
-"""README.md of an exported model. One that somebody else wrote is never replaced."""
+"""README.md of an exported model. A README that fourbits did not write is never replaced."""
 
 from pathlib import Path
 

@@ -145,7 +145,7 @@ def _loaded(manager: Any, name: str, options: TaskOptions) -> dict[str, Any]:
             found = manager.load([letters.letters_group() if name == letters.NAME else name])
     except MissingDatasetError as error:
         raise ValueError(f"{name}: {error}") from error
-    except Exception as error:  # a task file may run any code of its own
+    except Exception as error:  # a task file may run arbitrary code
         raise ValueError(f"{name}: cannot be loaded: {type(error).__name__}: {error}") from error
     unsafe = [each for each, task in found["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
     if unsafe and not options.run_code:

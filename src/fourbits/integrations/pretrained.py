@@ -1,6 +1,6 @@
 """save_pretrained and from_pretrained of a converted model: config.json keeps the recipe, and gives it back.
 
-The weights in the file are the master weights, which anybody can load without this package: they are not
+The weights in the file are the master weights, which load without this package: they are not
 quantized, so there is no `quantization_config`.
 """
 

@@ -68,7 +68,7 @@ class FunctionalMatmul(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients of a call, as far as needed, as a function without a gradient of its own."""
+    """The gradients of a call that are needed, as a function that has no gradient itself."""
 
     @staticmethod
     def forward(

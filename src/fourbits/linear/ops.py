@@ -1,7 +1,7 @@
 """A quantized linear layer as operators, for graphs that torch.compile traces.
 
 They are compute.py's functions with flat tuples, opaque to the compiler (docs/decisions.md, R 15). The table
-is passed as text. Operands that only depend on X have an operator of their own, so that the compiler, which
+is passed as text. Operands that only depend on X have a separate operator, so that the compiler, which
 computes equal nodes once, shares them among layers that read the same tensor.
 """
 

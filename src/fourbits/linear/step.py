@@ -72,7 +72,7 @@ def set_step(
     model: what `convert` was given, a model or its parts. step: the optimizer step; first_token: index of the
     micro-batch's first token among all tokens of this step (over ranks and micro-batches). Random bits are
     then a function of (seed, step, token), whatever the number of ranks and micro-batches, and a run resumed
-    between steps repeats them. A first_token that is no multiple of 16 (one block) is rounded up, past all
+    between steps repeats them. A first_token that is not a multiple of 16 (one block) is rounded up, past all
     blocks of the micro-batches before it in this process, so that no noise repeats; several ranks, and a
     resume within a step, need multiples of 16. reduce: for amax policies on several ranks; (tensor, "max" or
     "sum") -> its all-reduced value. same_weights: promises that no weight was written since the last

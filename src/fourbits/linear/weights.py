@@ -68,7 +68,7 @@ class Weight:
 
     @property
     def layers(self) -> int:
-        """How many linear layers it holds, each with a number of its own."""
+        """The number of linear layers that it holds; each has its own number."""
         return 0 if self.kind == "other" else len(self.weight) if self.holds_several else 1
 
     @property

@@ -63,7 +63,7 @@ class LanguageModel(RegionModule):
         return self.norm(x)
 
     def share_tokens(self, rank: int, ranks: int) -> None:
-        """Divide each sequence among ranks, whose mixers exchange tokens; each has the loss of its own."""
+        """Divide each sequence among ranks, whose mixers exchange tokens; each has its tokens' loss."""
         self.sequence_part = rank, ranks
 
     def _own(self, tokens: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class LanguageModel(RegionModule):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Logits [B, T, V] in compute_dtype for tokens [B, T]; with targets [B, T], the result of `loss`.
 
-        Where ranks share the tokens, each has those of its own.
+        If ranks share a sequence, each has only its own tokens.
         """
         hidden = self.hidden(tokens)
         if targets is None:

@@ -1,4 +1,4 @@
-"""Shipped schedules by name, and what a phase makes of a table. `nvfp4+late-forward` is a recipe with one."""
+"""Shipped schedules by name, and the table of a phase. `nvfp4+late-forward` is a recipe with a schedule."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -65,7 +65,7 @@ class MeshShape(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Ranks with micro-batches of their own, or groups of them that share micro-batches."""
+        """Number of ranks with separate micro-batches, or of groups of ranks that share micro-batches."""
         return self.replicate * self.shard
 
 

@@ -64,7 +64,7 @@ def register_sink(name: str, make: Callable[[], MetricSink]) -> None:
     _FACTORIES[name] = make
 
 
-#: shipped sinks, each in a module of its own that imports its package late
+#: shipped sinks, each in a separate module that imports its package late
 SHIPPED = {"tensorboard": "tensorboard_sink", "wandb": "wandb_sink"}
 
 

@@ -120,7 +120,7 @@ class _Call(NamedTuple):
     layer: int
 
     def sample(self, role: str, x: Tensor) -> Sample:
-        """A sample of the operand that a role makes of X, W or dY."""
+        """A sample of a role's operand, from X, W or dY."""
         spec, axis, key = (
             self.table.operand(role),
             _AXES[role],

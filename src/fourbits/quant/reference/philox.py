@@ -60,7 +60,7 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
 def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     """High and low 32 bits of word * multiplier, both below 2**32.
 
-    In two halves: the whole product may exceed int64, and what a C++ compiler makes of that is undefined.
+    In two halves, because the whole product may exceed int64, and overflow is undefined in C++.
     """
     lower = word * (multiplier & 0xFFFF)
     upper = word * (multiplier >> 16) + (lower >> 16)

@@ -120,7 +120,7 @@ def quantized_blocks(
 def block_scales(
     block_amax: Tensor, ideal: Tensor, level: Level, words: Tensor | None, spec: OperandSpec, axis: int
 ) -> Scales:
-    """Scales of every block under a tensor's level: what the format's hierarchy makes of the ideal ones.
+    """Scales of every block under a tensor's level, derived from the ideal scales by the format's hierarchy.
 
     ideal: by the scale rule, before rounding; words: 32 random bits per block, where block scales round
     stochastically.
