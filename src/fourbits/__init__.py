@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.linear.feature_shard import shard_features as shard_features
     from fourbits.linear.monitor.health import HealthReport as HealthReport
     from fourbits.linear.monitor.health import health as health
+    from fourbits.linear.oscillation import OscillationReset as OscillationReset
     from fourbits.linear.set_recipe import set_recipe as set_recipe
     from fourbits.linear.step import set_step as set_step
     from fourbits.linear.summary import ConversionSummary as ConversionSummary
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.quant.register import register_block_format as register_block_format
     from fourbits.quant.register import register_scale_rule as register_scale_rule
     from fourbits.quant.tensor import QuantizedTensor as QuantizedTensor
+    from fourbits.recipe.oscillation import Oscillation as Oscillation
     from fourbits.recipe.presets import get_recipe as get_recipe
     from fourbits.recipe.presets import list_recipes as list_recipes
     from fourbits.recipe.recipe import KeepBF16 as KeepBF16
@@ -64,6 +66,7 @@ _HOME = {
     "KeepBF16": "fourbits.recipe.recipe",
     "LayerRule": "fourbits.recipe.recipe",
     "PrecisionPhase": "fourbits.recipe.schedule",
+    "Oscillation": "fourbits.recipe.oscillation",
     "get_recipe": "fourbits.recipe.presets",
     "list_recipes": "fourbits.recipe.presets",
     "convert": "fourbits.linear.convert",
@@ -76,6 +79,7 @@ _HOME = {
     "AuditReport": "fourbits.linear.audit",
     "health": "fourbits.linear.monitor.health",
     "HealthReport": "fourbits.linear.monitor.health",
+    "OscillationReset": "fourbits.linear.oscillation",
     "set_step": "fourbits.linear.step",
     "load_hf": "fourbits.exchange.folder",
     "save_hf": "fourbits.exchange.folder",

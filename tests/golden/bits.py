@@ -16,7 +16,7 @@ from golden.inputs import DTYPES, KINDS, matrix
 from golden.specs import ODD_LARGE, odd_specs, recipe_specs
 
 SMALL = ((1, 1), (1, 16), (17, 50), (64, 144))
-LATER_RECIPES = ("mxfp4-ceil", "ue5m3", "fp4-all-the-way", "averis")
+LATER_RECIPES = ("mxfp4-ceil", "ue5m3", "fp4-all-the-way", "averis", "tetrajet2", "alto")
 #: more elements than the 65,536 from which a CPU compiles
 LARGE = ((300, 272), (256, 512))
 #: combinations of dtype, values and amax for each shape and axis

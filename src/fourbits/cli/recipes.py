@@ -145,6 +145,12 @@ def _show(recipe: Recipe) -> None:
     for phase in recipe.schedule:
         text = f"phase {phase.name}, from {phase.start} to {phase.end}: {phase.describe()}"
         console.print(Text(text), soft_wrap=True)
+    if (reset := recipe.oscillation) is not None:
+        text = (
+            f"weights that oscillate (ratio {reset.ratio:g} over {reset.window} steps) are reset every "
+            f"{reset.period} steps from {reset.start} on"
+        )
+        console.print(Text(text), soft_wrap=True)
     for label, text in (("source", recipe.source), ("follows", recipe.taken), ("differs", recipe.deviates)):
         if text:
             console.print(Text(f"{label}: {text}"), soft_wrap=True)

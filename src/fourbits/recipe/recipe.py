@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from fourbits.gemm.sums import Epilogue, Sums, unsupported_sums
 from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.oscillation import Oscillation
 from fourbits.recipe.schedule import PrecisionPhase, RunShape, resolved
 from fourbits.settings import build, to_dict
 
@@ -33,7 +34,7 @@ _MAY_BE_FORWARD = {
 #: settings of a recipe or table that do not affect results bitwise
 _NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native", "amax_reduction")
 #: settings newer than the first digests, which leave a recipe's digest as it was where they are empty
-_NEWER = ("correction", "shared_weight_amax", "schedule")
+_NEWER = ("correction", "shared_weight_amax", "schedule", "oscillation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +210,8 @@ class Recipe:
     shared_weight_amax: tuple[tuple[str, ...], ...] = ()
     #: phases of the run in which some GEMMs have another precision; a shipped schedule by name in files
     schedule: tuple[PrecisionPhase, ...] = ()
+    #: when weights that oscillate are set to the centre of their bin; None: never
+    oscillation: Oscillation | None = None
 
     def __post_init__(self) -> None:
         tables = [self.table, *(rule.table for rule in self.layers)]  # building the first checks it
@@ -240,12 +243,14 @@ class Recipe:
     def for_run(
         self, steps: int, warmup: int = 0, decay: int = 0, data_starts: tuple[int, ...] = ()
     ) -> "Recipe":
-        """The recipe with a schedule in steps, for a run of `steps` steps.
+        """The recipe with its schedule and oscillation in steps, for a run of `steps` steps.
 
         warmup, decay: steps of the learning rate's warmup and decay; data_starts: the first steps of the
         second and later phases of the data. Raises ValueError for phases that do not fit the run.
         """
         run = RunShape(steps, warmup, decay, data_starts)
+        if self.oscillation is not None:
+            self = replace(self, oscillation=self.oscillation.for_run(run))
         return replace(self, schedule=resolved(self.schedule, run)) if self.schedule else self
 
     @property

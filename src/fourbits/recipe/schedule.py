@@ -54,7 +54,7 @@ class PrecisionPhase:
         if not self.name:
             raise ValueError("name must be text, got ''. Name the phase, for charts and logs.")
         for field in ("start", "end"):
-            _parsed(getattr(self, field), field)
+            point_of(getattr(self, field), field)
         for field in ("blend_in", "blend_out"):
             value: int | float = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int | float) or _negative(value):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -194,7 +194,8 @@ def require_no_overlap(phase: PrecisionPhase, other: PrecisionPhase, layer: str)
 
 
 def _resolved(phase: PrecisionPhase, run: RunShape) -> PrecisionPhase:
-    start, end = (_step_of(phase, field, run) for field in ("start", "end"))
+    named = f"schedule: phase {phase.name!r}"
+    start, end = (step_of(getattr(phase, field), named, field, run) for field in ("start", "end"))
     if start is None or start >= run.steps:
         raise ValueError(
             f"schedule: phase {phase.name!r} must begin before the end of the run, got {phase.start!r} of "
@@ -233,9 +234,12 @@ def _require_extent(
         )
 
 
-def _step_of(phase: PrecisionPhase, field: str, run: RunShape) -> int | None:
-    """The step of a point; None for "end"."""
-    point = _parsed(getattr(phase, field), field)
+def step_of(value: int | float | str, subject: str, field: str, run: RunShape) -> int | None:
+    """The step of a point in a run of this shape; None for "end". subject, field: for errors.
+
+    Raises ValueError for a point that the run does not have.
+    """
+    point = point_of(value, field)
     if isinstance(point, int):
         return point
     if isinstance(point, Fraction):
@@ -247,20 +251,20 @@ def _step_of(phase: PrecisionPhase, field: str, run: RunShape) -> int | None:
     if point == "decay-start":
         if not run.decay:
             raise ValueError(
-                f"schedule: phase {phase.name!r} needs a decay of the learning rate, and the run has none. "
+                f"{subject} needs a decay of the learning rate, and the run has none. "
                 "Give its start and end as steps or shares."
             )
         return run.steps - run.decay
     number = int(point.removeprefix("data-"))
     if number - 2 >= len(run.data_starts):
         raise ValueError(
-            f"schedule: phase {phase.name!r} needs data phase {number}, and the data has "
+            f"{subject} needs data phase {number}, and the data has "
             f"{len(run.data_starts) + 1}. Correct {field}, or add phases to data.phases."
         )
     return run.data_starts[number - 2]
 
 
-def _parsed(value: int | float | str, field: str) -> int | Fraction | str:
+def point_of(value: int | float | str, field: str) -> int | Fraction | str:
     """A point as a step, a share, or a name. Raises ValueError for anything else."""
     found: int | Fraction | str | None = None
     if type(value) is int and value >= 0:

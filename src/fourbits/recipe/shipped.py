@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from fourbits.quant.operand import OperandSpec
+from fourbits.recipe.oscillation import Oscillation
 from fourbits.recipe.recipe import GemmSpec, GemmTable, KeepBF16, LayerRule, Recipe
 
 _PAPER_BLOCKS = KeepBF16(first_blocks="2/62", last_blocks="8/62")
@@ -59,6 +60,10 @@ _UE5M3_BLOCK_2D = replace(_UE5M3, block=(16, 16), source="bf16")
 
 _CENTRED = replace(_ROW, correction="token-mean")
 _CENTRED_SR = replace(_ROW_SR, correction="token-mean")
+
+_DOUBLE = OperandSpec(format="nvfp4-double")
+_DOUBLE_SR = replace(_DOUBLE, rounding="sr", rht=16, rht_signs="per-call")
+_DOUBLE_BACKWARD = GemmSpec(lhs=_DOUBLE_SR, rhs=replace(_DOUBLE_SR, source="forward"))
 
 #: in the order in which they are listed
 SHIPPED = (
@@ -215,5 +220,32 @@ SHIPPED = (
         fprop=GemmSpec(lhs=_CENTRED, rhs=_BLOCK_2D),
         dgrad=GemmSpec(lhs=_CENTRED_SR, rhs=_BLOCK_2D),
         wgrad=GemmSpec(lhs=_CENTRED_SR, rhs=_CENTRED),
+    ),
+    Recipe(
+        name="tetrajet2",
+        source="arXiv:2510.27527",
+        taken="an FP32 scale per 1x128 above the block scales, 1x16 weights, W and X re-quantized from the "
+        "forward operands, RHT 16 and SR on all four backward operands, OsciReset; no BF16 blocks",
+        deviates="without OutControl (a tenth of the channels in MXFP8); OsciReset begins at 60 % of the "
+        "run, every 200 steps (theirs: at 59 to 69 %, every 200 to 400), and resets right after the last "
+        "step of a window; W is rounded to BF16 before it is quantized; signs drawn per layer, GEMM and "
+        "optimizer step instead of one draw per call",
+        fprop=GemmSpec(lhs=_DOUBLE, rhs=replace(_DOUBLE, source="bf16")),
+        dgrad=_DOUBLE_BACKWARD,
+        wgrad=_DOUBLE_BACKWARD,
+        oscillation=Oscillation(window=50, period=200, ratio=8.0, start=0.6),
+    ),
+    Recipe(
+        name="alto",
+        source="AMD's draft report of ALTO on NVFP4 (github.com/AMD-AGI/ALTO, v0.1)",
+        taken="16x16 weights, RHT 32 on Wgrad, SR on gradients, no BF16 blocks; OsciReset with ratio 4, "
+        "windows of 200 steps without a pause",
+        deviates="OsciReset begins at their share of the run (step 2,000 of 16,128); blocks that underflow "
+        "have the scale 0 instead of the smallest normal one; signs of the transform are fixed; their "
+        "measured gain of OsciReset is with UE5M3 scales",
+        fprop=GemmSpec(lhs=_ROW, rhs=_BLOCK_2D),
+        dgrad=_NVFP4_DGRAD,
+        wgrad=GemmSpec(lhs=replace(_ROW_SR, rht=32), rhs=replace(_ROW, rht=32)),
+        oscillation=Oscillation(window=200, period=200, ratio=4.0, start="2000/16128"),
     ),
 )

@@ -34,11 +34,14 @@ def phase_name(recipe: Recipe, step: int) -> str:
 
 def same_until(old: RunConfig, new: RunConfig, done: int) -> int:
     """How many of the first `done` steps have the same precision in two runs that differ in length."""
-    if not old.recipe.schedule or _uses_data(old.recipe):
+    if _uses_data(old.recipe):
         return done
-    before, after = (recipe_in_steps(config, ()).schedule for config in (old, new))
-    for step in range(done):
-        if any(a.weight_at(step) != b.weight_at(step) for a, b in zip(before, after, strict=True)):
+    before, after = (recipe_in_steps(config, ()) for config in (old, new))
+    if before.oscillation != after.oscillation and before.oscillation and after.oscillation:
+        done = min(done, before.oscillation.first, after.oscillation.first)
+    for step in range(done if before.schedule else 0):
+        pairs = zip(before.schedule, after.schedule, strict=True)
+        if any(a.weight_at(step) != b.weight_at(step) for a, b in pairs):
             return step
     return done
 
@@ -79,4 +82,5 @@ def _described(phase: PrecisionPhase) -> dict[str, Any]:
 def _uses_data(recipe: Recipe) -> bool:
     """Whether a phase begins or ends where a phase of the data begins."""
     points = [point for phase in recipe.schedule for point in (phase.start, phase.end)]
+    points += [recipe.oscillation.start] if recipe.oscillation is not None else []
     return any(isinstance(point, str) and point.startswith("data-") for point in points)

@@ -20,6 +20,7 @@ from fourbits.linear.checkpoint_state import (
 )
 from fourbits.linear.convert import convert
 from fourbits.linear.monitor.health import sampling
+from fourbits.linear.oscillation import OscillationReset
 from fourbits.linear.step import enter_phase, set_step, stage_of
 from fourbits.model.lm import LanguageModel
 from fourbits.model.regions import compile_regions
@@ -97,14 +98,14 @@ class Trainer:
         compile_model(self.model, config.train.compile)
         self.masters = self.ranks.initialized_masters(self.model, train.seed)
         self.optimizer = MasterOptimizer(self.masters, config.optim, train.seed, self.ranks.norms)
+        self.oscillation = self._oscillation_reset()
         self._stage, self._by_kernel = stage_of(self.model), False
         self._prepare_capture()
         # Non-zero after a non-finite step, to block all later updates until the host finds out and stops the
         # run.
         self._blocked = torch.zeros((), device=device, dtype=torch.float32)
         #: the last checked step, skipped steps in a row up to it, and why the last of them was skipped
-        self.checked = 0
-        self.skipped_in_a_row = 0
+        self.checked = self.skipped_in_a_row = 0
         self.skip_reason: str | None = None
         self._data_seconds, self.rollbacks = 0.0, Rollbacks()
         self.requests = RankRequests()  # of this process, which the next step passes on to other ranks
@@ -124,6 +125,8 @@ class Trainer:
         """Run one optimizer step without waiting for the device."""
         lr = learning_rate(self.step, self.config.train.num_steps, self.config.optim)
         self._data_seconds = 0.0
+        if self.oscillation is not None and self.step == 0:
+            self.oscillation.step(0)
         sample = None
         if self._samples_health():
             with self.kernel_by_kernel(), sampling(self.model) as sample:
@@ -140,6 +143,8 @@ class Trainer:
             self._blocked = torch.maximum(self._blocked, (~finite).float())
         threshold = torch.where(finite, threshold, math.nan)  # a step that is not finite is no spike
         self.step += 1
+        if self.oscillation is not None:
+            self.oscillation.step(self.step)
         share = self._saturated(self._sums.saturated)
         numbers = torch.cat((self._sums.asked, torch.stack((loss, threshold, share)), numbers))
         return PendingStep(self.step, lr, self._data_seconds, numbers, sample)
@@ -225,11 +230,18 @@ class Trainer:
             "model": {name: stored(name, master) for name, master in self.masters.items()},
             "optimizer": {key: stored(master_of(key), x) for key, x in self.optimizer.state().items()},
         }
-        return {**own, "recipe": state} if state else own
+        if state:
+            own["recipe"] = state
+        if self.oscillation is not None and (followed := self.oscillation.state_dict()):
+            own["oscillation"] = {key: stored(master_of(key), x) for key, x in followed.items()}
+        return own
 
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint without the recipe's state, which is small: masters and two FP32 moments."""
-        return sum(master.nbytes + 2 * 4 * master.numel() for master in self.model.parameters())
+        """Size of a checkpoint without amax histories, which are small: masters, two FP32 moments, and four
+        FP32 tensors of weights that are followed.
+        """
+        each = 8 if self.oscillation is None else 24
+        return sum(master.nbytes + each * master.numel() for master in self.model.parameters())
 
     def resume(self, checkpoint: Checkpoint, *, other_recipe: bool = False) -> None:
         """Continue after the step of a checkpoint. Raises ValueError if it belongs to another model.
@@ -238,8 +250,14 @@ class Trainer:
         """
         enter_phase(self.model, max(checkpoint.step - 1, 0))
         own = self.tensors()
+        own.pop("oscillation", None)
         if other_recipe:
             own.pop("recipe", None)
+        elif self.oscillation is not None and any(
+            file.startswith("oscillation") for file in checkpoint.files
+        ):
+            followed = self.oscillation.empty_state(checkpoint.step)
+            own["oscillation"] = {key: self.ranks.stored(master_of(key), x) for key, x in followed.items()}
         saved = {name: self.ranks.load(checkpoint, name, tensors) for name, tensors in own.items()}
         with torch.no_grad():
             for name, master in self.masters.items():
@@ -247,6 +265,8 @@ class Trainer:
         self.optimizer.load_state(saved["optimizer"])
         if not other_recipe:
             load_recipe_state(self.model, saved.get("recipe", {}))
+        if self.oscillation is not None:
+            self.oscillation.load_state_dict(saved.get("oscillation", {}))
         self.step = self.checked = checkpoint.step
         self.skipped_in_a_row, self.skip_reason = 0, None
         self._blocked = torch.zeros_like(self._blocked)
@@ -259,6 +279,14 @@ class Trainer:
     def next_sample(self) -> int:
         """The first sample of the next step."""
         return (self.step + self.rollbacks.data_offset) * self.config.train.samples_per_step
+
+    def _oscillation_reset(self) -> OscillationReset | None:
+        """What follows the masters, if the recipe resets those that oscillate."""
+        oscillation = self.recipe.oscillation
+        if oscillation is None:
+            return None
+        whole, part = self.ranks.whole_master, self.ranks.own_part
+        return OscillationReset(self.model, oscillation, self.masters, whole, part)
 
     def _prepare_capture(self) -> None:
         """Decide whether micro-batches are replayed from CUDA graphs; they are captured again if so."""

@@ -146,8 +146,8 @@ _RULES = (
         "oscillation",
         _oscillates,
         "weights swing between two codes: in {layer!r}, {percent:.2g} % of them left a code and came back "
-        "between samples ({count} of {all} layers). Lower the learning rate, decay earlier, or switch the "
-        "forward pass to BF16 late in the run (docs/precision.md)",
+        "between samples ({count} of {all} layers). Lower the learning rate, decay earlier, reset such "
+        "weights (oscillation), or switch the forward pass to BF16 late in the run (docs/precision.md)",
     ),
     _Rule(
         "dead gradients",

@@ -99,18 +99,24 @@ def sampled(
     q = quantize(part if quantized_from is None else quantized_from, spec, axis, amax=amax, sr_key=key)
     exact = (part.bfloat16() if spec.source == "bf16" else part).float()
     exact, found = (each.t() if axis == 0 else each for each in (exact, q.dequantize(torch.float32)))
+    source = None if quantized_from is None else (quantized_from.t() if axis == 0 else quantized_from)
     if rotation is not None:
         exact = _transformed(exact, rotation)
-    return Sample(exact, found, _stats(q, exact, found), q.element_codes()[:, : q.contraction_size])
+        source = None if source is None else _transformed(source, rotation)
+    stats = _stats(q, exact, found, exact if source is None else source)
+    return Sample(exact, found, stats, q.element_codes()[:, : q.contraction_size])
 
 
-def _stats(q: QuantizedTensor, exact: Tensor, found: Tensor) -> Tensor:
-    """In the order of STATS. Few operations: the host takes longer to start one than a GPU to run it."""
+def _stats(q: QuantizedTensor, exact: Tensor, found: Tensor, source: Tensor) -> Tensor:
+    """In the order of STATS. source: what was quantized, which may clip; its error is that against `exact`.
+
+    Few operations: the host takes longer to start one than a GPU to run it.
+    """
     magnitude = exact.abs()
     present = magnitude > 0
     at_max, at_zero, blocks = _scale_stats(q, magnitude)
     zeros = ((found == 0) & present).sum(dtype=torch.float32)
-    counts = torch.stack((at_max, at_zero, zeros, _clipped(q, magnitude)))
+    counts = torch.stack((at_max, at_zero, zeros, _clipped(q, source.abs())))
     elements = present.sum(dtype=torch.float32)
     of = torch.stack((blocks, blocks, elements, elements)).clamp(min=1)
     sums = torch.stack(((found - exact).square().sum(), exact.square().sum()))

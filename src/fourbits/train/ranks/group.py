@@ -241,6 +241,10 @@ class RankGroup(Ranks):
         """A DTensor of which this process has a part; scalars are equal on all ranks. All must call it."""
         return self._sharding.stored(name, shard) if shard.dim() else shard
 
+    def whole_master(self, name: str, shard: Tensor) -> Tensor:
+        """The whole of a tensor that is split like a master, from this rank's part. All must call it."""
+        return self._sharding.whole(name, shard)
+
     def own_part(self, name: str, whole: Tensor) -> Tensor:
         """This process's part of a whole tensor that has the shape of a master."""
         return self._sharding.own_part(name, whole)

@@ -144,6 +144,10 @@ class Ranks:
         """A master, or a tensor of its shape, as a checkpoint stores it: the whole, or a DTensor."""
         return shard
 
+    def whole_master(self, name: str, shard: Tensor) -> Tensor:
+        """The whole of a tensor that is split like a master, from this process's part. All must call it."""
+        return shard
+
     def own_part(self, name: str, whole: Tensor) -> Tensor:
         """This process's part of a whole tensor that has the shape of a master."""
         return whole
