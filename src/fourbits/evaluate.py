@@ -55,7 +55,7 @@ class HeldOut:
 
 
 class EvaluationRanks(Protocol):
-    """The processes that share an evaluation, as it needs them. all: [k] of each -> [world, k]."""
+    """The interface of the processes that share an evaluation. all: [k] of each -> [world, k]."""
 
     rank: int
     world: int
@@ -73,8 +73,8 @@ def evaluate(
 ) -> dict[str, Loss]:
     """The loss on every source, in evaluation mode and without gradients; restores the model's mode.
 
-    ranks: processes that take turns with the batches; losses are added in the order of batches, as one
-    process adds them.
+    ranks: processes that share the batches alternately; losses are added in the order of batches, as in one
+    process.
     """
     device = next(model.parameters()).device
     sums: dict[str, Tensor] = {}
@@ -94,7 +94,7 @@ def evaluate(
 
 
 def total_loss(losses: Iterable[Loss]) -> Loss:
-    """The loss over all sources; each token counts once."""
+    """The loss over all sources; each token has equal weight."""
     parts = list(losses)
     return Loss(sum(p.nats for p in parts), sum(p.tokens for p in parts), sum(p.num_bytes for p in parts))
 
@@ -125,7 +125,7 @@ def unigram_entropy(counts: npt.ArrayLike) -> float:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Generator[None]:
-    """Evaluation mode inside; the previous mode is restored afterwards."""
+    """Set evaluation mode inside the block; restore the previous mode afterwards."""
     training = model.training
     model.eval()
     try:
@@ -136,7 +136,7 @@ def evaluation_mode(model: nn.Module) -> Generator[None]:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Generator[None]:
-    """Regions run eagerly inside; the previous mode is restored afterwards."""
+    """Run regions eagerly inside the block; restore the previous mode afterwards."""
     mode = next((m.compile_mode for m in model.modules() if isinstance(m, RegionModule)), None)
     compile_regions(model, None)
     try:

@@ -1,4 +1,4 @@
-"""Our models as lm-evaluation-harness calls them. Imported late: the package is the extra `eval`."""
+"""Our models with the interface of lm-evaluation-harness. Imported late: the package is the extra `eval`."""
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from fourbits.generate.sampling import Sampling
 from fourbits.harness.scoring import Passage, Report
 from fourbits.harness.text_model import TextModel
 
-#: what the harness asks for, in words
+#: the kinds of the harness' requests, as text
 SCORING, ROLLING, ANSWERING = "choices scored", "texts scored", "answers written"
 _SAMPLING = ("temperature", "top_k", "top_p", "do_sample")
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
@@ -32,8 +32,9 @@ class HarnessModel(TemplateLM):
     """A TextModel for the harness: log-likelihoods, rolling log-likelihoods and answers.
 
     ranks: the processes that share the work; None: this one alone. The harness makes all requests to each of
-    them, and each answers its part, because the harness' own division fails for a task with fewer documents
-    than processes. report: receives progress. cut_prompts: how many prompts were truncated, for the results.
+    every rank, and each answers its part, because the harness' own division fails for a task with fewer
+    documents than processes. report: receives progress. cut_prompts: number of truncated prompts, for the
+    results.
     """
 
     def __init__(self, text: TextModel, report: Report | None = None, ranks: Ranks | None = None) -> None:
@@ -57,7 +58,7 @@ class HarnessModel(TemplateLM):
         return self._shared(requests, super().loglikelihood)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The tokens of a text, behind the tokens that precede every text unless add_special_tokens is False.
+        """The tokens of a text, after the tokens that precede every text unless add_special_tokens is False.
 
         Both sides of a context and its continuation are encoded here, so the prefix cancels.
         """
@@ -80,7 +81,7 @@ class HarnessModel(TemplateLM):
         return self._shared(requests, self._answers)
 
     def _shared(self, requests: Sequence[Any], answer: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """The answers to all requests; one rank gives those about a context, which share their passes."""
+        """The answers to all requests; one rank answers those about a context, because they share passes."""
         if self.ranks is None:
             return answer(list(requests))
         contexts: dict[str, int] = {}
@@ -135,7 +136,7 @@ class HarnessModel(TemplateLM):
 
 
 def _how(settings: dict[str, Any]) -> tuple[int, Sampling]:
-    """The number of new tokens, and how they are chosen. Raises ValueError for settings unknown here."""
+    """The number of new tokens, and how they are chosen. Raises ValueError for unsupported settings."""
     known = ("until", *_SAMPLING, *_LENGTHS)
     if unknown := [name for name in settings if name not in known]:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""MMLU-Pro by letters alone: a cheap curve during training, not the metric of papers.
+"""MMLU-Pro by letters only: a cheap curve during training, not the metric of papers.
 
-The answer is the letter from A to J with the largest log-likelihood behind "Answer:", after five examples of
+The answer is the letter from A to J with the largest log-likelihood after "Answer:", with five examples of
 the subject without their reasoning. mmlu_pro lets the model reason in up to 2,048 tokens and reads the letter
-from its text; the two numbers do not compare. A question costs one pass over its prompt.
+from its text; the two numbers are not comparable. A question costs one pass over its prompt.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Datasets of tasks from a folder of copies, in place of the Hugging Face Hub.
+"""Reads datasets of tasks from a folder of copies instead of the Hugging Face Hub.
 
 FOLDER/OWNER/NAME is a copy of the dataset OWNER/NAME: its files as on the Hub, or a file for each split, such
 as test.jsonl and validation.jsonl.
@@ -15,15 +15,14 @@ _SUFFIXES = (".json", ".jsonl", ".parquet", ".csv", ".gz", ".zst", ".zip", ".py"
 
 
 class MissingDatasetError(ValueError):
-    """A task's dataset is neither in the folder nor in the cache nor can it be downloaded."""
+    """A task's dataset is neither in the folder nor in the cache, and cannot be downloaded."""
 
 
 @contextmanager
 def from_folder(folder: Path | None) -> Generator[None]:
-    """Inside, datasets are read from `folder` only; without one, from the Hub or its cache on this machine.
+    """Inside the block, datasets are read from `folder` only; without one, from the Hub or its local cache.
 
-    Raises MissingDatasetError, naming the dataset and where to put it, for one that is not there, and for one
-    that cannot be read.
+    Raises MissingDatasetError, naming the dataset and where to put it, if it is missing or cannot be read.
     """
     datasets: Any = load_datasets("tasks")
     load = datasets.load_dataset

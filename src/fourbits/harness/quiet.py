@@ -1,4 +1,4 @@
-"""Progress bars of the harness and of datasets, which would draw one for each of hundreds of tasks."""
+"""Disables progress bars of the harness and of datasets, which would draw hundreds, one per task."""
 
 import logging
 from collections.abc import Generator
@@ -12,7 +12,7 @@ from fourbits.data.optional import load_datasets
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Inside, neither draws bars, and the harness logs errors only."""
+    """Inside the block, neither draws bars, and the harness logs errors only."""
     bar, datasets = import_module("tqdm").tqdm, load_datasets("tasks")
     logger = logging.getLogger("lm_eval")
     begin: Any = bar.__init__

@@ -24,9 +24,9 @@ class Evaluation:
 
 
 def add_results(run: Path, step: int, precisions: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Add results to those of a checkpoint, in place of earlier ones of the same text and tasks.
+    """Add results to those of a checkpoint; they replace earlier results of the same text and tasks.
 
-    The file is complete or as before. Raises ValueError for one that is damaged.
+    The file is written completely or not at all. Raises ValueError for a damaged file.
     """
     path = run / FOLDER / f"step_{step}.json"
     found = read_json(path, _REMEDY) if path.is_file() else {}
@@ -41,7 +41,7 @@ def add_results(run: Path, step: int, precisions: Mapping[str, Mapping[str, Any]
 
 
 def read_results(run: Path) -> list[Evaluation]:
-    """The evaluations of a run, the first step first. Raises ValueError for a damaged file."""
+    """The evaluations of a run, in the order of steps. Raises ValueError for a damaged file."""
     found: list[Evaluation] = []
     for path in (run / FOLDER).glob("step_*.json"):
         content = read_json(path, _REMEDY)

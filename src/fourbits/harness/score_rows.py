@@ -10,7 +10,7 @@ Precisions = Mapping[str, Mapping[str, Any]]
 
 
 def score_rows(precisions: Precisions) -> list[dict[str, Any]]:
-    """A row for each metric of each task that was asked for, with the values of all precisions as text.
+    """A row for each metric of each requested task, with the values of all precisions as text.
 
     paper: the paper's results in per cent, (FP8, NVFP4), or None.
     """

@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations: batches of similar length, and each distinct input read once.
+"""Log-likelihoods of continuations, in batches of similar length; each distinct input is read once.
 
 The choices of a question with one token each, such as the letters A to J, share one pass over the question.
 """
@@ -23,7 +23,7 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Tokens, of which the last `scored` are the continuation whose likelihood is asked for."""
+    """Tokens; the last `scored` are the continuation to score."""
 
     tokens: tuple[int, ...]
     scored: int
@@ -45,7 +45,7 @@ def score(
     batch_tokens: int = BATCH_TOKENS,
     on_progress: Progress | None = None,
 ) -> list[Score]:
-    """The score of each passage, in their order; only the last max_seq_len tokens before the last are read.
+    """The score of each passage, in order; only the last max_seq_len tokens before the last one are read.
 
     num_ids: probabilities are over the tokens below it, because a vocabulary may be padded beyond its
     tokenizer's. on_progress: called with (inputs read, all inputs). Raises ValueError for a continuation that
@@ -64,7 +64,7 @@ def score(
 
 
 def _rows(passages: Sequence[Passage], limit: int) -> dict[tuple[int, ...], list[int]]:
-    """Each distinct input -> the passages that it is the input of."""
+    """Each distinct input -> the passages with this input."""
     rows: dict[tuple[int, ...], list[int]] = {}
     for index, passage in enumerate(passages):
         if not 1 <= passage.scored <= min(limit, len(passage.tokens) - 1):
@@ -78,7 +78,7 @@ def _rows(passages: Sequence[Passage], limit: int) -> dict[tuple[int, ...], list
 
 
 def _batches(rows: Sequence[tuple[int, ...]], tokens: int) -> Iterator[list[tuple[int, ...]]]:
-    """Rows, the longest first, in groups of at most `tokens` tokens, or of one row."""
+    """Rows, longest first, in groups of at most `tokens` tokens, or of one row."""
     batch: list[tuple[int, ...]] = []
     for row in rows:
         if batch and len(batch[0]) * (len(batch) + 1) > tokens:

@@ -1,14 +1,14 @@
 """Named lists of tasks: those of arXiv:2509.25149, table 2, with their numbers of examples in a prompt.
 
-The paper names the number for MMLU-Pro only (5, with chain of thought); the others are the usual ones. Tasks
-are the harness' own. Two differ from the paper's in kind: its AGIEval answers by chain of thought, and its
-ARC-C is asked with the choices in the question; here both are scored by log-likelihood.
+The paper gives the number for MMLU-Pro only (5, with chain of thought); the others are customary. Tasks are
+the harness' own. Two differ from the paper's in kind: its AGIEval answers by chain of thought, and its ARC-C
+has the choices in the question; here both are scored by log-likelihood.
 """
 
 from collections.abc import Sequence
 
 LANGUAGES = ("ar", "bn", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "pt", "sw", "yo", "zh")
-#: group of the paper -> task of the harness -> examples in a prompt; None: as the task itself says
+#: group of the paper -> task of the harness -> examples in a prompt; None: the task's default
 PAPER: dict[str, dict[str, int | None]] = {
     "paper-general": {"mmlu": 5, "mmlu_pro": None, "agieval_en": None},
     "paper-math": {"gsm8k_cot": 8, "minerva_math": 4},

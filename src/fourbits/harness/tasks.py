@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: loaded, with their data, before a model; and run on one."""
+"""Loads tasks of lm-evaluation-harness, with their data, before a model, and runs them on the model."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from fourbits.harness.suites import NAMES, expanded
 from fourbits.harness.text_model import TextModel
 from fourbits.settings import nearest
 
-#: of the draw of examples, as in the harness' own command
+#: seed of the draw of examples, as in the harness' own command
 _EXAMPLES_SEED = 1234
 _BOOTSTRAPS = 1000
 
@@ -27,7 +27,7 @@ _BOOTSTRAPS = 1000
 class TaskOptions:
     """How tasks are loaded.
 
-    shots: examples in a prompt, in place of each task's; datasets: folder of copies of datasets, see
+    shots: examples in a prompt, instead of each task's; datasets: folder of copies of datasets, see
     local_datasets.py; include: folder of more task files in the harness' format; run_code: whether programs
     that the model writes may be executed.
     """
@@ -47,7 +47,7 @@ class TaskOptions:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Loaded tasks. loaded: as the harness takes them; asked: (requested name, names of its results)."""
+    """Loaded tasks. loaded: in the harness' form; asked: (requested name, names of its results)."""
 
     loaded: Mapping[str, Any]
     asked: tuple[tuple[str, tuple[str, ...]], ...]
@@ -56,8 +56,8 @@ class Tasks:
 def load_tasks(names: Sequence[str], options: TaskOptions | None = None) -> Tasks:
     """Load tasks with their datasets. names: of the harness, of suites.py, or mmlu_pro_letters.
 
-    Raises ValueError for a name that nothing has, a task that two names share, a dataset that is missing, and
-    tasks that run programs without options.run_code.
+    Raises ValueError for an unknown name, a task that two names share, a missing dataset, and tasks that run
+    programs without options.run_code.
     """
     options = options or TaskOptions()
     if not names or not all(names):
@@ -97,9 +97,9 @@ def run_tasks(
     report: Report | None = None,
     ranks: Any = None,
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate a model: the scores of every task and group in plain values; empty on ranks other than 0.
+    """Evaluate a model: the scores of every task and group as plain values; empty on ranks other than 0.
 
-    limit: questions of each task, the first ones; for trials only. report, ranks: see HarnessModel.
+    limit: only the first questions of each task; for trials only. report, ranks: see HarnessModel.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"--limit: must be at least 1, got {limit}.")
@@ -115,7 +115,7 @@ def run_tasks(
             limit=limit,
             bootstrap_iters=_BOOTSTRAPS,
             log_samples=False,
-            confirm_run_unsafe_code=True,  # load_tasks asked
+            confirm_run_unsafe_code=True,  # load_tasks has checked it
         )
     if found is None:
         return {}
@@ -130,7 +130,7 @@ def run_tasks(
 
 
 class _AnsweredError(Exception):
-    """All requests have their answers."""
+    """Called when all requests are answered."""
 
 
 def _leave() -> None:
@@ -139,7 +139,7 @@ def _leave() -> None:
 
 
 def _loaded(manager: Any, name: str, options: TaskOptions) -> dict[str, Any]:
-    """One name's tasks and groups. Raises ValueError."""
+    """The tasks and groups of a name. Raises ValueError."""
     try:
         with from_folder(options.datasets), quiet():
             found = manager.load([letters.letters_group() if name == letters.NAME else name])
@@ -181,7 +181,7 @@ def _leaves(name: str, parts: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _mean(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of several tasks with one name: the mean of each metric that all have; each task counts once."""
+    """The mean of each metric that several tasks with one name share; each task has equal weight."""
     common = set.intersection(*(set(score["metrics"]) for score in scores))
     return {
         "metrics": {

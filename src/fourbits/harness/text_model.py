@@ -1,4 +1,4 @@
-"""A model with its tokenizer, asked in text: how likely a continuation is, and how a text continues."""
+"""A model with its tokenizer, for texts: scores continuations, and continues texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from fourbits.model.lm import LanguageModel
 class TextModel:
     """A model and its tokenizer.
 
-    prefix: the tokens before every text: in training, documents follow an end token. batch_size: sequences
-    that are continued at a time; batch_tokens: tokens that are scored at a time.
+    prefix: the tokens before every text, because documents follow an end token in training. batch_size:
+    sequences in a batch of generation; batch_tokens: tokens in a batch of scoring.
     """
 
     model: LanguageModel
@@ -49,14 +49,14 @@ class TextModel:
     ) -> tuple[list[str], int]:
         """The continuation of each text, up to its end token, to the first of its `stops` or to num_tokens.
 
-        Also returns how many texts lost their beginning, because with num_tokens they exceed max_seq_len;
-        num_tokens itself is at most half of that.
+        Also returns the number of texts that lost their beginning, because with num_tokens they exceed
+        max_seq_len; num_tokens itself is limited to half of that.
         """
         num_tokens = min(num_tokens, self.max_seq_len // 2)
         room = self.max_seq_len - num_tokens
         prompts = [[*self.prefix, *self.tokenizer.encode(text)] for text in texts]
         truncated = sum(len(prompt) > room for prompt in prompts)
-        # a stop is looked for in the tokens since the last look, and in those that may hold its beginning
+        # a stop is searched in the tokens since the last search, and in those that may hold its beginning
         longest = [max((len(stop.encode()) for stop in row), default=0) for row in stops]
 
         def is_done(index: int, tokens: list[int]) -> bool:

@@ -12,7 +12,7 @@ from fourbits.linear.amax_policy import Reduce
 
 
 class Run:
-    """Where a loop stands; created by `track`. The accelerator's save_state and load_state include it."""
+    """The position of a loop; created by `track`. The accelerator's save_state and load_state include it."""
 
     def __init__(
         self, accelerator: Accelerator, model: Any, tokens: int, reduce: Reduce | None, strict: bool
@@ -42,7 +42,7 @@ class Run:
         return {**run_state(self._model, self._reduce), "position": (self._step, self._ends_step)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state. Raises ValueError for that of another recipe, seed or choice of layers."""
+        """Continue from a state. Raises ValueError for one of another recipe, seed or choice of layers."""
         restore_run_state(self._model, state, self._reduce, self._strict)
         self._step, self._ends_step = state["position"]
 

@@ -1,7 +1,7 @@
 """The state that another library's checkpoint needs so that a converted model resumes with equal bits.
 
-Random bits follow from seed, step and token, so there is nothing to save but the recipe, by which a wrong
-resume is noticed, and what amax policies and adaptive layouts have tracked.
+Random bits follow from seed, step and token. So the state consists of the recipe, which reveals a wrong
+resume, and of the values that amax policies and adaptive layouts have tracked.
 """
 
 import base64
@@ -19,12 +19,11 @@ from fourbits.linear.step import enter_phase, last_step
 
 
 def run_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Any]:
-    """The state to save beside weights, optimizer and step; in JSON's types.
+    """The state to save with weights, optimizer and step, in JSON's types.
 
-    recipe: names, hashes and seeds of the recipes, for people. layers: hash of what is quantized, and how.
-    tracked: the recipe state in base64, if there is one. step: the last step, which names the phase of a
-    schedule. reduce: as for `recipe_state`; then all ranks must
-    call this.
+    recipe: names, hashes and seeds of the recipes, for readers. layers: hash of the quantized layers and
+    their tables. tracked: the recipe state in base64, if there is one. step: the last step, which names the
+    phase of a schedule. reduce: as for `recipe_state`; then all ranks must call this.
     """
     used = [f"{each.recipe.name} ({each.recipe.digest}), seed {each.seed}" for each in conversions_of(model)]
     tracked = recipe_state(model, reduce)
@@ -43,7 +42,7 @@ def restore_run_state(
 
     saved: what `run_state` returned, or None for a checkpoint without it, which is a warning, but an error if
     the recipe tracks past steps. Raises ValueError for a model that quantizes other layers, or with another
-    recipe or seed; with strict=False that is a warning, too, and tracked values start from the beginning.
+    recipe or seed; with strict=False that is only a warning, and tracked values start from the beginning.
     """
     now = run_state(model, reduce)
     if not saved:

@@ -16,7 +16,7 @@ _ENTRY = "fourbits"
 
 
 class FourbitsCallback(Callback):
-    """Calls set_step before every batch; checkpoints keep the recipe, and a resumed run checks it.
+    """Calls set_step before every batch; checkpoints store the recipe, and a resumed run checks it.
 
     max_tokens, reduce: as for MicroBatches. strict: whether resuming with another recipe, seed or choice of
     layers is an error; otherwise it warns.

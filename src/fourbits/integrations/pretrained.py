@@ -1,4 +1,4 @@
-"""save_pretrained and from_pretrained of a converted model: config.json keeps the recipe, and gives it back.
+"""save_pretrained and from_pretrained of a converted model: config.json stores the recipe.
 
 The weights in the file are the master weights, which load without this package: they are not
 quantized, so there is no `quantization_config`.
@@ -32,7 +32,7 @@ def keep_recipe(model: Any) -> None:
 
 
 def update_recipe(model: Any) -> None:
-    """`keep_recipe`, if the model has a config of transformers and was converted by one call."""
+    """Call `keep_recipe` if the model has a transformers config and was converted by one call."""
     if _has_config(model) and len(conversions_of(model)) == 1:
         keep_recipe(model)
 

@@ -1,4 +1,4 @@
-"""torchtitan: a converter for its model registry. `torchtitan_trainer` has the Trainer that goes with it."""
+"""torchtitan: a converter for its model registry. `torchtitan_trainer` has the matching Trainer."""
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 
 import functools

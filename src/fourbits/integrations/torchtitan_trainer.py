@@ -16,7 +16,7 @@ class FourbitsTrainer(Trainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
-        """torchtitan's. strict: whether a checkpoint of another recipe is an error, or a warning."""
+        """torchtitan's settings. strict: a checkpoint of another recipe is an error; otherwise a warning."""
 
         strict: bool = True
 
@@ -44,15 +44,15 @@ class FourbitsTrainer(Trainer):
         self._batches = MicroBatches(self.model_parts[0], tokens, rank, ranks)
 
     def forward_backward_step(self, **kwargs: Any) -> Any:
-        """torchtitan's, after set_step for the micro-batch."""
+        """torchtitan's step for a micro-batch, after set_step."""
         self._batches.begin(self.step - 1)
         return super().forward_backward_step(**kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """torchtitan's, with the recipe."""
+        """torchtitan's state, with the recipe."""
         return {**super().state_dict(), "fourbits": json.dumps(run_state(self.model_parts[0]))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torchtitan's. Raises ValueError for a state of another recipe, seed or choice of layers."""
+        """Load torchtitan's state. Raises ValueError for another recipe, seed or choice of layers."""
         super().load_state_dict(state_dict)
         restore_run_state(self.model_parts[0], json.loads(state_dict["fourbits"]), None, self.config.strict)

@@ -12,7 +12,7 @@ from fourbits.linear.amax_policy import Reduce
 
 
 class FourbitsCallback(TrainerCallback, ExportableState):
-    """Calls set_step before every micro-batch; checkpoints keep the recipe, and a resumed run checks it.
+    """Calls set_step before every micro-batch; checkpoints store the recipe, and a resumed run checks it.
 
     max_tokens: as for MicroBatches; by default the batch size times the longest sequence, `args.max_length`
     or the model's `max_position_embeddings`. reduce: as for set_step. strict: whether resuming with another

@@ -1,7 +1,7 @@
-"""The mean over tokens, as a part that is removed before quantizing. docs/nvfp4.md, section 21.
+"""The correction that removes the mean over tokens before quantizing. docs/nvfp4.md, section 21.
 
-arXiv:2603.10444 finds most outliers of activations in it. One reduction and one subtraction: there is no
-kernel that fuses them with quantization, which takes the residual in FP32.
+arXiv:2603.10444 finds most outliers of activations in the mean. It takes one reduction and one subtraction;
+no kernel fuses them with quantization, which reads the residual in FP32.
 """
 
 import torch
