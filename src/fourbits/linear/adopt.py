@@ -36,7 +36,7 @@ def count_change() -> None:
 
 
 def adopt(layer: Any, kind: Kind, state: LayerState) -> None:
-    """Give a layer a table. A class that others know it by stays one of its bases."""
+    """Give a layer a table. Its original class stays one of its bases, for isinstance checks."""
     _adoptions[0] += 1
     original, base = type(layer), _BASES[kind]
     replaces = original is nn.Linear or getattr(original, "casts_weight", False)
@@ -61,7 +61,7 @@ def adopt_stacked(module: Any, parameter: str, transposed: bool, state: LayerSta
 
 
 def restore(name: str, layer: Any) -> None:
-    """Give a layer its own class back, if it was converted. Raises ValueError for one wrapped since."""
+    """Restore a converted layer's original class. Raises ValueError if it has been wrapped since."""
     converted: type[nn.Module] = type(layer)
     if not issubclass(converted, _CONVERTED):
         return

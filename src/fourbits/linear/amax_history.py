@@ -91,14 +91,14 @@ class RecipeState:
                 self.counters[slot, role, field] = other.counters[other_slot, other_role, field]
 
     def to(self, device: torch.device) -> "RecipeState":
-        """Itself, with its tensors moved to the layers' device."""
+        """This state, with its tensors moved to the layers' device."""
         if self.amaxes.device != device and device.type != "meta":
             with torch.inference_mode(False):  # training will write them
                 self.amaxes, self.counters = self.amaxes.to(device), self.counters.to(device)
                 self.policy = self.policy.to(device)
         return self
 
-    @torch.inference_mode(mode=False)  # training will write what an evaluation before it has made
+    @torch.inference_mode(mode=False)  # training will write to tensors that an earlier evaluation has created
     def advance(self, step: int, reduce: Reduce | None) -> None:
         """Go to an optimizer step: commit the observations of an earlier step, discard those of a later one.
 

@@ -36,11 +36,11 @@ def register_amax_reduction(
 
     reduce: (bits int32 [n], roles) -> the elementwise maxima over all shards. bits are those of fp32
     magnitudes, whose order as integers is that of the magnitudes, with NaN largest. It is called once per
-    tensor that is quantized, in the same order on all shards. A role whose tensor is not sharded may be
-    returned as it is. out_runs: for shards whose output features are not one run of the whole layer's, the
-    runs in order, each of whole blocks; such layers have first_out 0. roles: the operands whose tensors are
-    sharded, such as "fprop.rhs"; others are quantized as without a reduction, which is faster; None: all.
-    Raises ValueError for an empty name, and for one that stands for something else.
+    tensor that is quantized, in the same order on all shards. The amax of a role whose tensor is not sharded
+    may be returned unchanged. out_runs: for shards whose output features are not one run of the whole
+    layer's, the runs in order, each of whole blocks; such layers have first_out 0. roles: the operands whose
+    tensors are sharded, such as "fprop.rhs"; others are quantized as without a reduction, which is faster;
+    None: all. Raises ValueError for an empty name, and for a name that is taken.
     """
     if not name:
         raise ValueError("register_amax_reduction: name must not be empty, which stands for no reduction.")

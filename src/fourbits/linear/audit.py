@@ -1,9 +1,9 @@
 """audit: whether the layers that a conversion claims to quantize are the ones that run.
 
-A layer has no effect where other code multiplies by its weight without calling it. Its weight then gets a
-gradient although it was never called. Eager calls leave a plan in their layer, and operators record layer
-and shape, so the audit adds no work to a step; the first step of any optimizer after a conversion, when there
-are gradients, compares the two once and warns.
+Converting a layer has no effect if other code multiplies by its weight without calling the layer. The weight
+then gets a gradient although the layer was never called. Eager calls leave a plan in their layer, and
+operators record layer and shape, so the audit adds no work to a step; the first step of any optimizer after a
+conversion, when there are gradients, compares the two once and warns.
 """
 
 import warnings
@@ -30,7 +30,7 @@ _PATIENCE = 64
 
 
 class _Watched:
-    """A conversion whose first training step is still to come."""
+    """A conversion before its first training step."""
 
     def __init__(self, layers: Sequence[tuple[str, Any]], others: Sequence[tuple[str, nn.Parameter]]) -> None:
         self.layers = [(name, weakref.ref(module)) for name, module in layers]
@@ -71,7 +71,7 @@ def audit(model: nn.Module | Sequence[nn.Module], loss: Tensor | None = None) ->
 def watch(
     modules: Sequence[tuple[str, nn.Module]], others: Sequence[tuple[str, nn.Parameter, str]] = ()
 ) -> None:
-    """Have the first training step after a conversion audited. others: parameters that it did not count."""
+    """Audit the first training step after a conversion. others: parameters that it did not count."""
     watch_layers(list(converted_layers(modules)), modules, others)
 
 
@@ -80,7 +80,7 @@ def watch_layers(
     modules: Sequence[tuple[str, nn.Module]] = (),
     others: Sequence[tuple[str, nn.Parameter, str]] = (),
 ) -> None:
-    """Have the next training step audited for these layers. modules: whose earlier audits are dropped."""
+    """Audit the next training step for these layers. modules: their earlier audits are dropped."""
     converted = {id(module) for _, module in modules} | {id(layer) for _, layer in layers}
     for watched in _watched:
         watched.layers = [(name, ref) for name, ref in watched.layers if id(ref()) not in converted]
@@ -106,7 +106,7 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     ):
         return
     if all(group.get("lr") == 0 for group in optimizer.param_groups):
-        return  # torch.distributed.checkpoint makes up such a step, with gradients, to create optimizer state
+        return  # torch.distributed.checkpoint runs a fake step with gradients to create optimizer state
     reports: list[AuditReport] = []
     for watched in list(_watched):
         layers = watched.alive()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What was claimed and what ran: names of layers, and weights as shares of all that GEMMs read."""
+    """The layers that were claimed and those that ran, and their shares of all weights that GEMMs read."""
 
     called: tuple[str, ...]
     #: not called, although a gradient reached the weight: other code multiplies by it, in high precision

@@ -61,7 +61,7 @@ class Blend:
     """The precision that a layer mixes in, a table as text or its original forward (None), and its weight."""
 
     def __init__(self, table: str | None, weight: BlendWeight, of_phase: bool) -> None:
-        """of_phase: whether the weight is the phase's own, or what is left of it."""
+        """of_phase: whether the weight is that of the phase, or one minus it."""
         self.table, self.weight, self.of_phase = table, weight, of_phase
 
     def mixed(self, y: Tensor, other: Tensor) -> Tensor:

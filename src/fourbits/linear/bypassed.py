@@ -1,9 +1,9 @@
 """Linear layers whose weight other code reads without calling them, so that converting them has no effect.
 
-PyTorch's and mamba_ssm's fused kernels are known by name; other code is read: a class that reads a layer's
-weight, through variables, loops and the functions it passes it to, and does nothing else with the layer
-multiplies by that weight itself, as far as the module's attributes do not rule the code out. What neither
-shows, the audit after the first training step does.
+PyTorch's and mamba_ssm's fused kernels are known by name. Other code is analysed: if a class reads a layer's
+weight, through variables, loops and functions, and does nothing else with the layer, it multiplies by that
+weight itself, unless the module's attributes rule the code out. The audit after the first training step finds
+the rest.
 """
 
 import ast
@@ -49,7 +49,7 @@ def bypassed_layers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
 
 
 def _only_read(module: nn.Module) -> list[nn.Module]:
-    """Linear layers below a module whose weight its class reads, and which it does nothing else with."""
+    """Linear layers below a module whose weight the module's class reads without any other use."""
     if not _layers_read(module, uses_of(type(module))):
         return []
     uses = uses_of(type(module), decided(module))
@@ -86,7 +86,8 @@ def _read_by_kernels(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
 def _replaced(module: nn.Module) -> dict[str, str]:
     """The children that a module of diffusers keeps but does not call: name -> what it calls instead.
 
-    After fusing its projections these are the parts; after its old processor is restored, the fused layers.
+    After it fuses its projections, these are the parts; after its old processor is restored, the fused
+    layers.
     """
     children = vars(module)["_modules"]
     if getattr(module, "fused_projections", False) is not True:

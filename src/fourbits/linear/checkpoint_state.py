@@ -56,7 +56,7 @@ def saturated_and_all(model: nn.Module) -> Tensor | None:
 
 @contextmanager
 def kept_recipe_state(model: nn.Module) -> Generator[None]:
-    """Forget what forward and backward passes inside observe; no `set_step` belongs inside."""
+    """Discard the observations of passes inside the block, in which `set_step` must not be called."""
     before = [(each, each.amaxes.clone(), each.counters.clone()) for each in recipe_states_of(model)]
     try:
         yield
@@ -67,7 +67,7 @@ def kept_recipe_state(model: nn.Module) -> Generator[None]:
 
 @torch.inference_mode(mode=False)
 def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load a saved state into a converted model. Raises ValueError if it is of another recipe or model."""
+    """Load a saved state into a converted model. Raises ValueError for a state of another recipe or model."""
     own = _collected(model, lambda tracked: (tracked.amaxes, tracked.counters))
     expected, given = ({key: x.shape for key, x in tree.items()} for tree in (own, state))
     if given != expected:

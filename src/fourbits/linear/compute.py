@@ -107,7 +107,7 @@ def forward(
 def backward(
     plan: LinearPlan, call: LinearCall, saved: SavedOperands, dy: Tensor, needs: tuple[bool, bool, bool]
 ) -> Gradients:
-    """The gradients of X, W and bias, as far as needed. dy: [M, N], contiguous."""
+    """The needed gradients of X, W and bias. dy: [M, N], contiguous."""
     whole, back = dy, None
     if plan.table.gradient_rows == "limited":
         dy, back = limited(dy)
@@ -125,7 +125,7 @@ def backward(
             if step.dgrad is None:
                 step.dgrad = gemm(lhs, w, dy.dtype, None, *plan.sums)
             dx = step.dgrad(lhs, w, None)
-        if dx.shape[1] != call.weight.shape[1]:  # columns of padding only
+        if dx.shape[1] != call.weight.shape[1]:  # has only columns of padding
             dx = dx[:, : call.weight.shape[1]].contiguous()
         dx = dx if back is None else (dx * back).to(dx.dtype)
     if needs[1]:

@@ -11,7 +11,7 @@ from fourbits.linear.selection import Selection
 from fourbits.recipe.recipe import Recipe, table_digest
 from fourbits.settings import to_dict
 
-#: set on the parts of a model by `convert`, also where it quantizes nothing; copies keep it
+#: `convert` sets it on the parts of a model, even if it quantizes nothing; copies keep it
 _MARK = "_fourbits_converted"
 
 

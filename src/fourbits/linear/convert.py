@@ -1,7 +1,7 @@
 """convert: apply a recipe to the linear layers of any PyTorch model, in place, and report the conversion.
 
-A layer keeps its identity: parameters, hooks, name, state_dict and every reference to it stay; only its class
-changes. The same holds for groups of linear layers in one parameter, such as experts.
+A layer keeps its identity: parameters, hooks, name, state_dict and references do not change; only its class
+does. The same holds for groups of linear layers in one parameter, such as experts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -129,7 +129,7 @@ def converted(
     backend: Backend,
     step: int = 0,
 ) -> ConversionSummary:
-    """Convert the parts of a model by a caller's choice; as `convert`, which checks its arguments.
+    """Convert the parts of a model by a caller's choice; like `convert`, without checking the arguments.
 
     step: the step whose phase of the recipe's schedule the layers begin in.
     """
@@ -146,7 +146,7 @@ def converted(
     found = find_stacks(parts) if selection.stacks is None else named_stacks(modules, selection.stacks)
     if quantizes(chosen):
         require_stacks(selection, found)
-    selection = selection.without_function(layers)  # may raise, so before anything changes
+    selection = selection.without_function(layers)  # may raise, so it runs before any change
     for layer in layers:
         restore(layer.name, layer.module)
     decider = Decider(modules, found, chosen, selection)
@@ -193,7 +193,7 @@ def require_native(device: Device | None = None) -> None:
 
 
 class _Decision(NamedTuple):
-    """The decision about a weight of the model. table: None to leave it as it is."""
+    """The decision about a weight of the model. table: None to leave it unchanged."""
 
     weight: Weight
     table: GemmTable | None
@@ -221,7 +221,7 @@ def _decided(weights: Sequence[Weight], decider: Decider, backend: Backend) -> l
 
 
 def _rows(decisions: Sequence[_Decision], decider: Decider, seed: int) -> list[LinearReport]:
-    """Give every layer its table, or leave it as it is: a row for each weight."""
+    """Give every layer its table or leave it unchanged; returns a row for each weight."""
     rows: list[LinearReport] = []
     weights = [each.weight for each in decisions]
     read = sum(weight.shape[0] * weight.shape[1] for weight in weights)

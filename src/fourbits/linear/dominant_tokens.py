@@ -19,13 +19,13 @@ from fourbits.recipe.recipe import table_from_text
 _LOST = 2.0**-10 / 448
 #: rows are as large as the tensor's amax within this factor
 _LARGE = 16.0
-#: reported from this share of blocks at zero on, where at most this share of rows is large
+#: reported if at least this share of blocks has the scale zero and at most this share of rows is large
 _MANY_BLOCKS, _FEW_ROWS = 0.1, 0.1
 
 
 #: number, out_features and in_features of a layer, under which operators of compiled graphs record its calls
 CallKey = tuple[int, ...]
-#: what operators measured of layers' first output gradients, on the host; None if the recipe needs no check
+#: operators' measurements of layers' first output gradients, on the host; None if the recipe needs no check
 gradients_seen: dict[CallKey, Tensor | None] = {}
 
 
@@ -77,9 +77,9 @@ def _share(counted: Tensor, of: Tensor) -> Tensor:
 
 
 def described(layers: Sequence[tuple[str, Tensor | None]]) -> tuple[str, ...]:
-    """The finding, with the remedy; nothing if no gradient was dominated by a few tokens.
+    """The finding, with the remedy; empty if no gradient is dominated by a few tokens.
 
-    layers: name, and what was measured of its first output gradient.
+    layers: name -> the measurement of its first output gradient.
     """
     seen = [(name, gradient.cpu()) for name, gradient in layers if gradient is not None]
     if not seen:

@@ -88,7 +88,7 @@ def own_amaxes(weights: Sequence[PackedShards], shards: Sequence[Tensor]) -> Ten
 
 
 def unsupported_packed(layer: nn.Module, ranks: int) -> str | None:
-    """Why the weight of a converted layer cannot travel as codes and scales of `ranks` shards, or None."""
+    """Why the weight of a converted layer cannot be gathered as codes of `ranks` shards, or None."""
     state: Any = converted_state(layer)
     if state is None:
         return "its GEMMs are in BF16"
