@@ -322,7 +322,7 @@ def test_a_format_that_is_not_registered_here_is_named_with_the_remedy():
     ("change", "message"),
     [
         ({"scale_rounding": "sr"}, "scale_rounding: sr needs E4M3 or UE5M3 scales, got nvfp4-e8m0"),
-        ({"amax_policy": "delayed"}, "amax_policy: delayed counts saturated E4M3 or FP32 scales"),
+        ({"amax_policy": "delayed"}, "amax_policy: delayed counts saturated E4M3, UE5M3 or FP32 scales"),
         ({"scale_rule": "4over6-mse"}, "4over6-mse needs E2M1 elements with E4M3 block scales"),
         ({"scale_bound": 256}, "no E4M3 scales to bound"),
     ],
