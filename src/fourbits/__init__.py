@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from fourbits.quant.correction import Correction as Correction
     from fourbits.quant.correction import register_correction as register_correction
     from fourbits.quant.fake_quantize import fake_quantize as fake_quantize
+    from fourbits.quant.feedback_coefficients import feedback_coefficients as feedback_coefficients
     from fourbits.quant.operand import OperandSpec as OperandSpec
     from fourbits.quant.quantize import quantize as quantize
     from fourbits.quant.register import register_block_format as register_block_format
@@ -54,6 +55,7 @@ _HOME = {
     "QuantizedTensor": "fourbits.quant.tensor",
     "quantize": "fourbits.quant.quantize",
     "fake_quantize": "fourbits.quant.fake_quantize",
+    "feedback_coefficients": "fourbits.quant.feedback_coefficients",
     "matmul": "fourbits.gemm.matmul",
     "TENSOR_CORES": "fourbits.gemm.reference.tensor_core",
     "TensorCore": "fourbits.gemm.reference.tensor_core",

@@ -153,8 +153,9 @@ def test_every_field_of_every_operand_is_reached_by_a_dotted_override_and_trains
 
 
 def test_no_field_of_an_operand_is_left_out():
-    """A correction is registered by a user and is not for every operand: tests/linear/test_corrections.py."""
-    assert {*OPTIONS, "correction"} == {field.name for field in fields(OperandSpec)}
+    """Those that are not for every operand: tests/linear/test_corrections.py and test_error_feedback.py."""
+    special = {"correction", "error_feedback", "feedback_interval"}
+    assert {*OPTIONS, *special} == {field.name for field in fields(OperandSpec)}
 
 
 def test_the_whole_recipe_is_reached_by_dotted_overrides():

@@ -24,6 +24,7 @@ from fourbits.linear.amax_policy import (
     Reduce,
     reduced,
 )
+from fourbits.linear.error_feedback import restore_coefficients, span_of
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.roles import plain_name
 from fourbits.linear.stacked.layer import converted_layers
@@ -35,7 +36,8 @@ def recipe_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Te
 
     Keys: "step", and NAME.FIELD for each layer with an amax policy or an adaptive layout. Fields, for the six
     operands in the order of their streams: history fp32 [6, L], newest first; count, pending (fp32),
-    saturated, blocks and layout, int64 [6]; layout_counts int64 [6, 2]. reduce: as for set_step; all ranks
+    saturated, blocks and layout, int64 [6]; layout_counts int64 [6, 2]. NAME.coefficients, int8 [K, span],
+    for each layer with error feedback. reduce: as for set_step; all ranks
     must call this, and all get the same state.
     """
     return _collected(model, lambda tracked: reduced(tracked.amaxes, tracked.counters, reduce))
@@ -76,6 +78,9 @@ def load_recipe_state(model: nn.Module, state: dict[str, Tensor]) -> None:
             f"load_recipe_state: the state does not fit the model's recipe: {len(differing)} entries differ, "
             f"first {differing[0]!r}. Convert the model with the recipe that the state was saved under."
         )
+    for name, layer in converted_layers(model.named_modules()):
+        if (saved := state.get(f"{name}.coefficients")) is not None:
+            restore_coefficients(layer, saved)
     for tracked in recipe_states_of(model):
         amaxes, counters = tracked.amaxes.cpu().clone(), torch.zeros_like(tracked.counters, device="cpu")
         for name, layer in _states(model):
@@ -109,6 +114,19 @@ def _collected(model: nn.Module, parts: Callable[[RecipeState], tuple[Tensor, Te
                 found[f"{name}.blocks"] = counter[:, BLOCKS] + counter[:, ALL_BLOCKS]
                 found[f"{name}.layout"] = counter[:, LAYOUT].clone()
                 found[f"{name}.layout_counts"] = counter[:, LAYOUT_ALL:].clone()
+    return found | _coefficients(model)
+
+
+def _coefficients(model: nn.Module) -> dict[str, Tensor]:
+    """The coefficients of error feedback on the CPU; zeros where none were computed yet."""
+    found: dict[str, Tensor] = {}
+    for name, layer in converted_layers(model.named_modules()):
+        state: LayerState = layer.quantization
+        if span := span_of(state):
+            shape, known = (layer.weight.shape[1], span), state.feedback.coefficients
+            found[f"{name}.coefficients"] = (
+                torch.zeros(shape, dtype=torch.int8, device="cpu") if known is None else known.cpu().clone()
+            )
     return found
 
 

@@ -50,6 +50,8 @@ class LinearCall(NamedTuple):
     quantized_weight: QuantizedTensor | None = None
     #: whether it arrives again before the backward pass
     weight_returns: bool = False
+    #: of the error feedback of X in Fprop: int8 [K, span]
+    coefficients: Tensor | None = None
 
 
 class SavedOperands(NamedTuple):
@@ -150,12 +152,13 @@ def _operands(side: Side, call: LinearCall, x: Tensor, factor: Tensor | None = N
     if correction is not None:
         x, removed = split_residual(correction, x)
     if observer is None:
-        inputs = tuple([OperandInputs(counter, first + place, None, factor) for place in side.places])
+        given = None, factor, call.coefficients
+        inputs = tuple([OperandInputs(counter, first + place, *given) for place in side.places])
     else:
         for role, axis in zip(side.roles, side.axes, strict=True):
             observer.measure(x, role, axis)
         inputs = tuple(
-            OperandInputs(counter, first + place, observer.amax(role))
+            OperandInputs(counter, first + place, observer.amax(role), None, call.coefficients)
             for role, place in zip(side.roles, side.places, strict=True)
         )
         target = observer.target(side.roles)

@@ -24,6 +24,7 @@ from fourbits.linear.arguments import (
 from fourbits.linear.audit import watch
 from fourbits.linear.checkpoint_state import new_recipe_states
 from fourbits.linear.conversion import mark_converted
+from fourbits.linear.error_feedback import unsupported_feedback
 from fourbits.linear.fast_path import settle_fast_paths
 from fourbits.linear.findings import (
     notes_of,
@@ -210,6 +211,11 @@ def _decided(weights: Sequence[Weight], decider: Decider, backend: Backend) -> l
         if table is not None:
             if backend == "native":
                 table, reason = _on_tensor_cores(table, reason)
+            if why := unsupported_feedback(table, weight.holds_several):
+                raise ValueError(
+                    f"convert: {weight.name}: {why}. Keep them in BF16 (keep_bf16.names), or give them a "
+                    "table without it (layers)."
+                )
             if weight.holds_several and (why := unsupported_fused(table.to_text(), weight.weight)):
                 reason = f"{reason}; loop of {weight.layers} linear layers, because {why}"
             reason = f"{reason}; {weight.why}" if weight.why else reason

@@ -43,7 +43,7 @@ class FunctionalMatmul(torch.autograd.Function):
         state: LayerState,
     ) -> Tensor:
         """x: [M, K]; weight: [N, K]; counter: of this call -> [M, N]."""
-        call = (config.layer, config.table, "", [False, False], [])
+        call = (config.layer, config.table, "", [False, False], [], state.feedback.coefficients)
         return linear_forward(x, [], weight, bias, counter, amax, *call)[0]
 
     @staticmethod
@@ -57,7 +57,8 @@ class FunctionalMatmul(torch.autograd.Function):
         """dy: [M, N] -> the gradients of the inputs."""
         x, weight, counter, amax = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:3])
-        found = iter(_Gradients.apply(dy.contiguous(), x, weight, counter, amax, ctx.config, needs))
+        given = ctx.config, needs, ctx.state.feedback.coefficients
+        found = iter(_Gradients.apply(dy.contiguous(), x, weight, counter, amax, *given))
         if ctx.config.counts_itself:
             with torch._C._DisableFuncTorch():  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
                 tick(ctx.state.own_counter)
@@ -79,10 +80,12 @@ class _Gradients(torch.autograd.Function):
         amax: Tensor | None,
         config: CallConfig,
         needs: list[bool],
+        coefficients: Tensor | None,
     ) -> tuple[Tensor, ...]:
         layer, table = config.layer, config.table
         kept = kept_parts(x, table_from_text(table), needs[:2], amax is not None, False)
-        forward = linear_forward(x, [], weight, None, counter, amax, layer, table, "", needs[:2], [])
+        of_forward = (layer, table, "", needs[:2], [], coefficients)
+        forward = linear_forward(x, [], weight, None, counter, amax, *of_forward)
         saved = forward[1 : 1 + sum(kept)]
         call = (x.shape[1], layer, table, "", needs)
         grads = linear_backward(dy, None if kept[2] else x, weight, saved, kept, counter, amax, *call)

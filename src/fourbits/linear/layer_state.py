@@ -49,6 +49,19 @@ class CallConfig(NamedTuple):
     shard: FeatureShard | None = None
 
 
+class FeedbackState:
+    """The error feedback of a layer's X in Fprop."""
+
+    __slots__ = ("coefficients", "span", "step")
+
+    def __init__(self, span: int) -> None:
+        #: columns that share errors; 0 for none
+        self.span = span
+        #: int8 [K, span], and the step whose weight they were computed from
+        self.coefficients: Tensor | None = None
+        self.step = -1
+
+
 class LazyOffsets:
     """Tokens of each layer of a group before a call: int64 [E], computed when they are needed."""
 
@@ -114,7 +127,14 @@ class Tap(Protocol):
         ...
 
     def forward(
-        self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
+        self,
+        x: Tensor,
+        weight: Tensor,
+        table: str,
+        counter: Tensor,
+        amax: Tensor | None,
+        layer: int,
+        coefficients: Tensor | None = None,
     ) -> bool:
         """A forward pass; returns whether its backward pass is needed, too."""
         ...
@@ -180,6 +200,7 @@ class LayerState:
         #: receives the tensors of eager calls while a sample of the layer's health is taken
         self.tap: Tap | None = None
         self.shard: FeatureShard | None = None
+        self.feedback = FeedbackState(table.fprop.lhs.error_feedback)
         self._generation = -1
         #: by layer number; a group of linear layers has several
         self._calls: dict[int, Calls] = {}
@@ -199,7 +220,12 @@ class LayerState:
         return table_from_text(self.table) if self.phases is None else self.phases.base
 
     def config(self, training: bool, observes: bool) -> CallConfig:
-        """The configuration of a call. Raises ValueError for adaptive layouts without set_step."""
+        """The configuration of a call. Raises ValueError without set_step where a table needs it."""
+        if self.feedback.span and self.feedback.coefficients is None:
+            raise ValueError(
+                "QuantizedLinear: error feedback takes its coefficients from the weight between steps. Call "
+                "fourbits.set_step(model, step) before each micro-batch."
+            )
         table, measured = self.table, ""
         if (tracked := self.recipe_state) is not None:
             table, measured = tracked.effective[self.slot], tracked.measured[self.slot]
@@ -237,7 +263,7 @@ class LayerState:
             return None
         if received is not None:
             weight = received.dequantize() if self.weight_values is None else self.weight_values(weight)
-        return self.tap if self.tap.forward(x, weight, *called) else None
+        return self.tap if self.tap.forward(x, weight, *called, self.feedback.coefficients) else None
 
     def call_counter(self, device: torch.device, config: CallConfig, tokens: int) -> Tensor:
         """The counter of one eager call, which nothing writes later."""
@@ -274,6 +300,7 @@ class LayerState:
         self.plans.clear()
         self.weight = KeptWeight()
         self.recipe_state, self.slot = None, 0
+        self.feedback = FeedbackState(table.fprop.lhs.error_feedback)
         self.forget_calls()
 
     def shard_as(self, shard: FeatureShard, table: GemmTable) -> None:

@@ -120,7 +120,7 @@ def _eager_forward(
     """Y, `flattened` operands and recorded stats; may reuse operands that other calls have computed."""
     plan, state = eager.plan, eager.state
     observer = None if amax is None else Observer(plan.table, config.measured, amax, counter, config.layer)
-    received = eager.quantized_weight, state.weight_returns
+    received = eager.quantized_weight, state.weight_returns, state.feedback.coefficients
     y, saved = forward(
         plan,
         LinearCall(x, weight, counter, config.layer, observer, *received),
@@ -232,7 +232,7 @@ def traced_matmul(
     return linear(
         *(x, weight, bias, counter, *recipe_tensors),
         *(config.layer, config.table, config.measured, config.slot, config.counts_itself, config.training),
-        *([] if config.shard is None else list(config.shard), parts),
+        *([] if config.shard is None else list(config.shard), parts, state.feedback.coefficients),
     )
 
 
@@ -253,7 +253,8 @@ def eager_matmul(
     x = x.to(dtype) if casts else x
     if not (trains or past):
         used = state.call_counter(x.device, config, x.shape[0])
-        return forward(plan, LinearCall(x, weight, used, config.layer, None, received), bias)[0]
+        call = LinearCall(x, weight, used, config.layer, None, received, False, state.feedback.coefficients)
+        return forward(plan, call, bias)[0]
     return _QuantizedMatmul.apply(x, weight, bias, counter, *recipe_tensors, config, eager)
 
 

@@ -57,6 +57,7 @@ def _fake_forward(
     measured: str,
     needs: list[bool],
     quantized_weight: list[Tensor],
+    coefficients: Tensor | None = None,
 ) -> list[Tensor]:
     parsed, observed, received = table_from_text(table), amax is not None, bool(quantized_weight)
     keeps = kept_parts(x, parsed, needs, observed, received)
@@ -68,7 +69,8 @@ def _fake_forward(
 
 @operator(
     "linear_forward(Tensor x, Tensor[] inputs, Tensor weight, Tensor? bias, Tensor counter, Tensor? amax, "
-    "SymInt layer, str table, str measured, bool[] needs, Tensor[] quantized_weight) -> Tensor[]",
+    "SymInt layer, str table, str measured, bool[] needs, Tensor[] quantized_weight, "
+    "Tensor? coefficients=None) -> Tensor[]",
     _fake_forward,
 )
 def linear_forward(
@@ -83,6 +85,7 @@ def linear_forward(
     measured: str,
     needs: list[bool],
     quantized_weight: list[Tensor],
+    coefficients: Tensor | None = None,
 ) -> list[Tensor]:
     """Y [M, N] in x's dtype, the parts of saved operands that are kept (`flattened`) and not among `inputs`,
     and with amax the recorded stats.
@@ -90,15 +93,16 @@ def linear_forward(
     x: [M, K], contiguous; inputs: values and scale that `linear_inputs` returned for x, or none; weight:
     [N, K], contiguous; amax: fp32 [6], the amax of operands with a policy (negative: their own), None if
     nothing depends on past steps; measured: as returned by `adaptive_layout.measured_at`; needs: whether dX
-    and dW will be needed; quantized_weight: `weight_parts` of a weight that arrives quantized, or none. Stats
-    are the arguments of `amax_policy.observe`: own amaxes, fp32 [6], and counts, int64 [6, 4].
+    and dW will be needed; quantized_weight: `weight_parts` of a weight that arrives quantized, or none;
+    coefficients: of error feedback. Stats are the arguments of `amax_policy.observe`: own amaxes, fp32 [6],
+    and counts, int64 [6, 4].
     """
     calls_seen.add((layer, *weight.shape))
     of_bias = None if bias is None else bias.dtype
     plan = _plan(signature_of(x), weight, x.dtype, table, needs, of_bias, amax)
     observer = _observer(plan, measured, amax, counter, layer)
     received = weight_of(quantized_weight, plan.table, weight)
-    call = LinearCall(x, weight, counter, layer, observer, received)
+    call = LinearCall(x, weight, counter, layer, observer, received, coefficients=coefficients)
     if inputs:
         operand = ExactOperand(inputs[0], inputs[1], 1, plan.table.fprop.lhs)
         y, saved = forward(plan, call, bias, lambda _x, _compute: (operand, operand))

@@ -148,7 +148,7 @@ def linear_plan(
         shares_weight=parsed.shares_weight and not multiplies_codes(parsed, "dgrad.rhs"),
         keeps_input=len(roles) > 1 or (needs[1] and keeps_row(parsed)),
         input_is_private=observed
-        or bool(parsed.amax_reduction)
+        or bool(parsed.amax_reduction or parsed.fprop.lhs.error_feedback)
         or any(_request(parsed, role, 1, observed).draws for role, _ in roles),
         weight_is_private=observed or _request(parsed, "fprop.rhs", 1, observed).draws,
         sums=(parsed.sums, parsed.epilogue),
@@ -242,7 +242,7 @@ def shares_input(table: GemmTable) -> bool:
     """Whether the operands of X that a forward pass quantizes depend on nothing but X, so that layers that
     read the same tensor may share them. Not for amax policies, which belong to their layer.
     """
-    private = bool(table.amax_reduction or table.corrects)
+    private = bool(table.amax_reduction or table.corrects or table.fprop.lhs.error_feedback)
     private |= any(_request(table, role, axis, observed=False).draws for role, axis in _BOTH)
     return table.fprop.lhs.block_format.quantized and not private and not multiplies_codes(table, "fprop.lhs")
 

@@ -14,6 +14,7 @@ from fourbits.linear.amax_policy import Reduce
 from fourbits.linear.arguments import model_parts
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.conversion import was_converted
+from fourbits.linear.error_feedback import layers_with_feedback, update_coefficients
 from fourbits.linear.numbering import Numbering, keep_apart
 from fourbits.linear.precision import blend_weights, changes_at, enter_stage, numberings_with_schedule
 from fourbits.linear.sr_counter import SrCounter
@@ -33,6 +34,8 @@ class _Found(NamedTuple):
     position: "_Position"
     #: numberings of the conversions whose recipes have a schedule
     scheduled: tuple[Numbering, ...] = ()
+    #: layers whose input has error feedback
+    feedback: tuple[Any, ...] = ()
 
 
 class _Position:
@@ -102,6 +105,7 @@ def set_step(
             tracked.advance(step, reduce)
         for counter in found.counters:
             counter.advance(step, first, same_weights)
+        update_coefficients(found.feedback, step)
 
 
 def _require_converted(parts: Sequence[nn.Module]) -> None:
@@ -198,7 +202,9 @@ def _walk(model: nn.Module, position: _Position) -> _Found:
         state.weight.plain = type(layer.weight) is nn.Parameter
     unique = {id(layer.quantization.counter): layer.quantization.counter for layer in layers}
     scheduled = numberings_with_schedule([("", layer) for layer in layers])
-    return _Found(_changes(), tuple(unique.values()), tuple(recipe_states_of(model)), position, scheduled)
+    states = tuple(recipe_states_of(model))
+    feedback = layers_with_feedback(layers)
+    return _Found(_changes(), tuple(unique.values()), states, position, scheduled, feedback)
 
 
 def _changes() -> int:

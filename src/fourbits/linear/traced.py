@@ -31,7 +31,8 @@ NO_SECOND_DERIVATIVE = (
 @operator(
     "linear(Tensor input, Tensor weight, Tensor? bias, Tensor(a!) counter, Tensor(b!)? amaxes, "
     "Tensor(c!)? counters, Tensor? policy, SymInt layer, str table, str measured, SymInt slot, "
-    "bool counts_itself, bool training, SymInt[] shard, Tensor[] quantized_weight) -> Tensor"
+    "bool counts_itself, bool training, SymInt[] shard, Tensor[] quantized_weight, Tensor? coefficients) -> "
+    "Tensor"
 )
 def linear(
     input: Tensor,
@@ -49,12 +50,13 @@ def linear(
     training: bool,
     shard: list[int],
     quantized_weight: list[Tensor],
+    coefficients: Tensor | None,
 ) -> Tensor:
     """A call of a QuantizedLinear: [..., K] -> [..., N] in nn.Linear's output dtype.
 
     counter, which the backward pass advances if the layer counts itself, and the recipe state, which both
     passes record in, are as in LayerState; quantized_weight: `flat.weight_parts` of a weight that arrives
-    quantized, or none; the others are the fields of its CallConfig.
+    quantized, or none; coefficients: of its error feedback; the others are the fields of its CallConfig.
     """
     if input.shape[-1:] != weight.shape[1:]:
         raise ValueError(
@@ -75,7 +77,8 @@ def linear(
     x = rows_of(autocast(input)).contiguous()
     first = tokens_before(counter, layer, table, training, x.shape[0])
     y: Any = _TracedMatmul.apply(
-        *(x, weight.contiguous(), bias, counter, amaxes, counters, policy, config, first), *quantized_weight
+        *(x, weight.contiguous(), bias, counter, amaxes, counters, policy, config, first, coefficients),
+        *quantized_weight,
     )
     return y.view(*input.shape[:-1], weight.shape[0])
 
@@ -95,6 +98,7 @@ class _TracedMatmul(torch.autograd.Function):
         policy: Tensor | None,
         config: CallConfig,
         first: int | None,
+        coefficients: Tensor | None,
         *quantized_weight: Tensor,
     ) -> Tensor:
         amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
@@ -109,7 +113,7 @@ class _TracedMatmul(torch.autograd.Function):
             inputs = linear_inputs(x, config.table, needs[1])
         y, *outputs = linear_forward(
             *(x, inputs[:2], weight, bias, counter_used, amax),
-            *(config.layer, config.table, config.measured, needs, list(quantized_weight)),
+            *(config.layer, config.table, config.measured, needs, list(quantized_weight), coefficients),
         )
         kept = kept_parts(x, table, needs, amax is not None, bool(quantized_weight))
         shared = inputs[:2] if keeps_row(table) else inputs[2:]
@@ -119,7 +123,7 @@ class _TracedMatmul(torch.autograd.Function):
         ctx.save_for_backward(None if kept[2] else x, weight, counter_used, amax, *saved)
         ctx.kept, ctx.columns, ctx.config, ctx.counter = kept, x.shape[1], config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
-        ctx.others = 6 + len(quantized_weight)
+        ctx.others = 7 + len(quantized_weight)
         return y
 
     @staticmethod

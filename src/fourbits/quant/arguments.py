@@ -12,7 +12,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def checked_inputs(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    amax: Tensor | None,
+    sr_key: Tensor | None,
+    coefficients: Tensor | None = None,
 ) -> tuple[int, Tensor | None, Tensor | None]:
     """(axis 0 or 1, amax fp32 scalar, key int64 [5]) on x's device. Raises ValueError for anything else."""
     _check_types(x, spec, axis, amax)
@@ -24,6 +29,7 @@ def checked_inputs(
             f"quantize: a correction is added back by a linear layer only, got {spec.correction!r}. Pass the "
             "residual and spec.of_residual."
         )
+    _check_coefficients(x, spec, axis % 2, coefficients)
     if amax is not None:
         if not spec.tensor_scaled:
             raise ValueError(
@@ -46,6 +52,31 @@ def checked_inputs(
         )
     key = None if sr_key is None else as_sr_key(sr_key).to(x.device)
     return axis % 2, amax, key
+
+
+def _check_coefficients(x: Tensor, spec: OperandSpec, axis: int, coefficients: Tensor | None) -> None:
+    """Raises ValueError unless coefficients are there where the spec has error feedback, and fit."""
+    if not spec.error_feedback:
+        if coefficients is not None:
+            raise ValueError(
+                "quantize: coefficients are for specs with error_feedback, which this one lacks. Remove them."
+            )
+        return
+    if axis != 1:
+        raise ValueError(
+            "quantize: error feedback runs along the rows of a tensor, got axis 0. Quantize along axis 1."
+        )
+    expected = (x.shape[1], spec.error_feedback)
+    got = coefficients if coefficients is None else f"{coefficients.dtype} {list(coefficients.shape)}"
+    if coefficients is None or not (
+        tuple(coefficients.shape) == expected
+        and coefficients.dtype == torch.int8
+        and coefficients.device == x.device
+    ):
+        raise ValueError(
+            f"quantize: error feedback needs coefficients int8 {list(expected)} on {x.device}, got {got}. "
+            "Compute them from the layer's weight: fourbits.feedback_coefficients(weight, span)."
+        )
 
 
 def check_dtype(dtype: torch.dtype) -> None:

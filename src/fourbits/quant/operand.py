@@ -58,6 +58,11 @@ class OperandSpec(_HashedOnce):
     #: a registered `quant.correction.Correction`: a part of X or dY that is removed before quantizing, and
     #: whose product the linear layer adds back in FP32; empty for none
     correction: str = ""
+    #: neighbours along the contraction, a span, in which later blocks make up for what a block loses, by
+    #: coefficients that follow from the weight that X is multiplied by; 0 for none
+    error_feedback: int = 0
+    #: steps from one update of the coefficients to the next; 0 takes 50
+    feedback_interval: int = 0
     #: a name of quant.scale_rules.SCALE_RULES, which `register_scale_rule` adds to: block scale from the
     #: block's maximum, or the candidate with the least error
     scale_rule: str = "max"

@@ -17,7 +17,11 @@ _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
 #: maximum length of an amax history, in steps
 MAX_HISTORY = 1 << 16
 _SMALL_FLOAT_SCALES = ("e4m3", "ue5m3")
-_WHOLE_NUMBERS = ("rht", "scale_bound", "amax_interval", "amax_history", "adaptive_interval")
+SPANS = (0, 32, 64, 128)
+_WHOLE_NUMBERS = (
+    *("rht", "scale_bound", "amax_interval", "amax_history", "adaptive_interval"),
+    *("error_feedback", "feedback_interval"),
+)
 _TEXTS = ("format", "rht_signs", "scale_rule", "correction")
 _FLAGS = ("sr_headroom", "te_compat")
 
@@ -125,6 +129,23 @@ def _correction(spec: Any) -> str | None:
     return unknown_correction(spec.correction)
 
 
+def _feedback(spec: Any) -> str | None:
+    if spec.error_feedback not in SPANS:
+        return f"error_feedback: must be one of {SPANS}, got {spec.error_feedback}."
+    if spec.feedback_interval < 0:
+        return f"feedback_interval: must be at least 0, got {spec.feedback_interval}."
+    if not spec.error_feedback:
+        return None
+    required = {"format": "nvfp4", "rounding": "rne", "scale_rounding": "rne", "rht": 0, "correction": ""}
+    required |= {"adaptive": "none", "amax_policy": "current"}
+    for field, value in required.items():
+        if getattr(spec, field) != value:
+            return f"{field}: error feedback needs {value!r}, got {getattr(spec, field)!r}."
+    if spec.block_size != (1, 16):
+        return f"block: error feedback needs (1, 16), got {spec.block_size}."
+    return None
+
+
 def _scale_rule(spec: Any) -> str | None:
     rule = SCALE_RULES[spec.scale_rule]
     if not rule.serves(spec.block_format):
@@ -223,6 +244,7 @@ _RULES: tuple[Callable[[Any], str | None], ...] = (
     _outer,
     _transform,
     _correction,
+    _feedback,
     _scale_rule,
     _scale,
     _headroom,

@@ -45,31 +45,43 @@ Quantizer = Callable[[Tensor, tuple[OperandInputs, ...], StatsTarget | None], Op
 
 
 def quantize(
-    x: Tensor, spec: OperandSpec, axis: int = -1, amax: Tensor | None = None, sr_key: Tensor | None = None
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int = -1,
+    amax: Tensor | None = None,
+    sr_key: Tensor | None = None,
+    coefficients: Tensor | None = None,
 ) -> QuantizedTensor:
     """Codes and scales of x as a GEMM operand.
 
     x: 2-D fp32, bf16 or fp16; axis: the contraction axis, 0 or 1 (or -1, -2); amax: fp32 scalar to use
     instead of the tensor's own (of the transformed tensor where spec.rht is set); sr_key: int64 [5] (seed,
-    stream, step, first row, first 16-element block) or [2] (seed, step), required where random bits are.
-    Raises ValueError for other inputs.
+    stream, step, first row, first 16-element block) or [2] (seed, step), required where random bits are;
+    coefficients: int8 [K, spec.error_feedback], `feedback_coefficients` of the weight that x is multiplied
+    by, required with error feedback. Raises ValueError for other inputs.
     """
     if torch.compiler.is_compiling():
-        return _traced(x, spec, axis, amax, sr_key)
-    operand = _one_operand(x, spec, axis, amax, sr_key, packed=True)
+        return _traced(x, spec, axis, amax, sr_key, coefficients)
+    operand = _one_operand(x, spec, axis, amax, sr_key, True, coefficients)
     assert isinstance(operand, QuantizedTensor)
     return operand
 
 
 @operator(
-    "quantize_packed(Tensor x, str spec, int axis, Tensor? amax, Tensor? sr_key) -> (Tensor, Tensor, Tensor)",
+    "quantize_packed(Tensor x, str spec, int axis, Tensor? amax, Tensor? sr_key, Tensor? coefficients=None) "
+    "-> (Tensor, Tensor, Tensor)",
     fake_packed,
 )
 def quantize_packed(
-    x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None
+    x: Tensor,
+    spec: str,
+    axis: int,
+    amax: Tensor | None,
+    sr_key: Tensor | None,
+    coefficients: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, block scales and global scale of `quantize`, contiguous; E8M0 scales as uint8."""
-    operand = quantize(x, spec_from_text(spec), axis, amax, sr_key)
+    operand = quantize(x, spec_from_text(spec), axis, amax, sr_key, coefficients)
     codes, block_scale = operand.codes.contiguous(), operand.block_scale.contiguous()
     if block_scale.dtype == torch.float8_e8m0fnu:
         block_scale = block_scale.view(torch.uint8)
@@ -79,21 +91,32 @@ def quantize_packed(
 
 
 def _traced(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    amax: Tensor | None,
+    sr_key: Tensor | None,
+    coefficients: Tensor | None,
 ) -> QuantizedTensor:
     """`quantize` in a graph, by the operator."""
     amax = None if amax is None else amax.detach()  # codes have no gradient, in a graph as eagerly
-    codes, block_scale, global_scale = quantize_packed(x.detach(), spec_to_text(spec), axis, amax, sr_key)
+    given = (x.detach(), spec_to_text(spec), axis, amax, sr_key, coefficients)
+    codes, block_scale, global_scale = quantize_packed(*given)
     if spec.block_format.scale == "e8m0":
         block_scale = cast_bytes(block_scale, torch.float8_e8m0fnu)
     return QuantizedTensor(codes, block_scale, global_scale, axis % 2, (x.shape[0], x.shape[1]), spec)
 
 
 def exact_operand(
-    x: Tensor, spec: OperandSpec, axis: int = -1, amax: Tensor | None = None, sr_key: Tensor | None = None
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int = -1,
+    amax: Tensor | None = None,
+    sr_key: Tensor | None = None,
+    coefficients: Tensor | None = None,
 ) -> ExactOperand:
     """Values ready for a GEMM, equal to those of `quantize`'s codes and scales; arguments as there."""
-    operand = _one_operand(x, spec, axis, amax, sr_key, packed=False)
+    operand = _one_operand(x, spec, axis, amax, sr_key, False, coefficients)
     assert isinstance(operand, ExactOperand)
     return operand
 
@@ -208,15 +231,23 @@ def _skips_kernels(x: Tensor) -> bool:
 
 
 def _one_operand(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None, packed: bool
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    amax: Tensor | None,
+    sr_key: Tensor | None,
+    packed: bool,
+    coefficients: Tensor | None,
 ) -> Operand:
-    axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key)
+    axis, amax, key = checked_inputs(x, spec, axis, amax, sr_key, coefficients)
     if torch.compiler.is_compiling():  # the compiler traces the reference into its caller's graph
         amax = None if amax is None else amax.reshape(()).abs()
         with without_autocast(x):
-            return (reference.quantize if packed else reference.exact_operand)(x, spec, axis, amax, key)
+            make = reference.quantize if packed else reference.exact_operand
+            return make(x, spec, axis, amax, key, coefficients)
     request = OperandRequest(spec, axis, packed, "own" if amax is None else "given")
-    (operand,) = quantizer(signature_of(x), (request,))(x, (OperandInputs(key, 0, amax),), None)
+    given = OperandInputs(key, 0, amax, coefficients=coefficients)
+    (operand,) = quantizer(signature_of(x), (request,))(x, (given,), None)
     return operand
 
 
@@ -261,6 +292,9 @@ class _WithoutKernels:
                     stats.counts[stats.places[0], :2] = counts
             elif amax is not None:
                 amax = amax.amax().abs()
+            if request.spec.error_feedback:  # a span's blocks depend on each other
+                make = reference.quantize if request.packed else reference.exact_operand
+                return (make(x, request.spec, request.axis, amax, key, inputs[0].coefficients),)
             implementation = cpu if worth_compiling(x) else reference
             make = implementation.quantize if request.packed else implementation.exact_operand
             return (make(x, request.spec, request.axis, amax, key),)

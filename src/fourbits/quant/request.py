@@ -54,6 +54,8 @@ class OperandInputs(NamedTuple):
     amax: Tensor | None = None
     #: fp32 scalar, where the signature says `scaled`
     factor: Tensor | None = None
+    #: int8 [K, span], read where the spec has error feedback
+    coefficients: Tensor | None = None
 
 
 class StatsTarget(NamedTuple):

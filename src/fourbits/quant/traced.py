@@ -57,11 +57,16 @@ def fake_fake_quantize(x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_
 
 
 def fake_packed(
-    x: Tensor, spec: str, axis: int, amax: Tensor | None, sr_key: Tensor | None
+    x: Tensor,
+    spec: str,
+    axis: int,
+    amax: Tensor | None,
+    sr_key: Tensor | None,
+    coefficients: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Empty outputs of `fourbits::quantize_packed`."""
     parsed = spec_from_text(spec)
-    axis, _, _ = checked_inputs(x, parsed, axis, amax, sr_key)
+    axis, _, _ = checked_inputs(x, parsed, axis, amax, sr_key, coefficients)
     fmt, size, outer = parsed.block_format, parsed.block_size, parsed.outer_size
     rows, length = x.shape[1 - axis], _blocks(x.shape[axis], max(16, parsed.rht)) * max(16, parsed.rht)
     if fmt.element is None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from fourbits.gemm.sums import Epilogue, Sums, unsupported_sums
+from fourbits.gemm.sums import Epilogue, Sums
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.oscillation import Oscillation
 from fourbits.recipe.schedule import PrecisionPhase, RunShape, resolved
+from fourbits.recipe.table_rules import broken_rule
 from fourbits.settings import build, to_dict
 
 BF16 = OperandSpec(format="bf16")
@@ -34,7 +35,10 @@ _MAY_BE_FORWARD = {
 #: settings of a recipe or table that do not affect results bitwise
 _NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native", "amax_reduction")
 #: settings newer than the first digests, which leave a recipe's digest as it was where they are empty
-_NEWER = ("correction", "shared_weight_amax", "schedule", "oscillation")
+_NEWER = (
+    *("correction", "error_feedback", "feedback_interval", "shared_weight_amax", "schedule"),
+    "oscillation",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +91,7 @@ class GemmTable:
             spec = self.operand(role)
             if spec.source == "forward" and (of_fprop is None or self.operand(of_fprop).rht):
                 raise ValueError(_no_forward(role, of_fprop))
-        if message := _wrong_correction(self) or _wrong_sums(self):
+        if message := broken_rule(self):
             raise ValueError(message)
         if self.native and self.amax_reduction:
             raise ValueError(
@@ -296,54 +300,6 @@ def _unsupported_packed(spec: OperandSpec) -> str | None:
         return f"{spec.format} does not store codes under one scale per tensor"
     if spec.source == "forward" or spec.amax_policy != "current" or spec.adaptive != "none":
         return "it depends on the forward operand or on past steps"
-    return None
-
-
-def _wrong_correction(table: GemmTable) -> str | None:
-    """The rule of corrections that a table breaks, or None. docs/nvfp4.md, section 21."""
-    for role in ("fprop.rhs", "dgrad.rhs"):
-        if name := table.operand(role).correction:
-            return (
-                f"{role}.correction: the weight has no tokens to remove a part of, got {name!r}. Set it on "
-                "the other operand, X or dY."
-            )
-    names = table.wgrad.lhs.correction, table.wgrad.rhs.correction
-    if names[0] != names[1]:
-        return (
-            f"wgrad: dY and X must have the same correction, so that its cross terms vanish, got "
-            f"{names[0]!r} (lhs) and {names[1]!r} (rhs). Set correction alike on both."
-        )
-    if table.saved_inputs == "packed" and names[1] != table.fprop.lhs.correction:
-        return (
-            f"saved_inputs: packed quantizes X once for Fprop and Wgrad and needs one correction, got "
-            f"{table.fprop.lhs.correction!r} (fprop.lhs) and {names[1]!r} (wgrad.rhs). Set it to exact."
-        )
-    if table.wgrad.rhs.source == "forward" and (names[1] or table.fprop.lhs.correction):
-        return (
-            "wgrad.rhs.source: forward re-quantizes the forward operand, which lacks what a correction "
-            "removes. Set wgrad.rhs.source to as_is, or correction to '' on X and dY."
-        )
-    return None
-
-
-def _wrong_sums(table: GemmTable) -> str | None:
-    """The rule of sums that a table breaks, or None. docs/nvfp4.md, section 22."""
-    if table.sums == "fp32":
-        if table.epilogue == "separate":
-            return None
-        return f"epilogue: {table.epilogue} needs sums other than fp32. Set sums, or epilogue to separate."
-    for name in ("fprop", "dgrad", "wgrad"):
-        gemm: GemmSpec = getattr(table, name)
-        reason = None if gemm.high_precision else unsupported_sums(table.sums, gemm.lhs, gemm.rhs)
-        if reason is not None:
-            return f"sums: {reason} ({name}). Set sums to fp32, or choose other operands."
-    for asked, what in (
-        (table.corrects, "correction adds a product of unquantized tensors"),
-        (table.amax_reduction, "amax_reduction leaves each shard a part of a sum"),
-        (table.native, "native GEMMs have the sums of their chip"),
-    ):
-        if asked:
-            return f"sums: {what}, got sums {table.sums}. Set sums to fp32."
     return None
 
 

@@ -60,15 +60,23 @@ class LayerTap:
     @torch.no_grad()
     @uncompiled_quantizers()
     def forward(
-        self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
+        self,
+        x: Tensor,
+        weight: Tensor,
+        table: str,
+        counter: Tensor,
+        amax: Tensor | None,
+        layer: int,
+        coefficients: Tensor | None = None,
     ) -> bool:
         """Sample the operands of X and W. Returns whether this is the first call.
 
-        x: [M, K]; weight: [N, K]; amax: fp32 [6], those of amax policies (negative: the operand's own).
+        x: [M, K]; weight: [N, K]; amax: fp32 [6], those of amax policies (negative: the operand's own);
+        coefficients: of error feedback.
         """
         if self._call is not None or not x.numel():
             return False
-        self._call = _Call(table_from_text(table), counter, amax, layer)
+        self._call = _Call(table_from_text(table), counter, amax, layer, coefficients)
         x, weight = x.detach(), weight.detach()
         tensors = {"fprop.lhs": x, "fprop.rhs": weight, "dgrad.rhs": weight, "wgrad.rhs": x}
         self._parts = {role: self._call.sample(role, tensor) for role, tensor in tensors.items()}
@@ -118,6 +126,7 @@ class _Call(NamedTuple):
     counter: Tensor
     amax: Tensor | None
     layer: int
+    coefficients: Tensor | None
 
     def sample(self, role: str, x: Tensor) -> Sample:
         """A sample of a role's operand, from X, W or dY."""
@@ -133,7 +142,8 @@ class _Call(NamedTuple):
         part = part_of(x, rows_of_sample(x.shape[1 - axis], spec), 1 - axis)
         if spec.source != "forward":
             amax = self._amax(role, whole_amax(x, spec, axis, rotation), spec)
-            return sampled(part, spec, axis, amax, key, rotation)
+            coefficients = self.coefficients if spec.error_feedback else None
+            return sampled(part, spec, axis, amax, key, rotation, coefficients=coefficients)
         # the values of Fprop's operand are quantized again, contracted over the other axis
         first = self.table.operand("fprop.rhs" if role == "dgrad.rhs" else "fprop.lhs")
         of_first = rotation_of(first, key)

@@ -85,18 +85,21 @@ def sampled(
     key: Tensor,
     rotation: Tensor | None,
     quantized_from: Tensor | None = None,
+    coefficients: Tensor | None = None,
 ) -> Sample:
     """Measure a part of an operand, contracted over `axis`. key: int64 [5], of its random bits; rotation: of
     its transform.
 
-    quantized_from: the values that are quantized, where they are not those of the part itself.
+    quantized_from: the values that are quantized, where they are not those of the part itself; coefficients:
+    of error feedback.
     """
     fmt = spec.block_format
     if not fmt.quantized:
         exact = part.to(fmt.dtype).float()
         exact = exact.t() if axis == 0 else exact
         return Sample(exact, exact, exact.new_full((len(STATS),), torch.nan), exact)
-    q = quantize(part if quantized_from is None else quantized_from, spec, axis, amax=amax, sr_key=key)
+    values = part if quantized_from is None else quantized_from
+    q = quantize(values, spec, axis, amax=amax, sr_key=key, coefficients=coefficients)
     exact = (part.bfloat16() if spec.source == "bf16" else part).float()
     exact, found = (each.t() if axis == 0 else each for each in (exact, q.dequantize(torch.float32)))
     source = None if quantized_from is None else (quantized_from.t() if axis == 0 else quantized_from)

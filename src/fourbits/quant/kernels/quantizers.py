@@ -6,6 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS
+from fourbits.quant.kernels.launch_error_feedback import FeedbackQuantizer
 from fourbits.quant.kernels.launch_exact import ExactQuantizer
 from fourbits.quant.kernels.launch_fp8 import Fp8Quantizer
 from fourbits.quant.kernels.launch_packed import PackedQuantizer
@@ -22,6 +23,8 @@ def kernel_quantizer(signature: Signature, requests: tuple[OperandRequest, ...])
     """The quantizer that computes the requested operands, which the kernels support in one pass."""
     if requests[0].spec.format in FP8_FORMATS:
         return Fp8Quantizer(signature, requests)
+    if requests[0].spec.error_feedback:
+        return FeedbackQuantizer(signature, requests[0])
     if rotates(requests[0]):
         return RotationQuantizer(signature, requests[0])
     if transposes(requests[0]):

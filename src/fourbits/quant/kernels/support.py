@@ -25,7 +25,8 @@ _GROUP = 16
 #: fields of a spec that a kernel's configuration covers, or that kernels can ignore; any other must have its
 #: default
 _UNDERSTOOD = {"format", "block", "source", "rounding", "rht", "rht_signs", "te_compat", "scale_rule"} | {
-    *("scale_bound", "sr_headroom", "amax_policy", "amax_interval", "amax_history", "amax_headroom")
+    *("scale_bound", "sr_headroom", "amax_policy", "amax_interval", "amax_history", "amax_headroom"),
+    *("error_feedback", "feedback_interval"),
 }
 _DEFAULT = OperandSpec()
 
@@ -41,6 +42,8 @@ def unsupported(signature: Signature, requests: Sequence[OperandRequest]) -> str
             return reason
     if len(requests) > 1 and (reason := _unsupported_pair(requests)):
         return reason
+    if requests[0].spec.error_feedback and (requests[0].packed or signature.scaled):
+        return "error feedback has a kernel for an exact operand of a tensor without a factor"
     if signature.scaled and (reason := _unsupported_scaled(requests)):
         return reason
     rows, columns = signature.shape
@@ -61,6 +64,8 @@ def _unsupported_scaled(requests: Sequence[OperandRequest]) -> str | None:
 
 def _unsupported_pair(requests: Sequence[OperandRequest]) -> str | None:
     """Why one pass does not compute both operands of a tensor, each of which has a kernel, or None."""
+    if any(request.spec.error_feedback for request in requests):
+        return "error feedback quantizes in a pass of its own"
     if any(transposes(request) for request in requests):
         return "a transform along axis 1 needs a transposed copy, so a separate pass"
     if any(rotates(request) for request in requests):

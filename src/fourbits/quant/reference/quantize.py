@@ -4,10 +4,11 @@ Other implementations must give equal bytes. Everything keeps the layout of the 
 transposes: `axis` says along which axis blocks run. docs/nvfp4.md, sections 6 and 7, has the rules.
 
 Arguments are those of `fourbits.quant.quantize` in their normal form: x 2-D fp32, bf16 or fp16; axis 0 or 1;
-amax None or an fp32 scalar >= 0; sr_key None or int64 [5].
+amax None or an fp32 scalar >= 0; sr_key None or int64 [5]; coefficients None or int8 [K, span].
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from fourbits.formats.packing import pack_nibbles
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.blocks import block_view, completed, grid_shape, padded, unblocked
 from fourbits.quant.reference.elements import codes_of, element_of, exact_values_of, rounded_magnitudes
+from fourbits.quant.reference.error_feedback import blocks_with_feedback
 from fourbits.quant.reference.hadamard import transformed
 from fourbits.quant.reference.ms_eden import corrected_scales
 from fourbits.quant.reference.philox import element_noise, scale_words
@@ -45,26 +47,36 @@ class QuantizedBlocks(NamedTuple):
 
 
 def quantize(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    amax: Tensor | None,
+    sr_key: Tensor | None,
+    coefficients: Tensor | None = None,
 ) -> QuantizedTensor:
     """Codes and scales of x as a GEMM operand."""
     y = source_of(x, spec, axis, sr_key)
     if not spec.block_format.quantized:
         return unquantized(y, x.shape, spec, axis)
-    values, magnitudes, scales = quantized_blocks(y, spec, axis, amax, sr_key)
+    values, magnitudes, scales = quantized_blocks(y, spec, axis, amax, sr_key, coefficients)
     codes = unblocked(codes_of(magnitudes, values, scales.block_scale, spec), y.shape)
     codes = stored(padding_zeroed(codes, x.shape, spec, axis), axis)
     return packed(pack_nibbles(codes) if element_of(spec).bits == 4 else codes, scales, x.shape, spec, axis)
 
 
 def exact_operand(
-    x: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+    x: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    amax: Tensor | None,
+    sr_key: Tensor | None,
+    coefficients: Tensor | None = None,
 ) -> ExactOperand:
     """Values ready for a GEMM, equal to those of `quantize`'s codes and scales."""
     y = source_of(x, spec, axis, sr_key)
     if not spec.block_format.quantized:
         return ExactOperand(y.to(spec.block_format.dtype), one_on(y), axis, spec)
-    values, magnitudes, scales = quantized_blocks(y, spec, axis, amax, sr_key)
+    values, magnitudes, scales = quantized_blocks(y, spec, axis, amax, sr_key, coefficients)
     exact = unblocked(exact_values_of(magnitudes, values, scales.block_scale, spec), y.shape)
     return ExactOperand(exact, epilogue_scale(scales, spec), axis, spec)
 
@@ -90,12 +102,26 @@ def padded_source(x: Tensor, spec: OperandSpec, axis: int) -> Tensor:
 
 
 def quantized_blocks(
-    y: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_key: Tensor | None
+    y: Tensor,
+    spec: OperandSpec,
+    axis: int,
+    amax: Tensor | None,
+    sr_key: Tensor | None,
+    coefficients: Tensor | None = None,
 ) -> QuantizedBlocks:
     """From the source to scales and rounded elements: the algorithm.
 
-    y: as from `source_of`; the other arguments as for `quantize`.
+    y: as from `source_of`; the other arguments as for `quantize`. With coefficients a column of blocks of all
+    spans is quantized at a time, under the amax of the whole.
     """
+    if coefficients is not None:
+        plain = replace(spec, error_feedback=0)
+        whole = y.to(torch.float32).abs().amax() if amax is None and y.numel() else amax
+        return QuantizedBlocks(
+            *blocks_with_feedback(
+                y, coefficients, spec, lambda part: quantized_blocks(part, plain, axis, whole, None)
+            )
+        )
     full = completed(y, spec, axis)
     blocks = block_view(full, spec, axis)
     block_amax = block_maxima(blocks)

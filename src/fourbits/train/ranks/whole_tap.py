@@ -27,7 +27,14 @@ class WholeTap:
 
     @torch.no_grad()
     def forward(
-        self, x: Tensor, weight: Tensor, table: str, counter: Tensor, amax: Tensor | None, layer: int
+        self,
+        x: Tensor,
+        weight: Tensor,
+        table: str,
+        counter: Tensor,
+        amax: Tensor | None,
+        layer: int,
+        coefficients: Tensor | None = None,
     ) -> bool:
         """A forward pass. x: [M, K]; weight: [N, K], or the whole one if it traveled as codes."""
         if self._split.dim == 1:
@@ -35,7 +42,7 @@ class WholeTap:
         if weight.shape != self._split.shape:
             weight = self._whole(weight, self._split)
         counter = of_shard(counter, -self._shard.first_in, -self._shard.first_out)
-        return self._tap.forward(x, weight, table, counter, amax, layer)
+        return self._tap.forward(x, weight, table, counter, amax, layer, coefficients)
 
     @torch.no_grad()
     def backward(self, dy: Tensor) -> None:

@@ -1,0 +1,75 @@
+"""Error feedback: what rounding a block loses is made up for in the later blocks of its span.
+
+docs/nvfp4.md, section 23; `feedback_coefficients.py` says where the coefficients come from. Errors and
+coefficients are small integers, so their products and sums are exact in any order, and all implementations
+give equal bytes.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fourbits.quant.feedback_coefficients import LARGEST, UNITS
+from fourbits.quant.operand import OperandSpec
+from fourbits.quant.reference.scales import Scales
+
+_BLOCK = 16
+
+#: quantizes [M, n] with the tensor's amax: values, magnitudes and scales of blocks [M, 1, n / 16, 16]
+QuantizeColumns = Callable[[Tensor], tuple[Tensor, Tensor, Scales]]
+
+
+def blocks_with_feedback(
+    y: Tensor, coefficients: Tensor, spec: OperandSpec, quantize_columns: QuantizeColumns
+) -> tuple[Tensor, Tensor, Scales]:
+    """Values, magnitudes and scales of y's blocks: [M, 1, C / 16, 16], as `quantized_blocks` returns them.
+
+    y: padded source [M, C], blocks along axis 1; coefficients: int8 [K, spec.error_feedback].
+    """
+    rows, columns = y.shape
+    span = spec.error_feedback
+    missing = -columns % span
+    per_span, spans = span // _BLOCK, (columns + missing) // span
+    shifted = pad(y.to(torch.float32), (0, missing)).view(rows, spans, per_span, _BLOCK)
+    shares = pad(coefficients.to(torch.float32), (0, 0, 0, columns + missing - len(coefficients)))
+    shares = shares.view(spans, per_span, _BLOCK, per_span, _BLOCK)
+    found: list[tuple[Tensor, Tensor, Scales]] = []
+    lost: list[tuple[Tensor, Tensor]] = []
+    for place in range(per_span):
+        block = shifted[:, :, place]
+        for earlier, (errors, step) in enumerate(lost):
+            product = torch.einsum("msi,sij->msj", errors, shares[:, earlier, :, place])
+            block = block + product * step
+        values, magnitudes, scales = quantize_columns(block.reshape(rows, spans * _BLOCK))
+        found.append((values, magnitudes, scales))
+        lost.append(_lost(values, magnitudes, scales))
+    return _in_order(found, columns)
+
+
+def _lost(values: Tensor, magnitudes: Tensor, scales: Scales) -> tuple[Tensor, Tensor]:
+    """What rounding a column of blocks lost: whole numbers fp32 [M, S, 16], and the value of their unit times
+    that of a coefficient's, fp32 [M, S, 1]; nothing in blocks with a scale that is zero or NaN.
+    """
+    scaled = values * scales.encode[:, None, :, None]
+    errors = ((scaled - torch.copysign(magnitudes, scaled)) * UNITS).round()[:, 0]
+    errors = errors.clamp(-LARGEST, LARGEST)
+    step = scales.block_scale * scales.global_scale * UNITS**-2
+    usable = step > 0
+    errors = torch.where(usable[..., None], errors, 0.0)
+    return errors, torch.where(usable, step, 0.0)[..., None]
+
+
+def _in_order(found: list[tuple[Tensor, Tensor, Scales]], columns: int) -> tuple[Tensor, Tensor, Scales]:
+    """The columns of blocks of all spans in the order of the tensor, without those that only pad a span."""
+    blocks = columns // _BLOCK
+    values, magnitudes = (
+        torch.stack(columns_of, 3).flatten(2, 3)[:, :, :blocks]
+        for columns_of in ([each[0] for each in found], [each[1] for each in found])
+    )
+    block_scale, encode = (
+        torch.stack([getattr(each[2], name) for each in found], 2).flatten(1, 2)[:, :blocks]
+        for name in ("block_scale", "encode")
+    )
+    return values, magnitudes, Scales(block_scale, found[0][2].global_scale, encode)
