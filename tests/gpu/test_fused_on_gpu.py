@@ -13,11 +13,13 @@ from fourbits.quant.quantize import exact_operand
 from fourbits.quant.request import OperandInputs, OperandRequest
 from fourbits.quant.tensor import ExactOperand, dequantized, transposed
 from support.fused_cases import (
+    AMAXES,
     DTYPES,
     PAIRS,
     POLICIES,
     SMALL,
     Case,
+    amax_differences,
     by_kernels,
     differences,
     policy_differences,
@@ -52,6 +54,11 @@ def references_are_eager_and_unwritten_memory_is_nan(monkeypatch):
 @pytest.mark.parametrize("case", [*SMALL, *LARGE], ids=lambda case: case.name)
 def test_bytes_are_the_references(case):
     assert differences(case, GPU) == []
+
+
+@pytest.mark.parametrize(("pair", "values"), AMAXES)
+def test_amaxes_found_before_quantization_are_the_references(pair, values):
+    assert amax_differences(PAIRS[pair], values, GPU) == []
 
 
 @pytest.mark.parametrize(("stored", "name"), POLICIES, ids=str)

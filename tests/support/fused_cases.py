@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fourbits.quant.amax_stats import own_amax
+from fourbits.quant.amax_stats import largest_magnitude, own_amax
 from fourbits.quant.kernels import launch_dequantize, launch_unpack, quantizers, support
 from fourbits.quant.kernels.launch_fake import FakeQuantizer, unsupported_fake
 from fourbits.quant.operand import OperandSpec
+from fourbits.quant.quantize import _amax_plan
 from fourbits.quant.reference import quantize as reference
 from fourbits.quant.request import OperandInputs, OperandRequest, StatsTarget, signature_of
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor, dequantized, transposed, unpacked
@@ -234,6 +235,24 @@ def _kept_packed_differences(
     return found + _packed_differences("kept column", column, stored)
 
 
+def amax_differences(
+    pair: tuple[OperandSpec | None, OperandSpec | None], values: str, device: torch.device | str = "cpu"
+) -> list[str]:
+    """The amaxes of operands before they are quantized, in both orders, against the reference's."""
+    x = tensor(Case("nearest", (40, 48), values=values, layout="rows apart"), device)
+    counter = torch.tensor([1234, 0, 17, 48, 3], device=device)
+    key = torch.tensor([1234, 5 * 8 + 4, 17, 48, 3])
+    requests = [OperandRequest(spec, 1 - i) for i, spec in enumerate(pair) if spec is not None]
+    found: list[str] = []
+    for some in (tuple(requests), tuple(reversed(requests))):
+        plan = _amax_plan(signature_of(x), some)
+        assert plan is not None
+        amaxes = plan(x, (OperandInputs(counter, 5 * 8 + 4),) * len(some))
+        true = [largest_magnitude(x.cpu(), r.spec, r.axis, key if r.draws else None) for r in some]
+        found += _unequal(f"amaxes of axes {[r.axis for r in some]}", amaxes, torch.stack(true))
+    return found
+
+
 def policy_differences(
     stored: tuple[float, float], device: torch.device | str = "cpu", name: str = "nvfp4"
 ) -> list[str]:
@@ -328,6 +347,12 @@ SMALL = [
 ]
 
 
+#: pairs and values whose amaxes are found before they are quantized
+AMAXES = [
+    *((name, "wide") for name in ("nearest", "stochastic", "weight", "signs drawn per call", "headroom")),
+    *(("stochastic", values) for values in ("zeros", "nan and inf", "tiny")),
+]
+
 #: amaxes stored for the row and the column operand, and their format
 POLICIES = [
     *((stored, "nvfp4") for stored in ((-1.0, -1.0), (7.5, 2.5), (300.0, -1.0))),
@@ -347,6 +372,10 @@ def main(names: list[str]) -> int:
             found = differences(case)
             failed += bool(found)
             print(case.name, *found, sep="\n  ")
+    for name, values in () if names else AMAXES:
+        found = amax_differences(PAIRS[name], values)
+        failed += bool(found)
+        print(f"amaxes of {name}, {values}", *found, sep="\n  ")
     for stored, fmt in () if names else POLICIES:
         found = policy_differences(stored, name=fmt)
         failed += bool(found)

@@ -66,7 +66,11 @@ def _run(name: str, argv: list[str]) -> int:
         code = 2 if isinstance(failure.__cause__, USAGE_ERRORS) else 1
         error = failure.__cause__
         assert isinstance(error, Exception)
-        return _report(name, error, debug, code, failure.subject) if failure.reports else code
+        if failure.reports:
+            _report(name, error, debug, code, failure.subject)
+            for line in failure.others:
+                print(f"fourbits {name}: {line}", file=sys.stderr)
+        return code
     except USAGE_ERRORS as error:
         return _report(name, error, debug, 2)
     except Exception as error:  # noqa: BLE001 - no error may reach the user as a traceback

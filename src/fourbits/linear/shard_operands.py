@@ -31,17 +31,15 @@ def shard_operands(
     if not runs or dim is None or not any(request.draws for request in side.requests):
         return side.quantize(x, inputs, target)
     assert target is None, "amax policies are refused where a shard has several runs"
+    counter = inputs[0].counter  # one call's, so that of all its operands
     ends = [*(own for own, _ in runs[1:]), x.shape[dim]]
     found: list[tuple[Operand, ...]] = []
     for (own, whole), end in zip(runs, ends, strict=True):
         part = x.narrow(dim, own, end - own).contiguous()
-        moved = [given._replace(counter=_from(given.counter, whole)) for given in inputs]
-        found.append(quantizer(signature_of(part), side.requests)(part, tuple(moved), None))
+        moved = None if counter is None else of_shard(counter, 0, whole)
+        given = tuple([one._replace(counter=moved) for one in inputs])
+        found.append(quantizer(signature_of(part), side.requests)(part, given, None))
     return tuple(_joined(parts, dim) for parts in zip(*found, strict=True))
-
-
-def _from(counter: Tensor | None, first_out: int) -> Tensor | None:
-    return None if counter is None else of_shard(counter, 0, first_out)
 
 
 def _joined(parts: Sequence[Operand], dim: int) -> Operand:

@@ -3,6 +3,7 @@
 `set_step` writes it, so random bits have no state to save or restore: a resumed run sets its step.
 """
 
+import functools
 import itertools
 import warnings
 import weakref
@@ -64,11 +65,22 @@ def moved_on(counter: Tensor, tokens: "int | Tensor") -> Tensor:
 
 def of_shard(counter: Tensor, first_in: int, first_out: int) -> Tensor:
     """The counter of a layer whose weight starts at these features of a larger one, multiples of 16."""
-    moved = counter.clone()
+    if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():  # pyright: ignore
+        return counter + _offsets(first_in, first_out, counter.device)
+    moved = counter.clone()  # a graph, or a mode, may not keep a constant
     for field, first in ((_IN, first_in), (_OUT, first_out)):
         moved[field] += first
         moved[field + 1] += first // 16
     return moved
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _offsets(first_in: int, first_out: int, device: torch.device) -> Tensor:
+    """What `of_shard` adds to each entry, int64 [9]."""
+    entries = [0] * len(COUNTER_FIELDS)
+    for field, first in ((_IN, first_in), (_OUT, first_out)):
+        entries[field], entries[field + 1] = first, first // 16
+    return torch.tensor(entries, device=device, dtype=torch.int64)
 
 
 def _fake_tick(counter: Tensor) -> None:

@@ -53,6 +53,12 @@ def own_amax(x: Tensor, spec: OperandSpec, axis: int, given: Tensor, sr_key: Ten
     return OwnAmax(*runner_for(x)(_measured)(blocks, given, for_scales(spec)))
 
 
+def largest_magnitude(x: Tensor, spec: OperandSpec, axis: int, sr_key: Tensor | None) -> Tensor:
+    """The operand's own amax, fp32 scalar; 0 for a format without one. Arguments as for `own_amax`."""
+    source = _source_of(x, spec, axis, sr_key) if spec.tensor_scaled and x.numel() else x.new_zeros(1)
+    return source.abs().amax().to(torch.float32)
+
+
 def layout_counts(x: Tensor, spec: OperandSpec, axis: int, kind: str, sr_key: Tensor | None) -> Tensor:
     """int64 [2]: all counted, and those in favour of the alternative layout; additive over tensors.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fourbits.operators import operator
-from fourbits.quant.amax_stats import own_amax
+from fourbits.quant.amax_stats import largest_magnitude, own_amax
 from fourbits.quant.arguments import check_dtype, checked_inputs
 from fourbits.quant.autocast import autocast_disabler, without_autocast
 from fourbits.quant.cpu import quantize as cpu
@@ -31,6 +31,7 @@ from fourbits.quant.traced import fake_fake_quantize, fake_packed, spec_from_tex
 from fourbits.triton_version import HAS_TRITON
 
 if TYPE_CHECKING or HAS_TRITON:
+    from fourbits.quant.kernels.launch_amaxes import OwnAmaxes, unsupported_amaxes
     from fourbits.quant.kernels.launch_dequantize import dequantized as kernel_dequantized
     from fourbits.quant.kernels.launch_dequantize import transposed as kernel_transposed
     from fourbits.quant.kernels.launch_dequantize import unsupported_dequantize, unsupported_transpose
@@ -138,16 +139,22 @@ def quantizer(signature: Signature, requests: tuple[OperandRequest, ...]) -> Qua
 
 def own_amaxes(x: Tensor, requests: tuple[OperandRequest, ...], inputs: tuple[OperandInputs, ...]) -> Tensor:
     """The amaxes of operands of one tensor, before they are quantized: fp32 [n]; 0 where none is used."""
-    unknown = torch.full((), -1.0, device=x.device, dtype=torch.float32)
+    plan = None if _skips_kernels(x) else _amax_plan(signature_of(x), requests)
+    if plan is not None:
+        return plan(x, inputs)
     found: list[Tensor] = []
     for request, given in zip(requests, inputs, strict=True):
-        amax = unknown.new_zeros(())
-        if request.spec.tensor_scaled:
-            key = _key_of(request, given) if request.draws else None
-            with without_autocast(x):
-                amax = own_amax(x, request.spec, request.axis, unknown, key).own
-        found.append(amax)
+        key = _key_of(request, given) if request.draws else None
+        with without_autocast(x):
+            found.append(largest_magnitude(x, request.spec, request.axis, key))
     return torch.stack(found)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _amax_plan(signature: Signature, requests: tuple[OperandRequest, ...]) -> "OwnAmaxes | None":
+    """A plan that finds the amaxes in one pass, or None where no kernel does."""
+    own = tuple(request._replace(packed=False, amax="own") for request in requests)
+    return OwnAmaxes(signature, own) if unsupported_amaxes(signature, own) is None else None
 
 
 def one_pass(signature: Signature, requests: tuple[OperandRequest, ...]) -> bool:

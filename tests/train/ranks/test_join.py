@@ -1,5 +1,9 @@
 """Of several ranks that fail, one reports it."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from torch._C._distributed_c10d import HashStore
 
@@ -10,6 +14,8 @@ from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError
 from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.launcher import launched_rank
 from fourbits.train.ranks.watchdog import Watchdog
+from support.torchrun import PATIENCE, environment
+from train.ranks import failing
 
 
 class Lost(Watchdog):
@@ -47,13 +53,51 @@ def test_what_all_ranks_find_is_left_to_rank_0(error, monkeypatch):
 
 def test_a_broken_connection_is_explained_by_the_ranks_that_are_gone():
     broken = RuntimeError("Connection closed by peer")
-    found = join._lost(Lost(1, 3), broken)
+    store = HashStore()
+    found = join._lost(store, Lost(1, 3), broken)
     assert isinstance(found, LostRankError)
     assert str(found).startswith("lost rank 1 on node1, 3 on node3: no sign of life")
     assert found.__cause__ is broken
-    assert join._lost(Lost(), broken) is None
-    assert join._lost(Lost(1), OSError("disk full")) is None
-    assert join._lost(Lost(1), NonFiniteError("step 3")) is None
+    assert join._lost(store, Lost(), broken) is None
+    assert join._lost(store, Lost(1), OSError("disk full")) is None
+    assert join._lost(store, Lost(1), NonFiniteError("step 3")) is None
+
+
+def test_a_rank_that_failed_by_itself_is_not_lost_and_its_error_is_named():
+    store, broken = HashStore(), RuntimeError("an illegal memory access")
+    assert not join._may_report(store, 3, OtherRankError("another rank failed"))
+    assert join._may_report(store, 0, broken)
+    assert not join._may_report(store, 1, OSError("disk full"))
+    assert not join._may_report(store, 2, RuntimeError("Connection closed by peer"))
+    assert join._lost(store, Lost(1, 2), broken) is None
+    assert join._others(store, Lost()) == ("rank 1 on node1 failed, too: OSError: disk full",)
+
+
+@pytest.mark.parametrize(
+    ("errors", "lines"),
+    [
+        (("kernel", "kernel"), {"an illegal memory access was encountered"}),
+        (
+            ("kernel", "disk"),
+            {"an illegal memory access was encountered", "[Errno 28] No space left on device"},
+        ),
+        (("setting", "setting"), {"train.steps: must be positive"}),
+    ],
+    ids=str,
+)
+def test_two_ranks_that_fail_at_once_are_named_with_their_own_errors(errors, lines):
+    """Not each as lost to the other, which had only ended after its own error."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [str(Path(failing.__file__)), *errors]
+    ended = subprocess.run(
+        [*command, *words], capture_output=True, text=True, timeout=PATIENCE, env=environment()
+    )
+    reported = [line for line in ended.stdout.splitlines() if line.startswith("rank ")]
+    assert reported, ended.stderr
+    found = {line for line in lines if any(text.endswith(line) for text in reported)}
+    assert found
+    assert all(any(text.endswith(line) for line in lines) for text in reported)
+    assert len({text.split(" on ")[0] for text in reported}) == len(reported)
 
 
 def test_a_process_without_a_launcher_is_alone(monkeypatch):

@@ -15,9 +15,12 @@ class LostRankError(RuntimeError):
 
 
 class RankFailedError(RuntimeError):
-    """A rank of several failed; __cause__ is its error. reports: whether this rank reports it."""
+    """A rank of several failed; __cause__ is its error. reports: whether this rank reports it.
 
-    def __init__(self, rank: int, reports: bool, error: BaseException) -> None:
+    others: a line for each rank that failed at the same time, by an error of its own.
+    """
+
+    def __init__(self, rank: int, reports: bool, error: BaseException, others: tuple[str, ...] = ()) -> None:
         self.subject = f"rank {rank} on {platform.node()}: "
         super().__init__(f"{self.subject}{error}")
-        self.rank, self.reports = rank, reports
+        self.rank, self.reports, self.others = rank, reports, others

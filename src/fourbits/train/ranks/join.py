@@ -25,6 +25,8 @@ from fourbits.train.rollback import RollbackError
 
 #: seconds for which ranks let rank 0 report an error that all of them find, and between two polls
 _RANK_0_FIRST, _PAUSE = 30.0, 0.05
+#: seconds within which ranks fail at the same time
+_TOGETHER = 0.5
 
 
 #: errors that all ranks find
@@ -56,8 +58,9 @@ def joined(config: ParallelConfig, device: str | None) -> Generator[Ranks]:
             # the launcher sends it to ranks that it takes to hang
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         reports = _may_report(store, where.rank, error)
-        cause = _lost(watch, error) if reports else None
-        raise RankFailedError(where.rank, reports, cause or error) from (cause or error)
+        cause = _lost(store, watch, error) if reports else None
+        others = _others(store, watch) if reports and cause is None else ()
+        raise RankFailedError(where.rank, reports, cause or error, others) from (cause or error)
     except KeyboardInterrupt:
         _may_report(store, where.rank, None)
         raise
@@ -67,14 +70,44 @@ def joined(config: ParallelConfig, device: str | None) -> Generator[Ranks]:
 
 def _may_report(store: Any, rank: int, error: BaseException | None) -> bool:
     """Whether this rank is the first to fail, and so reports its error."""
-    if isinstance(error, OtherRankError):
-        return False
     try:
+        store.set(_ended(rank), _own_error(store, error))
+        if isinstance(error, OtherRankError):
+            return False
         if rank and isinstance(error, _ALIKE):
             _wait_for_first(store)
         return store.add(FAILED, 1) == 1
     except RuntimeError:  # the process that holds the store is gone
         return True
+
+
+def _ended(rank: int) -> str:
+    """The key under which a rank leaves its error, before it ends."""
+    return f"ended/{rank}"
+
+
+def _own_error(store: Any, error: BaseException | None) -> str:
+    """The error in one line; empty for one that all ranks find, or that another rank may have caused."""
+    if error is None or isinstance(error, (OtherRankError, *_ALIKE)):
+        return ""
+    if _may_be_connection(error) and store.check([FAILED]):
+        return ""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _may_be_connection(error: BaseException) -> bool:
+    """Whether this may be a broken connection, for which PyTorch has no type of its own."""
+    return isinstance(error, RuntimeError) and not type(error).__module__.startswith("fourbits.")
+
+
+def _others(store: Any, watch: Watchdog) -> tuple[str, ...]:
+    """A line for each other rank that failed by an error of its own, until now or shortly after."""
+    time.sleep(_TOGETHER)
+    others = [rank for rank in range(watch.world) if rank != watch.rank and store.check([_ended(rank)])]
+    texts = {rank: store.get(_ended(rank)).decode() for rank in others}
+    return tuple(
+        f"rank {rank} on {watch.node_of(rank)} failed, too: {text}" for rank, text in texts.items() if text
+    )
 
 
 def _wait_for_first(store: Any) -> None:
@@ -84,11 +117,14 @@ def _wait_for_first(store: Any) -> None:
         time.sleep(_PAUSE)
 
 
-def _lost(watch: Watchdog, error: Exception) -> LostRankError | None:
-    """An error that names the ranks that are gone, caused by this one, if this is a broken connection."""
-    if not isinstance(error, RuntimeError) or type(error).__module__.startswith("fourbits."):
+def _lost(store: Any, watch: Watchdog, error: Exception) -> LostRankError | None:
+    """An error that names the ranks that are gone, caused by this one, if this is a broken connection.
+
+    A rank that failed by itself, at the same time, has left its error, and is not lost.
+    """
+    if not _may_be_connection(error):
         return None
-    gone = watch.gone()
+    gone = [rank for rank in watch.gone() if not store.check([_ended(rank)])]
     if not gone:
         return None
     found = LostRankError(

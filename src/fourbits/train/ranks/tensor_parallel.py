@@ -130,10 +130,9 @@ _reductions: dict[str, Any] = {}
 
 
 def _reduced(group: Any, bits: Tensor, roles: tuple[str, ...]) -> Tensor:
-    """Maxima over a group."""
-    whole = bits.clone()
-    dist.all_reduce(whole, dist.ReduceOp.MAX, group=group)
-    return whole
+    """Maxima over a group, in the place of this rank's, which nothing else reads."""
+    dist.all_reduce(bits, dist.ReduceOp.MAX, group=group)
+    return bits
 
 
 def _refuse(model: LanguageModel, size: int) -> None:
