@@ -83,7 +83,7 @@ def test_a_rank_that_failed_by_itself_is_not_lost_and_its_error_is_named():
         ),
         (("setting", "setting"), {"train.steps: must be positive"}),
     ],
-    ids=str,
+    ids=["kernels", "kernel and disk", "settings"],
 )
 def test_two_ranks_that_fail_at_once_are_named_with_their_own_errors(errors, lines):
     """Not each as lost to the other, which had only ended after its own error."""
