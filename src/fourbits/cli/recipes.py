@@ -145,6 +145,9 @@ def _show(recipe: Recipe) -> None:
     for phase in recipe.schedule:
         text = f"phase {phase.name}, from {phase.start} to {phase.end}: {phase.describe()}"
         console.print(Text(text), soft_wrap=True)
+    if recipe.hot_channels:
+        text = f"hot channels: {recipe.hot_channels:.4g} of the input features, their error added back"
+        console.print(Text(text), soft_wrap=True)
     if (reset := recipe.oscillation) is not None:
         text = (
             f"weights that oscillate (ratio {reset.ratio:g} over {reset.window} steps) are reset every "

@@ -19,7 +19,7 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact, exact_operand, own_amaxes
 from fourbits.quant.request import OperandInputs, OperandRequest, draws
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
-from fourbits.recipe.recipe import table_from_text
+from fourbits.recipe.recipe import GemmTable, table_from_text
 
 
 class HeldLayer:
@@ -58,7 +58,7 @@ def recipe_layers(model: nn.Module) -> list[HeldLayer]:
             continue
         text, amax = weight_in_use(layer.quantization)
         table = table_from_text(text)
-        _check(name, table.fprop.lhs, table.fprop.rhs)
+        _check(name, table)
         master = layer.weight.detach()
         amax = None if amax is None else amax.to(master.device)
         weight = exact_operand(master, table.fprop.rhs, axis=1, amax=amax)
@@ -132,8 +132,12 @@ def _replaced(forwards: Mapping[nn.Linear, Callable[..., Tensor]]) -> Generator[
         yield
 
 
-def _check(name: str, lhs: OperandSpec, rhs: OperandSpec) -> None:
-    for side, spec in (("lhs", lhs), ("rhs", rhs)):
+def _check(name: str, table: GemmTable) -> None:
+    if table.hot_channels:
+        raise ValueError(
+            f"held_operands: {name} has hot channels, which held operands lack. Generate in BF16."
+        )
+    for side, spec in (("lhs", table.fprop.lhs), ("rhs", table.fprop.rhs)):
         if draws(spec) or spec.correction or spec.adaptive != "none":
             raise ValueError(
                 f"held_operands: fprop.{side} of {name} must round to nearest, without a correction or an "

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm.matmul import gemm
+from fourbits.linear import hot_channels
 from fourbits.linear.corrected import Corrected, Operands, row_gemm, wgrad_gemm
+from fourbits.linear.hot_channels import HotChannels
 from fourbits.linear.limited_rows import limited
 from fourbits.linear.observer import Observer
 from fourbits.linear.plan import (
@@ -62,6 +64,8 @@ class SavedOperands(NamedTuple):
     #: Wgrad's operand X, dequantized or packed, with what a correction removed; or Fprop's (contraction along
     #: axis 1), where Wgrad re-quantizes that
     input: Operand | Corrected | None
+    #: the hot features of X, where there are any
+    hot: HotChannels | None = None
 
 
 class Gradients(NamedTuple):
@@ -94,8 +98,11 @@ def forward(
         (w,) = reuse_weight(weight, lambda: _operands(plan.weight, call, weight))
     lhs = inputs[0]
     assert not isinstance(w, Corrected)
+    hot = hot_channels.hottest(x, plan.hot) if plan.hot else None
     if isinstance(lhs, Corrected):
         y = row_gemm(lhs, w, weight, plan.out_dtype, bias)
+    elif hot is not None:
+        y = hot_channels.fprop(lhs, w, hot, weight, plan.out_dtype, bias)
     else:
         if plan.fprop is None:
             plan.fprop = gemm(lhs, w, plan.out_dtype, plan.bias, *plan.sums)
@@ -103,7 +110,7 @@ def forward(
     arrives = call.quantized_weight is not None
     keeps = (plan.keeps_weight or (plan.needs_dx and arrives)) and not call.weight_returns
     kept = w if keeps and isinstance(w, ExactOperand) else None
-    return y, SavedOperands(kept, inputs[-1] if plan.keeps_input else None)
+    return y, SavedOperands(kept, inputs[-1] if plan.keeps_input else None, hot if plan.keeps_hot else None)
 
 
 def backward(
@@ -130,6 +137,8 @@ def backward(
         if dx.shape[1] != call.weight.shape[1]:  # has only columns of padding
             dx = dx[:, : call.weight.shape[1]].contiguous()
         dx = dx if back is None else (dx * back).to(dx.dtype)
+        if saved.hot is not None:
+            dx = hot_channels.with_hot_dx(dx, whole, call.weight, saved.hot)
     if needs[1]:
         rhs = _wgrad_input(plan, step, call, saved)
         lhs = operands.pop(0)
@@ -139,6 +148,8 @@ def backward(
             if step.wgrad is None:
                 step.wgrad = gemm(lhs, rhs, torch.float32, None, *plan.sums)
             dw = step.wgrad(lhs, rhs, None)
+        if saved.hot is not None:
+            dw = hot_channels.with_hot_dw(dw, whole, saved.hot)
     return Gradients(dx, dw, whole.sum(0, dtype=torch.float32) if needs[2] else None)
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fourbits.linear.hot_channels import hot_count
 from fourbits.linear.plan import keeps_column, keeps_row, multiplies_codes
 from fourbits.quant.correction import correction_of, split_residual
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS
@@ -57,7 +58,15 @@ def kept_parts(
     packed = needs[1] and table.saved_inputs == "packed"
     kept = needs[1] and (packed or keeps_row(table) or keeps_column(table, signature_of(x), observed))
     corrected = [True] if kept and table.wgrad.rhs.correction else []
-    return [weight, weight, kept, kept, packed, *corrected]
+    hot = [True, True] if any(needs[:2]) and fake_hot(x, table) else []
+    return [weight, weight, kept, kept, packed, *corrected, *hot]
+
+
+def fake_hot(x: Tensor, table: GemmTable) -> list[Tensor]:
+    """The hot features of X that a forward pass keeps: indices and values; none without any."""
+    count = hot_count(table.hot_channels, int(x.shape[1])) if table.hot_channels else 0
+    shapes = (((count,), torch.int64), ((x.shape[0], count), x.dtype)) if count else ()
+    return [x.new_empty(shape, dtype=dtype) for shape, dtype in shapes]
 
 
 def fake_weight(weight: Tensor, table: GemmTable, received: bool) -> list[Tensor]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fourbits.linear.compute import SavedOperands
 from fourbits.linear.corrected import Corrected
+from fourbits.linear.hot_channels import HotChannels
 from fourbits.linear.plan import keeps_row
 from fourbits.quant.correction import correction_of
 from fourbits.quant.quantize import Operand
@@ -39,11 +40,11 @@ def rows_of(x: Tensor) -> Tensor:
 def flattened(saved: SavedOperands) -> list[Tensor | None]:
     """Saved operands as five tensors, None for missing ones: W's values and scale; X's values and scale
     (Wgrad's, or Fprop's to re-quantize), or its codes, block scales and global scale. Last, if X has a
-    correction, what that removed.
+    correction, what that removed; or if it has hot features, their indices and values.
     """
     weight = saved.weight
     of_weight = [None, None] if weight is None else [weight.values, weight.scale]
-    return [*of_weight, *input_parts(saved.input)]
+    return [*of_weight, *input_parts(saved.input), *(saved.hot or ())]
 
 
 def input_parts(kept: Operand | Corrected | None) -> list[Tensor | None]:
@@ -60,7 +61,12 @@ def input_parts(kept: Operand | Corrected | None) -> list[Tensor | None]:
 def unflattened(table: GemmTable, parts: Sequence[Tensor | None], shape: tuple[int, int]) -> SavedOperands:
     """Inverse of `flattened`, for a table and X of this shape."""
     w_values, w_scale, x_values, x_scale, x_global, *removed = parts
-    weight = kept = None
+    weight = kept = hot = None
+    if table.hot_channels and removed:
+        index, x_hot = removed
+        assert index is not None
+        assert x_hot is not None
+        hot, removed = HotChannels(index, x_hot), []
     if w_values is not None and w_scale is not None:
         weight = ExactOperand(w_values, w_scale, 1, table.fprop.rhs)
     if x_values is not None and x_scale is not None:
@@ -75,7 +81,7 @@ def unflattened(table: GemmTable, parts: Sequence[Tensor | None], shape: tuple[i
         if removed:
             assert removed[0] is not None
             kept = Corrected(kept, removed[0], correction_of(table.wgrad.rhs.correction))
-    return SavedOperands(weight, kept)
+    return SavedOperands(weight, kept, hot)
 
 
 def weight_parts(weight: QuantizedTensor) -> list[Tensor]:

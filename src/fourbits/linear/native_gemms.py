@@ -13,7 +13,7 @@ def made_native(table: GemmTable) -> GemmTable:
 
     Decided once, from the recipe's own specs: an adaptive operand's effective layout looks like a fixed one.
     """
-    if table.sums != "fp32":
+    if table.sums != "fp32" or table.hot_channels:
         return table
     return replace(
         table, native=tuple(name for name in GEMMS if unsupported_native(getattr(table, name)) is None)
@@ -27,7 +27,7 @@ def unsupported_native(gemm: GemmSpec) -> str | None:
 
 def emulated_gemms(table: GemmTable) -> str:
     """The quantized GEMMs that do not run on FP4 tensor cores, and why, as text; empty if none."""
-    asked = f"sums {table.sums}" if table.sums != "fp32" else None
+    asked = f"sums {table.sums}" if table.sums != "fp32" else "hot channels" if table.hot_channels else None
     low = {name: gemm for name in GEMMS if not (gemm := getattr(table, name)).high_precision}
     reasons = {name: asked or unsupported_native(gemm) for name, gemm in low.items()}
     return ", ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)

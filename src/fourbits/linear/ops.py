@@ -12,7 +12,14 @@ from torch import Tensor
 
 from fourbits.linear.compute import LinearCall, backward, forward
 from fourbits.linear.dominant_tokens import measure_first_gradient_in_graph
-from fourbits.linear.fake_shapes import fake_gradients, fake_input, fake_row, fake_weight, kept_parts
+from fourbits.linear.fake_shapes import (
+    fake_gradients,
+    fake_hot,
+    fake_input,
+    fake_row,
+    fake_weight,
+    kept_parts,
+)
 from fourbits.linear.flat import flattened, input_parts, unflattened, weight_of, without_e8m0
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer, nothing_recorded
 from fourbits.linear.plan import LinearPlan, input_side, keeps_row, linear_plan
@@ -64,7 +71,8 @@ def _fake_forward(
     y = x.new_empty((x.shape[0], weight.shape[0]))
     of_weight = fake_weight(weight, parsed, received) if keeps[0] else ()
     of_input = fake_input(x, parsed, observed) if keeps[2] and not inputs else ()
-    return [y, *of_weight, *of_input, *(() if amax is None else nothing_recorded(amax, len(FORWARD)))]
+    hot = fake_hot(x, parsed) if any(needs) else ()
+    return [y, *of_weight, *of_input, *hot, *(() if amax is None else nothing_recorded(amax, len(FORWARD)))]
 
 
 @operator(

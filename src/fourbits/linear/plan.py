@@ -15,6 +15,7 @@ from torch import Tensor
 from fourbits.gemm.matmul import Gemm
 from fourbits.gemm.sums import Epilogue, Sums
 from fourbits.linear.amax_reduction import reduction_for
+from fourbits.linear.hot_channels import hot_count
 from fourbits.linear.observer import has_policy
 from fourbits.linear.sr_counter import KEY_FIELDS
 from fourbits.quant.arguments import DTYPES
@@ -90,6 +91,9 @@ class LinearPlan:
     #: whether the operands of X and W depend on more than the tensors, so that other calls cannot reuse them
     input_is_private: bool
     weight_is_private: bool
+    #: how many features of X are hot, and whether a backward pass needs them
+    hot: int
+    keeps_hot: bool
     #: the sums and the epilogue of its GEMMs
     sums: tuple[Sums, Epilogue]
     fprop: Gemm | None = None
@@ -151,6 +155,8 @@ def linear_plan(
         or bool(parsed.amax_reduction or parsed.fprop.lhs.error_feedback)
         or any(_request(parsed, role, 1, observed).draws for role, _ in roles),
         weight_is_private=observed or _request(parsed, "fprop.rhs", 1, observed).draws,
+        hot=(hot := hot_count(parsed.hot_channels, x.shape[1])),
+        keeps_hot=hot > 0 and any(needs),
         sums=(parsed.sums, parsed.epilogue),
     )
 

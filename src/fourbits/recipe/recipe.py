@@ -74,6 +74,8 @@ class GemmTable:
     saved_inputs: Literal["exact", "packed"] = "exact"
     #: whether rows of dY (tokens) far above the typical one are scaled down before dY is quantized
     gradient_rows: Literal["any", "limited"] = "any"
+    #: share of the features of X, the largest, whose error of quantization is added back in FP32
+    hot_channels: float = 0.0
     #: how GEMMs of quantized operands add: FP32 in the device's order, exactly, or as a chip's tensor cores
     sums: Sums = "fp32"
     #: how both global scales multiply those sums; fp32 sums take them one after the other
@@ -111,8 +113,8 @@ class GemmTable:
 
     @property
     def corrects(self) -> bool:
-        """Whether any operand has a correction."""
-        return any(self.operand(role).correction for role in _MAY_BE_FORWARD)
+        """Whether an operand has a correction, or channels are hot: unquantized tensors are multiplied."""
+        return bool(self.hot_channels) or any(self.operand(role).correction for role in _MAY_BE_FORWARD)
 
     @property
     def keeps_weight(self) -> bool:
@@ -202,9 +204,9 @@ class Recipe:
     layers: tuple[LayerRule, ...] = ()
     #: as in GemmTable, for linear layers that no rule matches; does not affect results bitwise
     saved_inputs: Literal["exact", "packed"] = "exact"
-    #: as in GemmTable, for linear layers that no rule matches
+    #: as in GemmTable, for linear layers that no rule matches; as the next three
     gradient_rows: Literal["any", "limited"] = "any"
-    #: as in GemmTable, for linear layers that no rule matches
+    hot_channels: float = 0.0
     sums: Sums = "fp32"
     epilogue: Epilogue = "separate"
     #: whether evaluation and no_grad forwards are quantized as in training
@@ -240,6 +242,7 @@ class Recipe:
             wgrad=self.wgrad,
             saved_inputs=self.saved_inputs,
             gradient_rows=self.gradient_rows,
+            hot_channels=self.hot_channels,
             sums=self.sums,
             epilogue=self.epilogue,
         )
@@ -282,7 +285,7 @@ def _of_bits(tree: dict[str, Any]) -> dict[str, Any]:
     """The settings that affect results bitwise; one added later counts only where it is not the default, so
     that the hashes of older runs stay.
     """
-    added = {"gradient_rows": "any", "sums": "fp32", "epilogue": "separate"}
+    added = {"gradient_rows": "any", "hot_channels": 0.0, "sums": "fp32", "epilogue": "separate"}
     return {k: v for k, v in tree.items() if k not in _NO_BITS and (k not in added or v != added[k])}
 
 

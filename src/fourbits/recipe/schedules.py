@@ -52,6 +52,7 @@ def with_phases(table: GemmTable, phases: Sequence[tuple[PrecisionPhase, GemmTab
         table = replace(
             table,
             **{name: getattr(other, name) for name in phase.affected},
+            hot_channels=0.0 if "fprop" in phase.affected else table.hot_channels,
             saved_inputs="exact" if {"fprop", "wgrad"} & set(phase.affected) else table.saved_inputs,
         )
     if table.dgrad.high_precision and table.wgrad.high_precision:

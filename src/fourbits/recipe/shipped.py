@@ -248,4 +248,17 @@ SHIPPED = (
         wgrad=GemmSpec(lhs=replace(_ROW_SR, rht=32), rhs=replace(_ROW, rht=32)),
         oscillation=Oscillation(window=200, period=200, ratio=4.0, start="2000/16128"),
     ),
+    Recipe(
+        name="chon",
+        source="arXiv:2602.02047",
+        taken="the error of quantization of hot channels, the largest of X, is added back: on top of nvfp4 "
+        "without BF16 blocks",
+        deviates="the abstract, all that was read, gives no share of channels and no rule to choose them: "
+        "here a sixteenth of them, by their largest magnitude in each call, and of X only; Dgrad and Wgrad "
+        "compute these channels from unquantized tensors; without the protection of operations behind QK",
+        fprop=GemmSpec(lhs=_ROW, rhs=_BLOCK_2D),
+        dgrad=_NVFP4_DGRAD,
+        wgrad=_NVFP4_WGRAD,
+        hot_channels=0.0625,
+    ),
 )

@@ -1,4 +1,4 @@
-"""The rules that the three GEMMs of a table must satisfy together: corrections, error feedback, sums.
+"""The rules of a table of three GEMMs: corrections, error feedback, hot channels, sums.
 
 `recipe.py` imports this file, so the tables here are `Any`.
 """
@@ -11,7 +11,8 @@ from fourbits.quant.request import OPERAND_ROLES
 
 def broken_rule(table: Any) -> str | None:
     """The first rule that a table breaks: field, rule, value, remedy. None for a valid one."""
-    return _wrong_correction(table) or _wrong_feedback(table) or _wrong_sums(table)
+    found = _wrong_correction(table) or _wrong_feedback(table) or _wrong_hot_channels(table)
+    return found or _wrong_sums(table)
 
 
 def _wrong_correction(table: Any) -> str | None:
@@ -51,6 +52,28 @@ def _wrong_feedback(table: Any) -> str | None:
             "wgrad.rhs.source: forward re-quantizes X of Fprop, whose errors only fit that product. Set it "
             "to as_is, or fprop.lhs.error_feedback to 0."
         )
+    return None
+
+
+def _wrong_hot_channels(table: Any) -> str | None:
+    """The rule of hot channels that a GEMM table breaks, or None. docs/nvfp4.md, section 24."""
+    share: object = table.hot_channels
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        return f"hot_channels: must be a share of the input features, 0 to 1, got {share!r}."
+    if not share:
+        return None
+    if table.fprop.lhs.rht:
+        return (
+            "hot_channels: the operands of Fprop must have no transform, which mixes channels, got "
+            f"rht={table.fprop.lhs.rht}. Set rht to 0 in fprop, or hot_channels to 0."
+        )
+    if any(getattr(table, gemm).lhs.correction for gemm in ("fprop", "dgrad", "wgrad")):
+        return "hot_channels: do not combine with a correction. Set one of them only."
+    if table.fprop.lhs.error_feedback:
+        return "hot_channels: do not combine with error_feedback, which corrects the same errors. Set one."
+    if table.native or table.amax_reduction:
+        what = "GEMMs on FP4 tensor cores" if table.native else "shards by features"
+        return f"hot_channels: {what} do not support them. Set hot_channels to 0."
     return None
 
 

@@ -97,6 +97,8 @@ def unsupported_inputs(weights: Mapping[str, ForwardWeight]) -> str | None:
     for name, weight in weights.items():
         spec = weight.table.fprop.lhs
         layer = name.removesuffix(".weight")
+        if weight.table.hot_channels:
+            return f"the largest channels of the input of {layer} are multiplied unquantized in training"
         if spec.format != "nvfp4" or spec.block_size != (1, BLOCK):
             return f"the input of {layer} is {spec.format} {spec.block_size} in training"
         if spec.rht or spec.stochastic or spec.correction:
