@@ -48,7 +48,7 @@ def batched_coefficients(weights: Tensor, span: int) -> Tensor:
     blocks = upper.unflatten(3, (-1, _BLOCK)).unflatten(2, (-1, _BLOCK))
     diagonal = blocks.diagonal(dim1=2, dim2=4).movedim(-1, 2)
     shares = -(diagonal @ inverse.unflatten(2, (-1, _BLOCK))).flatten(2, 3)
-    later = torch.arange(span, device=weights.device) // _BLOCK
+    later = torch.arange(span, dtype=torch.int64, device=weights.device) // _BLOCK
     shares = torch.where(later[None, :] > later[:, None], shares, 0.0)
     whole = (shares * UNITS).round().clamp(-LARGEST, LARGEST).to(torch.int8)
     return whole.flatten(1, 2)[:, :columns].contiguous()
