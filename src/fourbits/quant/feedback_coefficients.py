@@ -2,7 +2,7 @@
 
 A GEMM reads X through W: rounding errors E of a row of X cost |E W^T|^2 = E H E^T with H = W^T W. Given the
 errors of a block b, shifting the later columns r of its span by E_b H_br H_rr^-1 leaves the least cost, as in
-GPTQ (arXiv:2210.17323), where the roles of X and W are exchanged. docs/nvfp4.md, section 23.
+GPTQ (arXiv:2210.17323), where the roles of X and W are exchanged. docs/nvfp4.md, section 25.
 """
 
 import torch

@@ -43,7 +43,7 @@ def _wrong_correction(table: Any) -> str | None:
 
 
 def _wrong_feedback(table: Any) -> str | None:
-    """The rule of error feedback that a table breaks, or None. docs/nvfp4.md, section 23."""
+    """The rule of error feedback that a table breaks, or None. docs/nvfp4.md, section 25."""
     for role in OPERAND_ROLES:
         if role != "fprop.lhs" and table.operand(role).error_feedback:
             return f"{role}.error_feedback: is for X in Fprop, fprop.lhs. Set it to 0 here."

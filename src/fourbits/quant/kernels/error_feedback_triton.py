@@ -1,4 +1,4 @@
-"""Error feedback in a kernel: the blocks of a span one after the other. docs/nvfp4.md, section 23.
+"""Error feedback in a kernel: the blocks of a span one after the other. docs/nvfp4.md, section 25.
 
 A program owns a strip of rows of one span. Errors and coefficients are integers of at most 7 bits, so tensor
 cores multiply and add them exactly. The reference is reference/error_feedback.py.
