@@ -100,7 +100,9 @@ def _single(layer: LayerTensors, table: GemmTable) -> nn.Module:
     with torch.no_grad():
         linear.weight.copy_(layer.weight)
     model = nn.Sequential(linear)
-    fields = {name: getattr(table, name) for name in (*GEMMS, "gradient_rows", "hot_channels", "sums", "epilogue")}
+    fields = {
+        name: getattr(table, name) for name in (*GEMMS, "gradient_rows", "hot_channels", "sums", "epilogue")
+    }
     if table.high_precision:
         convert(model, "bf16")
     else:
