@@ -63,7 +63,9 @@ def test_gpus_without_tma_and_other_instructions_take_the_reference():
         assert not without_host("sm_100", fb.OperandSpec(), fb.OperandSpec(), GPU)
     with planning_for(90):
         assert launch_chain.unsupported_core(TENSOR_CORES["sm_103-fp4"], GPU) is None
-        assert "alone have one" in (launch_chain.unsupported_core(TENSOR_CORES["sm_90-bf16"], GPU) or "")
+        assert "tensor cores have one" in (
+            launch_chain.unsupported_core(TENSOR_CORES["sm_90-bf16"], GPU) or ""
+        )
         assert without_host("sm_100", fb.OperandSpec(), fb.OperandSpec(), GPU)
         assert not without_host("exact", fb.OperandSpec(), fb.OperandSpec(), GPU)
         assert without_host("fp32", fb.OperandSpec(), fb.OperandSpec(), torch.device("cpu"))

@@ -42,8 +42,18 @@ def supported(recipe: fb.Recipe, sums: str) -> bool:
     return all(gemm.high_precision or unsupported_sums(sums, gemm.lhs, gemm.rhs) is None for gemm in gemms)
 
 
+#: recipes whose operands reference/matmul.py adds: no drawn signs, no terms in FP32, no scales that vary
+SUMMED = [
+    name
+    for name in RECIPES
+    if "eden" not in str(get_recipe(name).dgrad)
+    and not get_recipe(name).table.corrects
+    and get_recipe(name).fprop.lhs.format != "nvfp4-double"
+]
+
+
 @pytest.mark.parametrize("sums", SUMS)
-@pytest.mark.parametrize("name", [name for name in RECIPES if "eden" not in str(get_recipe(name).dgrad)])
+@pytest.mark.parametrize("name", SUMMED)
 def test_the_three_gemms_have_the_sums(name, sums):
     recipe = replace(get_recipe(name), layers=())
     if not supported(recipe, sums):

@@ -55,7 +55,7 @@ def names() -> set[str]:
 def launches() -> list[tuple[str, Start]]:
     """(what for, launch) of every kernel, with every configuration that changes its code much."""
     every = (
-        *(_quantizing(), _recording_stats(), _unpacking(), _multiplying(), _in_models()),
+        *(_quantizing(), _feeding_back(), _recording_stats(), _unpacking(), _multiplying(), _in_models()),
         *([of_experts("nvfp4"), chains()] if gpu_model(GPU).tma else []),
     )
     return [(name, start) for part in every for name, starts in part for start in starts]
@@ -77,6 +77,12 @@ def _quantizing() -> Generator[tuple[str, list[Start]]]:
             yield f"{name}, values", starts
 
 
+def _feeding_back() -> Generator[tuple[str, list[Start]]]:
+    for rule in ("max", "4over6-mse"):
+        spec = OperandSpec(error_feedback=128, scale_rule=rule)
+        yield f"error feedback, {rule}", _quantized(on_gpu(64, 2048), [OperandRequest(spec, 1)])
+
+
 def _forms(requests: Iterable[OperandRequest]) -> str:
     return " and ".join(f"{'packed' if r.packed else 'exact'} along {r.axis}" for r in requests)
 
@@ -85,7 +91,7 @@ def _quantized(
     x: torch.Tensor, requests: list[OperandRequest], stats: StatsTarget | None = None
 ) -> list[Start]:
     with recording(launch_stats) as starts:
-        inputs = (OperandInputs(_KEY, 0, None if stats is None else _ONE),) * len(requests)
+        inputs = (OperandInputs(_KEY, 0, None if stats is None else _ONE, None, _KEY),) * len(requests)
         kernel_quantizer(signature(x), tuple(requests))(x, inputs, stats)
     return starts
 

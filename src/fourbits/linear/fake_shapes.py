@@ -111,7 +111,7 @@ def _reference_row(x: Tensor, spec: OperandSpec) -> list[_Fake]:
     """x along axis 1 by the reference, which completes the last block and slices the result."""
     M, width = x.shape[0], _rounded_up(x.shape[1], max(16, spec.rht))
     size, dtype = spec.block_size, spec.block_format.dtype or torch.bfloat16
-    stride = width if size is None else _rounded_up(width, (spec.outer_size or size)[1])
+    stride = width if size is None else _rounded_up(width, size[1])
     return [_Fake((M, width), (stride, 1), dtype), _scale(M, width, spec)]
 
 
