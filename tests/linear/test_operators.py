@@ -72,8 +72,12 @@ def test_the_compiler_is_told_what_operators_return(table, shape):
     assert check(calls_of(TABLES[table], shape)) >= {"linear_forward", "linear_backward"}
 
 
+#: without nvfp4-double, which has no kernel, and a policy whose launches cannot be left out
+OF_KERNELS = [table for table in TABLES if table not in ("tetrajet2", "ue5m3")]
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("table", [table for table in TABLES if table != "ue5m3"])  # its policy takes more
+@pytest.mark.parametrize("table", OF_KERNELS)
 def test_the_compiler_is_told_what_kernels_write(table, shape, launches):
     """Their launches do nothing here: what they allocate is compared, not what they write."""
     for operator, args in calls_of(TABLES[table], shape).calls:
