@@ -1,12 +1,14 @@
 """Fixtures of the tests of linear layers."""
 
+from collections import defaultdict
+
 import pytest
 
 from fourbits.gemm.kernels import gemms
 from fourbits.gemm.kernels.launch_bf16 import bf16_gemm
 from fourbits.linear.plan import input_side, linear_plan
 from fourbits.quant import quantize as dispatch
-from fourbits.quant.kernels import support
+from fourbits.quant.kernels import launch_stats, support
 from fourbits.quant.kernels.launcher import Launcher
 
 
@@ -19,6 +21,8 @@ def launches(monkeypatch):
     monkeypatch.setattr(
         Launcher, "__call__", lambda launcher, *arguments: found.append(launcher._kernel.fn.__name__)
     )
+    stats = defaultdict(lambda: lambda *_, **__: found.append("stats_kernel"))  # by its grid
+    monkeypatch.setattr(launch_stats, "stats_kernel", stats)
     forget_plans()
     yield found
     forget_plans()

@@ -1,6 +1,6 @@
 """The coefficients of layers whose input is quantized with error feedback; docs/nvfp4.md, section 25.
 
-They follow from the weight alone, change as slowly as it does, and are computed anew at some steps only. A
+They follow from the weight alone, change as slowly as it does, and are recomputed at some steps only. A
 checkpoint holds them, so that a resumed run continues with the bits of the one that was not interrupted.
 """
 
