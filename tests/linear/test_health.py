@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits import HealthReport, Recipe, convert, get_recipe, health, list_recipes, quantize, set_step
+from fourbits.linear.layer_state import TappedCall
 from fourbits.linear.monitor.layer import LayerTap
 from fourbits.linear.monitor.operand import STATS, rotation_of, rows_of_sample, sampled, whole_amax
 from fourbits.quant.cpu.compiled import uncompiled_quantizers
@@ -166,9 +167,9 @@ def test_a_forward_pass_alone_is_sampled_and_layers_not_called_are_named():
 def test_only_the_first_call_of_a_layer_is_sampled():
     tap = LayerTap()
     x, w = torch.randn(M, K), torch.randn(N, K)
-    table, counter = recipe_of("nvfp4").table.to_text(), torch.zeros(9, dtype=torch.int64)
-    assert tap.forward(x, w, table, counter, None, 0)
-    assert not tap.forward(x, w, table, counter, None, 0)
+    call = TappedCall(recipe_of("nvfp4").table.to_text(), torch.zeros(9, dtype=torch.int64), None, 0)
+    assert tap.forward(x, w, call)
+    assert not tap.forward(x, w, call)
 
 
 def test_a_model_without_quantized_layers_is_refused():

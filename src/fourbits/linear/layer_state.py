@@ -118,6 +118,21 @@ class Calls:
         return self._starts[1][-1]
 
 
+class TappedCall(NamedTuple):
+    """What the operands of a call depend on besides its tensors."""
+
+    #: as text
+    table: str
+    #: int64 [9], of this call
+    counter: Tensor
+    #: fp32 [6], those of amax policies (negative: the operand's own)
+    amax: Tensor | None
+    #: number of the layer
+    layer: int
+    #: of error feedback: int8 [K, span]
+    coefficients: Tensor | None = None
+
+
 class Tap(Protocol):
     """Receives what eager calls of a layer read; see monitor/layer.py."""
 
@@ -126,26 +141,13 @@ class Tap(Protocol):
         """Whether it has seen no call yet."""
         ...
 
-    def forward(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        table: str,
-        counter: Tensor,
-        amax: Tensor | None,
-        layer: int,
-        coefficients: Tensor | None = None,
-    ) -> bool:
+    def forward(self, x: Tensor, weight: Tensor, call: TappedCall) -> bool:
         """A forward pass; returns whether its backward pass is needed, too."""
         ...
 
     def backward(self, dy: Tensor) -> None:
         """The backward pass of a call whose forward asked for it."""
         ...
-
-
-#: table, counter, amax and layer of a call
-TapArguments = tuple[str, Tensor, Tensor | None, int]
 
 
 class LayerState:
@@ -256,14 +258,14 @@ class LayerState:
         return self.counter_on(device) if self.counter is None else self.counter.traced_on(device)
 
     def tapped(
-        self, x: Tensor, weight: Tensor, received: QuantizedTensor | None, called: TapArguments
+        self, x: Tensor, weight: Tensor, received: QuantizedTensor | None, call: TappedCall
     ) -> Tap | None:
         """Pass a forward to a tap that waits for one. Returns the tap if it needs the backward pass, too."""
         if self.tap is None or not self.tap.waits:
             return None
         if received is not None:
             weight = received.dequantize() if self.weight_values is None else self.weight_values(weight)
-        return self.tap if self.tap.forward(x, weight, *called, self.feedback.coefficients) else None
+        return self.tap if self.tap.forward(x, weight, call) else None
 
     def call_counter(self, device: torch.device, config: CallConfig, tokens: int) -> Tensor:
         """The counter of one eager call, which nothing writes later."""

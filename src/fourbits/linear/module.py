@@ -15,7 +15,7 @@ from fourbits.linear.dominant_tokens import measure_first_gradient
 from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
 from fourbits.linear.functional import functional_matmul, refuse_transform
 from fourbits.linear.graph_products import note_products
-from fourbits.linear.layer_state import CallConfig, LayerState
+from fourbits.linear.layer_state import CallConfig, LayerState, TappedCall
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
 from fourbits.linear.plan import LinearPlan, eager_plan
@@ -76,8 +76,8 @@ class _QuantizedMatmul(torch.autograd.Function):
         ctx.plan, ctx.state = eager.plan, eager.state  # not the input
         ctx.columns, ctx.config, ctx.counter = x.shape[1], config, counter
         ctx.amaxes, ctx.counters, ctx.policy = amaxes, counters, policy
-        called = (config.table, counter_used, amax, config.layer)
-        ctx.tap = eager.state.tapped(x, weight, eager.quantized_weight, called)
+        call = TappedCall(config.table, counter_used, amax, config.layer, eager.state.feedback.coefficients)
+        ctx.tap = eager.state.tapped(x, weight, eager.quantized_weight, call)
         return y
 
     @staticmethod

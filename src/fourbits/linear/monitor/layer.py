@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fourbits.linear.dominant_tokens import lost_blocks_and_large_rows
+from fourbits.linear.layer_state import TappedCall
 from fourbits.linear.monitor.operand import (
     STATS,
     Sample,
@@ -59,24 +60,11 @@ class LayerTap:
 
     @torch.no_grad()
     @uncompiled_quantizers()
-    def forward(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        table: str,
-        counter: Tensor,
-        amax: Tensor | None,
-        layer: int,
-        coefficients: Tensor | None = None,
-    ) -> bool:
-        """Sample the operands of X and W. Returns whether this is the first call.
-
-        x: [M, K]; weight: [N, K]; amax: fp32 [6], those of amax policies (negative: the operand's own);
-        coefficients: of error feedback.
-        """
+    def forward(self, x: Tensor, weight: Tensor, call: TappedCall) -> bool:
+        """Sample the operands of X [M, K] and W [N, K]. Returns whether this is the first call."""
         if self._call is not None or not x.numel():
             return False
-        self._call = _Call(table_from_text(table), counter, amax, layer, coefficients)
+        self._call = _Call(table_from_text(call.table), *call[1:])
         x, weight = x.detach(), weight.detach()
         tensors = {"fprop.lhs": x, "fprop.rhs": weight, "dgrad.rhs": weight, "wgrad.rhs": x}
         self._parts = {role: self._call.sample(role, tensor) for role, tensor in tensors.items()}

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fourbits.linear.layer_state import FeatureShard, Tap
+from fourbits.linear.layer_state import FeatureShard, Tap, TappedCall
 from fourbits.linear.monitor.health import Sampling
 from fourbits.linear.sr_counter import of_shard
 from fourbits.train.ranks.splits import Split
@@ -26,23 +26,14 @@ class WholeTap:
         return self._tap.waits
 
     @torch.no_grad()
-    def forward(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        table: str,
-        counter: Tensor,
-        amax: Tensor | None,
-        layer: int,
-        coefficients: Tensor | None = None,
-    ) -> bool:
+    def forward(self, x: Tensor, weight: Tensor, call: TappedCall) -> bool:
         """A forward pass. x: [M, K]; weight: [N, K], or the whole one if it traveled as codes."""
         if self._split.dim == 1:
             x = self._whole(x, self._split)
         if weight.shape != self._split.shape:
             weight = self._whole(weight, self._split)
-        counter = of_shard(counter, -self._shard.first_in, -self._shard.first_out)
-        return self._tap.forward(x, weight, table, counter, amax, layer, coefficients)
+        counter = of_shard(call.counter, -self._shard.first_in, -self._shard.first_out)
+        return self._tap.forward(x, weight, call._replace(counter=counter))
 
     @torch.no_grad()
     def backward(self, dy: Tensor) -> None:
