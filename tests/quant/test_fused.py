@@ -57,7 +57,7 @@ def test_what_has_no_kernel_is_named(any_device, spec, axis, reason):
             [OperandRequest(OperandSpec(), 1), OperandRequest(EDEN, 0)],
             "MS-EDEN transforms in a separate pass",
         ),
-        ([OperandRequest(OperandSpec(), 1, True), OperandRequest(OperandSpec(), 0)], "a kernel of its own"),
+        ([OperandRequest(OperandSpec(), 1, True), OperandRequest(OperandSpec(), 0)], "a separate kernel"),
         (
             [OperandRequest(OperandSpec(), 1, amax="stored"), OperandRequest(OperandSpec(), 0, True)],
             "not packed",

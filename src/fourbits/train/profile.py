@@ -27,6 +27,7 @@ _NAMES = {
             "rotate_kernel",
             "rotation_kernel",
             "tile_map_kernel",
+            "feedback_kernel",
         ),
     ),
     "GEMM": (

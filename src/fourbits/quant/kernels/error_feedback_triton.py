@@ -9,6 +9,7 @@ cores multiply and add them exactly. The reference is reference/error_feedback.p
 import triton
 import triton.language as tl
 
+from fourbits.quant.feedback_coefficients import LARGEST, UNITS
 from fourbits.quant.kernels.rounding_triton import rounded_to, with_sign
 from fourbits.quant.kernels.scaling_triton import block_amax
 from fourbits.quant.kernels.tile_triton import (
@@ -22,8 +23,8 @@ from fourbits.quant.kernels.tile_triton import (
 #: elements of a block; units of an error and of a coefficient; the largest of either; adding and taking away
 #: this number rounds to whole ones
 _BLOCK = tl.constexpr(16)
-_UNITS = tl.constexpr(64.0)
-_LARGEST = tl.constexpr(127.0)
+_UNITS = tl.constexpr(float(UNITS))
+_LARGEST = tl.constexpr(float(LARGEST))
 _WHOLE = tl.constexpr(12582912.0)
 
 
