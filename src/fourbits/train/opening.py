@@ -12,6 +12,7 @@ from fourbits.train.config import RunConfig, config_from_mapping
 from fourbits.train.fork import Fork
 from fourbits.train.imported import Imported, is_imported
 from fourbits.train.listener import RunListener
+from fourbits.train.preflight import check_settings
 from fourbits.train.ranks.ranks import Ranks
 from fourbits.train.run_folder import RunFolder, read_json
 from fourbits.train.summary import Summary
@@ -69,7 +70,7 @@ def open_run(
     own: list[Opened] = []
 
     def look() -> dict[str, Any]:
-        own.append(_opened(config, folder, cache, listener, start_from, is_new, ranks.restarts))
+        own.append(_opened(config, folder, cache, listener, start_from, is_new, ranks))
         return {} if ranks.alone else own[0].shared()
 
     shared = ranks.agreed(look)
@@ -84,7 +85,7 @@ def _opened(
     listener: RunListener,
     start_from: Path | str | None,
     is_new: bool,
-    restarts: int,
+    ranks: Ranks,
 ) -> Opened:
     """Prepare the text, and look at what the folder holds. Raises ValueError if they do not fit."""
     try:
@@ -93,6 +94,7 @@ def _opened(
             config = fork.adopted(config)
         elif start_from is not None and fork is None:
             config = _as_started(config, folder)
+        check_settings(config, ranks)
         config = _with_kept_tokenizer(config, folder, listener)
         data = open_data(config.data, cache, listener.preparing)
         config = with_vocabulary(config, data)
@@ -108,7 +110,7 @@ def _opened(
     if fork is None:
         config, message = folder.continued(config)
     finished = None if fork else folder.finished_summary(config.train.num_steps)
-    if restarts and folder.summary.is_file():
+    if ranks.restarts and folder.summary.is_file():
         summary = read_json(folder.summary)  # a restart after a failure does not cancel a request to end
         finished = finished or (summary if summary.get("ended") == "interrupted" else None)
     return Opened(data, config, fork, message, finished)

@@ -74,13 +74,13 @@ def mesh_shape(config: ParallelConfig, world: int) -> MeshShape:
     if world % config.tensor:
         raise ValueError(
             f"parallel.tensor must divide the number of ranks, {world}, got {config.tensor}. "
-            f"Start {_nearest(world, config.tensor)} ranks, or set parallel.tensor to 1."
+            f"Start {_count(_nearest(world, config.tensor))}, or set parallel.tensor to 1."
         )
     left = world // config.tensor
     if left % config.replicate:
         raise ValueError(
             f"parallel.replicate must divide the number of ranks{_per(config)}, {left}, got "
-            f"{config.replicate}. Start {_nearest(left, config.replicate) * config.tensor} ranks, or set "
+            f"{config.replicate}. Start {_count(_nearest(left, config.replicate) * config.tensor)}, or set "
             "parallel.replicate to 1."
         )
     shard = left // config.replicate
@@ -88,7 +88,7 @@ def mesh_shape(config: ParallelConfig, world: int) -> MeshShape:
         raise ValueError(
             f"parallel.shard must be ranks{_per(config)} / parallel.replicate = {left} / {config.replicate} "
             f"= {shard}, got {config.shard}. Set it to null, which fits any number of ranks, or start "
-            f"{config.replicate * (config.shard or 1) * config.tensor} ranks."
+            f"{_count(config.replicate * (config.shard or 1) * config.tensor)}."
         )
     return MeshShape(config.replicate, shard, config.tensor)
 
@@ -150,7 +150,7 @@ def micro_batches(accumulation: int, rank: int, world: int, tensor: int = 1) -> 
             f"train.gradient_accumulation must be a multiple of the number of ranks"
             f"{' / parallel.tensor' if tensor > 1 else ''}, {world}, because a step has as many "
             f"micro-batches on any number of ranks; got {accumulation}. Nearest: {counts}. Or start "
-            f"{fitting * tensor} ranks."
+            f"{_count(fitting * tensor)}."
         )
     own = accumulation // world
     return range(rank * own, (rank + 1) * own)
@@ -158,6 +158,10 @@ def micro_batches(accumulation: int, rank: int, world: int, tensor: int = 1) -> 
 
 def _nearest(world: int, factor: int) -> int:
     return max(factor, world // factor * factor)
+
+
+def _count(ranks: int) -> str:
+    return f"{ranks} ranks" if ranks > 1 else "1 rank"
 
 
 def _per(config: ParallelConfig) -> str:

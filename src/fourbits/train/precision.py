@@ -23,7 +23,7 @@ def check_schedule(config: RunConfig) -> None:
     """Raises ValueError for phases that do not fit the run, as far as it does not depend on the data."""
     for phase in config.recipe.schedule:
         precision_table(phase)
-    if not _uses_data(config.recipe):
+    if not uses_data(config.recipe):
         recipe_in_steps(config, ())
 
 
@@ -34,7 +34,7 @@ def phase_name(recipe: Recipe, step: int) -> str:
 
 def same_until(old: RunConfig, new: RunConfig, done: int) -> int:
     """How many of the first `done` steps have the same precision in two runs that differ in length."""
-    if _uses_data(old.recipe):
+    if uses_data(old.recipe):
         return done
     before, after = (recipe_in_steps(config, ()) for config in (old, new))
     if before.oscillation != after.oscillation and before.oscillation and after.oscillation:
@@ -79,7 +79,7 @@ def _described(phase: PrecisionPhase) -> dict[str, Any]:
     }
 
 
-def _uses_data(recipe: Recipe) -> bool:
+def uses_data(recipe: Recipe) -> bool:
     """Whether a phase begins or ends where a phase of the data begins."""
     points = [point for phase in recipe.schedule for point in (phase.start, phase.end)]
     points += [recipe.oscillation.start] if recipe.oscillation is not None else []

@@ -19,7 +19,7 @@ def test_ranks_compute_every_micro_batch_once_in_order(world):
     [
         (4, 3, "Nearest: 3 or 6. Or start 2 ranks."),
         (2, 4, "Nearest: 4. Or start 2 ranks."),
-        (1, 2, "Nearest: 2. Or start 1 ranks."),
+        (1, 2, "Nearest: 2. Or start 1 rank."),
     ],
 )
 def test_micro_batches_that_do_not_divide_name_numbers_that_do(accumulation, world, remedy):

@@ -226,6 +226,11 @@ class RankGroup(Ranks):
         """The micro-batches of a step that this rank computes. ValueError if they do not divide."""
         return micro_batches(accumulation, self.data_rank, self.data_ranks, self.shape.tensor)
 
+    def check_model(self, model: LanguageModel) -> None:
+        """Raises ValueError for a converted model whose layers the ranks of `tensor` cannot share."""
+        if self.shape.tensor > 1:
+            split_layers(model, self._tensor_ranks())
+
     def over_data(self) -> EvaluationRanks:
         """The ranks with different micro-batches, where ranks that share layers count as one."""
         return DataRanks(self.data_rank, self.data_ranks, self._losses_of_data)

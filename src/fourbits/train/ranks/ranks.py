@@ -133,6 +133,12 @@ class Ranks:
         """The micro-batches of a step that this process computes. ValueError if they do not divide."""
         return range(accumulation)
 
+    def check_model(self, model: LanguageModel) -> None:
+        """Raises ValueError for a converted model on the meta device that several ranks cannot share.
+
+        The model is of no use afterwards.
+        """
+
     def over_data(self) -> EvaluationRanks:
         """The ranks with different micro-batches, for an evaluation of the model in training."""
         return self
