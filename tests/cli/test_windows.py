@@ -11,7 +11,7 @@ import pytest
 from fourbits.cli.commands import COMMANDS
 from fourbits.cli.main import main
 
-NEED_POSIX = ("demo", "train", "compare")
+NEED_POSIX = ("demo", "train", "compare", "protocol")
 
 IMITATION = """
 import importlib.abc, mmap, os, signal, sys, warnings

@@ -56,7 +56,9 @@ def comparable(out):
 def test_a_longer_run_has_the_bits_of_one_that_was_that_long_from_the_start(train, tmp_path):
     train(tmp_path / "longer", after=7)
     notes = train(tmp_path / "longer", steps=20)
-    assert "12 steps become 20: warmup to step 1, lr 0.01 to step 16, decay to 0.0001 at step 20" in notes
+    assert (
+        "12 steps become 20: warmup to step 1, lr 0.01 to step 16, linear decay to 0.0001 at step 20" in notes
+    )
     train(tmp_path / "long", steps=20)
     assert weights(tmp_path / "longer") == weights(tmp_path / "long")
     assert comparable(tmp_path / "longer") == comparable(tmp_path / "long")

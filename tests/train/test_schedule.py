@@ -1,3 +1,6 @@
+import math
+from dataclasses import replace
+
 import pytest
 
 from fourbits.train.config import OptimConfig
@@ -23,6 +26,14 @@ def test_decay_is_linear_and_its_last_step_runs_at_the_final_factor():
     steps = [before - after for before, after in zip([2.0, *decay], decay, strict=False)]
     assert decay[-1] == 0.25 * 2.0
     assert steps == pytest.approx([(2.0 - 0.5) / 8] * 8, rel=1e-12)
+
+
+def test_a_cosine_decay_is_half_a_period_and_ends_at_the_final_factor():
+    decay = rates(40, replace(CONFIG, decay="cosine"))[32:]
+    half = [2.0 * (0.25 + 0.75 * (1 + math.cos(math.pi * step / 8)) / 2) for step in range(1, 9)]
+    assert decay == pytest.approx(half, rel=1e-12)
+    assert decay[3] == pytest.approx(2.0 * (1 + 0.25) / 2, rel=1e-12)
+    assert decay[-1] == 0.25 * 2.0
 
 
 def test_without_warm_up_and_decay_the_rate_is_constant():

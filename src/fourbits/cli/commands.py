@@ -16,6 +16,7 @@ COMMANDS = {
     "presets": "list the presets: parameters, tokens, memory, and time on known GPUs",
     "train": "train a model with a recipe, or resume a run",
     "compare": "train with several recipes and seeds, and report how they differ",
+    "protocol": "repeat a published comparison of 4-bit recipes on Llamas of 30M to 200M parameters",
     "recipes": "list the recipes, or show the precision of every GEMM operand in one",
     "lint": "find common mistakes in a configuration before training",
     "plan": "plan a run on a cluster: memory, layout, time, energy and cost, before you pay for it",
@@ -33,6 +34,7 @@ _POSIX = {
     "demo": "its runs inherit pipes",
     "train": "it reads its peak memory with getrusage and is stopped by POSIX signals",
     "compare": "its runs inherit pipes",
+    "protocol": "its runs inherit pipes",
 }
 
 

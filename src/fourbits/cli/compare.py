@@ -24,7 +24,7 @@ bf16-blocks.
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -106,14 +106,19 @@ def run(args: Namespace) -> int:
     out = Path(args.out or f"runs/compare-{Path(args.config).stem}")
     if check_options(args):
         return _measure(args, out)
-    return compare_and_print(args, out, words(args, out))
+    return compare_and_print(args, matrix_of(args, out, args.recipes), words(args, out))
+
+
+def matrix_of(args: Namespace, out: Path, recipes: Sequence[str]) -> RunMatrix:
+    """The runs that the options of `fourbits compare` ask for."""
+    config = load_config(args.config, RUN_PRESETS, args.overrides)
+    return build_matrix(config, Path(args.config).stem, recipes, args.seeds, out, args.ablate)
 
 
 def _measure(args: Namespace, out: Path) -> int:
     """Like `compare_and_print`, for measurements on a bf16 run."""
-    config = load_config(args.config, RUN_PRESETS, args.overrides)
     recipes = args.recipes if BASELINE in args.recipes else [BASELINE, *args.recipes]
-    matrix = build_matrix(config, Path(args.config).stem, recipes, args.seeds, out, args.ablate)
+    matrix = matrix_of(args, out, recipes)
     resume = command_line(words(args, out))
     try:
         return measure_and_print(args, matrix, choose_jobs(matrix, args.jobs), resume)
@@ -126,18 +131,22 @@ def _stopped(stop: Interrupted, resume: str) -> int:
     return exit_code(stop.signal.name)
 
 
-def compare_and_print(args: Namespace, out: Path, resume: Sequence[str]) -> int:
+def compare_and_print(
+    args: Namespace,
+    matrix: RunMatrix,
+    resume: Sequence[str],
+    words_of: Callable[[Namespace, Path], list[str]] | None = None,
+) -> int:
     """Execute the runs, write table.json and report.html, and print the table and the report's location.
 
-    args: those of `fourbits compare`; resume: the words of the command that continues this one, without
-    --jobs.
+    args: with the options of `add_common_arguments`, techniques and stop_early; resume: the words of the
+    command that continues this one, without --jobs; words_of: the words of a command that does the same in
+    another folder, by default of `fourbits compare`.
     """
-    config = load_config(args.config, RUN_PRESETS, args.overrides)
-    matrix = build_matrix(config, Path(args.config).stem, args.recipes, args.seeds, out, args.ablate)
     jobs = choose_jobs(matrix, args.jobs)
     commands = Commands(
         command_line([*resume, *(() if args.jobs is None else ("--jobs", str(args.jobs)))]),
-        repetition(args, matrix, jobs),
+        repetition(args, matrix, jobs, words_of or words),
     )
     progress = MatrixProgress(matrix, Console(stderr=True))
     try:
@@ -174,7 +183,9 @@ def words(args: Namespace, out: Path) -> list[str]:
     ]
 
 
-def repetition(args: Namespace, matrix: RunMatrix, jobs: Jobs) -> tuple[str, ...]:
+def repetition(
+    args: Namespace, matrix: RunMatrix, jobs: Jobs, words_of: Callable[[Namespace, Path], list[str]]
+) -> tuple[str, ...]:
     """Commands that repeat the comparison, and one of its runs, bit for bit, in new folders.
 
     They state the number of runs in parallel and of threads, which otherwise depend on the machine's load.
@@ -183,7 +194,7 @@ def repetition(args: Namespace, matrix: RunMatrix, jobs: Jobs) -> tuple[str, ...
     threads = ("--train.threads", str(jobs.threads))
     one = ("train", str(first.folder / "config.yaml"), "--out", f"{new}-{first.recipe}-seed{first.seed}")
     settings = {key: value for key, value in args.overrides.items() if key != "train.threads"}
-    whole = words(Namespace(**vars(args) | {"overrides": settings}), new)
+    whole = words_of(Namespace(**vars(args) | {"overrides": settings}), new)
     return (
         change_folder(),
         command_line([*whole, "--jobs", str(jobs.parallel), *threads]),

@@ -12,7 +12,7 @@ splitting the threads evenly.
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fourbits.cli.compare import DEFAULTS, add_common_arguments, compare_and_print
+from fourbits.cli.compare import DEFAULTS, add_common_arguments, compare_and_print, matrix_of
 
 EXAMPLE = "fourbits demo --out runs/demo"
 
@@ -41,4 +41,4 @@ def run(args: Namespace) -> int:
         seeds=FULL_SEEDS if args.full else (0,),
     )
     resume = ["demo", *(("--full",) if args.full else ()), "--out", args.out]
-    return compare_and_print(chosen, Path(args.out), resume)
+    return compare_and_print(chosen, matrix_of(chosen, Path(args.out), chosen.recipes), resume)

@@ -29,7 +29,8 @@ MAX_COUNT = defaultdict(lambda: 1 << 32, tokens=1 << 60, threads=1024)
 class OptimConfig:
     """AdamW and its learning rate: warmup, constant, decay; betas and weight decay of arXiv:2509.25149.
 
-    warmup_share, decay_share: fractions of all steps; the last step runs at lr * final_lr_factor.
+    warmup_share, decay_share: fractions of all steps; the last step runs at lr * final_lr_factor. decay: the
+    shape of the decay, a straight line or half a period of a cosine.
     warmup_steps: the warmup in steps instead, set when a run's length changes after it began. grad_clip:
     largest global gradient norm, None for no clipping. masters: the format of the weights between steps;
     bf16-sr rounds each update stochastically (docs/nvfp4.md, section 18), bf16-rne to nearest, which loses
@@ -44,6 +45,7 @@ class OptimConfig:
     warmup_share: float = 0.05
     warmup_steps: int | None = None
     decay_share: float = 0.2
+    decay: Literal["linear", "cosine"] = "linear"
     final_lr_factor: float = 0.01
     masters: Literal["fp32", "bf16-sr", "bf16-rne"] = "fp32"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fourbits.compare.published import PublishedCell
 from fourbits.compare.report.curves import Curve, Line, Steps, common_steps, relative_gap, smooth
 from fourbits.compare.report.runs import Run
 from fourbits.compare.run.provenance import Provenance
@@ -22,7 +23,8 @@ class Comparison:
     """runs: by recipe, then by seed; the baseline has every seed that any recipe has.
 
     provenance: by recipe and seed; None for a run that was resumed. ablation: of recipes that lack one
-    technique; stops: why recipes had no more seeds, empty where all recipes have all seeds.
+    technique; stops: why recipes had no more seeds, empty where all recipes have all seeds. published:
+    results that were published for the same settings.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Comparison:
     provenance: Mapping[tuple[str, int], Provenance | None]
     ablation: Ablation | None = None
     stops: Mapping[str, Stop] = field(default_factory=dict)
+    published: PublishedCell | None = None
 
     @property
     def recipes(self) -> list[str]:
@@ -140,7 +143,9 @@ def read_comparison(
         for recipe in matrix.recipes
     }
     by_run = {(spec.recipe, spec.seed): provenance.get(spec.key) for spec in matrix.runs}
-    comparison = Comparison(matrix.name, matrix.baseline, runs, by_run, matrix.ablation, stops or {})
+    comparison = Comparison(
+        matrix.name, matrix.baseline, runs, by_run, matrix.ablation, stops or {}, matrix.published
+    )
     comparison.check()
     return comparison
 

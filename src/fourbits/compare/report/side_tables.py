@@ -6,6 +6,7 @@ from typing import Any
 from fourbits.compare.report.ablation_table import AblationRow, ablation_rows, ablation_table
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.noise_table import NoiseRow, noise_rows, noise_table
+from fourbits.compare.report.published_table import PublishedRow, published_rows, published_table
 from fourbits.compare.report.side_table import SideTable
 from fourbits.compare.report.source_table import SourceRow, source_rows, source_table
 from fourbits.compare.report.table import Row
@@ -21,6 +22,7 @@ class SideRows:
     reached: list[Reached]
     noise: list[NoiseRow]
     sources: list[SourceRow]
+    published: list[PublishedRow]
 
     @classmethod
     def of(cls, comparison: Comparison, rows: list[Row]) -> "SideRows":
@@ -30,6 +32,7 @@ class SideRows:
             reached=reached(comparison),
             noise=noise_rows(comparison),
             sources=source_rows(comparison),
+            published=published_rows(comparison, rows),
         )
 
     def record(self) -> dict[str, Any]:
@@ -39,6 +42,7 @@ class SideRows:
     def printed(self, comparison: Comparison) -> list[SideTable]:
         """The tables for the terminal."""
         tables = (
+            published_table(comparison, self.published),
             ablation_table(comparison, self.ablation),
             reached_table(comparison, self.reached),
             noise_table(comparison, self.noise),

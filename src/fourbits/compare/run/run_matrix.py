@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fourbits.compare.published import PublishedCell
 from fourbits.recipe.ablations import ablation_name, without
 from fourbits.recipe.presets import get_recipe
 from fourbits.recipe.recipe import Recipe
@@ -51,7 +52,8 @@ class Ablation:
 class RunMatrix:
     """All runs, in execution order. name: of the configuration; baseline: name of a recipe.
 
-    ablation: the recipes derived from another by removing a technique, if any.
+    ablation: the recipes derived from another by removing a technique, if any. published: results that were
+    published for these settings, if any.
     """
 
     name: str
@@ -61,6 +63,7 @@ class RunMatrix:
     seeds: tuple[int, ...]
     runs: tuple[RunSpec, ...]
     ablation: Ablation | None = None
+    published: PublishedCell | None = None
 
     @property
     def data_cache(self) -> Path:
@@ -71,12 +74,13 @@ class RunMatrix:
 def build_matrix(
     config: RunConfig,
     name: str,
-    recipes: Sequence[str],
+    recipes: Sequence[str | Recipe],
     seeds: Sequence[int],
     out: Path,
     ablate: Sequence[str] = (),
+    published: PublishedCell | None = None,
 ) -> RunMatrix:
-    """The runs of a comparison. recipes: shipped names or YAML files. ablate: techniques to remove.
+    """The runs of a comparison. recipes: shipped names, YAML files or recipes. ablate: techniques to remove.
 
     Each technique is removed in a separate recipe from the only recipe besides bf16; bf16 is added as the
     baseline if it is missing.
@@ -117,7 +121,7 @@ def build_matrix(
         for recipe in chosen
     ]
     ordered = tuple(recipe.name for recipe in chosen)
-    return RunMatrix(name, out, baseline, ordered, tuple(seeds), tuple(runs), ablation)
+    return RunMatrix(name, out, baseline, ordered, tuple(seeds), tuple(runs), ablation, published)
 
 
 def _ablated(chosen: Sequence[Recipe], techniques: Sequence[str]) -> tuple[list[Recipe], Ablation]:
