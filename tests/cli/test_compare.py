@@ -50,6 +50,47 @@ def test_a_comparison_prints_its_table_and_the_location_of_the_report(
     assert lines[-1] == f"report: {(tmp_path / 'out' / 'report.html').as_uri()}"
 
 
+def test_averaged_weights_are_compared_beside_the_last_ones(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    saved = ["--train.checkpoint_interval", "1", "--train.keep_checkpoints", "3"]
+    argv = ["compare", str(config), "--seeds", "0", "1", "--out", str(tmp_path / "out"), "--jobs", "1"]
+    assert main([*argv, "--average", "3", *saved]) == 0
+    out = capsys.readouterr().out
+    assert "Mean of the weights of the last checkpoints" in out
+    base, nvfp4 = json.loads((tmp_path / "out" / "table.json").read_text())["averaged"]
+    assert (base["recipe"], base["gap_nats"], base["seeds"]) == ("bf16", None, 2)
+    kept = [
+        json.loads((tmp_path / "out" / recipe / f"seed{seed}" / "averaged.json").read_text())["val_loss"]
+        for recipe in ("nvfp4", "bf16")
+        for seed in (0, 1)
+    ]
+    assert nvfp4["gap_nats"]["mean"] == pytest.approx((kept[0] - kept[2] + kept[1] - kept[3]) / 2, abs=1e-12)
+    assert nvfp4["deviation"] != nvfp4["last_deviation"]
+    assert main([*argv, "--average", "3", *saved, "--json"]) == 0  # reads what is kept
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--average", "3"],
+            "train.keep_checkpoints must be at least 3, got 2. Add --train.keep_checkpoints 3.",
+        ),
+        (
+            ["--average", "3", "--train.keep_checkpoints", "3", "--train.checkpoint_interval", "2"],
+            "at most the number of checkpoints, 2 in 4 steps with train.checkpoint_interval 2, got 3.",
+        ),
+        (["--average", "0"], "--average: must be at least 1, got 0."),
+    ],
+)
+def test_an_average_of_checkpoints_that_will_not_exist_is_refused(
+    config: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+):
+    assert main(["compare", str(config), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_with_json_stdout_is_table_json_and_nothing_else(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -71,6 +71,24 @@ def test_results_are_kept_by_precision_and_in_the_report(run, capsys):
     assert f"{stored['precisions']['trained']['text']['all']['bits_per_byte']:.4f}" in page
 
 
+def test_averaged_checkpoints_are_evaluated_and_not_kept_as_results_of_the_last(run, tmp_path, capsys):
+    again = ["train", str(run / "config.yaml"), "--out", str(tmp_path / "run")]
+    assert main([*again, "--train.steps", "3", "--train.checkpoint_interval", "1"]) == 0
+    capsys.readouterr()
+    losses = [
+        evaluated(capsys, tmp_path / "run", *average)["bf16"]["text"]["all"]["loss"]
+        for average in ([], ["--average", 2])
+    ]
+    assert losses[0] != losses[1]
+    stored = json.loads((tmp_path / "run" / "evaluations" / "step_3.json").read_text())
+    assert stored["precisions"]["bf16"]["text"]["all"]["loss"] == losses[0]
+    assert "up to step 3, 2, got 3" in refused(capsys, tmp_path / "run", "--average", 3)
+
+
+def test_an_average_of_a_model_folder_is_refused(folders, capsys):
+    assert "--average: only a run has several" in refused(capsys, folders["hf"], "--average", 2)
+
+
 def test_scores_are_in_the_report_and_in_the_card_of_an_export_beside_the_papers(run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("evaluations"))

@@ -90,6 +90,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def add_common_arguments(parser: ArgumentParser) -> None:
     """Declare the options shared with `fourbits demo`."""
     parser.add_argument(
+        "--average",
+        type=int,
+        default=1,
+        metavar="K",
+        help="also compare the mean of the weights of the last K checkpoints",
+    )
+    parser.add_argument(
         "--jobs", type=int, metavar="N", help="runs in parallel (default: depends on the machine, see above)"
     )
     parser.add_argument("--json", action="store_true", help="print table.json instead of the table")
@@ -151,7 +158,10 @@ def compare_and_print(
     progress = MatrixProgress(matrix, Console(stderr=True))
     try:
         result = compare(
-            matrix, progress, commands, jobs, techniques=args.techniques, stop_early=args.stop_early
+            *(matrix, progress, commands, jobs),
+            techniques=args.techniques,
+            stop_early=args.stop_early,
+            average=args.average,
         )
     except Interrupted as stop:
         return _stopped(stop, commands.resume)
@@ -172,6 +182,7 @@ def words(args: Namespace, out: Path) -> list[str]:
         *("compare", args.config, "--recipes", *args.recipes, "--seeds", *map(str, args.seeds)),
         *(("--ablate", *args.ablate) if args.ablate else ()),
         *(("--stop-early",) if args.stop_early else ()),
+        *(("--average", str(args.average)) if args.average > 1 else ()),
         *(("--techniques",) if args.techniques else ()),
         *(("--proxies",) if args.proxies else ()),
         *(("--sensitivity",) if args.sensitivity else ()),

@@ -40,5 +40,9 @@ def run(args: Namespace) -> int:
         recipes=FULL_RECIPES if args.full else RECIPES,
         seeds=FULL_SEEDS if args.full else (0,),
     )
-    resume = ["demo", *(("--full",) if args.full else ()), "--out", args.out]
+    options = [
+        *(("--full",) if args.full else ()),
+        *(("--average", str(args.average)) if args.average > 1 else ()),
+    ]
+    resume = ["demo", *options, "--out", args.out]
     return compare_and_print(chosen, matrix_of(chosen, Path(args.out), chosen.recipes), resume)

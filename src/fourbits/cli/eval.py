@@ -3,7 +3,8 @@
 MODEL is a run, RUN/checkpoints/step_N, or a transformers folder, in BF16 or NVFP4 (compressed-tensors,
 modelopt). It is evaluated in BF16, as in arXiv:2509.25149. With --recipe R, the forward pass in R is measured
 and compared as well. Text: the run's validation text; for other models --data, by default the Python standard
-library. Results of a run go to RUN/evaluations/step_N.json and its report.
+library. Results of a run go to RUN/evaluations/step_N.json and its report; those of averaged checkpoints
+(--average K) are only printed.
 
 Under torchrun every rank has the whole model and evaluates its part of the text and of the questions.
 
@@ -60,6 +61,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--include", type=Path, metavar="DIR", help="folder with custom task files")
     parser.add_argument("--run-code", action="store_true", help="execute programs that the model writes")
+    parser.add_argument(
+        "--average",
+        type=int,
+        default=1,
+        metavar="K",
+        help="the mean of the weights of the last K checkpoints",
+    )
     parser.add_argument("--batch", type=int, default=8, metavar="B", help="sequences per batch (default: 8)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if present, else cpu")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the results as JSON")
@@ -82,7 +90,7 @@ def run(args: Namespace) -> int:
     how = TaskOptions(shots=args.shots, datasets=args.datasets, include=args.include, run_code=args.run_code)
     with joined(ParallelConfig(), args.device) as ranks:
         tasks = load_tasks(args.tasks.split(","), how) if args.tasks else None
-        model = open_model(args.model, ranks.device)
+        model = open_model(args.model, ranks.device, args.average)
 
         def report(what: str, done: int, count: int) -> None:
             ranks.progress()
@@ -99,10 +107,12 @@ def _store(args: Namespace, model: EvaluatedModel, found: EvaluationResults) -> 
     """Write the results where they belong, and print them."""
     step = model.run.step if model.run else None
     record: dict[str, Any] = {"model": str(args.model), "step": step, "precisions": found.precisions}
+    if args.average > 1:
+        record["average"] = args.average
     if args.out:
         write_json(args.out, record)
     where = None
-    if model.run is not None and args.limit is None:
+    if model.run is not None and args.limit is None and args.average == 1:
         where = add_results(model.run.folder, model.run.step, found.precisions)
         refresh_report(model.run.folder)
     if args.json:

@@ -76,6 +76,7 @@ def _words(args: Namespace, out: Path) -> list[str]:
         *(("--recipes", *args.recipes) if args.recipes else ()),
         *("--seeds", *map(str, args.seeds)),
         *(("--stop-early",) if args.stop_early else ()),
+        *(("--average", str(args.average)) if args.average > 1 else ()),
         *("--out", str(out)),
         *(word for key, value in args.overrides.items() for word in (f"--{key}", value)),
     ]

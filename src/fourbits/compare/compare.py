@@ -1,9 +1,10 @@
 """Runs a comparison: executes the runs of a matrix, measures, then writes table.json and report.html."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fourbits.compare.averaged import averaged_losses, check_average
 from fourbits.compare.report.comparison import Comparison, read_comparison
 from fourbits.compare.report.comparison_report import write_report
 from fourbits.compare.report.context import Context, describe_corpus, generate_sample
@@ -54,14 +55,17 @@ def compare(
     *,
     techniques: bool = False,
     stop_early: bool = False,
+    average: int = 1,
 ) -> Result:
     """Execute the runs of a matrix that are not finished, and write table.json and report.html.
 
     techniques: also measure what each technique fixes, on the BF16 model of the first seed, and write
     techniques.json and techniques.svg. stop_early: seed by seed, without the recipes that are decided
-    (statistics/sequential.py). Raises what `execute_runs` raises, and ValueError for runs that are
-    not comparable, or for techniques without a BF16 run.
+    (statistics/sequential.py). average: also compare the mean of the weights of the last checkpoints, if
+    above 1. Raises what `execute_runs` raises, and ValueError for runs that are not comparable, for
+    techniques without a BF16 run, and for more checkpoints than runs have.
     """
+    check_average(matrix, average)
     if techniques and BASELINE not in matrix.recipes:
         raise ValueError(
             f"--techniques: needs a trained {BASELINE} model, got {', '.join(matrix.recipes)}. "
@@ -71,6 +75,8 @@ def compare(
     provenance = execute_runs(matrix, progress, commands.resume, jobs, rounds)
     ran, stops = (rounds.ran, rounds.race.stopped) if rounds else (None, None)
     comparison = read_comparison(matrix, provenance, ran, stops)
+    if average > 1:
+        comparison = replace(comparison, averaged=averaged_losses(comparison, average, progress))
     found = _measured(comparison, matrix.out, progress) if techniques else None
     rows = final_table(comparison)
     side = SideRows.of(comparison, rows)

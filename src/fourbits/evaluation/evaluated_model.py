@@ -109,16 +109,19 @@ class EvaluatedModel:
             yield open_data(options, folder)
 
 
-def open_model(path: Path, device: torch.device) -> EvaluatedModel:
+def open_model(path: Path, device: torch.device, average: int = 1) -> EvaluatedModel:
     """Load a run (its newest good checkpoint), RUN/checkpoints/step_N, or a transformers folder.
 
-    Raises ValueError for other folders, and for files that are missing or damaged.
+    average: as for `fourbits.load_trained`. Raises ValueError for other folders, and for files that are
+    missing or damaged.
     """
     if is_run(path):
-        stored = open_trained(path)
+        stored = open_trained(path, average)
         model = stored.converted("cpu").to(device)
         convert(model, BF16)
         return EvaluatedModel(model, stored.tokenizer, stored, (stored.tokenizer.end_id,))
+    if average > 1:
+        raise ValueError(f"--average: only a run has several checkpoints, got {path}. Remove the option.")
     if not (path / CONFIG).is_file():
         raise ValueError(
             f"{path}: neither a run (written by fourbits train) nor a transformers model (no {CONFIG})."

@@ -1,6 +1,6 @@
 """Load the trained model of a run: the masters of its newest good checkpoint, converted to its recipe."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ from fourbits.linear.convert import convert
 from fourbits.linear.step import enter_phase, set_step
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.recipe import Recipe
-from fourbits.train.checkpoint import Checkpoint, load_tensors, open_checkpoint, open_tensors
+from fourbits.train.checkpoint import (
+    Checkpoint,
+    checkpoints,
+    load_tensors,
+    open_checkpoint,
+    open_tensors,
+    step_of,
+)
 from fourbits.train.config import RunConfig
 from fourbits.train.masters import bf16_masters
 from fourbits.train.precision import recipe_in_steps
@@ -82,6 +89,26 @@ class StoredModel:
         set_step(model, self.step)
 
 
+class _MeanMasters(Mapping[str, Tensor]):
+    """Masters averaged over checkpoints, each computed on access."""
+
+    def __init__(self, checkpoints: Sequence[Mapping[str, Tensor]]) -> None:
+        self._checkpoints = checkpoints
+
+    def __getitem__(self, name: str) -> Tensor:
+        masters = [masters[name] for masters in self._checkpoints]
+        total = torch.zeros(masters[0].shape, dtype=torch.float64, device="cpu")
+        for master in masters:
+            total += master
+        return (total / len(masters)).to(masters[0].dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._checkpoints[0]
+
+    def __len__(self) -> int:
+        return len(self._checkpoints[0])
+
+
 class _TiedHead(Mapping[str, Tensor]):
     """Masters and, under the name of the head, the embedding."""
 
@@ -98,12 +125,13 @@ class _TiedHead(Mapping[str, Tensor]):
         return len(self._masters) + 1
 
 
-def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Trained:
+def load_trained(path: Path | str, device: torch.device | str = "cpu", average: int = 1) -> Trained:
     """Load the newest checkpoint of a run; of a run that ended non-finite, the last good one.
 
-    Raises ValueError if there is none or it is damaged.
+    average: the number of checkpoints, that one and those before it, whose weights are averaged. Raises
+    ValueError if there are not as many, or one is damaged.
     """
-    stored = open_trained(path)
+    stored = open_trained(path, average)
     model = stored.converted("cpu").to(device)
     return Trained(model, stored.tokenizer, stored.config, stored.step)
 
@@ -117,7 +145,7 @@ def _run_of(path: Path) -> Path:
     return path.parents[1] if path.parent.name == "checkpoints" else path
 
 
-def open_trained(path: Path | str) -> StoredModel:
+def open_trained(path: Path | str, average: int = 1) -> StoredModel:
     """As `load_trained`, without reading the masters yet; path may also be RUN/checkpoints/step_N."""
     path = Path(path)
     folder = RunFolder(_run_of(path))
@@ -133,7 +161,9 @@ def open_trained(path: Path | str) -> StoredModel:
         model = LanguageModel(config.model)
     if config.optim.masters != "fp32":
         bf16_masters(model)
-    masters = open_tensors(checkpoint, "model", dict(model.named_parameters()))
+    parameters = dict(model.named_parameters())
+    stored = [open_tensors(each, "model", parameters) for each in _newest(folder, checkpoint, average)]
+    masters = stored[0] if average == 1 else _MeanMasters(stored)
     manifest = read_json(folder.manifest)
     tokenizer = Tokenizer.load(folder.tokenizer, manifest["data"]["tokenizer"]["end_token"])
     recorded = manifest["data"]["tokenizer"].get("sha256", tokenizer.sha256)
@@ -143,3 +173,16 @@ def open_trained(path: Path | str) -> StoredModel:
             f"{recorded}. Restore it."
         )
     return StoredModel(folder.path, masters, tokenizer, config, checkpoint, manifest)
+
+
+def _newest(folder: RunFolder, last: Checkpoint, count: int) -> list[Checkpoint]:
+    """`last` and the checkpoints before it, `count` in all. Raises ValueError if there are not as many."""
+    if count < 1:
+        raise ValueError(f"average: must be at least 1, got {count}. Pass 1 for the newest checkpoint alone.")
+    paths = [path for path in checkpoints(folder.checkpoints) if step_of(path) < last.step]
+    if len(paths) < count - 1:
+        raise ValueError(
+            f"average: must be at most the number of checkpoints of {folder.path} up to step {last.step}, "
+            f"{len(paths) + 1}, got {count}. Lower it, or train with a larger train.keep_checkpoints."
+        )
+    return [*(open_checkpoint(path) for path in paths[len(paths) - count + 1 :]), last]

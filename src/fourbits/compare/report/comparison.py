@@ -24,7 +24,8 @@ class Comparison:
 
     provenance: by recipe and seed; None for a run that was resumed. ablation: of recipes that lack one
     technique; stops: why recipes had no more seeds, empty where all recipes have all seeds. published:
-    results that were published for the same settings.
+    results that were published for the same settings. averaged: losses of averaged weights, by recipe and
+    seed.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Comparison:
     ablation: Ablation | None = None
     stops: Mapping[str, Stop] = field(default_factory=dict)
     published: PublishedCell | None = None
+    averaged: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     @property
     def recipes(self) -> list[str]:

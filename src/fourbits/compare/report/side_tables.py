@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourbits.compare.report.ablation_table import AblationRow, ablation_rows, ablation_table
+from fourbits.compare.report.averaged_table import AveragedRow, averaged_rows, averaged_table
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.noise_table import NoiseRow, noise_rows, noise_table
 from fourbits.compare.report.published_table import PublishedRow, published_rows, published_table
@@ -23,6 +24,7 @@ class SideRows:
     noise: list[NoiseRow]
     sources: list[SourceRow]
     published: list[PublishedRow]
+    averaged: list[AveragedRow]
 
     @classmethod
     def of(cls, comparison: Comparison, rows: list[Row]) -> "SideRows":
@@ -33,6 +35,7 @@ class SideRows:
             noise=noise_rows(comparison),
             sources=source_rows(comparison),
             published=published_rows(comparison, rows),
+            averaged=averaged_rows(comparison),
         )
 
     def record(self) -> dict[str, Any]:
@@ -46,6 +49,7 @@ class SideRows:
             ablation_table(comparison, self.ablation),
             reached_table(comparison, self.reached),
             noise_table(comparison, self.noise),
+            averaged_table(comparison, self.averaged),
         )
         return [table for table in tables if table is not None]
 
