@@ -24,10 +24,12 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def torchrun(ranks: int, words: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:
-    """Run it to its end."""
+def torchrun(
+    ranks: int, words: Sequence[str], *options: str, patience: float = PATIENCE
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end. patience: seconds."""
     command = command_of(ranks, words, *options)
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment())
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment())
 
 
 def written(config: RunConfig, folder: Path) -> str:
