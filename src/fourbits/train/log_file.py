@@ -22,13 +22,14 @@ from fourbits.train.corruption import CorruptionError
 from fourbits.train.listener import ProgressPrinter, Record, RunStart
 from fourbits.train.metrics import FolderChangedError
 from fourbits.train.non_finite import NonFiniteError
+from fourbits.train.ranks.failure import LostRankError
 from fourbits.train.rollback import RollbackError
 from fourbits.version import VERSION
 
 # Errors whose text says what happened and what to do; others are logged with their traceback.
 _EXPLAINED = (
     *(ValueError, OSError, KeyboardInterrupt, FolderChangedError),
-    *(NonFiniteError, RollbackError, CorruptionError),
+    *(NonFiniteError, RollbackError, CorruptionError, LostRankError),
 )
 
 

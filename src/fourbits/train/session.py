@@ -142,9 +142,10 @@ class Session:
             except KeyboardInterrupt:
                 self._end_with_error("interrupted", "Ctrl-C, without saving")
                 raise
-            except Exception as error:
-                self._end_with_error("failed", f"{type(error).__name__}: {error}")
-                raise
+            except Exception as error:  # noqa: BLE001 - raised again, explained
+                explained = self.ranks.explained(error)
+                self._end_with_error("failed", f"{type(explained).__name__}: {explained}")
+                raise explained from explained.__cause__
             stop = request.signal if self.ranks.alone else self._agreed.signal
             why = signal.Signals(stop).name if stop else TIME_LIMIT
             metrics.require_in_place()

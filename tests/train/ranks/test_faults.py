@@ -157,7 +157,10 @@ def test_a_lost_rank_is_named_once(file, tmp_path):
     assert errors.count("fourbits train: rank") == 1
     assert "fourbits train: rank 0 on " in errors
     assert ": lost rank 1 on " in errors
-    assert json.loads((launched.out / "summary.json").read_text())["ended"] == "failed"
+    summary = json.loads((launched.out / "summary.json").read_text())
+    assert summary["ended"] == "failed"
+    assert summary["reason"].startswith("LostRankError: lost rank 1 on ")
+    assert ": lost rank 1 on " in (launched.out / "log.txt").read_text().splitlines()[-1]
 
 
 def test_a_stopped_rank_is_named_within_the_timeout(file, tmp_path):

@@ -19,13 +19,15 @@ from train.ranks import failing
 
 
 class Lost(Watchdog):
-    """A watch that finds these ranks gone."""
+    """A watch that finds these ranks gone, or with None that the store is."""
 
-    def __init__(self, *ranks):
-        super().__init__(HashStore(), 0, 4, 1.0)
+    def __init__(self, store, *ranks):
+        super().__init__(store, 0, 5, 1.0)
         self.ranks = list(ranks)
 
     def gone(self):
+        if self.ranks == [None]:
+            raise RuntimeError("failed to recv, got 0 bytes")
         return self.ranks
 
     def node_of(self, rank):
@@ -54,13 +56,22 @@ def test_what_all_ranks_find_is_left_to_rank_0(error, monkeypatch):
 def test_a_broken_connection_is_explained_by_the_ranks_that_are_gone():
     broken = RuntimeError("Connection closed by peer")
     store = HashStore()
-    found = join._lost(store, Lost(1, 3), broken)
+    found = Lost(store, 1, 3).explained(broken)
     assert isinstance(found, LostRankError)
     assert str(found).startswith("lost rank 1 on node1, 3 on node3: no sign of life")
     assert found.__cause__ is broken
-    assert join._lost(store, Lost(), broken) is None
-    assert join._lost(store, Lost(1), OSError("disk full")) is None
-    assert join._lost(store, Lost(1), NonFiniteError("step 3")) is None
+    assert Lost(store).explained(broken) is broken
+    assert Lost(store, None).explained(broken) is broken
+    for own in (found, OSError("disk full"), NonFiniteError("step 3")):
+        assert Lost(store, 1).explained(own) is own
+
+
+def test_an_error_is_looked_into_once(monkeypatch):
+    """By the run, for its summary, before the launcher hears of it."""
+    watch, own = Lost(HashStore()), RuntimeError("an illegal memory access")
+    assert watch.explained(own) is own
+    monkeypatch.setattr(watch, "gone", lambda: pytest.fail("waited again"))
+    assert watch.explained(own) is own
 
 
 def test_a_rank_that_failed_by_itself_is_not_lost_and_its_error_is_named():
@@ -69,8 +80,9 @@ def test_a_rank_that_failed_by_itself_is_not_lost_and_its_error_is_named():
     assert join._may_report(store, 0, broken)
     assert not join._may_report(store, 1, OSError("disk full"))
     assert not join._may_report(store, 2, RuntimeError("Connection closed by peer"))
-    assert join._lost(store, Lost(1, 2), broken) is None
-    assert join._others(store, Lost()) == ("rank 1 on node1 failed, too: OSError: disk full",)
+    assert not join._may_report(store, 4, LostRankError("lost rank 1"))
+    assert Lost(store, 1, 2).explained(broken) is broken
+    assert join._others(store, Lost(store)) == ("rank 1 on node1 failed, too: OSError: disk full",)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,19 @@
-"""Errors of one rank among several."""
+"""Errors of one rank among several, and the keys of the store under which ranks leave them."""
 
 import platform
 
 #: the key of the store that the first rank to fail claims
 FAILED = "failed"
+
+
+def ended(rank: int) -> str:
+    """The key under which a rank leaves its error, before it ends."""
+    return f"ended/{rank}"
+
+
+def may_be_connection(error: BaseException) -> bool:
+    """Whether this may be a broken connection, for which PyTorch has no type of its own."""
+    return isinstance(error, RuntimeError) and not type(error).__module__.startswith("fourbits.")
 
 
 class OtherRankError(RuntimeError):

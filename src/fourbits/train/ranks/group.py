@@ -319,6 +319,10 @@ class RankGroup(Ranks):
         every = [value for value in self.all(own).flatten().tolist() if not math.isnan(value)]
         return int(every[0]) if every else None
 
+    def explained(self, error: Exception) -> Exception:
+        """The error, or one that names the ranks whose end caused it."""
+        return self.watch.explained(error)
+
     def progress(self) -> None:
         """Report progress: this rank has done something that others may wait for."""
         self.watch.progress()

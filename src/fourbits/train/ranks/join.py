@@ -16,7 +16,14 @@ from fourbits.device import probe
 from fourbits.train.corruption import CorruptionError
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.parallel import ParallelConfig
-from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError, RankFailedError
+from fourbits.train.ranks.failure import (
+    FAILED,
+    LostRankError,
+    OtherRankError,
+    RankFailedError,
+    ended,
+    may_be_connection,
+)
 from fourbits.train.ranks.launcher import LaunchedRank, launched_rank
 from fourbits.train.ranks.ranks import Ranks
 from fourbits.train.ranks.rendezvous import rendezvous
@@ -58,9 +65,9 @@ def joined(config: ParallelConfig, device: str | None) -> Generator[Ranks]:
             # the launcher sends it to ranks that it takes to hang
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         reports = _may_report(store, where.rank, error)
-        cause = _lost(store, watch, error) if reports else None
-        others = _others(store, watch) if reports and cause is None else ()
-        raise RankFailedError(where.rank, reports, cause or error, others) from (cause or error)
+        cause = watch.explained(error) if reports else error
+        others = _others(store, watch) if reports and not isinstance(cause, LostRankError) else ()
+        raise RankFailedError(where.rank, reports, cause, others) from cause
     except KeyboardInterrupt:
         _may_report(store, where.rank, None)
         raise
@@ -71,7 +78,7 @@ def joined(config: ParallelConfig, device: str | None) -> Generator[Ranks]:
 def _may_report(store: Any, rank: int, error: BaseException | None) -> bool:
     """Whether this rank is the first to fail, and so reports its error."""
     try:
-        store.set(_ended(rank), _own_error(store, error))
+        store.set(ended(rank), _own_error(store, error))
         if isinstance(error, OtherRankError):
             return False
         if rank and isinstance(error, _ALIKE):
@@ -81,33 +88,28 @@ def _may_report(store: Any, rank: int, error: BaseException | None) -> bool:
         return True
 
 
-def _ended(rank: int) -> str:
-    """The key under which a rank leaves its error, before it ends."""
-    return f"ended/{rank}"
-
-
 def _own_error(store: Any, error: BaseException | None) -> str:
     """The error in one line; empty for one that all ranks find, or that another rank may have caused."""
-    if error is None or isinstance(error, (OtherRankError, *_ALIKE)):
+    if error is None or isinstance(error, (OtherRankError, LostRankError, *_ALIKE)):
         return ""
-    if _may_be_connection(error) and store.check([FAILED]):
+    if may_be_connection(error) and store.check([FAILED]):
         return ""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def _may_be_connection(error: BaseException) -> bool:
-    """Whether this may be a broken connection, for which PyTorch has no type of its own."""
-    return isinstance(error, RuntimeError) and not type(error).__module__.startswith("fourbits.")
 
 
 def _others(store: Any, watch: Watchdog) -> tuple[str, ...]:
     """A line for each other rank that failed by an error of its own, until now or shortly after."""
     time.sleep(_TOGETHER)
-    others = [rank for rank in range(watch.world) if rank != watch.rank and store.check([_ended(rank)])]
-    texts = {rank: store.get(_ended(rank)).decode() for rank in others}
-    return tuple(
-        f"rank {rank} on {watch.node_of(rank)} failed, too: {text}" for rank, text in texts.items() if text
-    )
+    try:
+        others = [rank for rank in range(watch.world) if rank != watch.rank and store.check([ended(rank)])]
+        texts = {rank: store.get(ended(rank)).decode() for rank in others}
+        return tuple(
+            f"rank {rank} on {watch.node_of(rank)} failed, too: {text}"
+            for rank, text in texts.items()
+            if text
+        )
+    except RuntimeError:  # the process that holds the store is gone
+        return ()
 
 
 def _wait_for_first(store: Any) -> None:
@@ -115,25 +117,6 @@ def _wait_for_first(store: Any) -> None:
     deadline = time.monotonic() + _RANK_0_FIRST
     while time.monotonic() < deadline and not store.check([FAILED]):
         time.sleep(_PAUSE)
-
-
-def _lost(store: Any, watch: Watchdog, error: Exception) -> LostRankError | None:
-    """An error that names the ranks that are gone, caused by this one, if this is a broken connection.
-
-    A rank that failed by itself, at the same time, has left its error, and is not lost.
-    """
-    if not _may_be_connection(error):
-        return None
-    gone = [rank for rank in watch.gone() if not store.check([_ended(rank)])]
-    if not gone:
-        return None
-    found = LostRankError(
-        f"lost rank {', '.join(f'{rank} on {watch.node_of(rank)}' for rank in gone)}: no sign of life. It "
-        "was killed, perhaps for lack of memory, or its node is down. Started again, the run continues from "
-        "its last checkpoint; torchrun --max-restarts N does so by itself."
-    )
-    found.__cause__ = error
-    return found
 
 
 def _store(where: LaunchedRank, timeout: float) -> Any:

@@ -185,6 +185,10 @@ class Ranks:
         """The value of the first rank that has one."""
         return found
 
+    def explained(self, error: Exception) -> Exception:
+        """The error, or one that names the ranks whose end caused it."""
+        return error
+
     def progress(self) -> None:
         """Report progress: this process has done something that others may wait for."""
 

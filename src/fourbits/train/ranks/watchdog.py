@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fourbits.train.ranks.failure import FAILED
+from fourbits.train.ranks.failure import FAILED, LostRankError, ended, may_be_connection
 
 #: seconds between heartbeats, and without one until a rank counts as gone
 BEAT, GONE = 0.5, 4.0
@@ -38,6 +38,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._failed_since: float | None = None
         self._main = threading.main_thread().ident
+        self._explained: Exception | None = None
 
     def start(self) -> None:
         """Start the heartbeats. Progress is watched from the first `progress` on."""
@@ -64,6 +65,29 @@ class Watchdog:
             for rank, beats in zip(others, before, strict=True)
             if self._store.add(f"beat/{rank}", 0) == beats
         ]
+
+    def explained(self, error: Exception) -> Exception:
+        """The error, or if it may be a broken connection, and ranks are gone, one that names them.
+
+        Takes GONE seconds. A rank that failed by itself has left its error in the store, and is not gone.
+        """
+        if error is self._explained or not may_be_connection(error):
+            return error
+        self._explained = error
+        try:
+            gone = [rank for rank in self.gone() if not self._store.check([ended(rank)])]
+            names = ", ".join(f"{rank} on {self.node_of(rank)}" for rank in gone)
+        except RuntimeError:  # the process that holds the store is gone, too
+            return error
+        if not gone:
+            return error
+        found = LostRankError(
+            f"lost rank {names}: no sign of life. It was killed, perhaps for lack of memory, or its node is "
+            "down. Started again, the run continues from its last checkpoint; torchrun --max-restarts N does "
+            "so by itself."
+        )
+        found.__cause__ = error
+        return found
 
     def node_of(self, rank: int) -> str:
         """The node on which a rank started."""
