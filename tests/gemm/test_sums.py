@@ -142,6 +142,8 @@ def test_epilogues():
             {"sums": "exact", "alpha": torch.ones(2)},
             r"alpha must be one float32 number, got torch.float32 \[2\]",
         ),
+        ({"sums": "exact", "alpha": 2.0}, r"alpha must be a tensor, got 2.0. Use torch.tensor\(2.0\)"),
+        ({"bias": 1}, "bias must be a tensor, got 1"),
         (
             {"sums": "exact", "alpha": torch.ones(()), "epilogue": "product"},
             "alpha replaces both global scales, and takes no epilogue",
@@ -152,6 +154,33 @@ def test_wrong_settings_are_refused(given, message):
     a = fb.quantize(torch.randn(16, 64), fb.OperandSpec())
     with pytest.raises(ValueError, match=message):
         fb.matmul(a, a, torch.float32, **given)
+
+
+@pytest.mark.parametrize("sums", ["sm_100", "sm_103"])
+def test_fp4_with_scales_of_two_formats_has_no_instruction(sums):
+    """An instruction takes E4M3 scales for both operands or E8M0 scales for both."""
+    a, b = (fb.quantize(torch.randn(16, 64), fb.OperandSpec(format=name)) for name in ("nvfp4", "mxfp4"))
+    with pytest.raises(ValueError, match=f"{sums} has no instruction for nvfp4 1x16 by mxfp4 1x32"):
+        fb.matmul(a, b, torch.float32, sums=sums)
+
+
+@pytest.mark.parametrize(("name", "sums"), [(name, sums) for name in SPECS for sums in SUPPORTED[name]])
+def test_an_empty_contraction_gives_the_bias(name, sums):
+    bias = torch.randn(5)
+    for rows in (3, 0):
+        a, b = (fb.quantize(torch.empty(n, 0), spec) for n, spec in zip((rows, 5), SPECS[name], strict=True))
+        assert_same_bytes(fb.matmul(a, b, torch.float32, bias, sums=sums), bias.expand(rows, 5))
+
+
+@pytest.mark.parametrize(("name", "sums"), [(name, sums) for name in SPECS for sums in SUPPORTED[name]])
+def test_operands_without_data_multiply_to_a_shape(name, sums):
+    """As layers do on the meta device, where a model is planned before it has memory."""
+    a, b = (
+        fb.quantize(torch.empty(n, 48, device="meta"), spec)
+        for n, spec in zip((32, 16), SPECS[name], strict=True)
+    )
+    found = fb.matmul(a, b, torch.float32, sums=sums)
+    assert (found.shape, found.dtype, found.device.type) == ((32, 16), torch.float32, "meta")
 
 
 def test_a_bias_is_added_in_fp32():

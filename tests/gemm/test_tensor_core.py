@@ -101,6 +101,11 @@ def test_without_truncation_it_is_the_exact_sum_toward_zero():
         ("sm_90-bf16", {}, "a must be torch.bfloat16 or torch.float16 for sm_90-bf16, got torch.uint8"),
         ("sm_100-fp4", {"scale_a": None}, "scale_a must be .* with 4 or 2 in the last dimension .* got None"),
         ("sm_100-fp4", {"c": torch.zeros(1, dtype=torch.float64)}, "c must be float32, got torch.float64"),
+        (
+            "sm_100-fp4",
+            {"scale_a": torch.ones(1, 4).to(torch.float8_e8m0fnu)},
+            "must have one dtype for sm_100",
+        ),
     ],
 )
 def test_other_operands_are_refused(name, change, message):

@@ -53,7 +53,7 @@ def matmul(
     bfloat16, float16 and float32, for a bias without exactly one entry per row of b, for tensors on several
     devices, and for operands that the sums do not support.
     """
-    _check_types(a, b, out_dtype)
+    _check_types(a, b, out_dtype, bias, alpha)
     for name, tensor in (("b", b.codes), ("bias", bias), ("alpha", alpha)):
         if tensor is not None and tensor.device != a.codes.device:
             raise ValueError(
@@ -138,12 +138,17 @@ def _check_transforms(a: OperandSpec, b: OperandSpec) -> None:
         )
 
 
-def _check_types(a: object, b: object, out_dtype: object) -> None:
+def _check_types(a: object, b: object, out_dtype: object, bias: object, alpha: object) -> None:
     """Checks the annotations at run time."""
     for name, operand in (("a", a), ("b", b)):
         if not isinstance(operand, QuantizedTensor):
             raise ValueError(
                 f"matmul: {name} must be a QuantizedTensor, got {type(operand).__name__}. Quantize it first."
+            )
+    for name, tensor in (("bias", bias), ("alpha", alpha)):
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"matmul: {name} must be a tensor, got {tensor!r}. Use torch.tensor({tensor!r})."
             )
     if out_dtype not in OUT_DTYPES:
         raise ValueError(f"matmul: out_dtype must be bfloat16, float16 or float32, got {out_dtype}.")

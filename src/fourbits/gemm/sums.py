@@ -87,7 +87,9 @@ def _instruction(sums: str, a: OperandSpec, b: OperandSpec) -> TensorCore | None
     """The instruction that multiplies operands of two specs, or None."""
     kinds = {_kind(sums, spec) for spec in (a, b)}
     kind = kinds.pop()
-    return TENSOR_CORES.get(kind) if kind is not None and not kinds else None
+    core = TENSOR_CORES.get(kind) if kind is not None and not kinds else None
+    alike = a.block_format.scale == b.block_format.scale  # FP4 instructions take one format of scales
+    return core if core is None or core.group == 1 or alike else None
 
 
 def _kind(sums: str, spec: OperandSpec) -> str | None:
@@ -115,8 +117,10 @@ def _described(spec: OperandSpec) -> str:
 
 def _chained(a: QuantizedTensor, b: QuantizedTensor, core: TensorCore) -> Tensor:
     """The sums before the scales of tensors: fp32 [M, N]. Sums under FP32 scales of blocks are scaled in FP32
-    where they end, at most every 128 of K, and added in FP32.
+    where they end, at most every 128 of K, and added in FP32. Zeros for K = 0, and on the meta device.
     """
+    if not a.contraction_size or a.codes.is_meta:
+        return torch.zeros((a.rows, b.rows), dtype=torch.float32, device=a.codes.device)
     left, right = _rows(a, core), _rows(b, core)
     blocks = [q.spec.block_size if q.spec.block_format.scale_in_epilogue else None for q in (a, b)]
     if blocks == [None, None]:

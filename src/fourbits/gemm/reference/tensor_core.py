@@ -208,6 +208,11 @@ def _checked(
         raise ValueError(f"tensor_core_dot: c must be float32, got {c.dtype}.")
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         _check_scale(name, scale, core)
+    if scale_a is not None and scale_b is not None and scale_a.dtype != scale_b.dtype:
+        raise ValueError(
+            f"tensor_core_dot: scale_a and scale_b must have one dtype for {core.name}, got {scale_a.dtype} "
+            f"and {scale_b.dtype}. Convert one."
+        )
     return core
 
 
