@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fourbits.gemm import sums as tensor_cores
+from fourbits.gemm.arguments import check_arguments
 from fourbits.gemm.cpu import matmul as plain
 from fourbits.gemm.native import matmul as native
 from fourbits.gemm.sums import Epilogue, Sums, check_sums
@@ -24,8 +25,6 @@ from fourbits.triton_version import HAS_TRITON
 if TYPE_CHECKING or HAS_TRITON:
     from fourbits.gemm.kernels.gemms import kernel_gemm, unsupported
 
-#: dtypes that sums may be rounded to
-OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: a GEMM of operands with one memory layout: (a, b, bias) -> out
 Gemm = Callable[..., Tensor]
 
@@ -53,22 +52,7 @@ def matmul(
     bfloat16, float16 and float32, for a bias without exactly one entry per row of b, for tensors on several
     devices, and for operands that the sums do not support.
     """
-    _check_types(a, b, out_dtype, bias, alpha)
-    for name, tensor in (("b", b.codes), ("bias", bias), ("alpha", alpha)):
-        if tensor is not None and tensor.device != a.codes.device:
-            raise ValueError(
-                f"matmul: {name} must be on a's device, {a.codes.device}, got {tensor.device}. Move it there."
-            )
-    if a.contraction_size != b.contraction_size:
-        raise ValueError(
-            f"matmul: a and b must have equal contraction sizes, got {a.contraction_size} (axis {a.axis} of "
-            f"{a.shape}) and {b.contraction_size} (axis {b.axis} of {b.shape}). Quantize both along the "
-            "contraction axis of the GEMM."
-        )
-    if bias is not None and tuple(bias.shape) != (b.rows,):
-        raise ValueError(
-            f"matmul: bias must have one entry per stored row of b, [{b.rows}], got {list(bias.shape)}."
-        )
+    check_arguments(a, b, out_dtype, bias, alpha)
     if torch.compiler.is_compiling() and not (bias is not None and bias.requires_grad):
         return _in_graph(*flat(a), *flat(b), out_dtype, bias, sums, epilogue, alpha)
     if sums == "fp32" and epilogue == "separate" and alpha is None:
@@ -136,19 +120,3 @@ def _check_transforms(a: OperandSpec, b: OperandSpec) -> None:
             f"matmul: a and b must have the same transform, which cancels only then, got {a.transform} and "
             f"{b.transform}. Give both operands the same rht and rht_signs."
         )
-
-
-def _check_types(a: object, b: object, out_dtype: object, bias: object, alpha: object) -> None:
-    """Checks the annotations at run time."""
-    for name, operand in (("a", a), ("b", b)):
-        if not isinstance(operand, QuantizedTensor):
-            raise ValueError(
-                f"matmul: {name} must be a QuantizedTensor, got {type(operand).__name__}. Quantize it first."
-            )
-    for name, tensor in (("bias", bias), ("alpha", alpha)):
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise ValueError(
-                f"matmul: {name} must be a tensor, got {tensor!r}. Use torch.tensor({tensor!r})."
-            )
-    if out_dtype not in OUT_DTYPES:
-        raise ValueError(f"matmul: out_dtype must be bfloat16, float16 or float32, got {out_dtype}.")
