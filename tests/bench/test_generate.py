@@ -12,8 +12,16 @@ from model.shapes import small_config
 CPU = torch.device("cpu")
 
 
+def fake_medians(functions, device, repeats, warm_up=0):
+    """Calls each, and says that the first took a second and each further one two more."""
+    for function in functions:
+        function()
+    return [1.0 + 2.0 * number for number in range(len(functions))]
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
+    monkeypatch.setattr(generate, "medians", fake_medians)
     monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(generate, "product_rate", lambda device: 1e12)
     monkeypatch.setattr(generate, "_STEPS", 2)
@@ -27,11 +35,12 @@ def test_both_generate_the_same_tokens_and_every_part_is_measured():
     report = json.loads(json.dumps(generate.bench_generate(CPU, request, lines.append).to_dict()))
     parts = ["prefill", "step", "3 tokens", "3 tokens", "step"]
     assert [bar["name"].rsplit(", ", 1)[1] for bar in report["bars"]] == parts
-    assert all(bar["seconds"] > 0 and bar["value"] > 0 for bar in report["bars"])
+    assert [bar["seconds"] for bar in report["bars"]] == [1.0, 1.0, 3.0, 3.0, 1.0]  # a step: (3 - 1) / 2
     assert "first tokens equal to ours: 2 of 2" in lines
-    own, theirs = report["bars"][2:4]
-    assert own["value"] == pytest.approx(6 / own["seconds"])
-    assert theirs["value"] == pytest.approx(theirs["seconds"] / own["seconds"])
+    own, theirs, step = report["bars"][2:]
+    assert own["value"] == 6 / 3.0
+    assert theirs["value"] == step["value"] == 1.0
+    assert all(bar["value"] > 0 for bar in report["bars"])
 
 
 @pytest.mark.parametrize(

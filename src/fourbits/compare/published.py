@@ -24,10 +24,10 @@ _MICRO_BATCH = 64
 DIFFERENCES = MappingProxyType(
     {
         "nvfp4-without-bf16-blocks": "theirs draws signs at every call, and leaves room of 17/16 in SR",
-        "nvfp4-46-without-bf16-blocks": "as nvfp4",
+        "nvfp4-46-without-bf16-blocks": "the same",
         "tetrajet2-base": "theirs has one scale per tensor above the block scales, ours one per 128 elements",
-        "quartet2": "fourbits recipes show quartet2",
-        "quartet2-46": "fourbits recipes show quartet2-46",
+        "quartet2": "listed by fourbits recipes show quartet2",
+        "quartet2-46": "listed by fourbits recipes show quartet2-46",
     }
 )
 
