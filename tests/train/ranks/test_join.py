@@ -1,16 +1,17 @@
 """Of several ranks that fail, one reports it."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.parallel import ParallelConfig
 from fourbits.train.ranks import join
-from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError
+from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError, RankFailedError
 from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.launcher import launched_rank
 from fourbits.train.ranks.watchdog import Watchdog
@@ -122,6 +123,55 @@ def test_a_process_without_a_launcher_is_alone(monkeypatch):
 
 def test_a_place_is_read_from_the_environment_of_torchrun():
     given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert launched_rank(given) == (5, 8, 1, 0, False)
+    assert launched_rank(given) == (5, 8, 1, 0, False, "a", 1, False)
     restarted = {**given, "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
-    assert launched_rank(restarted) == (5, 8, 1, 2, True)
+    assert launched_rank(restarted) == (5, 8, 1, 2, True, "a", 1, False)
+    assert launched_rank({**given, "RANK": "0"}).hosts_store
+    assert not launched_rank({**given, "RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}).hosts_store
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Start this process as a rank of two, of a launcher without a store; the error that ends it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def start(rank, timeout):
+        given = {
+            "RANK": rank,
+            "WORLD_SIZE": 2,
+            "LOCAL_RANK": 0,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        for name, value in given.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(RankFailedError) as error, joined(ParallelConfig(timeout=timeout), "cpu"):
+            pass
+        return error.value
+
+    return start, port
+
+
+def test_rank_0_names_a_rank_that_does_not_start(started):
+    start, _ = started
+    error = start(0, 0.5)
+    assert error.reports
+    assert "rank 1 of 2 did not start within 0.5 s (parallel.timeout)" in str(error)
+
+
+def test_without_rank_0_the_first_rank_to_notice_names_it(started):
+    start, port = started
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    first, second = start(1, 0.5), start(1, 0.5)
+    assert "rank 0 of 2 did not start within 0.5 s" in str(first)
+    assert (first.reports, second.reports) == (True, False)
+    assert store.get("late/0") == b"2"
+
+
+def test_a_store_that_cannot_be_reached_is_named_with_its_address(started):
+    start, port = started
+    error = start(1, 1)
+    assert error.reports
+    assert f"127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT), could not be reached within 1 s" in str(error)

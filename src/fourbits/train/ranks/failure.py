@@ -20,6 +20,10 @@ class OtherRankError(RuntimeError):
     """Another rank failed and reports why; this one only ends."""
 
 
+class MissingRankError(TimeoutError):
+    """Ranks did not start in time, or the store in which they meet could not be reached."""
+
+
 class LostRankError(RuntimeError):
     """Ranks ended without an error, as after SIGKILL."""
 

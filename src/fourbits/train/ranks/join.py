@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from fourbits.train.parallel import ParallelConfig
 from fourbits.train.ranks.failure import (
     FAILED,
     LostRankError,
+    MissingRankError,
     OtherRankError,
     RankFailedError,
     ended,
@@ -26,7 +26,7 @@ from fourbits.train.ranks.failure import (
 )
 from fourbits.train.ranks.launcher import LaunchedRank, launched_rank
 from fourbits.train.ranks.ranks import Ranks
-from fourbits.train.ranks.rendezvous import rendezvous
+from fourbits.train.ranks.rendezvous import connected, rendezvous
 from fourbits.train.ranks.watchdog import Watchdog
 from fourbits.train.rollback import RollbackError
 
@@ -120,10 +120,18 @@ def _wait_for_first(store: Any) -> None:
 
 
 def _store(where: LaunchedRank, timeout: float) -> Any:
-    """The launcher's store, limited to keys of this start, once all ranks have reached it."""
-    distributed = importlib.import_module("torch.distributed")
-    store, *_ = next(iter(distributed.rendezvous("env://", timeout=timedelta(seconds=timeout))))
-    store = distributed.PrefixStore(rendezvous(store, where.rank, where.world, timeout), store)
+    """The launcher's store, limited to keys of this start, once all ranks have reached it.
+
+    Raises RankFailedError if one does not come, which the first rank to notice reports.
+    """
+    store = None
+    try:
+        store = connected(where, timeout)
+        name = rendezvous(store, where.rank, where.world, timeout)
+    except MissingRankError as error:
+        reports = store is None or store.add(f"late/{where.restarts}", 1) == 1
+        raise RankFailedError(where.rank, reports, error) from error
+    store = importlib.import_module("torch.distributed").PrefixStore(name, store)
     store.set(f"here/{where.rank}", platform.node())
     return store
 

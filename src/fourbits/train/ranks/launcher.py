@@ -13,7 +13,8 @@ _COUNTS = ("RESTART_COUNT", "MAX_RESTARTS")
 class LaunchedRank(NamedTuple):
     """One of the processes that a launcher started to train together.
 
-    restarts: how often torchrun has restarted them; may_restart: whether it would.
+    restarts: how often torchrun has restarted them; may_restart: whether it would. address, port: of the
+    store that all of them use; hosts_store: whether this process provides it, and not torchrun.
     """
 
     rank: int
@@ -21,6 +22,9 @@ class LaunchedRank(NamedTuple):
     local_rank: int
     restarts: int
     may_restart: bool
+    address: str
+    port: int
+    hosts_store: bool
 
 
 def launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
@@ -29,4 +33,6 @@ def launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedRank |
         return None
     rank, world, local = (int(environment[name]) for name in _NEEDED[:3])
     restarts, most = (int(environment.get(f"TORCHELASTIC_{name}", "0")) for name in _COUNTS)
-    return LaunchedRank(rank, world, local, restarts, most > 0)
+    of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank == 0 and not of_agent
+    return LaunchedRank(rank, world, local, restarts, most > 0, *store)

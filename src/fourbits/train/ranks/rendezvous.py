@@ -4,18 +4,42 @@ Rank 0 writes the name of the rendezvous, every rank stores a random number unde
 list. A rank whose number is not in the list has read an earlier rendezvous, and polls for a new one.
 """
 
+import importlib
 import json
 import time
 import uuid
+from datetime import timedelta
 from typing import Any
 
+from fourbits.train.ranks.failure import MissingRankError
+from fourbits.train.ranks.launcher import LaunchedRank
+
 _PAUSE = 0.05
+
+
+def connected(where: LaunchedRank, timeout: float) -> Any:
+    """The launcher's store, or that of rank 0. Raises MissingRankError if it cannot be reached in time."""
+    distributed = importlib.import_module("torch.distributed")
+    try:
+        return distributed.TCPStore(
+            *(where.address, where.port, None, where.hosts_store, timedelta(seconds=timeout)),
+            wait_for_workers=False,  # `rendezvous` names those that are missing
+            multi_tenant=True,
+        )
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        how = "opened" if where.hosts_store else f"reached within {timeout:g} s (parallel.timeout)"
+        raise MissingRankError(
+            f"the store of the ranks, {where.address}:{where.port} (MASTER_ADDR, MASTER_PORT), could not be "
+            f"{how}: {reason.removesuffix('.')}. Check that rank 0 has started, and that its node can be "
+            "reached at this address."
+        ) from error
 
 
 def rendezvous(store: Any, rank: int, world: int, timeout: float) -> str:
     """Wait for all ranks; returns the name of the rendezvous, a prefix for keys of this start.
 
-    Raises TimeoutError naming the ranks that did not arrive within `timeout` seconds.
+    Raises MissingRankError naming the ranks that did not arrive within `timeout` seconds.
     """
     own, deadline = uuid.uuid4().hex, time.monotonic() + timeout
     if rank == 0:
@@ -31,7 +55,7 @@ def rendezvous(store: Any, rank: int, world: int, timeout: float) -> str:
                 return name
         if time.monotonic() > deadline:
             missing = [0] if name is None else _missing(store, name, world) or [0]
-            raise TimeoutError(
+            raise MissingRankError(
                 f"rank {', '.join(map(str, missing))} of {world} did not start within {timeout:g} s "
                 "(parallel.timeout). Look for its error on its node."
             )
