@@ -110,7 +110,7 @@ def test_yaml_scalars_follow_the_core_rules_of_yaml_1_2(tmp_path):
     ("changes", "message"),
     [
         ({"nme": "x"}, "config: unknown key 'nme'. Did you mean 'name'? Known keys: name, optim,"),
-        ({}, "config: needs a value for name."),
+        ({}, "config: needs a value for name, got none. Add its key."),
         ({"name": 3}, "config: name must be text, got 3."),
         ({"optim": {"lrr": 1}}, "config: optim: unknown key 'lrr'. Did you mean 'lr'?"),
         ({"optim": {"lr": "fast"}}, "config: optim.lr must be a number, got 'fast'."),

@@ -62,7 +62,10 @@ def probe(device: str | torch.device | None = None) -> Device:
         kind = "rocm"
     present = _present()
     if kind is not None and kind not in present:
-        raise ValueError(f"device {kind!r}: must be present on this machine, which has {', '.join(present)}.")
+        raise ValueError(
+            f"device {kind!r}: must be present on this machine, which has {', '.join(present)}. Choose one "
+            "of these, or omit it for the best."
+        )
     kind = kind or present[0]
     name, capability, memory = _identify(kind, index)
     return Device(
@@ -86,7 +89,9 @@ def choose_backend(requested: str, device: Device, *, native_passed: bool = Fals
         return _best(device, native_passed)
     if requested not in [backend.value for backend in Backend]:
         known = ", ".join(["auto", *(backend.value for backend in Backend)])
-        raise ValueError(f"backend: must be one of {known}, got {requested!r}.")
+        raise ValueError(
+            f"backend: must be one of {known}, got {requested!r}. Pass auto to let fourbits choose."
+        )
     backend = Backend(requested)
     if backend is Backend.NATIVE:
         if reason := unsupported_fp4(device):

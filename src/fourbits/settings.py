@@ -31,6 +31,14 @@ NAMES: dict[Any, str] = {
     NoneType: "null",
     Any: "anything",
 }
+_REMEDIES: dict[Any, str] = {
+    bool: "Write true or false.",
+    int: "Write one such as 8.",
+    float: "Write one such as 0.5.",
+    str: "Put it in quotes.",
+    Path: "Put it in quotes.",
+    NoneType: "Write null.",
+}
 
 
 def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
@@ -103,7 +111,9 @@ def _join(place: str, key: object) -> str:
 def _build(cls: type[T], mapping: Any, place: str) -> T:
     subject, fields = place.rstrip(":"), _fields(cls)
     if not isinstance(mapping, Mapping):
-        raise ValueError(f"{subject} must be a mapping of keys to values, got {mapping!r}.")
+        raise ValueError(
+            f"{subject} must be a mapping of keys to values, got {mapping!r}.{_remedy(dict, mapping)}"
+        )
     for key in mapping:
         if key not in fields:
             known = ", ".join(fields)
@@ -112,7 +122,8 @@ def _build(cls: type[T], mapping: Any, place: str) -> T:
             )
     required = [name for name, f in fields.items() if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in required if name not in mapping]:
-        raise ValueError(f"{subject}: needs a value for {', '.join(missing)}.")
+        keys = "its key" if len(missing) == 1 else "their keys"
+        raise ValueError(f"{subject}: needs a value for {', '.join(missing)}, got none. Add {keys}.")
     values = {key: _convert(_hints(cls)[key], value, _join(place, key)) for key, value in mapping.items()}
     try:
         return cls(**values)
@@ -140,12 +151,12 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
             return tuple(items) if origin is tuple else items
     if origin in (None, Literal):
         return _convert_scalar(kind, value, place)
-    raise ValueError(f"{place} must be {_describe(kind)}, got {value!r}.")
+    raise ValueError(f"{place} must be {_describe(kind)}, got {value!r}.{_remedy(kind, value)}")
 
 
 def _convert_scalar(kind: Any, value: Any, place: str) -> Any:
     if kind is float and isinstance(value, int | float) and not math.isfinite(value):
-        raise ValueError(f"{place} must be a finite number, got {value!r}.")
+        raise ValueError(f"{place} must be a finite number, got {value!r}.{_remedy(kind, value)}")
     if kind is Any or type(value) is kind:
         return value
     if any(choice == value and type(choice) is type(value) for choice in _choices(kind)):
@@ -156,8 +167,7 @@ def _convert_scalar(kind: Any, value: Any, place: str) -> Any:
         return int(value)
     if isinstance(value, str) and kind is Path:
         return Path(value)
-    hint = nearest(value, [choice for choice in _choices(kind) if isinstance(choice, str)])
-    raise ValueError(f"{place} must be {_describe(kind)}, got {value!r}.{hint}")
+    raise ValueError(f"{place} must be {_describe(kind)}, got {value!r}.{_remedy(kind, value)}")
 
 
 def _convert_text(kind: Any, text: _Text, place: str) -> Any:
@@ -181,7 +191,8 @@ def _convert_union(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
         with contextlib.suppress(ValueError):
             return _convert(kind, value, place)
     hint = nearest(value, [c for kind in kinds for c in _choices(kind) if isinstance(c, str)])
-    raise ValueError(f"{place} must be {' or '.join(map(_describe, kinds))}, got {value!r}.{hint}")
+    remedy = hint or _remedy(kinds[0], value)
+    raise ValueError(f"{place} must be {' or '.join(map(_describe, kinds))}, got {value!r}.{remedy}")
 
 
 def _of_same_shape(kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
@@ -213,6 +224,19 @@ def _describe(kind: Any) -> str:
     if origin is dict or dataclasses.is_dataclass(kind):
         return "a mapping of keys to values"
     return NAMES.get(kind, str(kind))
+
+
+def _remedy(kind: Any, value: Any) -> str:
+    """What to write in place of a value that is not of a kind, to append to an error message."""
+    if choices := _choices(kind):
+        near = nearest(value, [choice for choice in choices if isinstance(choice, str)])
+        return near or (" Choose one of them." if len(choices) > 1 else f" Write {choices[0]!r}.")
+    origin = get_origin(kind) or kind
+    if origin in (tuple, list):
+        return " Write it in brackets, as in [a, b]."
+    if origin is dict or dataclasses.is_dataclass(kind):
+        return " Write it as in {key: value}."
+    return f" {_REMEDIES.get(kind, 'Correct it.')}"
 
 
 def _places_of(path: str, tree: Mapping[str, Any], place: str = "") -> list[str]:

@@ -5,6 +5,7 @@ PyYAML follows YAML 1.1, where 3e-4 is text, `no` is false and 1:30 is ninety.
 
 import re
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -15,11 +16,15 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: must be UTF-8 text, byte {error.start} is not. Is it a config?") from error
+        raise ValueError(
+            f"{path}: must be UTF-8 text, byte {error.start} is not. Pass a .yaml file."
+        ) from error
     tree = parse_yaml(text, str(path))
     if not isinstance(tree, dict):
-        found = "an empty file" if tree is None else f"a {type(tree).__name__}"
-        raise ValueError(f"{path}: must hold a mapping of keys to values, got {found}.")
+        found = {NoneType: "an empty file", list: "a list"}.get(type(tree), f"only {tree!r:.40}")
+        raise ValueError(
+            f"{path}: must hold a mapping of keys to values, got {found}. Write it as lines of `key: value`."
+        )
     return tree
 
 
@@ -29,9 +34,13 @@ def parse_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ValueError(f"{where}, line {line}: not valid YAML: {error.problem}.") from error
+        raise ValueError(
+            f"{where}, line {line}: not valid YAML: {error.problem}. Correct the line."
+        ) from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}.") from error
+        raise ValueError(
+            f"{where}: not valid YAML: {' '.join(str(error).split())}. Correct the text."
+        ) from error
 
 
 def dump_yaml(tree: Any) -> str:

@@ -84,7 +84,7 @@ def test_each_scan_is_logged_when_measured_and_an_excluded_one_does_not_run():
     assert len(lines) == 2
     ssd.bench_ssd(CPU, lines.append, "tiny")
     assert sum("compiled torch" in line for line in lines) == 3  # its start and two results
-    with pytest.raises(ValueError, match=r"--preset: must be of tiny on cpu, got 'hybrid-12b'"):
+    with pytest.raises(ValueError, match=r"--preset: must be one of tiny on cpu, got 'hybrid-12b'"):
         ssd.bench_ssd(CPU, preset="hybrid-12b")
 
 
@@ -168,5 +168,5 @@ def test_a_users_llama_is_compared_with_its_own_bf16_in_the_same_mode():
 @pytest.mark.parametrize(("option", "value"), [("sizes", "huge"), ("modes", "fast")])
 def test_an_unknown_size_or_mode_of_hf_is_refused_by_name(option, value):
     known = {"sizes": ["tiny"], "modes": ["eager"], option: [value]}
-    with pytest.raises(ValueError, match=f"--{option}: must be of .*, got {value}"):
+    with pytest.raises(ValueError, match=f"--{option}: must be one of .*, got {value}"):
         hf.bench_hf(CPU, print, known["sizes"], known["modes"])

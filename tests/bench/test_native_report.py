@@ -80,13 +80,52 @@ def test_sums_by_no_known_rule_are_unknown_not_wrong(report):
     ("change", "message"),
     [
         ({"form": 99}, "the report must have form 1, got 99"),
-        ({"gemms": {}}, r"the report is not complete \(KeyError: 'fprop 64x256x48'\)"),
-        ({"sums": None}, r"the report is not complete \(TypeError"),
+        ({"form": True}, "the report must have form 1, got True"),
+        ({"gemms": {}}, "gemms.fprop 64x256x48 must be there, got a report without it"),
+        ({"sums": None}, "sums must be an object, got None"),
+        ({"sums": {"probes": []}}, r"sums.probes must be an object, got \[\]"),
+        ({"device": "B200"}, "device must be an object, got 'B200'"),
+        ({"self_check": {}}, "self_check must be a list, got {}"),
+        ({"self_check": [1]}, "self_check.0 must be an object, got 1"),
+        (
+            {"self_check": [{"what": "sums", "passed": 1, "detail": ""}]},
+            "0.passed must be true or false, got 1",
+        ),
+        ({"product": None}, "product must be text, got None"),
+        ({"why_emulated": 3}, "why_emulated must be text or null, got 3"),
+        ({"speed": {"shape": [1, 2]}}, r"speed.shape must be a list of 3, got \[1, 2\]"),
+        ({"speed": {"shape": [1, 2, "3"]}}, "speed.shape.2 must be a whole number, got '3'"),
     ],
 )
-def test_what_is_no_whole_report_is_named(report, change, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_is_no_whole_report_is_named_before_anything_is_computed(report, change, message, monkeypatch):
+    monkeypatch.setattr(f"{verify.__module__}.operands", lambda *_: pytest.fail("computed first"))
+    with pytest.raises(ValueError, match=f"--verify: .*{message}.* Write "):
         verify({**report, **change})
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "rule"),
+    [
+        ("gemms.fprop 64x256x48.samples", [1], "a list of 256"),
+        ("gemms.fprop 64x256x48.samples", {}, "a list of 256"),
+        ("gemms.fprop 64x256x48.samples.0", "x", "a whole number"),
+        ("gemms.wgrad 64x256x48.out", 3, "text"),
+        ("sums.outputs", 1.5, "a whole number"),
+        ("sums.outputs", True, "a whole number"),
+        ("sums.equal.sm_100", "all", "a whole number"),
+        ("speed.gemm_seconds.fp4", 0, "a finite number above 0"),
+        ("speed.copy_bytes_per_second", float("nan"), "a finite number above 0"),
+        ("speed.quantize_seconds.row", None, "a finite number above 0"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named_by_its_place(report, place, value, rule):
+    changed = at = copy.deepcopy(report)
+    *outer, last = (int(part) if part.isdecimal() else part for part in place.split("."))
+    for part in outer:
+        at = at[part]
+    at[last] = value
+    with pytest.raises(ValueError, match=f"^--verify: {place} must be {rule}, got .*Write the report again"):
+        verify(changed)
 
 
 def test_the_command_writes_a_file_and_a_page_and_recomputes_them(tmp_path, monkeypatch, capsys, report):
@@ -109,7 +148,9 @@ def test_the_command_writes_a_file_and_a_page_and_recomputes_them(tmp_path, monk
     [
         (["--report", "x.json"], "Add --native"),
         (["--native", "--report", "x.txt"], "must end in .json"),
-        (["--native", "--report", "missing/x.json"], "must be a folder, but is not"),
+        (["--native", "--report", "missing/x.json"], "the folder missing does not exist"),
+        (["--native", "--report", "x.json", "--json"], "--report: takes no --json, got both"),
+        (["--verify", "x.json", "--device", "cpu"], "--verify: takes no --device, got both"),
         (["--verify", "missing.json"], "must be a report, but is not"),
     ],
 )

@@ -69,7 +69,15 @@ def test_options_of_the_other_corpus_are_rejected(tmp_path):
     assert not (tmp_path / "corpus").exists()
 
 
-@pytest.mark.parametrize("limit", ["nan", "inf", "-inf", "0", "-1"])
+@pytest.mark.parametrize("limit", ["nan", "inf", "-inf"])
+def test_a_limit_that_is_not_finite_is_rejected(tmp_path, limit, capsys):
+    with pytest.raises(SystemExit):
+        run("corpus", "debian", "--out", tmp_path / "corpus", f"--max-mb={limit}")
+    assert f"--max-mb: must be a finite number, got '{limit}'. Pass one" in capsys.readouterr().err
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize("limit", ["0", "-1"])
 def test_a_limit_that_is_no_size_is_rejected(tmp_path, limit):
     with pytest.raises(ValueError, match="must be a number above 0, in MB of text"):
         run("corpus", "debian", "--out", tmp_path / "corpus", f"--max-mb={limit}")

@@ -60,9 +60,14 @@ def failing(error):
         (
             FileNotFoundError(2, "No such file or directory", "a.yaml"),
             2,
-            "a.yaml: No such file or directory.\n",
+            "a.yaml: No such file or directory. Correct the path, or create what it names.\n",
         ),
-        (PermissionError(13, "Permission denied", "/x"), 2, "fourbits fake: /x: Permission denied.\n"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            2,
+            "fourbits fake: /x: Permission denied. Change its permissions, or pass another path.\n",
+        ),
+        (OSError(errno.EIO, "Input/output error", "/x"), 1, "fourbits fake: /x: Input/output error.\n"),
         (
             OSError(errno.ENOSPC, "No space left on device", "w.bin"),
             1,
@@ -90,6 +95,7 @@ def test_an_error_is_one_line_with_its_exit_code(fourbits, error, code, text):
         ("fake", "fake: no text. Name a file.", "fourbits fake: no text. Name a file.\n"),
         ("fakes", "fake: no text. Name a file.", "fourbits fakes: no text. Name a file.\n"),
         ("fake", "faker: no text. Name a file.", "fourbits fake: faker: no text. Name a file.\n"),
+        ("fake", "fake it: no text. Name a file.", "fourbits fake: it: no text. Name a file.\n"),
         ("fake", "fake: ", "fourbits fake: fake: \n"),
     ],
 )

@@ -82,7 +82,7 @@ def test_empty_paths_and_pipes_are_rejected(tmp_path):
 @pytest.mark.parametrize("field", [{"paths": ("",)}, {"paths": ("a.txt", "")}, {"tokenizer": ""}])
 def test_an_empty_path_in_a_configuration_is_not_the_working_directory(field):
     [name] = field
-    with pytest.raises(ValueError, match=f"data.{name} is empty"):
+    with pytest.raises(ValueError, match=f"^{name} is empty"):
         DataConfig(**field)
 
 

@@ -20,7 +20,7 @@ from fourbits.train.presets import RUN_PRESETS
 PAGE = (Path(__file__).parents[2] / "docs" / "lint.md").read_text(encoding="utf-8")
 
 
-def rules(preset: str, gpus: int = 1, tensor: int = 1, **settings: Any) -> list[str]:
+def rules(preset: str, gpus: int | None = None, tensor: int = 1, **settings: Any) -> list[str]:
     given = {name.replace("__", "."): value for name, value in settings.items()}
     return [found.rule for found in lint(load_config(preset, RUN_PRESETS, given), gpus, tensor)]
 
@@ -206,7 +206,34 @@ def test_the_command_prints_reasons_and_remedies_and_its_code_tells(capsys):
     assert set(found) == {"rule", "what", "why", "remedy"}
 
 
-@pytest.mark.parametrize("arguments", [["--gpus", "0"], ["--tensor", "-1"]])
-def test_numbers_below_one_are_refused(arguments, capsys):
-    assert main(["lint", "tiny", *arguments]) == 2
-    assert "must be at least 1" in capsys.readouterr().err
+#: settings that 16 ranks can share, where hybrid-8b has 4 KV heads, 8 groups and 128 Mamba heads
+KV, GROUPS, HEADS = {"num_kv_heads": 16}, {"num_groups": 16}, {"mamba_num_heads": 256}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "whole", "remedy"),
+    [
+        # the rows dt of in_proj, one per head: 8 of each of 16 ranks would be half a block
+        (16, KV | GROUPS, "whole blocks of 16 of in_proj's rows dt", "mamba_num_heads a multiple of 256"),
+        (16, KV | GROUPS | HEADS, None, ""),
+        (16, KV | HEADS, "groups of Mamba heads", "num_groups a multiple of 16"),
+        (8, {}, "whole heads of K and V", "num_kv_heads a multiple of 8"),
+        (8, KV, None, ""),
+    ],
+)
+def test_lint_and_the_trainer_refuse_the_same_ranks_for_the_same_reason(ranks, settings, whole, remedy):
+    given = {f"model.{name}": value for name, value in settings.items()}
+    found = lint(load_config("hybrid-8b", RUN_PRESETS, given), tensor=ranks)
+    given |= {"parallel.tensor": ranks}
+    if whole is None:
+        assert found == []
+        assert load_config("hybrid-8b", RUN_PRESETS, given).parallel.tensor == ranks
+        return
+    assert whole in found[0].what
+    assert remedy in found[0].remedy
+    with pytest.raises(ValueError, match=f"so that each rank has .*{whole}") as error:
+        load_config("hybrid-8b", RUN_PRESETS, given)
+    fitting = re.search(r"Set parallel.tensor to (\d+)", found[0].remedy)
+    assert fitting is not None
+    assert str(error.value).endswith(f"Set parallel.tensor to {fitting[1]}.")
+    assert rules("hybrid-8b", tensor=int(fitting[1]), **{f"model__{n}": v for n, v in settings.items()}) == []

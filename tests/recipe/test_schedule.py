@@ -76,8 +76,8 @@ def test_a_phase_that_does_not_fit_the_run_is_refused(fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"gemms": "forwards"}, "gemms must be of .*got 'forwards'. Did you mean 'forward'"),
-        ({"gemms": ("fprop", "bprop")}, "gemms must be of fprop, dgrad, wgrad, got 'bprop'"),
+        ({"gemms": "forwards"}, "gemms must be one of .*got 'forwards'. Did you mean 'forward'"),
+        ({"gemms": ("fprop", "bprop")}, "gemms must be one of fprop, dgrad, wgrad, got 'bprop'"),
         ({"gemms": ()}, "got none"),
         ({"start": -1}, "start must be a step"),
         ({"start": 1.5}, "start must be a step"),

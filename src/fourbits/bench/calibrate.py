@@ -82,12 +82,12 @@ def calibrate(ranks: Ranks, log: Log = lambda line: None) -> Calibration:
 
     _warm_up(device)
     copy = copy_bandwidth(device)
-    report(f"memory {copy / 1e12:.2f} TB/s")
+    report(f"memory {copy / 1e12:.3g} TB/s")
     gemms = _gemms(device, sizes, missing, report)
     nearest, stochastic = (_quantizer_rate(device, sizes, rounding) for rounding in ("rne", "sr"))
-    report(f"quantizers {nearest / copy:.2f} and {stochastic / copy:.2f} of it")
+    report(f"quantizers {nearest / copy:.2g} (rne) and {stochastic / copy:.2g} (sr) of the memory's rate")
     attention = _attention_rate(device, sizes)
-    report(f"attention {attention / 1e12:.1f} TFLOP/s")
+    report(f"attention {attention / 1e12:.3g} TFLOP/s")
     scan = _scan_rate(device, sizes, missing)
     link, world = _link_rate(ranks, sizes)
     if world == 1:

@@ -51,11 +51,14 @@ class GenerateRequest:
 
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset not in MODEL_PRESETS:
-            raise ValueError(f"--preset: must be of {', '.join(MODEL_PRESETS)}, got {self.preset!r}.")
+            raise ValueError(
+                f"--preset: must be one of {', '.join(MODEL_PRESETS)}, got {self.preset!r}. Pass one of "
+                "these presets."
+            )
         for name in ("batch", "prompt", "tokens"):
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"--{name}: must be at least 1, got {value}.")
+                raise ValueError(f"--{name}: must be at least 1, got {value}. Omit it for its default.")
 
 
 @dataclass(frozen=True, slots=True)

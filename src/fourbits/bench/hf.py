@@ -104,7 +104,9 @@ def bench_hf(
 def _check(option: str, names: Sequence[str] | None, known: tuple[str, ...]) -> None:
     for name in names or ():
         if name not in known:
-            raise ValueError(f"{option}: must be of {', '.join(known)}, got {name}.")
+            raise ValueError(
+                f"{option}: must be one of {', '.join(known)}, got {name}. Pass one or more of these."
+            )
 
 
 def _compared(size: HfSize, mode: str, device: torch.device, log: Callable[[str], None]) -> list[Result]:

@@ -32,7 +32,10 @@ def bench_ssd(
     """
     cases = _TOKENS if device.type == "cuda" else _CPU_TOKENS
     if preset is not None and preset not in cases:
-        raise ValueError(f"--preset: must be of {', '.join(cases)} on {device.type}, got {preset!r}.")
+        raise ValueError(
+            f"--preset: must be one of {', '.join(cases)} on {device.type}, got {preset!r}. Pass one of "
+            "these, or omit it for all."
+        )
     rates = copy_bandwidth(device), product_rate(device)
     results: list[Result] = []
     for name in cases if preset is None else (preset,):

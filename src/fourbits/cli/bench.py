@@ -29,6 +29,7 @@ from fourbits.bench.steps.step import bench_step
 from fourbits.bench.sums import bench_sums
 from fourbits.bench.timing import Measurements
 from fourbits.cli.bench_tables import model_tables, ranks_table, result_table
+from fourbits.cli.output_file import require_output
 from fourbits.cli.parser import add_action
 from fourbits.compare.terminal import print_table
 from fourbits.plan.calibration import how_to_use, to_json
@@ -91,6 +92,8 @@ def run(args: Namespace) -> int:
 
 def _calibrate(args: Namespace) -> int:
     """Measure the rates of this machine, and print or write them."""
+    if args.out is not None:
+        require_output("--out", args.out, "rates.json")
     with joined(ParallelConfig(), args.device) as ranks:
         found = calibrate(ranks, _print_progress if ranks.is_first else lambda line: None)
         if ranks.is_first and args.out is not None:

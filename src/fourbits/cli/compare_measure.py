@@ -79,7 +79,9 @@ def check_options(args: Namespace) -> bool:
                 "do not. Run it as a second command."
             )
     if args.measure_tokens is not None and args.measure_tokens < 1:
-        raise ValueError(f"--measure-tokens: must be at least 1, got {args.measure_tokens}.")
+        raise ValueError(
+            f"--measure-tokens: must be at least 1, got {args.measure_tokens}. Omit it for its default."
+        )
     return measures
 
 

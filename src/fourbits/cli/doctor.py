@@ -75,11 +75,12 @@ def run(args: Namespace) -> int:
     """Print the findings. 1 if --native was given and the FP4 tensor cores did not pass, --check found a
     kernel that is wrong, or a report has other bytes than were recomputed.
     """
+    _refuse_ignored(args)
     if args.verify is not None:
         return native_report.check(args.verify)
     if args.report is not None:
         if not args.native:
-            raise ValueError("doctor --report: is about the check of --native. Add --native.")
+            raise ValueError("--report: is about the check of --native. Add --native.")
         return native_report.write(args.report, probe(args.device))
     findings = examine(args.device)
     if args.native:
@@ -103,6 +104,17 @@ def run(args: Namespace) -> int:
     if args.native:
         print("\n".join(verdict(findings["native_check"])))
     return 0 if passed else 1
+
+
+def _refuse_ignored(args: Namespace) -> None:
+    """Raises ValueError for options that do not apply to a report that is written or verified."""
+    for option, others in (
+        ("verify", ("report", "native", "check", "json", "device")),
+        ("report", ("check", "json")),
+    ):
+        given = next((name for name in others if getattr(args, name)), None)
+        if getattr(args, option) is not None and given is not None:
+            raise ValueError(f"--{option}: takes no --{given}, got both. Leave one out.")
 
 
 def examine(kind: str | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Formats an error as the one or two lines that a user sees."""
 
-from fourbits.data.whole_file import FREE_SPACE, full_disk_remedy
+from fourbits.data.whole_file import system_remedy
 
 OUT_OF_MEMORY = (
     "Lower train.micro_batch_size and raise train.gradient_accumulation by the same factor, or set "
@@ -9,11 +9,11 @@ OUT_OF_MEMORY = (
 
 
 def describe(error: Exception) -> str:
-    """An error in at most two lines. An OSError names its file; an unexpected error names its type."""
+    """An error in at most two lines: an OSError has its file and a remedy, an unexpected one its type."""
     if isinstance(error, OSError) and error.strerror:
-        remedy = "" if FREE_SPACE in error.strerror else full_disk_remedy(error.errno)
+        remedy = system_remedy(error.errno)
         subject = f"{error.filename}: " if error.filename is not None else ""
-        text = f"{subject}{error.strerror}{remedy}"
+        text = f"{subject}{error.strerror}{'' if remedy in error.strerror else remedy}"
         return text if text.endswith(".") else f"{text}."
     lines = [line for line in str(error).splitlines() if line.strip()][:2]
     if type(error).__name__ == "OutOfMemoryError":

@@ -19,7 +19,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("config", metavar="CONFIG", help="a preset or a .yaml file")
     parser.add_argument("--recipe", metavar="NAME", help="a shipped recipe or a .yaml file")
-    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs of the run (default: 1)")
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="number of GPUs of the run (default: --tensor, else 1)"
+    )
     parser.add_argument(
         "--tensor", type=int, default=1, metavar="N", help="check shards for N ranks of tensor parallelism"
     )

@@ -105,6 +105,7 @@ def _report(name: str, error: Exception, debug: bool, code: int, rank: str = "")
     subject, _, rest = text.partition(": ")
     if rest and subject in (name, name.removesuffix("s")):  # no "fourbits data: data: ..."
         text = rest
+    text = text.removeprefix(f"{name} ")  # no "fourbits bench: bench model: ..."
     if code == 1 and not isinstance(error, OSError | LostRankError):
         text += " (rerun with --debug for the traceback)"
     print(f"fourbits {name}: {rank}{text}", file=sys.stderr)

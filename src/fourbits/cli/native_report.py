@@ -9,17 +9,19 @@ from rich.text import Text
 
 from fourbits.bench.native_report.measure import report
 from fourbits.bench.native_report.verify import Verified, verify
+from fourbits.cli.output_file import require_output
 from fourbits.compare.report.page import render_page
 from fourbits.compare.terminal import print_table
 from fourbits.device import Device
+
+_WRITE = "Write one with `fourbits doctor --native --report FILE.json`."
 
 
 def write(path: Path, device: Device) -> int:
     """Measure a device, write FILE and a page beside it, and print a summary. 1 if the check failed."""
     if path.suffix != ".json":
-        raise ValueError(f"doctor --report: the file must end in .json, got {str(path)!r}. Rename it.")
-    if not path.parent.is_dir():
-        raise ValueError(f"doctor --report: {str(path.parent)!r} must be a folder, but is not. Create it.")
+        raise ValueError(f"--report: the file must end in .json, got {str(path)!r}. Rename it.")
+    require_output("--report", path, "report.json")
     found = report(device)
     path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     page = _write_page(path, found, None)
@@ -50,13 +52,14 @@ def read(path: Path) -> dict[str, Any]:
     """The content of a report. Raises ValueError for any other file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"doctor --verify: {str(path)!r} must be a report, but is not ({error}). Write one with "
-            "`fourbits doctor --native --report FILE.json`."
+            f"--verify: {str(path)!r} must be a report, but is not ({error}). {_WRITE}"
         ) from None
     if not isinstance(found, dict):
-        raise ValueError(f"doctor --verify: {str(path)!r} must hold an object, got {type(found).__name__}.")
+        raise ValueError(
+            f"--verify: {str(path)!r} must hold an object, got a {type(found).__name__}. {_WRITE}"
+        )
     return found
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import math
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +19,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.register("type", Path, _path)
+        self.register("type", int, _whole)
+        self.register("type", float, _number)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and how to get help."""
@@ -59,6 +62,27 @@ class Parser(argparse.ArgumentParser):
 def _path(text: str) -> Path | str:
     """A path; an empty string is returned unchanged, because Path("") is the working directory."""
     return Path(text) if text else text
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(_not("a whole number", text, "8")) from None
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(_not("a finite number", text, "0.5"))
+    return value
+
+
+def _not(rule: str, text: str, example: str) -> str:
+    return f"must be {rule}, got {text!r}. Pass one such as {example}" if text else f"is {EMPTY}"
 
 
 def add_action(actions: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:

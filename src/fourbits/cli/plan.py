@@ -9,13 +9,14 @@ import math
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
+from fourbits.cli.output_file import require_output
 from fourbits.cli.plan_tables import published_table, road_table, shown, simulation
 from fourbits.compare.report.plan_page import plan_page
 from fourbits.compare.report.plan_tables import plan_tables
 from fourbits.compare.terminal import print_table
 from fourbits.plan.calibration import calibrated, gpu_of, load_calibration
 from fourbits.plan.estimate import Plan, Prices, plan_run
-from fourbits.plan.gpus import GPUS, Gpu, find_gpu
+from fourbits.plan.gpus import GPUS, MAX_GPUS, Gpu, find_gpu
 from fourbits.plan.grid import grid
 from fourbits.plan.plain import plain_plan
 from fourbits.plan.published import CASES, predict
@@ -26,6 +27,8 @@ from fourbits.train.presets import RUN_PRESETS
 
 EXAMPLE = "fourbits plan hybrid-12b --gpu gb200 --gpus 736 --price 4"
 OVERRIDES = True
+#: prices beyond it are taken for a mistake
+_MAX_PRICE = 1_000_000
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -90,9 +93,7 @@ def _config(args: Namespace) -> RunConfig:
 
 def _write_page(args: Namespace, prices: Prices) -> int:
     path: Path = args.html
-    if not path.parent.is_dir() or path.is_dir():
-        wrong = f"{path} is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
-        raise ValueError(f"--html must be a file in an existing folder: {wrong}. Pass one such as plan.html.")
+    require_output("--html", path, "plan.html")
     gpu = find_gpu(args.gpu)
     found = grid(_config(args), gpu, args.gpus or 1, _rates(args.calibration, gpu))
     name = Path(args.config).stem if args.config not in RUN_PRESETS else args.config
@@ -139,8 +140,9 @@ def _published(as_json: bool, calibration: Path | None) -> int:
 
 
 def _gpus(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"must be a whole number of at least 1, such as 64, got {text!r}")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_GPUS:
+        rule = f"must be a whole number from 1 to {MAX_GPUS:,}"
+        raise ArgumentTypeError(f"{rule}, got {text!r}. Pass the GPUs of your cluster, such as 64")
     return int(text)
 
 
@@ -149,8 +151,9 @@ def _price(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
-        raise ArgumentTypeError(f"must be a number of at least 0, such as 2.5, got {text!r}")
+    if not 0 <= value <= _MAX_PRICE:
+        rule = f"must be a number from 0 to {_MAX_PRICE:,}"
+        raise ArgumentTypeError(f"{rule}, got {text!r}. Pass what you pay, such as 2.5")
     return value
 
 

@@ -67,11 +67,11 @@ def duration(seconds: float) -> str:
 
 
 def long_duration(seconds: float) -> str:
-    """One figure and its unit: '42 s', '5 min', '3 h', '12 days', '4.0 years'."""
+    """One figure and its unit: '0.21 s', '42 s', '5 min', '3 h', '12 days', '4.0 years'."""
     for unit, name in ((365.25 * 86400, "years"), (86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * unit:
             return f"{seconds / unit:.{1 if seconds < 10 * unit else 0}f} {name}"
-    return f"{seconds:.0f} s"
+    return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.2g} s"
 
 
 def plural(number: int, noun: str) -> str:

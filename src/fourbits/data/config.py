@@ -55,9 +55,11 @@ class DataConfig:
         """Raises ValueError for an empty path or name, and a number outside its range."""
         for name, values in (("paths", self.paths), ("tokenizer", [self.tokenizer])):
             if "" in values:
-                raise ValueError(f"data.{name} is empty, as from a variable that is not set; name one.")
+                raise ValueError(f"{name} is empty, as from a variable that is not set. Name one.")
         if self.max_epochs is not None and not self.max_epochs > 0:
-            raise ValueError(f"data.max_epochs must be above 0, got {self.max_epochs}.")
+            raise ValueError(
+                f"max_epochs must be above 0, got {self.max_epochs}. Set it to null for no limit."
+            )
         self.prepare_options()  # raises for a share outside its range, though a prepared folder ignores it
 
     def prepare_options(self) -> PrepareOptions:

@@ -62,8 +62,8 @@ class Tokenizer:
         """Train a byte-level BPE of `vocab_size` tokens, rounded up to a multiple of 128 (at least 384)."""
         if vocab_size < SMALLEST_VOCABULARY:
             raise ValueError(
-                f"tokenizer: vocab_size must be at least {SMALLEST_VOCABULARY} (256 bytes, the end token and "
-                f"some merges), got {vocab_size}."
+                f"tokenizer: vocab_size must be at least {SMALLEST_VOCABULARY} (256 bytes, the end "
+                f"token and some merges), got {vocab_size}. Raise vocab_size; 32768 is typical."
             )
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
@@ -93,7 +93,7 @@ class Tokenizer:
         if (path / "tokenizer_config.json").is_file() or _HUB_NAME.fullmatch(name):
             inner, default_end = _from_transformers(name)
             return cls(inner, end_token or default_end, origin=name)
-        raise ValueError(f"{file}: no such tokenizer file.")
+        raise ValueError(f"{file}: no such tokenizer file. Correct the path, or pass a Hub name.")
 
     def save(self, path: Path | str) -> None:
         """Write a tokenizer.json; it appears complete or not at all."""
@@ -116,7 +116,10 @@ class Tokenizer:
         """The text of tokens, without end tokens. Raises ValueError for a token outside the vocabulary."""
         ids = [int(token) for token in ids]
         if ids and not 0 <= min(ids) <= max(ids) < self.size:
-            raise ValueError(f"tokenizer: tokens must be in [0, {self.size}), got {min(ids)} to {max(ids)}.")
+            raise ValueError(
+                f"tokenizer: tokens must be in [0, {self.size}), got {min(ids)} to {max(ids)}. "
+                "Decode with the tokenizer that wrote them."
+            )
         return self._inner.decode(ids, skip_special_tokens=True)
 
     def opening(self) -> list[int]:
@@ -152,7 +155,9 @@ def _read(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception for every malformed file
-        raise ValueError(f"{file}: not a tokenizer.json: {error}") from error
+        raise ValueError(
+            f"{file}: not a tokenizer.json: {error}. Pass one of the tokenizers library."
+        ) from error
 
 
 def _from_transformers(name: str) -> tuple[tokenizers.Tokenizer, str | None]:

@@ -13,7 +13,21 @@ from typing import Any, BinaryIO
 _AGAIN = "prepare the data again"
 _JSON_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "a whole number"}
 FREE_SPACE = "Free some space and rerun the command"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+#: what to do about an error of the system, by its number
+_REMEDIES = {
+    errno.ENOSPC: FREE_SPACE,
+    errno.EDQUOT: FREE_SPACE,
+    errno.ENOENT: "Correct the path, or create what it names",
+    errno.EACCES: "Change its permissions, or pass another path",
+    errno.EPERM: "Change its permissions, or pass another path",
+    errno.EROFS: "Pass a path on a disk that can be written",
+    errno.EISDIR: "Pass a file in place of the folder",
+    errno.ENOTDIR: "Correct the path: only its last part may be a file",
+    errno.EEXIST: "Pass a path that does not exist yet, or delete what is there",
+    errno.ENAMETOOLONG: "Pass a shorter name",
+    errno.ELOOP: "Replace the links, which point to each other, or pass another path",
+    errno.EMFILE: "Raise the number of files that a process may open, as with `ulimit -n 4096`",
+}
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -107,12 +121,12 @@ def library_error(error: Exception, path: Path) -> OSError:
     number = re.search(r"os error (\d+)", str(error))
     code = int(number[1]) if number else errno.EIO
     reason = os.strerror(code) if number else str(error)
-    return OSError(code, f"{reason}{full_disk_remedy(code)}", str(path))
+    return OSError(code, f"{reason}{system_remedy(code)}", str(path))
 
 
-def full_disk_remedy(code: int | None) -> str:
-    """The remedy for an OSError of this number; empty if it is not about a full disk."""
-    return f". {FREE_SPACE}" if code in _FULL else ""
+def system_remedy(code: int | None) -> str:
+    """ ". " and what to do about an OSError of this number; empty if nothing is known to help."""
+    return f". {_REMEDIES[code]}" if code in _REMEDIES else ""
 
 
 def sync(file: BinaryIO) -> None:
@@ -138,4 +152,4 @@ def sync_path(path: Path) -> None:
 
 def _with_name(error: OSError, file: BinaryIO) -> OSError:
     """The system's error with the file's name and, for a full disk, the remedy."""
-    return OSError(error.errno, f"{error.strerror}{full_disk_remedy(error.errno)}", file.name)
+    return OSError(error.errno, f"{error.strerror}{system_remedy(error.errno)}", file.name)

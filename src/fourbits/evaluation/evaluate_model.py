@@ -36,7 +36,9 @@ class EvalOptions:
         for name in ("seq_len", "samples", "limit", "batch_size"):
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: must be at least 1, got {value}.")
+                raise ValueError(
+                    f"--{name.replace('_', '-')}: must be at least 1, got {value}. Omit it for its default."
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _read_heads(fields: Fields, family: Family) -> dict[str, Any]:
     if heads % groups:
         raise ValueError(
             f"exchange: num_attention_heads must be a multiple of num_key_value_heads ({groups}), got "
-            f"{heads}."
+            f"{heads}. Correct config.json."
         )
     return {"num_heads": heads, "num_kv_heads": groups, "head_dim": _read_head_dim(fields, family, heads)}
 
@@ -142,7 +142,7 @@ def _read_head_dim(fields: Fields, family: Family, heads: int) -> int:
     width = fields.whole("hidden_size")
     if width % heads:
         raise ValueError(
-            f"exchange: hidden_size must be a multiple of num_attention_heads ({heads}) where head_dim is "
-            f"absent, got {width}."
+            f"exchange: hidden_size must be a multiple of num_attention_heads ({heads}) where head_dim "
+            f"is absent, got {width}. Add head_dim to config.json, or correct one of the two."
         )
     return width // heads

@@ -140,4 +140,7 @@ def family_named(model_type: object) -> Family:
         if family.model_type == model_type:
             return family
     names = ", ".join(family.model_type for family in FAMILIES)
-    raise ValueError(f"exchange: model_type must be one of {names}, got {shown(model_type)}.")
+    raise ValueError(
+        f"exchange: model_type must be one of {names}, got {shown(model_type)}. Convert the transformers "
+        "model in place with fourbits.convert(model)."
+    )

@@ -26,8 +26,8 @@ class Fields(Mapping[str, Any]):
     def __init__(self, mapping: object) -> None:
         if not isinstance(mapping, Mapping) or not all(isinstance(key, str) for key in mapping):
             raise ValueError(
-                f"exchange: a model's configuration must be a mapping of names to values, got "
-                f"{shown(mapping)}."
+                "exchange: a model's configuration must be a mapping of names to values, got "
+                f"{shown(mapping)}. Pass the content of config.json, or config.to_dict()."
             )
         self._mapping: Mapping[str, Any] = mapping
 
@@ -72,4 +72,6 @@ class Fields(Mapping[str, Any]):
         return self.get(key, default)
 
     def _wrong(self, key: str, wanted: str) -> ValueError:
-        return ValueError(f"exchange: {key} must be {wanted}, got {shown(self.get(key))}.")
+        return ValueError(
+            f"exchange: {key} must be {wanted}, got {shown(self.get(key))}. Correct config.json."
+        )

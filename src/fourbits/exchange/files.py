@@ -21,7 +21,10 @@ SHARD = "model-{}-of-{}.safetensors"
 def model_folder(call: str, folder: object) -> Path:
     """The path of a folder. Raises ValueError with the call's name for anything but a path."""
     if not isinstance(folder, str | os.PathLike):
-        raise ValueError(f"{call}: folder must be a path (str or Path), got {shown(folder)}.")
+        raise ValueError(
+            f"{call}: folder must be a path (str or Path), got {shown(folder)}. Pass the path of a folder "
+            "with config.json."
+        )
     return Path(folder)
 
 
@@ -79,10 +82,14 @@ class WeightFiles(Mapping[str, Tensor]):
 def _weight_map(path: Path) -> dict[str, str]:
     where = read_json(path, "Download or export the model again.").get("weight_map")
     if not isinstance(where, dict) or not where or not all(isinstance(file, str) for file in where.values()):
-        raise ValueError(f"{path}: must map tensors to files in 'weight_map', got {shown(where)}.")
+        raise ValueError(
+            f"{path}: must map tensors to files in 'weight_map', got {shown(where)}. Download or export the "
+            "model again."
+        )
     for file in sorted(set(where.values())):
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise ValueError(
-                f"{path}: 'weight_map' must name .safetensors files of its folder, got {shown(file)}."
+                f"{path}: 'weight_map' must name .safetensors files of its folder, got {shown(file)}. "
+                "Download or export the model again."
             )
     return where

@@ -218,9 +218,15 @@ def _require_models_folder(folder: Path) -> None:
 
 def _require_options(dtype: object, shard_bytes: object) -> None:
     if dtype not in SAVED_DTYPES:
-        raise ValueError(f"save_hf: dtype must be one of {', '.join(map(str, SAVED_DTYPES))}, got {dtype!r}.")
+        raise ValueError(
+            f"save_hf: dtype must be one of {', '.join(map(str, SAVED_DTYPES))}, got {dtype!r}. Pass "
+            "torch.bfloat16 to halve the files."
+        )
     if type(shard_bytes) is not int or shard_bytes < 1:
-        raise ValueError(f"save_hf: shard_bytes must be a whole number of at least 1, got {shard_bytes!r}.")
+        raise ValueError(
+            f"save_hf: shard_bytes must be a whole number of at least 1, got {shard_bytes!r}. Omit it for "
+            "its default."
+        )
 
 
 def _without_padding(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:

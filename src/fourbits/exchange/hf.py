@@ -20,7 +20,10 @@ def from_hf(
     ValueError for any other model.
     """
     if not hasattr(getattr(model, "config", None), "to_dict"):
-        raise ValueError(f"from_hf: model must be a transformers model, got {type(model).__name__}.")
+        raise ValueError(
+            f"from_hf: model must be a transformers model, got {type(model).__name__}. Pass one such as "
+            "AutoModelForCausalLM.from_pretrained(...) returns."
+        )
     config = from_hf_config(model.config.to_dict(), clamp_time_steps)
     ours = unfilled(config, compute_dtype, next(model.parameters()).device)
     fill(ours, model.state_dict())
@@ -35,7 +38,10 @@ def to_hf(model: LanguageModel, *, dtype: torch.dtype = torch.float32, end_token
     implements, and for an end_token outside the vocabulary.
     """
     if not isinstance(model, LanguageModel):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"to_hf: model must be a LanguageModel of fourbits, got {type(model).__name__}.")
+        raise ValueError(
+            f"to_hf: model must be a LanguageModel of fourbits, got {type(model).__name__}. Pass one such "
+            "as from_hf or load_hf returns."
+        )
     transformers = load_transformers("to_hf")
     described = to_hf_config(model.config, dtype, end_token)
     kind = described.pop("model_type")

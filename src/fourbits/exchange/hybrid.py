@@ -54,7 +54,10 @@ def read_mamba(config: Fields, clamp_time_steps: bool) -> dict[str, Any]:
     smallest = config.number("time_step_min", 0.001) if clamp_time_steps else 0.0
     heads, groups = config.whole("mamba_num_heads"), config.whole("n_groups")
     if heads % groups:
-        raise ValueError(f"exchange: mamba_num_heads must be a multiple of n_groups ({groups}), got {heads}.")
+        raise ValueError(
+            f"exchange: mamba_num_heads must be a multiple of n_groups ({groups}), got {heads}. Correct "
+            "config.json."
+        )
     return {
         "mamba_num_heads": heads,
         "mamba_head_dim": config.whole("mamba_head_dim"),
@@ -72,7 +75,9 @@ def read_pattern(config: Fields) -> str:
     key = key or "hybrid_override_pattern"
     kinds = config.get(key) or ()
     if not isinstance(kinds, str | list | tuple) or not all(isinstance(kind, str) for kind in kinds):
-        raise ValueError(f"exchange: {key} must list the kinds of layers, got {shown(kinds)}.")
+        raise ValueError(
+            f"exchange: {key} must list the kinds of layers, got {shown(kinds)}. Correct config.json."
+        )
     unknown = sorted(set(kinds) - set(LETTERS)) if kinds else ["none"]
     if not unknown and len(kinds) <= MOST_LAYERS:
         return "".join(LETTERS[kind] for kind in kinds)
@@ -82,6 +87,7 @@ def read_pattern(config: Fields) -> str:
             "the transformers model instead: fourbits.convert(model)."
         )
     raise ValueError(
-        f"exchange: layers of a NemotronH must be Mamba-2, attention or mlp, and at most {MOST_LAYERS}, got "
-        f"{shown(', '.join(unknown) or len(kinds))}."
+        f"exchange: layers of a NemotronH must be Mamba-2, attention or mlp, and at most {MOST_LAYERS}, "
+        f"got {shown(', '.join(unknown) or len(kinds))}. Correct config.json, or convert the "
+        "transformers model: fourbits.convert(model)."
     )

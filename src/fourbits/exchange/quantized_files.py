@@ -117,7 +117,8 @@ class DecodedFiles(Mapping[str, Tensor]):
         if found.dtype != dtype or not fits:
             wanted = " or ".join(str(list(shape)) for shape in shapes) or "a matrix"
             raise ValueError(
-                f"exchange: {name!r} must be {dtype}, {wanted}, got {found.dtype} {list(found.shape)}."
+                f"exchange: {name!r} must be {dtype}, {wanted}, got {found.dtype} {list(found.shape)}. "
+                "Download or export the model again."
             )
         return found
 

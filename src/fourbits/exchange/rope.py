@@ -39,14 +39,14 @@ def read_rope(config: Fields, seq_len: int) -> tuple[float, RopeScaling | None]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in KINDS:
         raise ValueError(
-            f"exchange: rope_type must be one of {', '.join(KINDS)}, got {shown(kind)}: it is not supported "
-            "here."
+            f"exchange: rope_type must be one of {', '.join(KINDS)}, got {shown(kind)}, which is not "
+            "supported here. Convert the transformers model in place: fourbits.convert(model)."
         )
     for fields in (rope, config):
         if (share := fields.get("partial_rotary_factor")) not in (None, 1):
             raise ValueError(
-                f"exchange: partial_rotary_factor must be 1 (all channels of a head), got {shown(share)}: it "
-                "is not supported here."
+                f"exchange: partial_rotary_factor must be 1 (all channels of a head), got {shown(share)}. "
+                "Convert the transformers model in place: fourbits.convert(model)."
             )
     if kind == "default":
         return theta, None
@@ -67,11 +67,13 @@ def _parameters(config: Fields) -> Mapping[str, Any]:
     given = {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.has(key)}
     for key, value in given.items():
         if not isinstance(value, Mapping):
-            raise ValueError(f"exchange: {key} must be a mapping or null, got {shown(value)}.")
+            raise ValueError(
+                f"exchange: {key} must be a mapping or null, got {shown(value)}. Correct config.json."
+            )
     found = next((value for value in given.values() if value), {})
     if nested := [key for key, value in found.items() if isinstance(value, Mapping)]:
         raise ValueError(
-            f"exchange: rope_parameters must be the same for all layers, got some for {shown(nested[0])}: it "
-            "is not supported here."
+            f"exchange: rope_parameters must be the same for all layers, got some for {shown(nested[0])}. "
+            "Convert the transformers model in place: fourbits.convert(model)."
         )
     return found

@@ -79,14 +79,14 @@ def require_supported(family: Family, config: Fields) -> None:
         value = config.get(key, allowed[0])
         if value not in allowed:
             raise ValueError(
-                f"exchange: {key} of a {family.model_type} must be {allowed[0]!r}, got {shown(value)}: it is "
-                "not supported here."
+                f"exchange: {key} of a {family.model_type} must be {allowed[0]!r}, got {shown(value)}. "
+                "Convert the transformers model in place: fourbits.convert(model)."
             )
     types = config.get("layer_types")
     if family.model_type == "qwen3" and types and any(kind != "full_attention" for kind in _each(types)):
         raise ValueError(
-            f"exchange: layer_types of a qwen3 must all be 'full_attention', got {shown(types)}: others are "
-            "not supported here."
+            f"exchange: layer_types of a qwen3 must all be 'full_attention', got {shown(types)}. "
+            "Convert the transformers model in place: fourbits.convert(model)."
         )
 
 

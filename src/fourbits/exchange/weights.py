@@ -106,8 +106,8 @@ def require_fit(name: str, found: Tensor, shape: torch.Size) -> None:
     """Raise ValueError for a tensor of another shape, or whose values are not floating-point numbers."""
     if found.shape != shape:
         raise ValueError(
-            f"exchange: {name!r} must have the shape {list(shape)} by its configuration, "
-            f"got {list(found.shape)}."
+            f"exchange: {name!r} must have the shape {list(shape)} by its configuration, got "
+            f"{list(found.shape)}. Correct config.json, or pass the files that belong to it."
         )
     if found.dtype not in FLOATS:
         raise ValueError(

@@ -159,7 +159,10 @@ def check_sums(
 ) -> None:
     """Raises ValueError for sums, an epilogue or alpha that operands of a and b do not have."""
     if epilogue not in get_args(Epilogue):
-        raise ValueError(f"matmul: epilogue must be separate or product, got {epilogue!r}.")
+        raise ValueError(
+            f"matmul: epilogue must be separate or product, got {epilogue!r}. Pass separate, as FP4 tensor "
+            "cores compute."
+        )
     if sums == "fp32":
         asked = "epilogue" if alpha is None else "alpha"
         raise ValueError(

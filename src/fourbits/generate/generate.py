@@ -103,7 +103,7 @@ def _check(model: LanguageModel, prompts: Sequence[Sequence[int]], num_tokens: i
     if num_tokens < 0 or batch_size < 1:
         raise ValueError(
             f"generate: num_tokens must be at least 0 and batch_size at least 1, got {num_tokens} and "
-            f"{batch_size}."
+            f"{batch_size}. Correct them."
         )
     for index, prompt in enumerate(prompts):
         if not prompt:
@@ -114,7 +114,7 @@ def _check(model: LanguageModel, prompts: Sequence[Sequence[int]], num_tokens: i
         if outside := [token for token in prompt if not 0 <= token < config.vocab_size]:
             raise ValueError(
                 f"generate: tokens must be below the model's vocab_size = {config.vocab_size}, got "
-                f"{outside[0]} in prompt {index}."
+                f"{outside[0]} in prompt {index}. Encode prompts with the model's own tokenizer."
             )
         if len(prompt) + num_tokens > config.max_seq_len:
             raise ValueError(

@@ -94,7 +94,9 @@ def calibrate(model: nn.Module, layers: Sequence[HeldLayer], calibration: Sequen
     ValueError without batches.
     """
     if not calibration:
-        raise ValueError("held_operands: calibration must have at least one batch of tokens, got none.")
+        raise ValueError(
+            "held_operands: calibration must have at least one batch of tokens, got none. Pass one."
+        )
     unknown = [layer for layer in layers if layer.amax is None]
     training = model.training
     model.eval()

@@ -22,9 +22,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be at least 0 and finite, got {self.temperature}.")
+            raise ValueError(
+                f"temperature must be at least 0 and finite, got {self.temperature}. Set it to 0 for the "
+                "most probable token, or 1 to sample as the model predicts."
+            )
         if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}.")
+            raise ValueError(f"seed must be at least 0, got {self.seed}. Omit it for 0.")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(
                 f"top_k must be at least 1, got {self.top_k}. Omit it to sample from all tokens."

@@ -71,7 +71,7 @@ def _rows(passages: Sequence[Passage], limit: int) -> dict[tuple[int, ...], list
             raise ValueError(
                 f"score: a continuation must have at least 1 token and at most max_seq_len = {limit}, and "
                 f"follow another token, got {passage.scored} of {len(passage.tokens)} tokens in passage "
-                f"{index}."
+                f"{index}. Shorten the continuation, or pass a context before it."
             )
         rows.setdefault(passage.tokens[-limit - 1 : -1], []).append(index)
     return rows

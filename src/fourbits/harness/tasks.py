@@ -42,7 +42,9 @@ class TaskOptions:
             if folder is not None and not folder.is_dir():
                 raise ValueError(f"{name} {folder}: no such folder.")
         if self.shots is not None and self.shots < 0:
-            raise ValueError(f"--shots: must be at least 0, got {self.shots}.")
+            raise ValueError(
+                f"--shots: must be at least 0, got {self.shots}. Omit it for the number of each task."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def run_tasks(
     limit: only the first questions of each task; for trials only. report, ranks: see HarnessModel.
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"--limit: must be at least 1, got {limit}.")
+        raise ValueError(f"--limit: must be at least 1, got {limit}. Omit it for all questions.")
     model = import_module("fourbits.harness.adapter").HarnessModel(text, report, ranks)
     if ranks is not None and ranks.rank:
         for task in tasks.loaded["tasks"].values():

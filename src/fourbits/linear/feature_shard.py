@@ -61,7 +61,7 @@ def sharded(table: GemmTable, amax_reduction: str, shard: FeatureShard) -> GemmT
     elif any(spec.tensor_scaled for spec in operands):
         raise ValueError(
             "shard_features: the recipe has operands with one scale per tensor, so a shard needs the name of "
-            "a registered amax_reduction, got ''."
+            "a registered amax_reduction, got ''. Register one with register_amax_reduction."
         )
     return replace(table, amax_reduction=amax_reduction)
 

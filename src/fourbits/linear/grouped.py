@@ -36,12 +36,13 @@ class QuantizedGroup(nn.Module):
         if len(counts) != len(self.weight) or sum(counts) != len(input):
             raise ValueError(
                 f"QuantizedGroup: counts must be the rows of each of {len(self.weight)} linear layers, "
-                f"{len(input)} in all, got {len(counts)} entries that sum to {sum(counts)}."
+                f"{len(input)} in all, got {len(counts)} entries that sum to "
+                f"{sum(counts)}. Count the rows of each layer in order."
             )
         if input.shape[1] != self.in_features:
             raise ValueError(
                 f"QuantizedGroup: the input must have in_features={self.in_features} columns, got shape "
-                f"{list(input.shape)}."
+                f"{list(input.shape)}. Pass the rows of all layers as one matrix."
             )
         offsets = offsets_of(counts, input.device)
         return grouped_product(state, self.training, input, self.weight, None, offsets, False, counts)

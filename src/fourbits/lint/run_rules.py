@@ -10,7 +10,7 @@ from fourbits.lint.finding import Finding, LintedRun
 from fourbits.model.counts import count_parameters
 from fourbits.plan.failures import HOURS_BETWEEN_FAILURES
 from fourbits.train.config import missing_path
-from fourbits.train.parallel import uneven
+from fourbits.train.parallel import fitting_ranks, uneven
 from fourbits.train.preset_figures import estimated_seconds
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.samples import run_stream
@@ -40,22 +40,26 @@ def widths(run: LintedRun) -> Iterator[Finding]:
 
 def shards(run: LintedRun) -> Iterator[Finding]:
     """Tensor-parallel shards split blocks of 16, heads, or groups of Mamba heads."""
-    model, ranks = run.config.model, run.tensor
-    found = list(uneven(model, run.config.train.seq_len, ranks)) if ranks > 1 else []
+    model, seq_len, ranks = run.config.model, run.config.train.seq_len, run.tensor
+    found = list(uneven(model, seq_len, ranks)) if ranks > 1 else []
     cut = [each for each in found if each.name != "model.num_groups"]
+    fitting = fitting_ranks(model, seq_len, ranks)
+    remedy = f"Set parallel.tensor to {fitting}, the most below {ranks} that fits"
     if cut:
+        sizes = ", ".join(f"{each.name} {each.size} (each rank needs {each.each})" for each in cut)
+        multiples = ", ".join(f"{each.name} a multiple of {each.multiple}" for each in cut)
         yield Finding(
             "shards",
-            f"{ranks} ranks split {', '.join(f'{each.name} {each.size}' for each in cut)}",
+            f"{ranks} ranks cannot share {sizes}",
             "A block or head that two ranks share has values that neither can compute alone.",
-            f"Use fewer ranks, or multiples: {', '.join(f'{each.name} of {each.multiple}' for each in cut)}.",
+            f"{remedy}, or make {multiples}.",
         )
     if len(cut) < len(found):
         yield Finding(
             "mamba-groups",
             f"{ranks} ranks share {model.num_groups} groups of Mamba heads",
             "Heads of a group share B, C and the norm's statistics, so groups are not split.",
-            f"Use a number of ranks that divides {model.num_groups}.",
+            f"{remedy}, or make model.num_groups a multiple of {ranks}.",
         )
 
 

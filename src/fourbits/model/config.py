@@ -5,6 +5,8 @@ from typing import Literal
 
 # One letter per block.
 BLOCKS = {"M": "Mamba-2", "*": "attention", "-": "FFN", "T": "Transformer: attention, then FFN"}
+#: sizes that every model has
+_ALWAYS = ("vocab_size", "d_model", "max_seq_len")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,14 +26,20 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         if self.factor <= 0:
-            raise ValueError(f"factor must be positive, got {self.factor}.")
+            raise ValueError(
+                f"factor must be positive, got {self.factor}. Set it to the new context length / "
+                "original_seq_len, such as 8."
+            )
         if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
-                f"low_freq_factor must be positive and below high_freq_factor ({self.high_freq_factor}), got "
-                f"{self.low_freq_factor}."
+                "low_freq_factor must be positive and below high_freq_factor "
+                f"({self.high_freq_factor}), got {self.low_freq_factor}. Llama 3 has 1 and 4."
             )
         if self.original_seq_len < 1:
-            raise ValueError(f"original_seq_len must be at least 1, got {self.original_seq_len}.")
+            raise ValueError(
+                f"original_seq_len must be at least 1, got {self.original_seq_len}. Set it to the length "
+                "that the model was trained on, such as 8192."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,45 +93,57 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         self._check_pattern()
-        for name in ("vocab_size", "d_model", "max_seq_len", *self._sizes_in_use()):
+        for name in (*_ALWAYS, *self._sizes_in_use()):
             if getattr(self, name) < 1:
+                remedy = "Set it" if name in _ALWAYS else "Set it, or remove the blocks that need it"
                 raise ValueError(
-                    f"{name} must be at least 1 in a model with the pattern {self.pattern!r}, "
-                    f"got {getattr(self, name)}."
+                    f"{name} must be at least 1 in a model with the pattern {self.pattern!r}, got "
+                    f"{getattr(self, name)}. {remedy}."
                 )
         if self.min_time_step < 0:
-            raise ValueError(f"min_time_step must be at least 0, got {self.min_time_step}.")
+            raise ValueError(
+                f"min_time_step must be at least 0, got {self.min_time_step}. Set it to 0 for no lower bound."
+            )
         if self.document_end is not None and not 0 <= self.document_end < self.vocab_size:
             raise ValueError(
-                f"document_end must be a token below vocab_size = {self.vocab_size}, got {self.document_end}."
+                f"document_end must be a token below vocab_size = {self.vocab_size}, got "
+                f"{self.document_end}. Set it to the tokenizer's end token, or to null."
             )
         if self.uses("*T"):
             self._check_attention()
         if self.uses("M") and self.mamba_num_heads % self.num_groups:
             raise ValueError(
-                f"mamba_num_heads must be a multiple of num_groups ({self.num_groups}), "
-                f"got {self.mamba_num_heads}."
+                f"mamba_num_heads must be a multiple of num_groups ({self.num_groups}), got "
+                f"{self.mamba_num_heads}. Set num_groups to a number that divides it, such as 1."
             )
 
     def _check_pattern(self) -> None:
         if not self.pattern or set(self.pattern) - set(BLOCKS):
             letters = ", ".join(f"{letter} ({kind})" for letter, kind in BLOCKS.items())
-            raise ValueError(f"pattern must be one letter per block, of {letters}; got {self.pattern!r}.")
+            raise ValueError(
+                f"pattern must be one letter per block, of {letters}; got {self.pattern!r}. Write it as in "
+                "'M-M*M-'."
+            )
 
     def _check_attention(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_heads must be a multiple of num_kv_heads ({self.num_kv_heads}), got {self.num_heads}."
+                f"num_heads must be a multiple of num_kv_heads ({self.num_kv_heads}), got "
+                f"{self.num_heads}. Set num_kv_heads to a number that divides it, such as 1."
             )
         if self.rope_theta is not None and (self.head_dim % 2 or self.rope_theta <= 0):
             raise ValueError(
                 f"rope_theta must be positive and head_dim even (rotations act on pairs), "
-                f"got {self.rope_theta} and {self.head_dim}."
+                f"got {self.rope_theta} and {self.head_dim}. Set rope_theta to null for no "
+                "rotations."
             )
         if self.rope_scaling is not None and self.rope_theta is None:
             raise ValueError("rope_scaling needs rotary positions. Set rope_theta, or remove rope_scaling.")
         if self.sliding_window is not None and self.sliding_window < 1:
-            raise ValueError(f"sliding_window must be at least 1, or null, got {self.sliding_window}.")
+            raise ValueError(
+                f"sliding_window must be at least 1, or null, got {self.sliding_window}. Set it to null for "
+                "no window."
+            )
 
     def _sizes_in_use(self) -> list[str]:
         sizes = ["d_ffn"] if self.uses("-T") else []

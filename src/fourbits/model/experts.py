@@ -33,7 +33,8 @@ class GroupedLinear(nn.Module):
         if len(counts) != len(self.weight) or sum(counts) != len(input):
             raise ValueError(
                 f"GroupedLinear: counts must be {len(self.weight)} numbers whose sum is {len(input)}, "
-                f"the number of rows, got {len(counts)} numbers whose sum is {sum(counts)}."
+                f"the number of rows, got {len(counts)} numbers whose sum is "
+                f"{sum(counts)}. Count the rows of each layer in order."
             )
         parts = zip(input.split(list(counts)), self.weight.unbind(0), strict=True)
         outputs: list[Tensor] = [LinearFunction.apply(part, weight) for part, weight in parts if len(part)]

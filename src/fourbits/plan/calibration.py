@@ -59,7 +59,10 @@ class Calibration:
         rates = [self.copy, *(gemm.seconds for gemm in self.gemms)]
         others = (self.quantize, self.quantize_stochastic, self.attention, self.scan, self.link)
         if any(not 0 < rate < float("inf") for rate in (*rates, *(x for x in others if x is not None))):
-            raise ValueError(f"calibration: rates and times must be positive, got {rates}.")
+            raise ValueError(
+                f"calibration: rates and times must be positive, got {rates}. Measure again with `fourbits "
+                "bench calibrate`."
+            )
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -69,7 +72,10 @@ def load_calibration(path: Path) -> Calibration:
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"calibration: {path} is not JSON. Pass a file of bench calibrate.") from error
     if not isinstance(found, Mapping):
-        raise ValueError(f"calibration: {path} must hold an object. Pass a file of bench calibrate.")
+        raise ValueError(
+            f"calibration: {path} must hold an object, got a {type(found).__name__}. Pass a file of "
+            "bench calibrate."
+        )
     return build(Calibration, found, str(path))
 
 

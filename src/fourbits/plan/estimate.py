@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fourbits.model.counts import count_parameters, linear_flops, training_flops
 from fourbits.plan.claims import ClaimInStep, claims_in_step
 from fourbits.plan.failures import Failures, failures_of
-from fourbits.plan.gpus import GPUS, Gpu
+from fourbits.plan.gpus import GPUS, Gpu, require_count
 from fourbits.plan.layouts import RECOMPUTED, ParallelLayout, unsupported
 from fourbits.plan.linears import BF16_TABLE, linear_groups
 from fourbits.plan.machine import Machine
@@ -162,9 +162,8 @@ def plan_run(
     software: Software = FOURBITS,
     claims: bool = True,
 ) -> Plan:
-    """Plan a run on this many GPUs. Raises ValueError if it fits in no layout, or if gpus is not positive."""
-    if gpus < 1:
-        raise ValueError(f"plan: gpus must be at least 1, got {gpus}.")
+    """Plan a run on this many GPUs. Raises ValueError for too many or too few, and if nothing fits."""
+    require_count("plan: gpus", gpus)
     config = with_expected_vocabulary(config)
     machine = Machine(gpu, rates, software)
     own = estimate(config, machine, gpus)

@@ -20,6 +20,8 @@ PEAK_DTYPES = {
     "nvfp4": torch.float4_e2m1fn_x2,
     "mxfp4": torch.float4_e2m1fn_x2,
 }
+#: GPUs of a run, at most: ten times the largest clusters of today
+MAX_GPUS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +145,20 @@ GPUS = {
 }
 
 
+def require_count(name: str, value: int) -> None:
+    """Raises ValueError unless a number of GPUs or ranks is one that a run can have. name: for errors."""
+    if not 1 <= value <= MAX_GPUS:
+        raise ValueError(
+            f"{name}: must be from 1 to {MAX_GPUS:,}, got {value}. Pass the number of the run, such as 64."
+        )
+
+
 def find_gpu(name: str) -> Gpu:
     """A GPU by name, in any case, with or without spaces and dashes. Raises ValueError for another."""
     key = "".join(letter for letter in name.lower() if letter.isalnum()).removeprefix("nvidia")
     if key not in GPUS:
-        raise ValueError(f"gpu: must be one of {', '.join(GPUS)}, got {name!r}.{nearest(name, list(GPUS))}")
+        raise ValueError(
+            f"gpu: must be one of {', '.join(GPUS)}, got {name!r}.{nearest(name, list(GPUS))} Pass the one "
+            "that is most like yours."
+        )
     return GPUS[key]

@@ -68,5 +68,5 @@ def unsupported(layout: ParallelLayout) -> str | None:
     try:
         ParallelConfig(replicate=layout.replicate, shard=layout.shard, tensor=layout.tensor)
     except ValueError as error:
-        return str(error).partition(". ")[0].rstrip(".")
+        return f"parallel.{str(error).partition('. ')[0]}"
     return None

@@ -35,9 +35,14 @@ class Cluster:
     def __post_init__(self) -> None:
         for name in ("steps", "interval", "gpus"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+                raise ValueError(
+                    f"{name} must be at least 1, got {getattr(self, name)}. Take it from a plan, as "
+                    "cluster_of does."
+                )
         if self.step <= 0:
-            raise ValueError(f"step must be above 0 seconds, got {self.step}.")
+            raise ValueError(
+                f"step must be above 0 seconds, got {self.step}. Take it from a plan, as cluster_of does."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,8 @@ def _check_types(x: object, spec: object, axis: object, amax: object) -> None:
         )
     if not isinstance(axis, int) or axis not in (-2, -1, 0, 1):
         raise ValueError(
-            f"quantize: axis must be 0 or 1 (or -2, -1), the one that the GEMM sums over, got {axis!r}."
+            f"quantize: axis must be 0 or 1 (or -2, -1), the one that the GEMM sums over, got {axis!r}. "
+            "Pass the axis whose length is K."
         )
     if amax is not None and not (isinstance(amax, Tensor) and amax.numel() == 1):
         got = list(amax.shape) if isinstance(amax, Tensor) else repr(amax)

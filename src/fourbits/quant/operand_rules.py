@@ -48,14 +48,17 @@ def _types(spec: Any) -> str | None:
     ):
         for name in names:
             if type(getattr(spec, name)) is not kind:
-                return f"{name}: must be {words}, got {getattr(spec, name)!r}."
+                return f"{name}: must be {words}, got {getattr(spec, name)!r}. Pass one."
     for name in ("block", "outer"):
         size: object = getattr(spec, name)
         pair = isinstance(size, tuple) and [type(part) for part in size] == [int, int]
         if size is not None and not pair:
-            return f"{name}: must be a tuple (other axis, contraction axis) of whole numbers, got {size!r}."
+            return (
+                f"{name}: must be a tuple (other axis, contraction axis) of whole numbers, got {size!r}. "
+                "Write it as in (1, 16) or (16, 16)."
+            )
     if type(spec.amax_headroom) not in (int, float):
-        return f"amax_headroom: must be a number, got {spec.amax_headroom!r}."
+        return f"amax_headroom: must be a number, got {spec.amax_headroom!r}. Pass one, such as 1.0."
     return None
 
 
@@ -78,7 +81,10 @@ def _names(spec: Any) -> str | None:
 def _choices(spec: Any, choices: Mapping[str, tuple[str, ...]]) -> str | None:
     for field, allowed in choices.items():
         if getattr(spec, field) not in allowed:
-            return f"{field}: must be one of {', '.join(allowed)}, got {getattr(spec, field)!r}."
+            return (
+                f"{field}: must be one of {', '.join(allowed)}, got {getattr(spec, field)!r}. Pass one of "
+                "these."
+            )
     return None
 
 
@@ -88,9 +94,15 @@ def _block(spec: Any) -> str | None:
     if spec.block == (0, 0):
         if spec.block_format.scale == "fp32":
             return None
-        return f"block: (0, 0) needs fp32 scales (fp8, fp8-e5m2, int8), got format {spec.format}."
+        return (
+            f"block: (0, 0) needs fp32 scales (fp8, fp8-e5m2, int8), got format {spec.format}. Set block to "
+            "null for the format's own."
+        )
     if min(spec.block) < 1:
-        return f"block: both sizes must be at least 1, got {spec.block}."
+        return (
+            f"block: both sizes must be at least 1, got {spec.block}. Pass (1, 16), or null for the "
+            "format's own."
+        )
     return None
 
 
@@ -103,13 +115,16 @@ def _outer(spec: Any) -> str | None:
     assert outer is not None
     assert block is not None
     if min(outer) < 1 or outer[0] % block[0] or outer[1] % block[1]:
-        return f"outer: must be a multiple of the block {block} in both directions, got {outer}."
+        return (
+            f"outer: must be a multiple of the block {block} in both directions, got {outer}. Enlarge "
+            "outer, or reduce block."
+        )
     return None
 
 
 def _transform(spec: Any) -> str | None:
     if spec.rht not in RHT_SIZES:
-        return f"rht: must be one of {RHT_SIZES}, got {spec.rht}."
+        return f"rht: must be one of {RHT_SIZES}, got {spec.rht}. Pass 0 for no transform."
     if spec.rht_signs == "te16" and spec.rht != 16:
         return (
             f"rht_signs: te16 is a vector of 16 signs and needs rht=16, got rht={spec.rht}. Use fixed:SEED."
@@ -121,7 +136,7 @@ def _transform(spec: Any) -> str | None:
         return None
     return (
         "rht_signs: must be one of te16, fixed:SEED (0 <= SEED < 2**32), per-layer, per-call, none, "
-        f"got {spec.rht_signs!r}."
+        f"got {spec.rht_signs!r}. Set it to te16 for rht 16, else to per-layer."
     )
 
 
@@ -131,18 +146,26 @@ def _correction(spec: Any) -> str | None:
 
 def _feedback(spec: Any) -> str | None:
     if spec.error_feedback not in SPANS:
-        return f"error_feedback: must be one of {SPANS}, got {spec.error_feedback}."
+        return f"error_feedback: must be one of {SPANS}, got {spec.error_feedback}. Pass 0 for none."
     if spec.feedback_interval < 0:
-        return f"feedback_interval: must be at least 0, got {spec.feedback_interval}."
+        return (
+            f"feedback_interval: must be at least 0, got {spec.feedback_interval}. Pass 0 or a number of "
+            "steps."
+        )
     if not spec.error_feedback:
         return None
     required = {"format": "nvfp4", "rounding": "rne", "scale_rounding": "rne", "rht": 0, "correction": ""}
     required |= {"adaptive": "none", "amax_policy": "current"}
     for field, value in required.items():
         if getattr(spec, field) != value:
-            return f"{field}: error feedback needs {value!r}, got {getattr(spec, field)!r}."
+            return (
+                f"{field}: error feedback needs {value!r}, got {getattr(spec, field)!r}. Set it so, or "
+                "error_feedback to 0."
+            )
     if spec.block_size != (1, 16):
-        return f"block: error feedback needs (1, 16), got {spec.block_size}."
+        return (
+            f"block: error feedback needs (1, 16), got {spec.block_size}. Set it so, or error_feedback to 0."
+        )
     return None
 
 
@@ -162,7 +185,10 @@ def _scale_rule(spec: Any) -> str | None:
 def _scale(spec: Any) -> str | None:
     fmt = spec.block_format
     if spec.scale_bound not in (0, 256, 448):
-        return f"scale_bound: must be 256, 448, or 0 for the scale rule's default, got {spec.scale_bound}."
+        return (
+            f"scale_bound: must be 256, 448, or 0 for the scale rule's default, got {spec.scale_bound}. "
+            "Pass 0 unless a recipe names a bound."
+        )
     if spec.scale_bound and fmt.scale != "e4m3":
         return f"scale_bound: {spec.format} has no E4M3 scales to bound, got {spec.scale_bound}. Use 0."
     if spec.scale_rounding == "sr" and fmt.scale not in _SMALL_FLOAT_SCALES:
@@ -181,7 +207,10 @@ def _headroom(spec: Any) -> str | None:
     if not spec.sr_headroom:
         return None
     if spec.block_format.scale not in _SMALL_FLOAT_SCALES:
-        return f"sr_headroom: needs E4M3 or UE5M3 block scales (nvfp4 and its variants), got {spec.format}."
+        return (
+            f"sr_headroom: needs E4M3 or UE5M3 block scales (nvfp4 and its variants), got {spec.format}. "
+            "Set sr_headroom to false, or choose such a format."
+        )
     if spec.rounding not in ("sr", "sr32"):
         return f"sr_headroom: needs rounding sr or sr32, got {spec.rounding}. Set it to false."
     return None
@@ -193,17 +222,23 @@ def _eden(spec: Any) -> str | None:
     required = {"format": "nvfp4", "scale_rule": "max", "scale_rounding": "rne", "scale_bound": 0}
     for field, value in required.items():
         if getattr(spec, field) != value:
-            return f"{field}: ms-eden needs {value}, got {getattr(spec, field)!r}."
+            return (
+                f"{field}: ms-eden needs {value}, got {getattr(spec, field)!r}. Set it so, or choose "
+                "another rounding."
+            )
     if spec.block_size != (1, 16):
-        return f"block: ms-eden needs (1, 16), got {spec.block_size}."
+        return f"block: ms-eden needs (1, 16), got {spec.block_size}. Set it so, or choose another rounding."
     if spec.rht < 16:
-        return f"rht: ms-eden needs a transform of size 16 or larger, got rht={spec.rht}."
+        return f"rht: ms-eden needs a transform of size 16 or larger, got rht={spec.rht}. Set it to 16."
     return None
 
 
 def _amax(spec: Any) -> str | None:
     if spec.amax_policy != "current" and not spec.tensor_scaled:
-        return f"amax_policy: {spec.amax_policy} needs one FP32 scale per tensor, got {spec.format}."
+        return (
+            f"amax_policy: {spec.amax_policy} needs one FP32 scale per tensor, got {spec.format}. Set "
+            "amax_policy to current, or choose nvfp4."
+        )
     if spec.amax_policy != "current" and spec.block_format.scale not in (*_SMALL_FLOAT_SCALES, "fp32"):
         return (
             f"amax_policy: {spec.amax_policy} counts saturated E4M3, UE5M3 or FP32 scales, got "
@@ -212,30 +247,42 @@ def _amax(spec: Any) -> str | None:
     if min(spec.amax_interval, spec.amax_history) < 1:
         return (
             f"amax_interval: amax_interval and amax_history must be at least 1, "
-            f"got {spec.amax_interval} and {spec.amax_history}."
+            f"got {spec.amax_interval} and {spec.amax_history}. Set both to 1 to use the last step alone."
         )
     if spec.amax_interval >= 1 << 32:
-        return f"amax_interval: must be below 2**32, got {spec.amax_interval}."
+        return (
+            f"amax_interval: must be below 2**32, got {spec.amax_interval}. Set it to the steps between "
+            "updates, such as 16."
+        )
     if spec.amax_history > MAX_HISTORY:
         return (
             f"amax_history: must be at most {MAX_HISTORY:,} steps, got {spec.amax_history}. Typical values "
             "are 8 to 1,024."
         )
     if not 0.0 < spec.amax_headroom < math.inf:
-        return f"amax_headroom: must be positive and finite, got {spec.amax_headroom}."
+        return (
+            f"amax_headroom: must be positive and finite, got {spec.amax_headroom}. Set it to 1.0 for none."
+        )
     return None
 
 
 def _adaptive(spec: Any) -> str | None:
     block = {"outer": (1, 16), "block": (16, 16)}.get(spec.adaptive)
     if block is not None and (spec.format != "nvfp4" or spec.block_size != block):
-        return f"adaptive: {spec.adaptive} needs nvfp4 {block}, got {spec.format} {spec.block_size}."
+        return (
+            f"adaptive: {spec.adaptive} needs nvfp4 {block}, got {spec.format} {spec.block_size}. Set both "
+            "so, or adaptive to none."
+        )
     if spec.adaptive == "outer" and spec.amax_policy != "current":
         return (
-            f"adaptive: outer chooses the FP32 scales and needs amax_policy current, got {spec.amax_policy}."
+            "adaptive: outer chooses the FP32 scales and needs amax_policy current, got "
+            f"{spec.amax_policy}. Set amax_policy to current, or adaptive to none."
         )
     if spec.adaptive_interval < 1:
-        return f"adaptive_interval: must be at least 1, got {spec.adaptive_interval}."
+        return (
+            f"adaptive_interval: must be at least 1, got {spec.adaptive_interval}. Set it to 1 to adapt in "
+            "every step."
+        )
     return None
 
 

@@ -109,14 +109,20 @@ def _problem(fmt: BlockFormat) -> str | None:
     """Why a descriptor cannot be stored or computed, or None."""
     if fmt.element is None or fmt.element.bits not in (4, 8):
         bits = "none" if fmt.element is None else f"{fmt.element.bits} bits"
-        return f"element must have 4 or 8 bits, two or one to a byte, got {bits}."
+        return (
+            f"element must have 4 or 8 bits, two or one to a byte, got {bits}. Pass an element format of "
+            "that size."
+        )
     if fmt.scale not in SCALE_HIERARCHIES:
         return (
             f"no scale hierarchy is called {fmt.scale!r}. Known: {', '.join(SCALE_HIERARCHIES)}. Pass one of "
             "that name as scales."
         )
     if fmt.block is None or min(fmt.block) < 1:
-        return f"block must be (other axis, contraction axis), both at least 1, got {fmt.block}."
+        return (
+            f"block must be (other axis, contraction axis), both at least 1, got {fmt.block}. Pass one such "
+            "as (1, 16)."
+        )
     if fmt.scale_in_epilogue and (fmt.has_global_scale or fmt.outer_block):
         return (
             "block scales in the GEMM's epilogue are its only scales, got has_global_scale or outer_block "
@@ -192,7 +198,8 @@ def _checked_hierarchy(scales: ScaleHierarchy, fmt: BlockFormat) -> ScaleHierarc
         raise ValueError(f"{subject}block format {fmt.name!r} has scale={fmt.scale!r}. Give both one name.")
     if len(scales.of_zeros) != count:
         raise ValueError(
-            f"{subject}of_zeros must have a number for each of the {count} levels, got {scales.of_zeros}."
+            f"{subject}of_zeros must have a number for each of the {count} levels, got "
+            f"{scales.of_zeros}. Pass as many numbers."
         )
     if scales.dtype == torch.float8_e8m0fnu:
         raise ValueError(f"{subject}dtype must be one that torch.compile supports. Store bytes, torch.uint8.")
@@ -203,7 +210,10 @@ def _checked_hierarchy(scales: ScaleHierarchy, fmt: BlockFormat) -> ScaleHierarc
         levels, encode = scales.derive(block_amax, ideal, level, words, spec, axis)
         groups = ((1, 1), *spec.block_format.scale_groups)
         if len(levels) != len(groups):
-            raise ValueError(f"{subject}derive must return {len(groups)} levels, got {len(levels)}.")
+            raise ValueError(
+                f"{subject}derive must return {len(groups)} levels, got {len(levels)}. Return one grid "
+                "per scale of the format."
+            )
         for number, (found, group) in enumerate(zip(levels, groups, strict=True)):
             size = in_layout(group, axis) or group
             shape = tuple(-(-n // step) for n, step in zip(block_amax.shape, size, strict=True))

@@ -29,7 +29,10 @@ def get_recipe(recipe: str | Path | Recipe) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     if not isinstance(recipe, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"recipe: must be a name, a .yaml file or a Recipe, got {type(recipe).__name__}.")
+        raise ValueError(
+            f"recipe: must be a name, a .yaml file or a Recipe, got {type(recipe).__name__}. Pass one such "
+            "as 'nvfp4'."
+        )
     if str(recipe) in RECIPES:
         return RECIPES[str(recipe)]
     base, plus, schedule = str(recipe).partition("+")

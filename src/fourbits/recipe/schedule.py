@@ -58,7 +58,10 @@ class PrecisionPhase:
         for field in ("blend_in", "blend_out"):
             value: int | float = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int | float) or _negative(value):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(f"{field} must be a number of steps or a share of the run, got {value!r}.")
+                raise ValueError(
+                    f"{field} must be a number of steps or a share of the run, got {value!r}. Pass a count "
+                    "such as 100, or a share such as 0.05."
+                )
         given: Any = self.layers
         if isinstance(given, str) or not all(isinstance(each, str) for each in given):
             raise ValueError(f"layers must be a list of patterns of layer names, got {given!r}. Pass a list.")
@@ -68,9 +71,12 @@ class PrecisionPhase:
         known = tuple(_GROUPS) if isinstance(self.gemms, str) else GEMMS
         for name in names:
             if name not in known:
-                raise ValueError(f"gemms must be of {', '.join(known)}, got {name!r}.{nearest(name, known)}")
+                raise ValueError(
+                    f"gemms must be one of {', '.join(known)}, got {name!r}.{nearest(name, known)} Pass one "
+                    "or more of these."
+                )
         if not names:
-            raise ValueError(f"gemms must be of {', '.join(GEMMS)}, got none.")
+            raise ValueError(f"gemms must be of {', '.join(GEMMS)}, got none. Pass one or more.")
 
     @property
     def affected(self) -> tuple[Gemm, ...]:
@@ -280,7 +286,7 @@ def point_of(value: int | float | str, field: str) -> int | Fraction | str:
             found = share if 0 <= share <= 1 else None
     if found is None:
         hint = nearest(value, _EVENTS) if isinstance(value, str) else ""
-        raise ValueError(f"{field} must be {_FORMS}, got {value!r}.{hint}")
+        raise ValueError(f"{field} must be {_FORMS}, got {value!r}.{hint} Write it as one of these.")
     return found
 
 

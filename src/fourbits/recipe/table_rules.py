@@ -59,7 +59,10 @@ def _wrong_hot_channels(table: Any) -> str | None:
     """The rule of hot channels that a GEMM table breaks, or None. docs/nvfp4.md, section 24."""
     share: object = table.hot_channels
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-        return f"hot_channels: must be a share of the input features, 0 to 1, got {share!r}."
+        return (
+            f"hot_channels: must be a share of the input features, 0 to 1, got {share!r}. Set it to 0 for "
+            "none."
+        )
     if not share:
         return None
     if table.fprop.lhs.rht:

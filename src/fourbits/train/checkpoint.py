@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fourbits.data.whole_file import full_disk_remedy, library_error, sync_path, write_json
+from fourbits.data.whole_file import library_error, sync_path, system_remedy, write_json
 from fourbits.exchange.tensor_files import TensorFile
 from fourbits.exchange.tensor_pieces import TensorPieces
 from fourbits.train.non_finite import NonFiniteError
@@ -103,7 +103,7 @@ def not_saved(error: OSError, target: Path) -> OSError:
     """The message about a checkpoint that could not be written."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     text = f"{reason}; step {step_of(target)} was not saved, earlier checkpoints are intact"
-    return OSError(error.errno, f"{text}{full_disk_remedy(error.errno)}", str(target))
+    return OSError(error.errno, f"{text}{system_remedy(error.errno)}", str(target))
 
 
 def write_state_file(

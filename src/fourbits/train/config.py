@@ -51,19 +51,21 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         for name in ("lr", "eps"):
-            _require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
-        _require(all(0 <= beta < 1 for beta in self.betas), "betas", "at least 0 and below 1", self.betas)
-        _require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
-        if self.grad_clip is not None:
-            _require(self.grad_clip > 0, "grad_clip", "above 0, or null for no clipping", self.grad_clip)
+            _require(getattr(self, name) > 0, name, "above 0", self)
+        _require(all(0 <= beta < 1 for beta in self.betas), "betas", "at least 0 and below 1", self)
+        _require(self.weight_decay >= 0, "weight_decay", "at least 0", self)
+        clip = self.grad_clip
+        _require(clip is None or clip > 0, "grad_clip", "above 0, or null for no clipping", self)
         for name in ("warmup_share", "decay_share", "final_lr_factor"):
-            _require(0 <= getattr(self, name) <= 1, name, "between 0 and 1", getattr(self, name))
-        if self.warmup_steps is not None:
-            _require(self.warmup_steps >= 0, "warmup_steps", "at least 0, or null", self.warmup_steps)
+            _require(0 <= getattr(self, name) <= 1, name, "between 0 and 1", self)
+        steps = self.warmup_steps
+        _require(steps is None or steps >= 0, "warmup_steps", "at least 0, or null", self)
         shares = self.warmup_share + self.decay_share
-        _require(
-            shares <= 1, "warmup_share + decay_share", "at most 1, as both are fractions of the run", shares
-        )
+        if shares > 1:
+            raise ValueError(
+                "warmup_share + decay_share must be at most 1, as both are fractions of the run, got "
+                f"{shares}. Lower one of them."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +135,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.tokens is None):
             raise ValueError(
-                f"exactly one of steps and tokens must be given, got {self.steps}, {self.tokens}."
+                f"exactly one of steps and tokens must be given, got {self.steps}, {self.tokens}. "
+                "Set one of them, and the other to null."
             )
         optional = (
             *("steps", "tokens", "validation_interval", "checkpoint_interval", "threads", "keep_every"),
@@ -144,17 +147,23 @@ class TrainConfig:
         for name in (*sizes, *counts, *optional):
             value: int | None = getattr(self, name)
             if value is not None:
-                _require(value >= 1, name, "at least 1", value)
-                _require(value <= MAX_COUNT[name], name, f"at most {MAX_COUNT[name]:,}", value)
+                _require(value >= 1, name, "at least 1", self)
+                _require(value <= MAX_COUNT[name], name, f"at most {MAX_COUNT[name]:,}", self)
         for name in ("save_every_minutes", "time_limit"):
             minutes: float | None = getattr(self, name)
-            _require(minutes is None or minutes > 0, name, "above 0 minutes, or null", minutes)
-        _require(0 <= self.seed < MAX_SEED, "seed", "at least 0 and below 2^32", self.seed)
+            _require(minutes is None or minutes > 0, name, "above 0 minutes, or null", self)
+        _require(0 <= self.seed < MAX_SEED, "seed", "at least 0 and below 2^32", self)
         micro_batch = self.micro_batch_size * self.seq_len
-        rule = f"a multiple of {TOKEN_UNIT}, the unit of random bits"
-        _require(micro_batch % TOKEN_UNIT == 0, "micro_batch_size * seq_len", rule, micro_batch)
-        rule = "a number of steps where spike or non_finite is rollback, which needs checkpoints"
-        _require(not self.rolls_back or bool(self.checkpoint_interval), "checkpoint_interval", rule, None)
+        if micro_batch % TOKEN_UNIT:
+            raise ValueError(
+                f"micro_batch_size * seq_len must be a multiple of {TOKEN_UNIT}, the unit of random bits, "
+                f"got {micro_batch}. Set seq_len to a multiple of {TOKEN_UNIT}."
+            )
+        if self.rolls_back and not self.checkpoint_interval:
+            raise ValueError(
+                "checkpoint_interval must be a number of steps where spike or non_finite is rollback, which "
+                "needs checkpoints, got None. Set it, as to 500."
+            )
 
     @property
     def rolls_back(self) -> bool:
@@ -199,7 +208,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         data = self.data
         vocabulary = max(self.model.vocab_size, data.vocab_size, data.model_vocab_size)
-        _require(vocabulary <= MAX_VOCABULARY, "vocab_size", f"at most {MAX_VOCABULARY:,}", vocabulary)
+        if vocabulary > MAX_VOCABULARY:
+            raise ValueError(
+                f"vocab_size must be at most {MAX_VOCABULARY:,}, got {vocabulary}. Lower it in model or data."
+            )
         if self.train.seq_len > self.model.max_seq_len:
             raise ValueError(
                 f"train.seq_len must be at most model.max_seq_len = {self.model.max_seq_len}, "
@@ -251,6 +263,10 @@ def load_config(
     path = Path(source)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return config_from_mapping(load_yaml(path), overrides, str(path))
+    if path.is_dir():
+        raise ValueError(
+            f"config: must be a preset or a .yaml file, got the folder {path}. Name a file in it."
+        )
     raise ValueError(
         f"config: no preset is called {str(source)!r}.{nearest(source, list(presets))} "
         f"Presets: {', '.join(presets)}. Or pass a .yaml file."
@@ -309,6 +325,10 @@ def _model_preset(name: str, where: str) -> ModelConfig:
     return MODEL_PRESETS[name]
 
 
-def _require(holds: bool, name: str, rule: str, value: object) -> None:
+def _require(holds: bool, name: str, rule: str, config: "OptimConfig | TrainConfig") -> None:
+    """Raises ValueError about a field, with its default, unless a rule holds."""
     if not holds:
-        raise ValueError(f"{name} must be {rule}, got {value}.")
+        default = type(config).__dataclass_fields__[name].default
+        usual = f"Set it to {'null' if default is None else default}, the default"
+        remedy = "Set the length of the run, in steps or tokens" if name in ("steps", "tokens") else usual
+        raise ValueError(f"{name} must be {rule}, got {getattr(config, name)}. {remedy}.")

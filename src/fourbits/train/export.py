@@ -109,5 +109,8 @@ def _input_scales(folder: Path, stored: StoredModel, options: ExportOptions) -> 
         if name in files:
             found[ours] = checkpoint.factor(name, files)
             if not 0 < found[ours] < float("inf"):
-                raise ValueError(f"{folder}: {name!r} must be positive and finite, got {float(found[ours])}.")
+                raise ValueError(
+                    f"{folder}: {name!r} must be positive and finite, got {float(found[ours])}. Export the "
+                    "model again."
+                )
     return found

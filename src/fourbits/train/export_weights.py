@@ -50,7 +50,8 @@ class ExportOptions:
         if self.format not in FORMATS or self.scales not in SCALES or self.dtype not in DTYPES:
             raise ValueError(
                 f"export: format must be one of {', '.join(FORMATS)}, scales one of {', '.join(SCALES)}, "
-                f"dtype one of {', '.join(DTYPES)}, got {self.format!r}, {self.scales!r}, {self.dtype!r}."
+                f"dtype one of {', '.join(DTYPES)}, got {self.format!r}, {self.scales!r}, {self.dtype!r}. "
+                "Choose one of each."
             )
         if self.format != "hf" and self.dtype != "bf16":
             raise ValueError(
@@ -62,7 +63,9 @@ class ExportOptions:
                 "quantized. Remove them, or choose another --format."
             )
         if self.calibration < 0:
-            raise ValueError(f"export: calibration must be at least 0, got {self.calibration}.")
+            raise ValueError(
+                f"export: calibration must be at least 0, got {self.calibration}. Pass 0 for no calibration."
+            )
 
 
 @dataclass(frozen=True, slots=True)

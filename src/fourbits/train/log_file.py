@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fourbits.data.whole_file import full_disk_remedy
+from fourbits.data.whole_file import system_remedy
 from fourbits.train.corruption import CorruptionError
 from fourbits.train.listener import ProgressPrinter, Record, RunStart
 from fourbits.train.metrics import FolderChangedError
@@ -56,7 +56,7 @@ class LogFile(ProgressPrinter):
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                reason = f"{error.strerror}{full_disk_remedy(error.errno)}"
+                reason = f"{error.strerror}{system_remedy(error.errno)}"
                 self._notify(f"{self._path}: {reason}. The run continues without its log.")
 
     def begin(self, start: RunStart) -> None:

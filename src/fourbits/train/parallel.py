@@ -46,14 +46,17 @@ class ParallelConfig:
         for name in ("replicate", "shard", "tensor"):
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"parallel.{name} must be at least 1, got {value}.")
+                remedy = "null, for all ranks that are left" if name == "shard" else "1 for one process"
+                raise ValueError(f"{name} must be at least 1, got {value}. Set it to {remedy}.")
         if self.gather_weights < 0:
             raise ValueError(
-                f"parallel.gather_weights must be at least 0, which gathers each block by itself, got "
-                f"{self.gather_weights}."
+                f"gather_weights must be at least 0, got {self.gather_weights}. Set it to 0 to "
+                "gather each block by itself."
             )
         if self.timeout <= 0:
-            raise ValueError(f"parallel.timeout must be above 0 seconds, got {self.timeout}.")
+            raise ValueError(
+                f"timeout must be above 0 seconds, got {self.timeout}. Set it to 900, the default."
+            )
 
 
 class MeshShape(NamedTuple):
@@ -94,44 +97,63 @@ def mesh_shape(config: ParallelConfig, world: int) -> MeshShape:
 
 
 class Uneven(NamedTuple):
-    """A size of a model that does not divide among the ranks of tensor parallelism."""
+    """A size of a model that does not divide among the ranks of tensor parallelism.
+
+    each: what each rank needs of it.
+    """
 
     name: str
     size: int
     multiple: int
+    each: str
 
 
 def uneven(model: ModelConfig, seq_len: int, tensor: int) -> Iterator[Uneven]:
     """Sizes that keep `tensor` ranks from sharing a model's layers: heads, groups and blocks stay whole."""
-    sizes = [("train.seq_len", seq_len, tensor)]
+    blocks = f"whole blocks of {_BLOCK}"
+    sizes = [("train.seq_len", seq_len, tensor, "as many tokens")]
     if model.uses("-T"):
-        sizes.append(("model.d_ffn", model.d_ffn, _BLOCK * tensor))
+        sizes.append(("model.d_ffn", model.d_ffn, _BLOCK * tensor, f"{blocks} features"))
     if model.uses("*T"):
         sizes += [
-            ("model.num_heads", model.num_heads, tensor),
-            ("model.num_kv_heads", model.num_kv_heads, tensor),
+            ("model.num_heads", model.num_heads, tensor, "whole heads"),
+            ("model.num_kv_heads", model.num_kv_heads, tensor, "whole heads of K and V"),
         ]
         width = model.num_kv_heads * model.head_dim
-        sizes.append(("model.num_kv_heads * model.head_dim", width, _BLOCK * tensor))
+        name = "model.num_kv_heads * model.head_dim"
+        sizes.append((name, width, _BLOCK * tensor, f"{blocks} rows of k_proj and v_proj"))
     if model.uses("M"):
-        sizes.append(("model.num_groups", model.num_groups, tensor))
-        sizes.append(("model.mamba_num_heads", model.mamba_num_heads, _BLOCK * tensor))
-        state = model.num_groups * model.state_size
-        sizes.append(("model.num_groups * model.state_size", state, _BLOCK * tensor))
-    for name, size, multiple in sizes:
+        heads, state = model.mamba_num_heads, model.num_groups * model.state_size
+        sizes += [
+            ("model.num_groups", model.num_groups, tensor, "whole groups of Mamba heads"),
+            # in_proj has one row dt per head
+            ("model.mamba_num_heads", heads, _BLOCK * tensor, f"{blocks} of in_proj's rows dt, one per head"),
+            (
+                "model.num_groups * model.state_size",
+                state,
+                _BLOCK * tensor,
+                f"{blocks} of in_proj's rows B and C",
+            ),
+        ]
+    for name, size, multiple, each in sizes:
         if size % multiple:
-            yield Uneven(name, size, multiple)
+            yield Uneven(name, size, multiple, each)
+
+
+def fitting_ranks(model: ModelConfig, seq_len: int, below: int) -> int:
+    """The largest number of ranks, fewer than `below`, that can share a model's layers; at least 1."""
+    numbers = range(min(below - 1, seq_len), 1, -1)
+    return next((n for n in numbers if seq_len % n == 0 and not [*uneven(model, seq_len, n)]), 1)
 
 
 def require_even(model: ModelConfig, seq_len: int, tensor: int) -> None:
     """Raises ValueError for a model that `tensor` ranks cannot share."""
     first = next(uneven(model, seq_len, tensor), None) if tensor > 1 else None
     if first is not None:
-        fitting = max(n for n in range(1, tensor) if not [*uneven(model, seq_len, n)] or n == 1)
         raise ValueError(
             f"parallel.tensor {tensor}: {first.name} must be a multiple of {first.multiple}, so that each "
-            f"rank has whole heads, groups and blocks of {_BLOCK}, got {first.size}. Set parallel.tensor to "
-            f"{fitting}."
+            f"rank has {first.each}, got {first.size}. Set parallel.tensor to "
+            f"{fitting_ranks(model, seq_len, tensor)}."
         )
 
 

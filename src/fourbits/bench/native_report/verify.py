@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fourbits.bench.native_report.cases import CASES, Case, operand_hash, operands, output_hash, sampled_bits
+from fourbits.bench.native_report.form import require_fields
 from fourbits.bench.native_report.measure import FORM
 from fourbits.gemm.native.probes import PROBES
 from fourbits.gemm.native.sums_check import RULES
@@ -26,18 +27,14 @@ class Verified(NamedTuple):
 
 
 def verify(report: dict[str, Any]) -> list[Verified]:
-    """All entries that can be recomputed. Raises ValueError for a report in another format."""
-    if not isinstance(report.get("form"), int) or report["form"] != FORM:
+    """All entries that can be recomputed. Raises ValueError at once for a report in another format."""
+    if type(report.get("form")) is not int or report["form"] != FORM:
         raise ValueError(
-            f"doctor --verify: the report must have form {FORM}, got {report.get('form')!r}. Write it and "
+            f"--verify: the report must have form {FORM}, got {report.get('form')!r}. Write it and "
             "verify it with the same version of fourbits."
         )
-    try:
-        return [*_operands(report), *_probes(report), *_random_sums(report), *_gemms(report)]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"doctor --verify: the report is not complete ({type(error).__name__}: {error}). Write it again."
-        ) from None
+    require_fields(report, CASES)
+    return [*_operands(report), *_probes(report), *_random_sums(report), *_gemms(report)]
 
 
 def _operands(report: dict[str, Any]) -> Iterator[Verified]:

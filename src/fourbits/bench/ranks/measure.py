@@ -63,7 +63,9 @@ class RanksRequest:
         """The run to measure, with one rank's micro-batches. Raises ValueError for unknown names."""
         config = load_config(self.preset, RUN_PRESETS)
         if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}.")
+            raise ValueError(
+                f"repeats must be at least 1, got {self.repeats}. Omit --repeats for its default, 5."
+            )
         requested = {
             "seq_len": self.seq_len,
             "micro_batch_size": self.micro_batch,

@@ -60,7 +60,9 @@ class ModelRequest:
         config = load_config(self.preset, RUN_PRESETS)
         train = config.train
         if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}.")
+            raise ValueError(
+                f"repeats must be at least 1, got {self.repeats}. Omit --repeats for its default, 5."
+            )
         default = {"gradient_accumulation": min(train.gradient_accumulation, 2)}
         requested = {
             "seq_len": self.seq_len,
@@ -94,7 +96,9 @@ def bench_model(
     config, recipes = request.config(), [_recipe(name) for name in request.recipes]
     for name in request.peers:
         if name not in PEERS:
-            raise ValueError(f"--peers: must be of {', '.join(PEERS)}, got {name!r}.")
+            raise ValueError(
+                f"--peers: must be one of {', '.join(PEERS)}, got {name!r}. Pass one or more of these."
+            )
     rates = copy_bandwidth(device), product_rate(device)
     runs: list[ModelRun] = []
     peers: list[PeerRun] = []

@@ -28,7 +28,10 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.")
 def measure_sensitivity(found: Checkpoint, recipe: Recipe, budget: float | None = None) -> Sensitivity:
     """Rank the layers and choose those that stay in BF16. budget: share of FLOPs; None: the recipe's."""
     if budget is not None and not 0 < budget < 1:
-        raise ValueError(f"--keep-flops: must be a share between 0 and 1, such as 0.15, got {budget:g}.")
+        raise ValueError(
+            f"--keep-flops: must be a share between 0 and 1, such as 0.15, got {budget:g}. Omit it for the "
+            "share that the recipe keeps."
+        )
     layers = layer_sensitivities(found, without_kept_blocks(recipe))
     shares = flops_shares(found)
     names = list(found.trained.layers)

@@ -48,8 +48,12 @@ def plan_tables(name: str, plan: Plan, prices: Prices) -> Iterator[TextTable]:
     yield TextTable(
         f"memory per GPU at the peak, of {plan.gpu.memory / _GIB:.0f} GiB; predicted",
         ("part", "GiB"),
-        [(MEMORY_NAMES[part], f"{size / _GIB:.2f}") for part, size in own.choice.memory.parts.items() if size]
-        + [("all", f"{own.choice.memory.total / _GIB:.2f}")],
+        [
+            (MEMORY_NAMES[part], _two_places(size / _GIB))
+            for part, size in own.choice.memory.parts.items()
+            if size
+        ]
+        + [("all", _two_places(own.choice.memory.total / _GIB))],
     )
     yield TextTable(
         "memory per GPU with other settings in this layout; predicted",
@@ -71,7 +75,7 @@ def model_table(name: str, plan: Plan) -> TextTable:
     """Parameters and FLOPs by type of layer."""
     train = plan.config.train
     title = f"{name}: {short_count(sum(plan.parameters.values()))} parameters, {short_count(plan.tokens)} "
-    title += f"tokens in {count(train.num_steps)} steps of {short_count(train.tokens_per_step)}"
+    title += f"tokens in {count(train.num_steps)} steps of {short_count(train.tokens_per_step)} tokens"
     flops = sum(plan.flops.values())
     named = {"embedding": "embedding", "head": "head", "norm": "norms", "conv": "conv", "scan": "scan"}
     counts = {named[kind]: n for kind, n in plan.parameters.items() if kind in named and n}
@@ -145,7 +149,7 @@ def alternative_rows(found: tuple[Alternative, ...], gpu: Gpu) -> list[tuple[str
         (
             each.recompute,
             packings[each.packed],
-            f"{each.bytes / _GIB:.2f}",
+            _two_places(each.bytes / _GIB),
             "yes" if each.bytes <= USABLE * gpu.memory else "no",
         )
         for each in found
@@ -161,7 +165,7 @@ def precision_table(plan: Plan, prices: Prices) -> TextTable:
         "layout, recomputation",
         "step s",
         "tokens/s",
-        "per GPU",
+        "tokens/s per GPU",
         "MFU of BF16",
     )
     columns += ("vs bf16", "time", "MWh at most", *(("cost",) if priced else ()))
@@ -204,17 +208,27 @@ def megawatt_hours(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
+def _two_places(value: float) -> str:
+    """A number with two decimal places, or if below 0.1 with two digits, so that little is not shown as 0."""
+    return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
 def step_table(found: Estimate) -> TextTable:
     """The parts of a step, longest first."""
     step = found.choice.step
     parts = sorted(step.parts.items(), key=lambda item: -item[1])
     rows = [
-        (part, f"{1e3 * seconds:,.1f}", f"{seconds / step.seconds:.1%}")
+        (part, _milliseconds(seconds), f"{seconds / step.seconds:.1%}")
         for part, seconds in parts
         if seconds / step.seconds >= _SHOWN
     ]
     title = f"a step in {found.recipe}, {step.seconds:.3g} s; predicted"
     return TextTable(title, ("part", "ms", "share"), rows)
+
+
+def _milliseconds(seconds: float) -> str:
+    """Milliseconds with one decimal place, or if below 1 with two digits."""
+    return f"{1e3 * seconds:,.1f}" if seconds >= 1e-3 else f"{1e3 * seconds:.2g}"
 
 
 def gains_table(plan: Plan) -> TextTable:

@@ -38,7 +38,9 @@ def choose_jobs(matrix: RunMatrix, requested: int | None = None) -> Jobs:
     config = matrix.runs[0].config
     cores = torch.get_num_threads()
     if requested is not None and requested < 1:
-        raise ValueError(f"--jobs must be at least 1, got {requested}.")
+        raise ValueError(
+            f"--jobs must be at least 1, got {requested}. Omit it for a number that fits this machine."
+        )
     kind = probe(None if config.train.device == "auto" else config.train.device).kind
     gpus = visible_gpus() if kind == "cuda" else ()
     parallel = requested or max(1, len(gpus))

@@ -77,8 +77,8 @@ def _data_member(raw: IO[bytes], path: Path) -> IO[bytes]:
         name, digits = header[:16].decode("ascii", "replace").strip().rstrip("/"), header[48:58].strip()
         if not digits.isdigit() or header[58:] != _HEADER_END:
             raise ValueError(
-                f"{path}: damaged: the header of its member {name!r} must have a size, then a backquote and "
-                f"a line break, got {header[48:]!r}."
+                f"{path}: damaged: the header of its member {name!r} must have a size, then a backquote "
+                f"and a line break, got {header[48:]!r}. Download the package again."
             )
         size = int(digits)
         if name.startswith("data.tar"):

@@ -9,6 +9,7 @@ from stat import S_ISDIR, S_ISREG
 from fourbits.data.corpora.document import SkippedFiles
 from fourbits.data.corpora.file_kinds import SUPPORTED, kind_of, label_of
 from fourbits.data.corpora.read_files import problem_of
+from fourbits.data.whole_file import system_remedy
 
 HIDDEN, CACHES, LINKS = "hidden", "caches", "links to files"
 # Python's compiled modules, and folders with the tag of https://bford.info/cachedir, such as Cargo's target.
@@ -97,7 +98,8 @@ def _is_cache(folder: Path) -> bool:
 
 
 def _refuse(error: OSError) -> None:
-    raise ValueError(f"{error.filename}: cannot be read: {error.strerror}.") from error
+    reason = f"{error.strerror}{system_remedy(error.errno)}"
+    raise ValueError(f"{error.filename}: cannot be read: {reason}.") from error
 
 
 def _classify(path: Path, found: FolderFiles, text_field: str, follow_links: bool) -> None:

@@ -71,7 +71,8 @@ def _record(line: str, place: str, text_field: str) -> dict[str, Any]:
     if not isinstance(record[text_field], str | None):
         raise ValueError(
             f"{place}: the field {text_field!r} must be a string or null, got "
-            f"{type(record[text_field]).__name__}."
+            f"{type(record[text_field]).__name__}. Correct the line, or choose another field with "
+            "--text-field (data.text_field)."
         )
     return record
 

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from fourbits.data.corpora.file_kinds import compression_of
 from fourbits.data.optional import load_pyarrow
+from fourbits.data.whole_file import system_remedy
 
 _CHUNK_BYTES = 1 << 20
 
@@ -36,9 +37,10 @@ def opened(path: Path) -> Generator[tuple[IO[bytes], IO[bytes]]]:
             else:
                 yield raw, raw
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: damaged or truncated: {error}.") from error
+        raise ValueError(f"{path}: damaged or truncated: {error}. Replace it with a whole copy.") from error
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}.") from error
+        reason = f"{error.strerror or error}{system_remedy(error.errno)}"
+        raise ValueError(f"{path}: cannot be read: {reason}.") from error
 
 
 def chunks(file: IO[bytes], path: Path) -> Iterator[str]:

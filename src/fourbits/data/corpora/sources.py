@@ -12,6 +12,7 @@ from fourbits.data.corpora.folder import CACHES, HIDDEN, find_files, listed
 from fourbits.data.corpora.read_files import TEXT_FIELD, problem_of, read_files
 from fourbits.data.corpora.tables import HUB, hub_dataset, is_saved_dataset, saved_dataset
 from fourbits.data.stream.token_file import TokenFile, bin_and_idx
+from fourbits.data.whole_file import system_remedy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,13 +86,16 @@ def _file(name: str, path: Path, options: ReadOptions) -> Source:
     try:
         path.stat()
     except OSError as error:
-        raise ValueError(f"{path}: cannot be opened: {error.strerror}.") from error
+        reason = f"{error.strerror}{system_remedy(error.errno)}"
+        raise ValueError(f"{path}: cannot be opened: {reason}.") from error
     if not path.is_file():
         raise ValueError(f"{path}: must be a file or a folder; save its content to a file.")
     if kind_of(path) is None:
-        raise ValueError(f"{path}: the file type must be {SUPPORTED}; got {path.suffix!r}.")
+        raise ValueError(
+            f"{path}: the file type must be {SUPPORTED}; got {path.suffix!r}. Save its text as .txt."
+        )
     if path.stat().st_size == 0:
-        raise ValueError(f"{path}: the file is empty.")
+        raise ValueError(f"{path}: the file is empty. Remove it from the paths.")
     if problem := problem_of(path, options.text_field):
         raise ValueError(f"{path}: {problem}. {_remedy(path, options.text_field)}")
     return Source(name, (path,), lambda: read_files((path,), path.parent, options.text_field))

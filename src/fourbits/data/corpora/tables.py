@@ -54,7 +54,10 @@ def _row(value: Any, name: str, place: str, position: int | None) -> Iterator[Do
     if value is None:
         return
     if not isinstance(value, str):
-        raise ValueError(f"{place}: the text must be a string, got {type(value).__name__}.")
+        raise ValueError(
+            f"{place}: the text must be a string, got {type(value).__name__}. Choose a column of texts with "
+            "--text-field (data.text_field)."
+        )
     if value.strip():
         yield Document(name, value, key_of(value), position=position)
 

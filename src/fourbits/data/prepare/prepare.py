@@ -57,10 +57,13 @@ class PrepareOptions:
         """Raises ValueError for a validation_fraction outside (0, 0.5] or max_lost outside [0, 1]."""
         if not 0 < self.validation_fraction <= 0.5:
             raise ValueError(
-                f"validation_fraction must be above 0 and at most 0.5, got {self.validation_fraction}."
+                f"validation_fraction must be above 0 and at most 0.5, got {self.validation_fraction}. "
+                "The default is 0.05."
             )
         if not 0 <= self.max_lost <= 1:
-            raise ValueError(f"max_lost must be between 0 and 1, got {self.max_lost}.")
+            raise ValueError(
+                f"max_lost must be between 0 and 1, got {self.max_lost}. Set it to 0 to accept no lost text."
+            )
 
 
 def prepare(
@@ -73,7 +76,7 @@ def prepare(
     """
     out, progress = Path(out), progress or (lambda what, done, total: None)
     if not sources:
-        raise ValueError("preparing needs at least one source, got none.")
+        raise ValueError("preparing needs at least one source, got none. Name a file or a folder.")
     tokenizer = _load_tokenizer(options)
     request = request_of(sources, options, tokenizer)
     if not (out / MANIFEST).exists():

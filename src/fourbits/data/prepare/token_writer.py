@@ -47,7 +47,10 @@ class TokenFileWriter:
         """
         codes = [code for code, known in ID_TYPES.items() if known == dtype]
         if not codes:
-            raise ValueError(f"{prefix}: tokens must be uint16 or int32, got {dtype}.")
+            raise ValueError(
+                f"{prefix}: tokens must be uint16 or int32, got {dtype}. Convert the tokens to one of the "
+                "two."
+            )
         self.prefix, self.dtype, self._code, self._keep = Path(prefix), ID_TYPES[codes[0]], codes[0], keep
         self._bin_path, self._idx_path = (p.with_name(p.name + ".tmp") for p in bin_and_idx(self.prefix))
         self._lengths_path = self.prefix.with_name(self.prefix.name + ".lengths.tmp")
@@ -86,7 +89,8 @@ class TokenFileWriter:
         part = np.asarray(tokens)
         if part.ndim != 1 or not len(part):
             raise ValueError(
-                f"{self.prefix}: a document must be a non-empty list of tokens, got shape {part.shape}."
+                f"{self.prefix}: a document must be a non-empty list of tokens, got shape "
+                f"{part.shape}. Skip empty documents."
             )
         if part.dtype != self.dtype or self._can_be_negative:
             self._check_fit(int(part.min()), int(part.max()))
@@ -143,7 +147,7 @@ class TokenFileWriter:
     def publish(self, prefix: Path) -> None:
         """Finish the pair and rename it to PREFIX.bin and PREFIX.idx. Raises ValueError without documents."""
         if not self.num_documents:
-            raise ValueError(f"{self.prefix}: a token file needs at least one document, got none.")
+            raise ValueError(f"{self.prefix}: a token file needs at least one document, got none. Write one.")
         self.flush()
         with open_synced(self._idx_path) as file:
             header = HEADER.pack(MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1)

@@ -54,10 +54,15 @@ def integer_weights(weights: Mapping[str, float]) -> IntegerWeights:
     """
     for name, weight in weights.items():
         if not 0 <= weight <= 1:
-            raise ValueError(f"blend: the weight of {name!r} must be between 0 and 1, got {weight}.")
+            raise ValueError(
+                f"blend: the weight of {name!r} must be between 0 and 1, got {weight}. Give each source its "
+                "share of the tokens."
+            )
     total = sum(weights.values())
     if abs(total - 1) > SUM_TOLERANCE:
-        raise ValueError(f"blend: the weights must sum to 1, got {total:g} from {dict(weights)}.")
+        raise ValueError(
+            f"blend: the weights must sum to 1, got {total:g} from {dict(weights)}. Divide each by their sum."
+        )
     exact = {name: Fraction(weight).limit_denominator(MAX_PERIOD) for name, weight in weights.items()}
     is_exact = all(abs(float(exact[name]) - weight) < 1e-12 for name, weight in weights.items())
     period = lcm(*(share.denominator for share in exact.values()))
@@ -135,7 +140,10 @@ class Blend:
     def __init__(self, names: Sequence[str], phases: Sequence[Phase], total_samples: int) -> None:
         """Raises ValueError for phases that do not tile (0, 1], unknown sources, or invalid weights."""
         if total_samples < 1:
-            raise ValueError(f"blend: a run needs at least 1 sample, got {total_samples}.")
+            raise ValueError(
+                f"blend: a run needs at least 1 sample, got {total_samples}. Raise train.steps or "
+                "train.tokens."
+            )
         _check_phases(names, phases)
         self.names = tuple(names)
         self.total_samples = total_samples
@@ -180,12 +188,13 @@ def _boundary(fraction: float, total: int) -> int:
 
 def _check_phases(names: Sequence[str], phases: Sequence[Phase]) -> None:
     if not phases:
-        raise ValueError("blend: a run needs at least one phase, got none.")
+        raise ValueError("blend: a run needs at least one phase, got none. Add one.")
     before = 0.0
     for number, phase in enumerate(phases, start=1):
         if not before < phase.until <= 1:
             raise ValueError(
-                f"blend: phase {number} must end after {before:g} and at most at 1, got until={phase.until}."
+                f"blend: phase {number} must end after {before:g} and at most at 1, got "
+                f"until={phase.until}. Give the phases in order."
             )
         before = phase.until
         for name in phase.weights:
@@ -195,7 +204,10 @@ def _check_phases(names: Sequence[str], phases: Sequence[Phase]) -> None:
                     f"{nearest(name, list(names))}"
                 )
     if before != 1:
-        raise ValueError(f"blend: the last phase must end at 1 (the end of the run), got until={before}.")
+        raise ValueError(
+            f"blend: the last phase must end at 1 (the end of the run), got until={before}. "
+            "Set its until to 1."
+        )
 
 
 def _bind_phase(names: Sequence[str], phase: Phase, first: int, end: int, cursors: Int64) -> _BoundPhase:

@@ -54,9 +54,15 @@ def permute(index: Int64, size: int, keys: UInt64) -> Int64:
     index: int64 [n], each in [0, size); keys: uint64 [n] or [1] (one key for all) -> int64 [n] in [0, size).
     """
     if not 1 <= size <= MAX_SIZE:
-        raise ValueError(f"permute: size must be between 1 and 2**62, got {size}.")
+        raise ValueError(
+            f"permute: size must be between 1 and 2**62, got {size}. Permute a part at a time, or nothing "
+            "if it is empty."
+        )
     if index.size and (int(index.min()) < 0 or int(index.max()) >= size):
-        raise ValueError(f"permute: every index must be in [0, {size}), got {index.min()} to {index.max()}.")
+        raise ValueError(
+            f"permute: every index must be in [0, {size}), got {index.min()} to "
+            f"{index.max()}. Pass positions of that range."
+        )
     value = _scramble(index.astype(np.uint64), size, keys)
     outside = np.flatnonzero(value >= size)
     while outside.size:

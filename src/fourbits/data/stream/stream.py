@@ -51,7 +51,10 @@ class PhasedStream:
         phases that read a source more than max_epochs times.
         """
         if seq_len < 1:
-            raise ValueError(f"seq_len must be at least 1, got {seq_len}.")
+            raise ValueError(
+                f"seq_len must be at least 1, got {seq_len}. Set train.seq_len to the tokens of a sample, "
+                "such as 4096."
+            )
         self.seq_len, self.seed, self.vocab_size = seq_len, seed, vocab_size
         self.validation_files = dict(validation or {})
         # Keyed by name, not by index: adding a source does not reshuffle the others.
@@ -211,7 +214,7 @@ class PhasedStream:
     def _check_range(self, low: int, high: int) -> None:
         end = self.total_samples + self._beyond
         if low < 0 or high >= end:
-            raise ValueError(f"samples must be in [0, {end}), got {low} to {high}.")
+            raise ValueError(f"samples must be in [0, {end}), got {low} to {high}. Ask for those of the run.")
 
     def _check_size(self, batch_size: int) -> None:
         available = sum(windows.size for windows in self.windows)

@@ -55,10 +55,14 @@ class TokenFile:
             raise ValueError(f"{idx_path}: not a token index: it must begin with MMIDIDX and a header.")
         _, version, code, num_sequences, num_boundaries = HEADER.unpack(bytes(index[: HEADER.size]))
         if version != VERSION:
-            raise ValueError(f"{idx_path}: version must be {VERSION}, got {version}.")
+            raise ValueError(
+                f"{idx_path}: version must be {VERSION}, got {version}. Write it again in Megatron's "
+                "format, or with `fourbits data prepare`."
+            )
         if code not in ID_TYPES:
             raise ValueError(
-                f"{idx_path}: tokens must be uint16 (code 8) or int32 (code 4), got code {code}."
+                f"{idx_path}: tokens must be uint16 (code 8) or int32 (code 4), got code "
+                f"{code}. Convert them to one of the two."
             )
         expected = HEADER.size + 12 * num_sequences + 8 * num_boundaries
         # The index may end with one mode byte per sequence.
@@ -110,7 +114,10 @@ class TokenFile:
     def document(self, number: int) -> Tokens:
         """The tokens of one document, including its end token."""
         if not 0 <= number < self.num_documents:
-            raise ValueError(f"{self.prefix}: document must be in [0, {self.num_documents}), got {number}.")
+            raise ValueError(
+                f"{self.prefix}: document must be in [0, {self.num_documents}), got {number}. Pass the "
+                "number of a document that it has."
+            )
         first, last = self._documents[number], self._documents[number + 1]
         end = self._pointers[last] // self.dtype.itemsize if last < len(self._pointers) else self.num_tokens
         return self.tokens[self._pointers[first] // self.dtype.itemsize : end]
@@ -118,7 +125,10 @@ class TokenFile:
     def document_at(self, position: int) -> int:
         """The number of the document that contains the token at a position."""
         if not 0 <= position < self.num_tokens:
-            raise ValueError(f"{self.prefix}: position must be in [0, {self.num_tokens}), got {position}.")
+            raise ValueError(
+                f"{self.prefix}: position must be in [0, {self.num_tokens}), got {position}. Pass the "
+                "position of a token that it has."
+            )
         sequence = int(np.searchsorted(self._pointers, position * self.dtype.itemsize, side="right")) - 1
         return int(np.searchsorted(self._documents, sequence, side="right")) - 1
 

@@ -76,10 +76,15 @@ def _described(path: Path, archive: zipfile.ZipFile, offset: int, file: BinaryIO
     names = archive.namelist()
     root = next((name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")), "")
     if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
-        raise ValueError(f"{path}: must have the byte order little, got another one.")
+        raise ValueError(
+            f"{path}: must have the byte order little, got another. Save the checkpoint on such a machine."
+        )
     made = read_inert(archive.read(f"{root}data.pkl"), EXPECTED, path, persistent=lambda pid: pid)
     if not isinstance(made, Record) or made.name != _REBUILD:
-        raise ValueError(f"{path}: must hold a tensor (an object of {_REBUILD}), got another object.")
+        raise ValueError(
+            f"{path}: must hold a tensor (an object of {_REBUILD}), got another "
+            "object. Save the checkpoint again."
+        )
     (_, storage, key, _, elements), first, size, stride, *_ = made.args
     dtype = _STORAGES[storage.label]
     entry = archive.getinfo(f"{root}data/{key}")

@@ -135,7 +135,10 @@ def _parsed(metadata: Mapping[str, Any], folder: Path) -> tuple[dict[str, Tensor
 def _piece(folder: Path, begins: tuple[int, ...], size: tuple[int, ...], place: Mapping[str, Any]) -> Piece:
     file = place["relative_path"]
     if not isinstance(file, str) or Path(file).name != file:
-        raise ValueError(f"{folder / METADATA}: must name files of its folder, got {shown(file)}.")
+        raise ValueError(
+            f"{folder / METADATA}: must name files of its folder, got {shown(file)}. Save the checkpoint "
+            "again."
+        )
     if place.get("transform_descriptors"):
         raise ValueError(
             f"{folder / METADATA}: tensors must be stored as they are, got "

@@ -193,19 +193,25 @@ def _checked(
     """The instruction. Raises ValueError unless the operands are its own."""
     if isinstance(core, str):
         if core not in TENSOR_CORES:
-            raise ValueError(f"tensor_core_dot: core must be one of {', '.join(TENSOR_CORES)}, got {core!r}.")
+            raise ValueError(
+                f"tensor_core_dot: core must be one of {', '.join(TENSOR_CORES)}, got {core!r}. Pass one of "
+                "these, or a TensorCore."
+            )
         core = TENSOR_CORES[core]
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in core.operands:
             allowed = " or ".join(str(dtype) for dtype in core.operands)
-            raise ValueError(f"tensor_core_dot: {name} must be {allowed} for {core.name}, got {x.dtype}.")
+            raise ValueError(
+                f"tensor_core_dot: {name} must be {allowed} for {core.name}, got {x.dtype}. Convert it, or "
+                "choose another core."
+            )
         if x.shape[-1:] != (core.products,):
             raise ValueError(
                 f"tensor_core_dot: the last dimension of {name} must be the {core.products} products of "
                 f"{core.name}, got {list(x.shape)}. Pad it with zeros."
             )
     if c.dtype != torch.float32:
-        raise ValueError(f"tensor_core_dot: c must be float32, got {c.dtype}.")
+        raise ValueError(f"tensor_core_dot: c must be float32, got {c.dtype}. Convert it with c.float().")
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         _check_scale(name, scale, core)
     if scale_a is not None and scale_b is not None and scale_a.dtype != scale_b.dtype:
@@ -228,4 +234,7 @@ def _check_scale(name: str, scale: Tensor | None, core: TensorCore) -> None:
             if counts
             else "None"
         )
-        raise ValueError(f"tensor_core_dot: {name} must be {allowed} for {core.name}, got {given}.")
+        raise ValueError(
+            f"tensor_core_dot: {name} must be {allowed} for {core.name}, got {given}. Pass it so, or choose "
+            "another core."
+        )

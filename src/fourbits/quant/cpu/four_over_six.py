@@ -124,7 +124,8 @@ def address(tensor: Tensor, dtype: torch.dtype, elements: int, *, strided: bool 
     if not fits or not (tensor.is_contiguous() or (strided and tensor.stride(-1) == 1)):
         raise ValueError(
             f"four_over_six: needs {elements} elements of {dtype} on the CPU, got {tensor.numel()} of "
-            f"{tensor.dtype} on {tensor.device}, strides {tensor.stride()}."
+            f"{tensor.dtype} on {tensor.device}, strides "
+            f"{tensor.stride()}. Pass a contiguous copy of that dtype."
         )
     return tensor.data_ptr()
 

@@ -167,7 +167,7 @@ def as_sr_key(sr_key: Tensor) -> Tensor:
     if getattr(sr_key, "dtype", None) != torch.int64 or sr_key.shape not in ((2,), (5,)):
         raise ValueError(
             "sr_key: must be an int64 tensor of shape [5] (seed, stream, step, first row, first block) "
-            f"or [2] (seed, step), got {sr_key!r:.80}."
+            f"or [2] (seed, step), got {sr_key!r:.80}. Build it as in torch.tensor([seed, step])."
         )
     sr_key = sr_key & _LOW_WORD
     if sr_key.shape == (5,):

@@ -3,7 +3,9 @@ const grid = JSON.parse(document.getElementById("grid").textContent);
 const at = (id) => document.getElementById(id);
 const digits = (value, most) => value.toLocaleString("en-US", { maximumFractionDigits: most, minimumFractionDigits: most });
 const count = (value) => digits(value, 0);
-const gib = (bytes) => digits(bytes / 2 ** 30, 1);
+/* Small values in two digits, so that little is not shown as 0. */
+const small = (value, most) => (value >= 10 ** -most || value === 0 ? digits(value, most) : Number(value.toPrecision(2)).toString());
+const gib = (bytes) => small(bytes / 2 ** 30, 1);
 const money = (value) => value.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 6 });
 const energy = (value) => (value >= 10 ? count(value) : Number(value.toPrecision(2)).toString());
 
@@ -11,7 +13,7 @@ const energy = (value) => (value >= 10 ? count(value) : Number(value.toPrecision
 function duration(seconds) {
   for (const [unit, name] of [[365.25 * 86400, "years"], [86400, "days"], [3600, "h"], [60, "min"]])
     if (seconds >= 1.5 * unit) return (seconds / unit).toFixed(seconds < 10 * unit ? 1 : 0) + " " + name;
-  return seconds.toFixed(0) + " s";
+  return (seconds >= 9.95 ? seconds.toFixed(0) : Number(seconds.toPrecision(2)).toString()) + " s";
 }
 
 const cost = (cell, price, kwh) => cell.gpu_hours * price + cell.megawatt_hours * 1000 * kwh;
@@ -104,7 +106,7 @@ function show() {
     pairs(at("layout"), cell.layout);
     pairs(at("checkpoints"), cell.checkpoints);
     bars(at("memory"), cell.memory, cell.memory_bytes, (value) => gib(value) + " GiB");
-    bars(at("step"), cell.step, cell.step_seconds, (value) => digits(1000 * value, 1) + " ms");
+    bars(at("step"), cell.step, cell.step_seconds, (value) => small(1000 * value, 1) + " ms");
     fillTable(at("alternatives"), cell.alternatives);
   }
   const state = new URLSearchParams(now);
