@@ -45,7 +45,7 @@ def test_both_generate_the_same_tokens_and_every_part_is_measured():
 
 @pytest.mark.parametrize(
     ("request_of", "message"),
-    [({"preset": "2b"}, "--preset: must be of"), ({"tokens": 0}, "--tokens: must be at least 1, got 0")],
+    [({"preset": "2b"}, "--preset: must be one of"), ({"tokens": 0}, "--tokens: must be at least 1, got 0")],
 )
 def test_sizes_that_cannot_be_measured_are_refused(request_of, message):
     with pytest.raises(ValueError, match=message):

@@ -231,9 +231,7 @@ class Recipe:
             )
         names = [phase.name for phase in self.schedule]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(
-                f"schedule: each phase needs a name of its own, got {twice[0]!r} twice. Rename one."
-            )
+            raise ValueError(f"schedule: a phase needs a name of its own, got {twice[0]!r} twice. Rename it.")
 
     @property
     def table(self) -> GemmTable:
@@ -337,9 +335,7 @@ def _share(value: int | str, where: str) -> Fraction | int:
     elif type(value) is int:
         share = value
     if share < 0 or (isinstance(value, str) and share > 1):
-        raise ValueError(
-            f"{where}: must be a count or a share such as '8/62', got {value!r}. Set it to 0 for none."
-        )
+        raise ValueError(f"{where}: must be a count or a share such as '8/62', got {value!r}. Set it to 0.")
     return share
 
 

@@ -76,7 +76,7 @@ class PrecisionPhase:
                     "or more of these."
                 )
         if not names:
-            raise ValueError(f"gemms must be of {', '.join(GEMMS)}, got none. Pass one or more.")
+            raise ValueError(f"gemms must be one of {', '.join(GEMMS)}, got none. Pass one or more.")
 
     @property
     def affected(self) -> tuple[Gemm, ...]:
