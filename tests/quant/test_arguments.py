@@ -50,7 +50,7 @@ def test_quantize_says_which_argument_is_wrong(arguments, error):
             for dtype in (torch.int8, torch.float64, torch.float8_e4m3fn, None)
         ],
         *[
-            ({"bias": torch.ones(shape)}, "bias needs one entry per stored row of b, .4., got")
+            ({"bias": torch.ones(shape)}, "bias must have one entry per stored row of b, .4., got")
             for shape in [(), (1,), (5,), (4, 4)]
         ],
     ],

@@ -27,7 +27,8 @@ def check_arguments(
         )
     if bias is not None and tuple(bias.shape) != (b.rows,):
         raise ValueError(
-            f"matmul: bias must have one entry per stored row of b, [{b.rows}], got {list(bias.shape)}."
+            f"matmul: bias must have one entry per stored row of b, [{b.rows}], got {list(bias.shape)}. "
+            "Pass the bias of the layer whose weight is b."
         )
 
 
@@ -44,4 +45,7 @@ def _check_types(a: object, b: object, out_dtype: object, bias: object, alpha: o
                 f"matmul: {name} must be a tensor, got {tensor!r}. Use torch.tensor({tensor!r})."
             )
     if out_dtype not in OUT_DTYPES:
-        raise ValueError(f"matmul: out_dtype must be bfloat16, float16 or float32, got {out_dtype}.")
+        raise ValueError(
+            f"matmul: out_dtype must be bfloat16, float16 or float32, got {out_dtype}. "
+            "Pass one of these, and cast the result."
+        )
