@@ -7,7 +7,9 @@ import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.utils import parametrizations
 from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
@@ -132,6 +134,23 @@ def test_a_linear_that_fsdp_has_wrapped_is_converted_and_still_gathered_by_it():
     convert(wrapped, "bf16")
     assert type(wrapped).__name__ == "FSDPLinear"
     assert torch.allclose(wrapped(X), nn.functional.linear(X, plain.weight, plain.bias))
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("first", ["convert", "parallelize_module"])
+@pytest.mark.parametrize("whole_input", [True, False])
+def test_a_linear_that_tensor_parallelism_shards_is_refused_in_its_call(first, whole_input):
+    """Its DTensor is a part of the weight; one that FSDP2 has sharded is gathered before the call."""
+    model, mesh = nn.Sequential(nn.Linear(32, 48)), init_device_mesh("cpu", (1,))
+    if first == "convert":
+        convert(model, "nvfp4")
+    parallelize_module(model, mesh, {"0": ColwiseParallel()})
+    if first == "parallelize_module":
+        convert(model, "nvfp4")
+    if not whole_input:
+        model[0]._forward_pre_hooks.clear()  # those that make a DTensor of the input
+    with pytest.raises(ValueError, match=r"must be plain tensors .* Name the layers .* in exclude"):
+        model(X)
 
 
 @pytest.mark.parametrize("hooked", ["before", "after"])

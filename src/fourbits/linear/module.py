@@ -18,7 +18,7 @@ from fourbits.linear.graph_products import note_products
 from fourbits.linear.layer_state import CallConfig, LayerState, TappedCall
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
-from fourbits.linear.plan import LinearPlan, eager_plan
+from fourbits.linear.plan import LinearPlan, eager_plan, require_plain
 from fourbits.linear.sr_counter import warn_of_own_steps
 from fourbits.linear.traced import linear, once_differentiable, traced_gradients
 from fourbits.linear.weight_source import received_weight
@@ -199,6 +199,9 @@ def traced_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     an argument. The compiler would otherwise treat a module's integers as constants, and compile every block.
     """
     state = layer.quantization
+    if not torch.compiler.is_compiling():
+        require_plain(weight)
+        require_plain(input)
     config = state.config(layer.training, layer.training)
     y = traced_matmul(state, config, input, weight, layer.bias)
     return y if state.blend is None else blended(layer, y, input, weight, config)

@@ -169,6 +169,7 @@ def eager_plan(
     past: whether amaxes depend on past steps. Raises ValueError for a weight that cannot be used.
     """
     *_, bias, dtype, needs, table = key
+    require_plain(weight)
     _require_usable(weight, needs[1])
     signature = signature_of(x)
     fused = (dtype, x.dtype) == (torch.bfloat16, torch.float32) and not past
@@ -179,6 +180,16 @@ def eager_plan(
         plans.clear()
     plans[key] = planned
     return planned
+
+
+def require_plain(tensor: Any) -> None:
+    """Raises ValueError for a DTensor in a forward pass, of which this process may have a part."""
+    if (placements := getattr(tensor, "placements", None)) is not None:
+        raise ValueError(
+            "QuantizedLinear: input and weight must be plain tensors in the forward pass, as FSDP2 gathers them, "
+            f"got a DTensor {list(tensor.shape)} with placements {placements}. Name the layers that "
+            "parallelize_module shards in exclude; `fourbits train --parallel.tensor` splits layers itself."
+        )
 
 
 def _require_usable(weight: Tensor, trains: bool) -> None:
