@@ -186,8 +186,8 @@ def require_plain(tensor: Any) -> None:
     """Raises ValueError for a DTensor in a forward pass, of which this process may have a part."""
     if (placements := getattr(tensor, "placements", None)) is not None:
         raise ValueError(
-            "QuantizedLinear: input and weight must be plain tensors in the forward pass, as FSDP2 gathers them, "
-            f"got a DTensor {list(tensor.shape)} with placements {placements}. Name the layers that "
+            "QuantizedLinear: input and weight must be plain tensors in the forward pass, as FSDP2 gathers "
+            f"them, got a DTensor {list(tensor.shape)} with placements {placements}. Name the layers that "
             "parallelize_module shards in exclude; `fourbits train --parallel.tensor` splits layers itself."
         )
 
