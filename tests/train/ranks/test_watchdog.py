@@ -74,6 +74,25 @@ def test_a_rank_without_progress_ends_after_the_timeout_and_the_first_one_says_w
     assert len(caplog.messages) == 1
 
 
+class Silent(HashStore):
+    """A store that does not answer."""
+
+    def add(self, key, value):
+        raise RuntimeError("failed to recv, got 0 bytes")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_rank_whose_launcher_is_gone_says_so_and_ends_unless_it_has_by_then(ends, monkeypatch, caplog):
+    watch, left = Watchdog(Silent(), 1, 2, 5.0), []
+    waits = iter([False, ends, True])
+    monkeypatch.setattr(watch._ended, "wait", lambda _: next(waits))
+    monkeypatch.setattr(watch_module.os, "_exit", left.append)
+    watch._run()
+    assert left == ([] if ends else [1])
+    assert len(caplog.messages) == len(left)
+    assert all("rank 1 on" in text and "lost the launcher" in text for text in caplog.messages)
+
+
 def test_a_thread_in_a_collective_waits_and_another_is_at_its_line(store):
     watch = Watchdog(store, 0, 3, 1.0)
     assert f"in {__file__}" in watch._doing() or "watchdog.py" in watch._doing()

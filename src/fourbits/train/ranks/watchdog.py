@@ -25,6 +25,10 @@ _PATIENCE = 2.0
 #: files of functions that wait for other ranks: of torch.distributed, and of a GPU whose kernels wait
 _WAITS = ("torch/distributed/", "torch/cuda/streams.py", "train/timing.py")
 WAITING = "waiting for other ranks"
+_NO_STORE = (
+    "lost the launcher: its store does not answer, because torchrun was killed, or rank 0's "
+    "node is down. The run ends, to be resumed from its last checkpoint."
+)
 
 
 class Watchdog:
@@ -67,7 +71,7 @@ class Watchdog:
         ]
 
     def explained(self, error: Exception) -> Exception:
-        """The error, or if it may be a broken connection, and ranks are gone, one that names them.
+        """The error, or if it may be a broken connection, one that names the ranks that are gone, if any.
 
         Takes GONE seconds. A rank that failed by itself has left its error in the store, and is not gone.
         """
@@ -76,16 +80,17 @@ class Watchdog:
         self._explained = error
         try:
             gone = [rank for rank in self.gone() if not self._store.check([ended(rank)])]
+            if not gone:
+                return error
             names = ", ".join(f"{rank} on {self.node_of(rank)}" for rank in gone)
-        except RuntimeError:  # the process that holds the store is gone, too
-            return error
-        if not gone:
-            return error
-        found = LostRankError(
-            f"lost rank {names}: no sign of life. It was killed, perhaps for lack of memory, or its node is "
-            "down. Started again, the run continues from its last checkpoint; torchrun --max-restarts N does "
-            "so by itself."
-        )
+        except RuntimeError:
+            found = LostRankError(_NO_STORE)
+        else:
+            found = LostRankError(
+                f"lost rank {names}: no sign of life. It was killed, perhaps for lack of memory, or its node "
+                "is down. Started again, the run continues from its last checkpoint; torchrun --max-restarts "
+                "N does so by itself."
+            )
         found.__cause__ = error
         return found
 
@@ -99,8 +104,8 @@ class Watchdog:
                 self._store.add(f"beat/{self.rank}", 1)
                 self._look(os._exit)
             except RuntimeError:  # the process that holds the store is gone, and so is the run
-                self._ended.wait(_GRACE)
-                if not self._ended.is_set():
+                if not self._ended.wait(_GRACE):
+                    self._log(_NO_STORE)
                     os._exit(1)
 
     def _look(self, leave: Callable[[int], object]) -> None:
@@ -110,14 +115,17 @@ class Watchdog:
             self._progress = None
             self._store.set(f"stuck/{self.rank}", self._doing())
             if self._store.add(FAILED, 1) == 1:
-                logging.getLogger("fourbits").error(
-                    "fourbits train: rank %d on %s: %s", self.rank, platform.node(), self.verdict()
-                )
+                self._log(self.verdict())
                 leave(1)
         if self._store.check([FAILED]):
             self._failed_since = self._failed_since or now
             if now - self._failed_since > _GRACE:
                 leave(1)
+
+    def _log(self, text: str) -> None:
+        """Print and log a sentence about this rank, whose main thread may be stuck."""
+        node = platform.node()
+        logging.getLogger("fourbits").error("fourbits train: rank %d on %s: %s", self.rank, node, text)
 
     def verdict(self) -> str:
         """A sentence naming the rank that keeps others waiting. Takes GONE seconds; by then all are stuck."""
