@@ -152,6 +152,14 @@ def test_shards_must_not_cut_blocks_or_groups(tensor, expected):
 
 
 @pytest.mark.parametrize(
+    ("tokenizer", "expected"),
+    [("absent.json", ["data"]), ("gpt2", []), ("org/name", []), (str(Path(__file__)), []), (None, [])],
+)
+def test_a_tokenizer_file_that_is_missing_is_found_and_a_hub_name_is_none(tokenizer, expected):
+    assert rules("tiny", data__tokenizer=tokenizer) == expected
+
+
+@pytest.mark.parametrize(
     ("gpus", "settings", "expected"),
     [
         (512, {}, []),

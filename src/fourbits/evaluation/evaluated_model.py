@@ -124,7 +124,8 @@ def open_model(path: Path, device: torch.device, average: int = 1) -> EvaluatedM
         raise ValueError(f"--average: only a run has several checkpoints, got {path}. Remove the option.")
     if not (path / CONFIG).is_file():
         raise ValueError(
-            f"{path}: neither a run (written by fourbits train) nor a transformers model (no {CONFIG})."
+            f"{path}: neither a run (written by fourbits train) nor a transformers model (no {CONFIG}). "
+            "Pass the folder of one."
         )
     opened = open_hf(path)
     tokenizer = load_tokenizer(path)

@@ -39,7 +39,7 @@ def shard_features(layer: nn.Module, first_in: int = 0, first_out: int = 0, amax
 def sharded(table: GemmTable, amax_reduction: str, shard: FeatureShard) -> GemmTable:
     """The table of a shard. Raises ValueError where a table does not support it."""
     for kind, first in (("in", shard.first_in), ("out", shard.first_out)):
-        unit = _unit(table, kind)
+        unit = feature_unit(table, kind)
         if first < 0 or first % unit:
             raise ValueError(
                 f"shard_features: first_{kind} must be a multiple of {unit} from 0 on, so that no block is "
@@ -66,7 +66,7 @@ def sharded(table: GemmTable, amax_reduction: str, shard: FeatureShard) -> GemmT
     return replace(table, amax_reduction=amax_reduction)
 
 
-def _unit(table: GemmTable, kind: str) -> int:
+def feature_unit(table: GemmTable, kind: str) -> int:
     """Features between places where a layer may be split: whole blocks and transforms of all operands."""
     unit = 16
     for role in OPERAND_ROLES:

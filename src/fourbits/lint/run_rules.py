@@ -9,8 +9,9 @@ from fourbits.data.stream.manifest import is_prepared
 from fourbits.lint.finding import Finding, LintedRun
 from fourbits.model.counts import count_parameters
 from fourbits.plan.failures import HOURS_BETWEEN_FAILURES
+from fourbits.plan.linears import linear_groups
+from fourbits.plan.shards import fitting_ranks, uneven_layers
 from fourbits.train.config import missing_path
-from fourbits.train.parallel import fitting_ranks, uneven
 from fourbits.train.preset_figures import estimated_seconds
 from fourbits.train.presets import RUN_PRESETS
 from fourbits.train.samples import run_stream
@@ -39,11 +40,12 @@ def widths(run: LintedRun) -> Iterator[Finding]:
 
 
 def shards(run: LintedRun) -> Iterator[Finding]:
-    """Tensor-parallel shards split blocks of 16, heads, or groups of Mamba heads."""
+    """Tensor-parallel shards split blocks of the recipe, heads, or groups of Mamba heads."""
     model, seq_len, ranks = run.config.model, run.config.train.seq_len, run.tensor
-    found = list(uneven(model, seq_len, ranks)) if ranks > 1 else []
+    groups = linear_groups(model, run.config.recipe)
+    found = uneven_layers(model, groups, seq_len, ranks) if ranks > 1 else []
     cut = [each for each in found if each.name != "model.num_groups"]
-    fitting = fitting_ranks(model, seq_len, ranks)
+    fitting = fitting_ranks(model, groups, seq_len, ranks)
     remedy = f"Set parallel.tensor to {fitting}, the most below {ranks} that fits"
     if cut:
         sizes = ", ".join(f"{each.name} {each.size} (each rank needs {each.each})" for each in cut)
@@ -96,13 +98,17 @@ def rate_and_batch(run: LintedRun) -> Iterator[Finding]:
 
 
 def missing_data(run: LintedRun) -> Iterator[Finding]:
-    """Data paths do not exist on this machine."""
-    missing = [path for given in run.config.data.paths if (path := missing_path(given)) is not None]
+    """Data paths, or the tokenizer's file, do not exist on this machine."""
+    data = run.config.data
+    missing = [path for given in data.paths if (path := missing_path(given)) is not None]
+    tokenizer = Path(data.tokenizer or "")
+    if tokenizer.suffix == ".json" and not tokenizer.exists():  # other names may be of the Hub
+        missing.append(tokenizer)
     if missing:
         yield Finding(
             "data",
-            f"data.paths names {', '.join(map(str, missing))}, which {'do' if len(missing) > 1 else 'does'} "
-            "not exist on this machine",
+            f"data.paths or data.tokenizer names {', '.join(map(str, missing))}, which "
+            f"{'do' if len(missing) > 1 else 'does'} not exist on this machine",
             "The run would stop before its first step, and nothing about its data could be checked.",
             "Correct the path, or run lint where the data are.",
         )

@@ -9,9 +9,9 @@ from fourbits.plan.layouts import RECOMPUTED, ParallelLayout
 from fourbits.plan.linears import LinearGroup
 from fourbits.plan.machine import Machine
 from fourbits.plan.memory import Memory, memory_of
+from fourbits.plan.shards import uneven_layers
 from fourbits.plan.step import Step, step_of
 from fourbits.train.config import RunConfig
-from fourbits.train.parallel import uneven
 
 #: ranks of tensor parallelism that are tried where nothing fits without it
 _TENSOR = (2, 4, 8)
@@ -81,7 +81,8 @@ def best_layout(problem: SearchProblem, gpus: int) -> Choice:
     """
     smallest = float("inf")
     model, seq_len = problem.model, problem.config.train.seq_len
-    for tensor in (1, *(t for t in _TENSOR if t <= gpus and not [*uneven(model, seq_len, t)])):
+    even = (t for t in _TENSOR if t <= gpus and not uneven_layers(model, problem.groups, seq_len, t))
+    for tensor in (1, *even):
         fitting, least = _fitting(problem, gpus, tensor)
         smallest = min(smallest, least)
         if fitting:

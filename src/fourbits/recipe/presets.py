@@ -35,6 +35,8 @@ def get_recipe(recipe: str | Path | Recipe) -> Recipe:
         )
     if str(recipe) in RECIPES:
         return RECIPES[str(recipe)]
+    if Path(recipe).is_dir():
+        raise ValueError(f"recipe: must be a name or a .yaml file, got the folder {recipe}. Name a file.")
     base, plus, schedule = str(recipe).partition("+")
     if plus and base in RECIPES:
         return _with_schedule(RECIPES[base], schedule)

@@ -107,7 +107,10 @@ def _split_linear(name: str, layer: Any, split: Split, ranks: TensorRanks) -> No
         try:
             sharded(table_from_text(state.table), reduction, at)
         except ValueError as error:
-            raise ValueError(f"parallel.tensor {ranks.size}: {name}: {error}") from error
+            raise ValueError(
+                f"parallel.tensor {ranks.size}: {name}: {error} `fourbits lint CONFIG --tensor "
+                f"{ranks.size}` names the sizes and a number that fits."
+            ) from error
     first = 0 if runs else ranks.rank * layer.weight.shape[dim]
     shard_features(layer, *_at(dim, first), reduction)
 
