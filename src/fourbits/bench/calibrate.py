@@ -148,7 +148,7 @@ def _gemms(device: torch.device, sizes: Sizes, missing: dict[str, str], report: 
         for unit, call in units.items():
             seconds = _sustained_seconds(call(a, b), device, sizes)
             found.append(GemmTime(unit=unit, m=m, n=n, k=k, seconds=seconds))
-            report(f"{unit} GEMM {m} x {n} x {k}: {found[-1].rate / 1e12:,.1f} TFLOP/s")
+            report(f"{unit} GEMM {m} x {n} x {k}: {found[-1].rate / 1e12:,.3g} TFLOP/s")
     return tuple(found)
 
 

@@ -25,7 +25,8 @@ def shown(table: TextTable) -> Table:
 
 def published_table(found: Sequence[Prediction]) -> Table:
     """Predicted and measured values in one table."""
-    columns = ("model", "recipe", "GPU", "predicted", "measured", "deviation", "GiB", "measured", "deviation")
+    columns = ("model, micro-batch", "recipe", "GPU", "predicted tokens/s", "measured tokens/s", "deviation")
+    columns += ("predicted GiB", "measured GiB", "deviation")
     rows: list[tuple[str, ...]] = []
     for each in found:
         case, memory = each.case, each.memory_deviation
@@ -44,7 +45,7 @@ def published_table(found: Sequence[Prediction]) -> Table:
                 case.why,
             )
         )
-    title = "predicted beside measured, tokens/s of one GPU and GiB"
+    title = "predicted beside measured; tokens/s and GiB of one GPU"
     return shown(TextTable(title, (*columns, "why"), rows))
 
 
