@@ -14,7 +14,8 @@ from fourbits.lint.recipe_rules import RECIPE_RULES
 from fourbits.lint.run_rules import RUN_RULES
 from fourbits.recipe.presets import RECIPES
 from fourbits.recipe.recipe import LayerRule
-from fourbits.train.config import load_config
+from fourbits.settings import override
+from fourbits.train.config import RunConfig, load_config
 from fourbits.train.presets import RUN_PRESETS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lint.md").read_text(encoding="utf-8")
@@ -125,6 +126,81 @@ def test_a_rule_for_the_head_is_named_as_one_that_does_nothing():
     assert lint(replace(config, recipe=some)) == []
 
 
+def with_rule(preset: str, names: tuple[str, ...], **changes: Any) -> RunConfig:
+    """The preset, whose recipe has a rule: the recipe's own table with changes, for layers of these names."""
+    config = RUN_PRESETS[preset]
+    changed = override(config.recipe, {name.replace("__", "."): value for name, value in changes.items()})
+    rule = LayerRule(names=names, table=changed.table)
+    return replace(config, recipe=replace(config.recipe, layers=(rule,)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "what", "remedy"),
+    [
+        (
+            {"wgrad__lhs__rounding": "rne"},
+            "gradient-rounding",
+            "dY is rounded to nearest in wgrad",
+            "Set recipe.layers.0.table.wgrad.lhs.rounding to sr.",
+        ),
+        (
+            {"fprop__lhs__rounding": "sr"},
+            "forward-rounding",
+            "X or W is rounded stochastically",
+            "operands of recipe.layers.0.table.fprop.",
+        ),
+        (
+            {"fprop__lhs__rht": 16, "fprop__rhs__rht": 16},
+            "forward-transform",
+            "a Hadamard transform of 16",
+            "Set recipe.layers.0.table.fprop.lhs.rht and",
+        ),
+        (
+            {"fprop__rhs__block": [1, 16], "dgrad__rhs__block": [1, 16]},
+            "weight-consistency",
+            "(blocks along each contraction)",
+            "recipe.layers.0.table.dgrad.rhs.source to forward.",
+        ),
+    ],
+)
+def test_a_mistake_in_a_rule_for_some_layers_is_named_with_its_settings(changes, rule, what, remedy):
+    found = {each.rule: each for each in lint(with_rule("tiny", ("blocks.3.*",), **changes))}
+    assert what in found[rule].what
+    assert remedy in found[rule].remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"fprop.rhs.rounding": "sr"}, "(stochastic rounding)"),
+        ({"fprop.lhs.rht": 16, "fprop.rhs.rht": 16}, "(a Hadamard transform)"),
+        ({"fprop.rhs.block": "[1, 16]", "dgrad.rhs.block": "[1, 16]"}, "(blocks along each contraction)"),
+        ({"fprop.rhs.scale_rule": "4over6-mse"}, "(other settings of the operand)"),
+    ],
+)
+def test_an_inconsistent_weight_is_named_with_its_cause(changes, why):
+    given = {f"recipe.{name}": value for name, value in changes.items()}
+    found = {each.rule: each for each in lint(load_config("tiny", RUN_PRESETS, given))}
+    assert found["weight-consistency"].what.endswith(why)
+
+
+def test_last_blocks_that_keep_bf16_by_name_count():
+    names = ("head", "blocks.18.*", "blocks.19.*")
+    keep = {"recipe__keep_bf16__last_blocks": 0}
+    assert rules("transformer-1.2b", recipe__keep_bf16__names=list(names), **keep) == []
+    assert rules("transformer-1.2b", recipe__keep_bf16__names=list(names[:2]), **keep) == ["final-blocks"]
+
+
+def test_a_recipe_called_fp4_whose_layers_are_fp8_but_for_some_is_named():
+    config = RUN_PRESETS["tiny"]
+    rule = LayerRule(names=("blocks.3.*",), table=config.recipe.table)
+    recipe = replace(RECIPES["fp8"], keep_bf16=config.recipe.keep_bf16, layers=(rule,))
+    (found,) = lint(replace(config, recipe=replace(recipe, name="mine-fp4")))
+    assert found.rule == "claimed-format"
+    assert re.match(r"[1-4]?\d% of the blocks' weights are quantized to 4 bits$", found.what)
+    assert lint(replace(config, recipe=replace(recipe, name="mine"))) == []
+
+
 def test_fp4_gradients_of_fp8_weights_are_inconsistent():
     given = {f"recipe.fprop.{side}.format": "mxfp8" for side in ("lhs", "rhs")}
     found = lint(load_config("tiny", RUN_PRESETS, given | {"recipe.fprop.rhs.block": "[1, 32]"}))
@@ -194,6 +270,7 @@ def test_the_page_has_every_rule_and_no_other():
     text = "".join(Path(module).read_text() for module in _files())
     assert names == set(re.findall(r'^ +"([a-z]+(?:-[a-z]+)*)",$', text, re.M)) | {"rate", "batch"}
     assert len(RECIPE_RULES) + len(RUN_RULES) <= len(names)
+    assert names == {*EXAMPLES, "blend"}  # the examples of which need a prepared folder
 
 
 def _files() -> list[str]:
@@ -207,7 +284,7 @@ def test_the_command_prints_reasons_and_remedies_and_its_code_tells(capsys):
     assert main(["lint", "tiny", "--recipe", "nvfp4-naive"]) == 1
     out = capsys.readouterr().out
     assert "gradient-rounding: dY is rounded to nearest in dgrad and wgrad\n" in out
-    assert "  Set recipe.dgrad.lhs.rounding to sr." in out
+    assert "  Set recipe.dgrad.lhs.rounding and recipe.wgrad.lhs.rounding to sr." in out
     assert out.endswith("tiny with nvfp4-naive: 3 findings\n")
     assert main(["lint", "tiny", "--recipe", "quartet2", "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)

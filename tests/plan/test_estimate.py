@@ -61,6 +61,15 @@ def test_every_declared_rate_is_among_the_assumptions():
     )
     for value in (*shares, DECLARED.quantize, DECLARED.quantize_stochastic, DECLARED.link, DECLARED.network):
         assert f"{value:.2f}" in text
+    assert f"sums over replicas {DECLARED.replicas:.2f}" in text
+    for seconds in (DECLARED.host_quantized, DECLARED.host_linear, DECLARED.host_block):
+        assert f"{1e3 * seconds:.2f} ms" in text
+    assert f"{1e3 * DECLARED.host_message:.1f} ms a gather" in text
+    assert f"{1e6 * DECLARED.launch:.1f} us between two kernels" in text
+    # the shape of a GEMM: tiles, waves, and the length of its sums
+    assert "tiles of 128 x 256" in text
+    assert "0.80 if the tiles are fewer" in text
+    assert "k / (k + 128)" in text
     for word in ("are declared: ", "131,072", "restart", "GB/s", "W per GPU", "usable", "host"):
         assert word in text
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fourbits.linear.summary import ConversionSummary
+from fourbits.linear.placement import table_for
+from fourbits.linear.summary import ConversionSummary, LinearReport
 from fourbits.plan.linears import converted_on_meta
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.recipe import GemmTable, has_4_bits
@@ -39,15 +40,24 @@ class LintedRun:
         return cls(config, converted_on_meta(config.model, config.recipe), gpus, tensor)
 
     @property
-    def tables(self) -> tuple[GemmTable, ...]:
-        """The recipe's table, and the tables of its rules."""
+    def tables(self) -> dict[str, GemmTable]:
+        """The recipe's table and those of its rules, each by the name of its settings."""
         recipe = self.config.recipe
-        return (recipe.table, *(rule.table for rule in recipe.layers))
+        rules = {f"recipe.layers.{index}.table": rule.table for index, rule in enumerate(recipe.layers)}
+        return {"recipe": recipe.table, **rules}
 
     @property
     def quantizes_to_4_bits(self) -> bool:
         """Whether any GEMM has a 4-bit operand."""
-        return any(has_4_bits(table) for table in self.tables)
+        return any(has_4_bits(table) for table in self.tables.values())
+
+    @property
+    def rows_of_4_bits(self) -> list[LinearReport]:
+        """The layers of which a GEMM has a 4-bit operand."""
+        recipe = self.config.recipe
+        return [
+            row for row in self.summary.rows if row.quantized and has_4_bits(table_for(recipe, row.name)[0])
+        ]
 
 
 def is_4_bits(spec: OperandSpec) -> bool:

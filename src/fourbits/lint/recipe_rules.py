@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fourbits.linear.selection import matches
 from fourbits.lint.finding import Finding, LintedRun, is_4_bits
+from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.recipe import GemmTable, has_4_bits
 
 _PAPER = "arXiv:2509.25149"
@@ -17,12 +18,14 @@ def final_blocks(run: LintedRun) -> Iterator[Finding]:
     """The last blocks, whose gradients have the widest range, are quantized to 4 bits."""
     blocks = len(run.config.model.pattern)
     recipe = run.config.recipe
-    keep, ends_higher = recipe.keep_bf16, any(phase.end == "end" for phase in recipe.schedule)
-    kept = keep.count_last(blocks)
-    if run.quantizes_to_4_bits and kept < _LAST_BLOCKS * blocks and not ends_higher:
+    last = recipe.keep_bf16.last_blocks
+    ends_higher = any(phase.end == "end" for phase in recipe.schedule)
+    quantized = [int(row.name.split(".")[1]) for row in run.rows_of_4_bits if row.name.startswith("blocks.")]
+    kept = blocks - 1 - max(quantized, default=-1)
+    if quantized and kept < _LAST_BLOCKS * blocks and not ends_higher:
         yield Finding(
             "final-blocks",
-            f"{kept} of the last blocks in BF16, of {blocks} (keep_bf16.last_blocks {keep.last_blocks!r})",
+            f"{kept} of the last blocks have no 4-bit layer, of {blocks} (keep_bf16.last_blocks {last!r})",
             f"In {_PAPER} a 12B model diverged with its last blocks in FP4; 8 of 62 were kept in BF16, and 4 "
             "in ablations.",
             "Set recipe.keep_bf16.last_blocks to '8/62', or let a late phase of recipe.schedule end in BF16.",
@@ -32,7 +35,7 @@ def final_blocks(run: LintedRun) -> Iterator[Finding]:
 def head(run: LintedRun) -> Iterator[Finding]:
     """The recipe tries to quantize the output head or the embedding."""
     recipe = run.config.recipe
-    if all(table.high_precision for table in run.tables):
+    if all(table.high_precision for table in run.tables.values()):
         return
     ruled = [
         pattern
@@ -61,7 +64,7 @@ def head(run: LintedRun) -> Iterator[Finding]:
 
 def stochastic_rounding(run: LintedRun) -> Iterator[Finding]:
     """4-bit gradients are rounded to nearest, or other operands than gradients stochastically."""
-    for table in _with_4_bits(run):
+    for place, table in _with_4_bits(run).items():
         nearest = [
             name
             for name in ("dgrad", "wgrad")
@@ -72,44 +75,55 @@ def stochastic_rounding(run: LintedRun) -> Iterator[Finding]:
                 "gradient-rounding",
                 f"dY is rounded to nearest in {' and '.join(nearest)}",
                 f"Its error is then biased, and does not average out over steps ({_PAPER}, 4.4).",
-                f"Set recipe.{nearest[0]}.lhs.rounding to sr.",
+                f"Set {' and '.join(f'{place}.{name}.lhs.rounding' for name in nearest)} to sr.",
             )
         if is_4_bits(table.fprop.lhs) and (table.fprop.lhs.stochastic or table.fprop.rhs.stochastic):
             yield Finding(
                 "forward-rounding",
                 "X or W is rounded stochastically in the forward pass",
                 f"It doubles the error of the forward pass and removes no bias that matters ({_PAPER}, 4.4).",
-                "Set rounding to rne on both operands of recipe.fprop.",
+                f"Set rounding to rne on both operands of {place}.fprop.",
             )
 
 
 def forward_transform(run: LintedRun) -> Iterator[Finding]:
     """The recipe has a Hadamard transform in the forward pass."""
-    if any(table.fprop.lhs.rht or table.fprop.rhs.rht for table in _with_4_bits(run)):
-        yield Finding(
-            "forward-transform",
-            f"fprop has a Hadamard transform of {run.config.recipe.fprop.lhs.rht}",
-            f"W then has other values in Dgrad, and {_PAPER} measured no gain in the forward pass.",
-            "Set recipe.fprop.lhs.rht and recipe.fprop.rhs.rht to 0, and keep it in wgrad.",
-        )
+    for place, table in _with_4_bits(run).items():
+        if table.fprop.lhs.rht:  # that of both operands
+            yield Finding(
+                "forward-transform",
+                f"fprop has a Hadamard transform of {table.fprop.lhs.rht}",
+                f"W then has other values in Dgrad, and {_PAPER} measured no gain in the forward pass.",
+                f"Set {place}.fprop.lhs.rht and {place}.fprop.rhs.rht to 0, and keep it in wgrad.",
+            )
 
 
 def weight_consistency(run: LintedRun) -> Iterator[Finding]:
     """A weight has different values in Fprop and Dgrad."""
-    for table in _with_4_bits(run):
+    for place, table in _with_4_bits(run).items():
         forward, backward = table.fprop.rhs, table.dgrad.rhs
         both = forward.block_format.quantized and backward.block_format.quantized
         if both and not table.shares_weight and backward.source != "forward":
-            other = "blocks along each contraction"
-            if forward.format != backward.format:
-                other = f"{backward.format} after {forward.format}"
             yield Finding(
                 "weight-consistency",
-                f"W has other codes in Dgrad than in Fprop ({other})",
+                f"W has other codes in Dgrad than in Fprop ({_difference(forward, backward)})",
                 f"The gradient is then not that of the forward pass ({_PAPER}, 4.3).",
-                "Set one format and square blocks ([16, 16] for nvfp4) on fprop.rhs and dgrad.rhs, or "
-                "dgrad.rhs.source to forward.",
+                "Set one format, square blocks ([16, 16] for nvfp4), rounding rne and rht 0 on "
+                f"{place}.fprop.rhs and {place}.dgrad.rhs, or {place}.dgrad.rhs.source to forward.",
             )
+
+
+def _difference(forward: OperandSpec, backward: OperandSpec) -> str:
+    """Why W's codes in Dgrad are not those of Fprop."""
+    if forward.format != backward.format:
+        return f"{backward.format} after {forward.format}"
+    if forward.rht or backward.rht:
+        return "a Hadamard transform"
+    if forward.stochastic or backward.stochastic:
+        return "stochastic rounding"
+    if not (forward.square and backward.square):
+        return "blocks along each contraction"
+    return "other settings of the operand"
 
 
 def claimed_format(run: LintedRun) -> Iterator[Finding]:
@@ -126,18 +140,18 @@ def claimed_format(run: LintedRun) -> Iterator[Finding]:
         )
         return
     body = sum(row.size for row in rows if row.name != "head")
-    share = sum(row.size for row in rows if row.quantized) / max(body, 1)
+    share = sum(row.size for row in run.rows_of_4_bits) / max(body, 1)
     if share < 0.5:
         yield Finding(
             "claimed-format",
-            f"{share:.0%} of the blocks' weights are quantized",
+            f"{share:.0%} of the blocks' weights are quantized to 4 bits",
             "Less than half of the GEMMs then gain from 4 bits, and a comparison says little about them.",
-            "Keep fewer first and last blocks in BF16, or use a deeper model.",
+            "Quantize more layers to 4 bits, rename the recipe, or use a deeper model.",
         )
 
 
-def _with_4_bits(run: LintedRun) -> list[GemmTable]:
-    return [table for table in run.tables if has_4_bits(table)]
+def _with_4_bits(run: LintedRun) -> dict[str, GemmTable]:
+    return {place: table for place, table in run.tables.items() if has_4_bits(table)}
 
 
 RECIPE_RULES = (

@@ -90,8 +90,8 @@ def rate_and_batch(run: LintedRun) -> Iterator[Finding]:
         if not low <= value <= high:
             yield Finding(
                 rule,
-                f"{name} is {value:g}, and presets of {own / 1e6:,.0f}M parameters have {min(values):g} to "
-                f"{max(values):g}",
+                f"{name} is {value:,.10g}, and presets near {own / 1e6:,.0f}M parameters have "
+                f"{min(values):,.10g} to {max(values):,.10g}",
                 "4-bit training diverges earlier than BF16 does where the rate is too high for the batch.",
                 f"Compare with {', '.join(similar)}, or measure with a short fourbits compare.",
             )

@@ -5,7 +5,7 @@ from fourbits.plan.estimate import Plan
 from fourbits.plan.failures import HOST_RATE, HOURS_BETWEEN_FAILURES, RESTART_SECONDS, STORAGE_RATE
 from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.memory import USABLE
-from fourbits.plan.rates import DECLARED, Rates
+from fourbits.plan.rates import DECLARED, RAMP, SPLIT, TILE, Rates
 from fourbits.train.parallel import ParallelConfig
 
 
@@ -25,6 +25,7 @@ def assumptions(plan: Plan) -> list[str]:
     return [
         f"peaks, bandwidths and power of {gpu.name} are declared: {gpu.source}",
         *_efficiencies(rates),
+        _shapes(rates),
         f"a vocabulary of {config.model.vocab_size:,} tokens: the prepared folder's, or that of "
         "data.model_vocab_size and data.vocab_size",
         *(
@@ -45,6 +46,15 @@ def assumptions(plan: Plan) -> list[str]:
         f"{RESTART_SECONDS / 60:.0f} min; {saves}",
         f"{gpu.system_watts:,.0f} W per GPU for the whole system, all the time, without cooling of the room",
     ]
+
+
+def _shapes(rates: Rates) -> str:
+    """How a GEMM's shape changes its rate, and what separates two kernels."""
+    return (
+        "a large GEMM has full tiles and long sums; another has of its rate the filled share of its tiles of "
+        f"{TILE[0]} x {TILE[1]} and of their last wave over the SMs ({SPLIT:.2f} if the tiles are fewer than "
+        f"SMs), times k / (k + {RAMP}) for sums of length k; {1e6 * rates.launch:.1f} us between two kernels"
+    )
 
 
 def _host(rates: Rates, layout: ParallelLayout) -> list[str]:
