@@ -145,7 +145,7 @@ def test_a_choice_is_made_at_a_measuring_step_and_held_until_the_next():
         assert_follows(run(model, x, dy), model, x, dy, resolved(adaptive, [other, 0, 0, 0, 0, 0]), step)
 
 
-def test_a_weight_that_leaves_its_square_blocks_is_quantized_anew_in_dgrad():
+def test_a_weight_that_leaves_its_square_blocks_is_quantized_again_in_dgrad():
     adaptive = table(weight="block")
     model, x, dy = model_of(adaptive), torch.randn(32, 32), torch.randn(32, 32)
     with torch.no_grad():

@@ -238,7 +238,7 @@ def test_a_resumed_run_continues_with_the_bits_of_one_that_was_not_stopped():
     assert_same_state(recipe_state(resumed), recipe_state(whole))
 
 
-def test_the_state_is_no_part_of_the_state_dict_and_travels_with_a_copy():
+def test_the_state_is_not_in_the_state_dict_and_is_copied_with_the_model():
     model = converted(amax_policy="delayed")
     set_step(model, 0)
     run(model, *batches(1)[0])

@@ -28,7 +28,7 @@ def model() -> nn.Sequential:
         ("set_recipe", lambda m: fb.set_recipe(m, "nvfp4")),
     ],
 )
-def test_what_is_no_model_is_named(name, call, wrong):
+def test_an_argument_that_is_no_model_is_named(name, call, wrong):
     with pytest.raises(ValueError, match=f"^{name}: model must be an nn.Module or a list of them, got"):
         call(wrong)
 
@@ -102,7 +102,7 @@ def test_a_recipe_file_that_is_missing_is_named_with_the_shipped_recipes():
         fb.convert(model(), "mine.yaml")
 
 
-def test_the_nearest_module_is_found_whatever_the_case():
+def test_the_nearest_module_is_found_in_upper_or_lower_case():
     named = nn.ModuleDict({"wo": nn.Linear(32, 32)})
     with pytest.raises(ValueError, match=r"got '\*\.WO', which matches none\. The nearest is 'wo'"):
         fb.convert(named, "nvfp4", exclude="*.WO")

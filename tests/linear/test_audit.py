@@ -1,4 +1,4 @@
-"""The audit tells layers that run from layers that other code goes past, and warns by itself, once."""
+"""The audit distinguishes layers that run from layers that other code bypasses, and warns by itself, once."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_the_step_of_another_models_optimizer_does_not_end_the_watch():
         step(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_a_step_that_a_checkpoint_makes_up_is_not_audited():
+def test_a_step_that_a_checkpoint_invents_is_not_audited():
     """torch.distributed.checkpoint creates optimizer state by a step with gradients of zero."""
     model = nn.Sequential(nn.Linear(32, 32), Past())
     convert(model, RECIPE)
@@ -86,7 +86,7 @@ def test_a_step_that_a_checkpoint_makes_up_is_not_audited():
         step(model, optimizer)
 
 
-def test_a_layer_that_its_own_class_goes_past_is_kept_before_anything_runs():
+def test_a_layer_that_its_class_bypasses_is_kept_before_anything_runs():
     """As WavLM does, which gives its projections to F.multi_head_attention_forward."""
 
     class Attention(nn.Module):
@@ -124,7 +124,7 @@ def test_a_compiled_model_is_audited_without_graph_breaks_or_recompilation():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_the_shares_of_the_audit_count_weights_as_the_summary_does_however_they_are_made():
+def test_the_shares_of_the_audit_count_weights_as_the_summary_does():
     by_hook: Any = nn.utils.spectral_norm(nn.Linear(32, 32))
     prune.l1_unstructured(pruned := nn.Linear(32, 32), "weight", amount=0.5)
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(32, 32)), by_hook, pruned)

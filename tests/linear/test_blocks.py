@@ -38,13 +38,13 @@ def test_the_fp8_baseline_keeps_one_and_two_of_62():
     assert (keep.count_first(62), keep.count_last(62)) == (1, 2)
 
 
-def test_a_count_is_a_count_and_zero_is_none():
+def test_a_whole_number_is_a_count_and_zero_keeps_no_block():
     keep = KeepBF16(first_blocks=3, last_blocks=0)
     assert [(keep.count_first(n), keep.count_last(n)) for n in (1, 3, 10)] == [(1, 0), (3, 0), (3, 0)]
 
 
 @pytest.mark.parametrize("value", ["9/8", "half", "1/0", -1, "-1/4"])
-def test_a_share_that_is_none_is_refused(value):
+def test_an_invalid_share_is_refused(value):
     with pytest.raises(ValueError, match=r"KeepBF16\.last_blocks: must be a count or a share such as '8/62'"):
         KeepBF16(last_blocks=value)
 

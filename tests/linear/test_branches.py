@@ -47,7 +47,7 @@ class Gated(nn.Module):
 
 
 class Switched(Gated):
-    """Decides anew in every call."""
+    """Decides again in every call."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.fused = x.shape[0] > 16

@@ -103,7 +103,7 @@ def test_a_counter_is_an_input_whose_address_may_change():
     assert "unguarded" in kinds.values()  # the parameters
 
 
-def test_a_copied_model_has_a_counter_of_its_own_in_graphs():
+def test_a_copied_model_has_a_separate_counter_in_graphs():
     model, x = model_of("nvfp4"), torch.randn(48, 32)
     set_step(model, 1)
     other = copy.deepcopy(model)
@@ -252,7 +252,7 @@ def test_a_layer_called_in_chunks_draws_in_a_graph_what_it_draws_eagerly(set_ste
             assert_equal_runs(run(other, compiled, x), run(model, model, x))
 
 
-def test_equal_chunks_get_gradients_with_noise_of_their_own():
+def test_equal_chunks_get_gradients_with_different_noise():
     model, half = _Chunks(32), torch.randn(32, 32)
     convert(model, "nvfp4", keep_first=0, keep_last=0)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -62,7 +62,7 @@ def test_modules_keep_their_identity_and_their_hooks():
     assert calls == ["forward"]
 
 
-def test_bf16_gives_the_linears_back():
+def test_bf16_restores_the_linears():
     model = mlp()
     x = torch.randn(16, 32)
     before = model(x)
@@ -95,7 +95,7 @@ def test_tied_weights_stay_in_bf16_and_are_listed():
     assert reasons(summary) == {"out": "weight is tied to another module"}
 
 
-def test_embeddings_and_heads_stay_in_bf16_by_name_or_by_the_models_own_word():
+def test_embeddings_and_heads_stay_in_bf16_by_name_or_as_the_model_reports_them():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -185,7 +185,7 @@ def test_mamba_projections_of_transformers_are_refused_where_fused_kernels_read_
         ("mine.mixers", ("in_proj", "out_proj"), set()),
     ],
 )
-def test_mixers_of_checkpoints_and_of_mamba_ssm_are_known_by_their_home(home, names, read, monkeypatch):
+def test_mixers_of_checkpoints_and_of_mamba_ssm_are_known_by_their_package(home, names, read, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "mamba_ssm" else None)
     mixer = type("Mixer", (nn.Module,), {"__module__": home})()
     mixer.conv1d = nn.Conv1d(4, 4, 2, groups=4)
@@ -204,7 +204,7 @@ def test_a_linear_that_was_wrapped_after_its_conversion_cannot_be_converted_agai
 
 
 @pytest.mark.parametrize(("k", "n"), [(20, 48), (32, 7), (17, 33), (1, 1)])
-def test_widths_that_are_no_multiple_of_16_are_padded_and_said_to_be(k, n):
+def test_widths_that_are_no_multiple_of_16_are_padded_and_the_summary_says_so(k, n):
     model = nn.Sequential(nn.Linear(k, n))
     (row,) = convert(model, "nvfp4").rows
     assert row.quantized
@@ -296,7 +296,7 @@ def test_an_unknown_recipe_and_a_seed_out_of_range_are_refused():
         ((0, -1), r"first_token must be in \[0, 2\*\*62\), got -1\. Count the tokens of a step from 0\."),
     ],
 )
-def test_a_position_that_is_none_is_refused_and_leaves_the_model_where_it_was(position, message):
+def test_an_invalid_position_is_refused_and_leaves_the_model_where_it_was(position, message):
     model = mlp()
     convert(model, RECIPE)
     set_step(model, 3, first_token=32)

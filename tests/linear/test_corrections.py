@@ -248,8 +248,8 @@ def test_a_recipe_without_a_correction_keeps_its_digest():
             "no correction is called 'median'. Registered: .*token-mean",
         ),
         (lambda: OperandSpec(correction=None), "must be text"),  # pyright: ignore[reportArgumentType]
-        (lambda: table(fprop=(ROW, MEAN)), "fprop.rhs.correction: the weight has no tokens"),
-        (lambda: table(dgrad=(ROW, MEAN)), "dgrad.rhs.correction: the weight has no tokens"),
+        (lambda: table(fprop=(ROW, MEAN)), "fprop.rhs.correction: a weight has no tokens"),
+        (lambda: table(dgrad=(ROW, MEAN)), "dgrad.rhs.correction: a weight has no tokens"),
         (lambda: table(wgrad=(MEAN, ROW)), "dY and X must have the same correction"),
         (lambda: table(fprop=(MEAN, ROW), wgrad=(ROW, FORWARD)), "wgrad.rhs.source: forward re-quantizes"),
         (lambda: table(fprop=(MEAN, ROW), wgrad=(ROW, ROW), saved_inputs="packed"), "needs one correction"),
@@ -310,7 +310,7 @@ def test_a_part_that_is_orthogonal_only_to_the_rest_of_its_own_tensor_is_refused
     largest = Correction(
         without_largest, lambda part, weight, rows: part @ weight.t(), lambda a, b, rows: a.t() @ b
     )
-    with pytest.raises(ValueError, match="orthogonal to what is removed of any other"):
+    with pytest.raises(ValueError, match="orthogonal to the removed part of any other"):
         register_correction("largest", largest)
 
 

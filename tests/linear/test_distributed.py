@@ -62,7 +62,7 @@ def test_the_keys_of_the_state_dict_stay(ranks, case):
 
 
 @pytest.mark.parametrize("case", ["fsdp2", "fsdp2, recomputed"])
-def test_sharded_linears_can_be_given_back(ranks, case):
+def test_sharded_linears_can_be_restored(ranks, case):
     for rank, found in enumerate(ranks):
         expected = two_ranks.Model()(two_ranks.data(rank)[0])
         assert_same_bytes(found[case]["after"], expected.detach())

@@ -1,4 +1,4 @@
-"""A token whose gradient dwarfs all others is found and said, and limited rows train through it."""
+"""A token whose gradient dwarfs all others is found and reported, and limited rows train through it."""
 
 from typing import Any
 
@@ -106,7 +106,7 @@ def test_it_is_found_in_a_compiled_model():
     convert(model, "bf16")
 
 
-def test_a_graph_is_neither_broken_nor_recompiled_by_the_look_which_only_its_first_backward_pass_takes(
+def test_the_first_backward_pass_is_inspected_without_breaking_or_recompiling_a_graph(
     monkeypatch,
 ):
     looks: list[torch.Tensor] = []

@@ -37,7 +37,7 @@ def test_outputs_and_gradients_have_the_dtypes_of_nn_linear(dtype):
 
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_under_autocast_too(dtype, autocast):
+def test_outputs_and_gradients_have_the_dtypes_of_nn_linear_under_autocast(dtype, autocast):
     found = []
     for linear in pair(dtype):
         x = torch.randn(16, 48, dtype=dtype, requires_grad=True)

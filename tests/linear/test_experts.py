@@ -1,4 +1,4 @@
-"""Experts of transformers' interface: the bits of a loop of linear layers, in the loops people use."""
+"""Experts of transformers' interface: the bits of a loop of linear layers, in common training loops."""
 
 import copy
 import pickle
@@ -168,7 +168,7 @@ def test_experts_have_the_bits_of_a_loop_of_linear_layers(family, recipe):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_summary_and_the_audit_say_what_runs_and_bf16_gives_it_back(family):
+def test_the_summary_and_the_audit_say_what_runs_and_bf16_restores_it(family):
     model = mixture(family)
     original, keys = type(model.experts), list(model.state_dict())
     parameters = dict(model.named_parameters())
@@ -295,7 +295,7 @@ def test_flops_are_those_of_the_rows_that_experts_multiply():
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_compiler_is_told_what_operators_return(transposed):
+def test_the_compiler_knows_what_operators_return(transposed):
     x, dy, bias = torch.randn(20, WIDTH), torch.randn(20, INNER), torch.randn(3, INNER)
     weight = torch.randn(3, *((WIDTH, INNER) if transposed else (INNER, WIDTH)))
     offsets = torch.tensor([0, 7, 7, 20], dtype=torch.int32)

@@ -12,7 +12,7 @@ from fourbits.linear import plan
 from fourbits.linear.amax_reduction import register_amax_reduction
 from fourbits.linear.convert import convert
 from fourbits.linear.feature_shard import shard_features
-from fourbits.linear.native_gemms import made_native
+from fourbits.linear.native_gemms import with_native_gemms
 from fourbits.linear.plan import linear_plan
 from fourbits.linear.step import set_step
 from fourbits.quant.cpu import compiled
@@ -257,7 +257,7 @@ def shard_of(name: str = "nvfp4", **changes: Any) -> None:
 
 def of_native_layer() -> None:
     layer: Any = layer_of(recipe_of("nvfp4"), None, None)
-    layer.quantization.table = made_native(table_from_text(layer.quantization.table)).to_text()
+    layer.quantization.table = with_native_gemms(table_from_text(layer.quantization.table)).to_text()
     shard_features(layer, first_in=16, amax_reduction=Ranks().name)
 
 

@@ -57,7 +57,7 @@ def test_a_conv1d_has_the_bits_of_a_linear_with_its_weight_transposed(recipe):
     assert_same_bytes(db, expected[3])
 
 
-def test_a_conv1d_keeps_its_parameters_its_keys_and_its_class_and_is_given_back():
+def test_a_conv1d_keeps_its_parameters_its_keys_and_its_class_and_is_restored():
     conv, before = Conv1D(48, 32), X.clone()
     plain, parameters, keys = conv(before), list(conv.parameters()), list(conv.state_dict())
     convert(conv, "nvfp4-naive")
@@ -89,7 +89,7 @@ def test_a_conv1d_in_a_compiled_model_computes_what_it_does_eagerly():
     assert_same_bytes(compiled(X).detach(), conv(X).detach())
 
 
-def test_a_class_that_gives_nn_linears_numbers_is_converted_and_stays_an_instance_of_it():
+def test_a_class_that_computes_as_nn_linear_does_is_converted_and_stays_an_instance_of_it():
     layer = FalconLinear(32, 48)
     plain = nn.Linear(32, 48)
     plain.load_state_dict(layer.state_dict())

@@ -96,7 +96,7 @@ def test_a_llama_converts_trains_saves_loads_and_generates(tmp_path):
         assert_same_bytes(loaded(prompt).logits, model(prompt).logits)
 
 
-def test_a_model_from_a_checkpoint_on_the_meta_device_converts_before_its_weights_come(tmp_path):
+def test_a_model_from_a_checkpoint_on_the_meta_device_converts_before_its_weights_are_loaded(tmp_path):
     source = llama()
     source.save_pretrained(tmp_path)
     convert(source, "nvfp4-naive")

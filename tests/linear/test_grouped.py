@@ -160,7 +160,7 @@ def test_rows_of_another_width_are_refused():
         group.experts(torch.randn(6, WIDTH - 1), [1, 2, 3, 0])
 
 
-def test_stacked_experts_of_a_stranger_are_listed_and_stay():
+def test_stacked_experts_of_an_unknown_class_are_listed_and_stay():
     class Experts(nn.Module):
         def __init__(self):
             super().__init__()

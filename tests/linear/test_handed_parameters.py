@@ -33,7 +33,7 @@ class Hands(nn.Module):
         return self.body(self.shift(self.rotation(self.pos_mix, x), by=self.pos_shift))
 
 
-def test_a_parameter_that_a_module_below_multiplies_by_is_counted_and_one_that_it_adds_is_not():
+def test_a_parameter_is_counted_if_a_submodule_multiplies_by_it_and_not_if_it_adds_it():
     summary = fb.convert(Hands(), "nvfp4-naive")
     assert {row.name for row in summary.rows} == {"pos_mix", "body"}
     assert [row.name for row in summary.others] == ["pos_shift"]

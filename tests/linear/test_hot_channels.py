@@ -1,4 +1,4 @@
-"""Hot channels: the error of quantization of the largest features of X is added back in all three GEMMs."""
+"""Hot channels: the quantization error of the largest features of X is added back in all three GEMMs."""
 
 from typing import Any
 
@@ -161,9 +161,9 @@ def test_experts_with_hot_channels_are_a_loop():
     [
         ({"hot_channels": 1.5}, "must be a share of the input features, 0 to 1, got 1.5"),
         ({"hot_channels": 0.1, "fprop.lhs.rht": 16, "fprop.rhs.rht": 16}, "must have no transform"),
-        ({"hot_channels": 0.1, "dgrad.lhs.correction": "token-mean"}, "do not combine with a correction"),
+        ({"hot_channels": 0.1, "dgrad.lhs.correction": "token-mean"}, "cannot be combined with a correction"),
         ({"hot_channels": 0.1, "sums": "exact"}, "sums: correction adds a product"),
-        ({"hot_channels": 0.1, "fprop.lhs.error_feedback": 64}, "do not combine with error_feedback"),
+        ({"hot_channels": 0.1, "fprop.lhs.error_feedback": 64}, "cannot be combined with error_feedback"),
     ],
 )
 def test_a_wrong_use_is_an_error(changes, message):

@@ -1,4 +1,4 @@
-"""Whole mixtures of transformers from a config: what is quantized runs, trains, and is given back."""
+"""Whole mixtures of transformers from a config: what is quantized runs, trains, and is restored."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +75,7 @@ TOKENS = torch.arange(2 * 24).reshape(2, 24) * 5 % 96
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_mixture_runs_what_the_summary_claims_and_is_given_back(name):
+def test_a_mixture_runs_what_the_summary_claims_and_is_restored(name):
     made, stacks = MIXTURES[name]
     model = made()
     keys, before = list(model.state_dict()), dict(model.named_parameters())
@@ -109,7 +109,7 @@ def test_a_mixture_runs_what_the_summary_claims_and_is_given_back(name):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
-def test_a_mixture_is_as_many_graphs_converted_as_plain(name):
+def test_a_converted_mixture_has_as_many_graphs_as_a_plain_one(name):
     torch._dynamo.reset()
     model = MIXTURES[name][0]()
     model.set_experts_implementation("grouped_mm")

@@ -10,7 +10,7 @@ from torch import nn
 from fourbits import OperandSpec, convert, get_recipe, set_step
 from fourbits.device import Backend, probe
 from fourbits.linear import convert as conversion
-from fourbits.linear.native_gemms import made_native
+from fourbits.linear.native_gemms import with_native_gemms
 from fourbits.recipe.recipe import GemmSpec, KeepBF16, LayerRule
 from fourbits.train import backend
 from support.native_model import model_of_scaled_mm
@@ -78,7 +78,7 @@ def test_a_compiled_graph_multiplies_natively_too(products):
     assert len(products) == 6
 
 
-def test_products_that_tensor_cores_do_not_take_are_emulated_and_named(products):
+def test_products_that_tensor_cores_cannot_run_are_emulated_and_named(products):
     fp8 = OperandSpec(format="fp8")
     recipe = everywhere("nvfp4", wgrad=GemmSpec(lhs=fp8, rhs=fp8))
     model = nn.Sequential(nn.Linear(48, 80))
@@ -108,7 +108,7 @@ def test_operands_that_depend_on_the_past_or_have_other_blocks_are_emulated(chan
     assert len(products) == 2
 
 
-def test_linears_that_read_one_tensor_share_no_form_that_one_of_them_cannot_multiply(products):
+def test_linears_that_read_one_tensor_share_no_operand_that_one_of_them_cannot_multiply(products):
     """A weight with an amax policy sends its own layer's Fprop to the emulation, not its neighbour's."""
     table = get_recipe("nvfp4").table
     late = replace(table.fprop, rhs=replace(table.fprop.rhs, amax_policy="delayed"))
@@ -126,7 +126,7 @@ def test_linears_that_read_one_tensor_share_no_form_that_one_of_them_cannot_mult
 def test_a_recipe_cannot_choose_the_gemm_backend():
     table = get_recipe("nvfp4").table
     with pytest.raises(ValueError, match="a recipe cannot choose the GEMM backend"):
-        LayerRule(names=("*",), table=made_native(table))
+        LayerRule(names=("*",), table=with_native_gemms(table))
 
 
 def test_native_is_refused_without_tensor_cores():
@@ -158,7 +158,7 @@ def test_a_run_trains_natively_where_the_check_passes(monkeypatch, requested, wr
     assert words in reason
 
 
-def test_a_run_that_wants_native_stops_where_the_check_fails(monkeypatch):
+def test_a_run_that_requests_native_stops_where_the_check_fails(monkeypatch):
     monkeypatch.setattr(conversion, "unsupported_arithmetic", lambda device: "wgrad: GEMM (all zero)")
     with pytest.raises(ValueError, match="backend native: the self-check failed on NVIDIA B200: wgrad"):
         backend.resolve_backend("native", BLACKWELL)

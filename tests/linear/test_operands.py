@@ -1,4 +1,4 @@
-"""Which implementation makes an operand where no kernel does, and that it is said."""
+"""Which implementation computes an operand where no kernel does, and the warning about it."""
 
 import warnings
 
@@ -30,7 +30,7 @@ def test_an_accelerator_without_kernels_is_announced_once(device):
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_cpu_needs_no_kernels_and_no_words(device):
+def test_a_cpu_needs_no_kernels_and_prints_nothing(device):
     dispatch.quantizer.cache_clear()
     assert not dispatch.one_pass(on(device), REQUESTS)
     dispatch.quantizer(on(device), REQUESTS)

@@ -68,7 +68,7 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("table", TABLES)
-def test_the_compiler_is_told_what_operators_return(table, shape):
+def test_the_compiler_knows_what_operators_return(table, shape):
     assert check(calls_of(TABLES[table], shape)) >= {"linear_forward", "linear_backward"}
 
 
@@ -78,7 +78,7 @@ OF_KERNELS = [table for table in TABLES if table != "tetrajet2"]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("table", OF_KERNELS)
-def test_the_compiler_is_told_what_kernels_write(table, shape, launches):
+def test_the_compiler_knows_what_kernels_write(table, shape, launches):
     """Their launches do nothing here: what they allocate is compared, not what they write."""
     for operator, args in calls_of(TABLES[table], shape).calls:
         opcheck(operator, args, test_utils=("test_faketensor",))

@@ -53,7 +53,7 @@ def near_an_edge(model: nn.Module) -> Tensor:
 
 
 def test_an_oscillating_weight_is_reset_and_a_steady_or_resting_one_is_not():
-    """Column 1 moves by 1/32 to and fro over the edge between 2 and 3; column 2 by 1/8 away, 3 and 0 rest."""
+    """Column 1 moves by 1/32 over the edge from 2 to 3 and back; column 2 by 1/8 away, 3 and 0 rest."""
     model = model_of()
     before = near_an_edge(model).clone()
     moves = torch.zeros(8, 48, 32)
@@ -69,7 +69,7 @@ def test_an_oscillating_weight_is_reset_and_a_steady_or_resting_one_is_not():
         assert_same_bytes(after[:, column::4], expected[:, column::4])
 
 
-def test_the_reset_is_that_of_a_reading_in_plain_python():
+def test_the_reset_is_that_of_an_implementation_in_plain_python():
     """Random walks of all weights, over two windows, element by element."""
     model, generator = model_of("nvfp4-naive"), torch.Generator().manual_seed(3)
     moves = 0.02 * torch.randn(14, 48, 32, generator=generator)

@@ -167,7 +167,7 @@ def test_what_reads_a_weight_only_through_bf16_gets_the_same_bits_from_its_round
         assert_same_bytes(got, wanted)
 
 
-def test_a_weight_that_is_quantized_from_fp32_does_not_travel_in_bf16():
+def test_a_weight_that_is_quantized_from_fp32_is_not_sent_in_bf16():
     assert not reads_as_bf16(layer_of(everywhere("nvfp4-naive", **{"fprop.rhs.source": "as_is"})))
     assert not reads_as_bf16(nn.Linear(K, N))
 

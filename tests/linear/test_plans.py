@@ -1,4 +1,4 @@
-"""A kept plan serves only calls of what it was planned for."""
+"""A kept plan serves only the calls that it was made for."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ def planned(layer: Any, x: torch.Tensor) -> set[int]:
     return {id(plan) for plan, _ in layer.quantization.plans.values()}
 
 
-def test_a_bias_of_another_dtype_or_none_is_planned_for_made():
-    """A launch is compiled for the bias's dtype and gets its address only."""
+def test_a_bias_of_another_dtype_or_no_bias_gets_another_plan():
+    """A launch is compiled for the bias's dtype, and receives only its address."""
     model: Any = nn.Sequential(nn.Linear(32, 48))
     convert(model, "nvfp4-naive")
     set_step(model, 0)
@@ -29,7 +29,7 @@ def test_a_bias_of_another_dtype_or_none_is_planned_for_made():
     assert [len(plans) for plans in found] == [1, 2, 3]
 
 
-def test_a_weight_of_another_shape_is_planned_for_made():
+def test_a_weight_of_another_shape_gets_another_plan():
     model: Any = nn.Sequential(nn.Linear(32, 48, bias=False))
     convert(model, "nvfp4-naive")
     set_step(model, 0)
@@ -38,7 +38,7 @@ def test_a_weight_of_another_shape_is_planned_for_made():
     assert model(torch.randn(16, 32)).shape == (16, 32)
 
 
-def test_a_gemm_is_planned_made_for_an_operand_summed_along_its_other_axis(monkeypatch):
+def test_an_operand_summed_along_its_other_axis_gets_another_plan(monkeypatch):
     values, one = torch.zeros(64, 64, dtype=torch.bfloat16), torch.ones(())
     a, b = (ExactOperand(values, one, axis, OperandSpec()) for axis in (1, 0))
     plan, made = gemms.kernel_gemm(a, a, torch.bfloat16, None), []

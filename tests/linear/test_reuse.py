@@ -79,7 +79,7 @@ def test_a_layer_that_is_called_twice_leaves_what_later_micro_batches_read(micro
         assert micro.used() is not first
 
 
-def test_a_second_forward_without_set_step_makes_its_own(micro):
+def test_a_second_forward_without_set_step_quantizes_again(micro):
     """An optimizer may have written the weight in between without advancing its version."""
     micro.used()
     micro.weight.data.mul_(-1.5)

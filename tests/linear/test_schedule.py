@@ -324,11 +324,17 @@ def test_parts_of_a_model_enter_a_phase_together():
     [
         (PrecisionPhase(name="empty", start=5, end=5), "phase 'empty' has no step: it begins at step 5"),
         (PrecisionPhase(name="back", start=5, end=3), "phase 'back' has no step"),
-        (PrecisionPhase(name="long", start=1, end=3, blend_in=3), "must hold its blends, got blend_in 3"),
-        (PrecisionPhase(name="open", start=1, blend_out=2), "must hold its blends, .* without an end"),
+        (
+            PrecisionPhase(name="long", start=1, end=3, blend_in=3),
+            "must be at least as long as its blends, got blend_in 3",
+        ),
+        (
+            PrecisionPhase(name="open", start=1, blend_out=2),
+            "must be at least as long as its blends, .* without an end",
+        ),
     ],
 )
-def test_a_phase_in_steps_that_cannot_be_is_refused_by_convert(phase, message):
+def test_a_phase_with_impossible_steps_is_refused_by_convert(phase, message):
     with pytest.raises(ValueError, match=message):
         convert(nn.Sequential(nn.Linear(32, 32)), recipe_of(phase))
 

@@ -193,7 +193,7 @@ def test_shards_and_weight_sources_stay_and_a_recipe_that_does_not_support_them_
         assert [layer.quantization.table for layer in (layers[0], layers[2])] == tables
 
 
-def test_models_that_a_change_makes_no_sense_for_are_refused():
+def test_models_for_which_a_change_makes_no_sense_are_refused():
     for model in (model_of(None), model_of("bf16")):
         with pytest.raises(ValueError, match=r"the model has no converted layer\. Call convert"):
             set_recipe(model, SECOND)

@@ -240,7 +240,7 @@ def test_layers_that_join_or_replace_others_follow_the_steps_of_the_whole():
     assert steps == [5, 5, 5]
 
 
-def test_parts_that_are_stepped_apart_stay_apart_inside_a_whole():
+def test_parts_that_are_stepped_separately_stay_separate_inside_a_whole():
     parts = [converted(), converted()]
     for part in parts:
         set_step(part, 0)
@@ -263,7 +263,7 @@ def test_calls_without_gradients_do_not_move_those_with():
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
-def test_chunks_that_are_recomputed_one_by_one_draw_bits_of_their_own(reentrant):
+def test_chunks_that_are_recomputed_one_by_one_draw_different_bits(reentrant):
     """Backward recomputes the last chunk first, so that chunks may change their bits among them."""
     x, dy = batch(48)
     model = converted()
@@ -328,7 +328,7 @@ def test_recomputed_activations_draw_the_same_bits(counted, reentrant):
         (0, 1 << 64, r"first_token must be in \[0, 2\*\*62\), got 18446744073709551616"),
     ],
 )
-def test_a_step_that_is_none_is_refused(step, first_token, text):
+def test_an_invalid_step_is_refused(step, first_token, text):
     with pytest.raises(ValueError, match=text):
         set_step(converted(), step, first_token)
 

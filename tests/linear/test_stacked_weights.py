@@ -195,7 +195,7 @@ def test_graphs_do_not_break_and_keep_the_bits(kind: Any):
         assert_same_bytes(found, true)
 
 
-def test_outside_of_its_forward_a_parameter_is_a_parameter_and_bf16_gives_the_module_back():
+def test_outside_of_its_forward_a_parameter_is_a_parameter_and_bf16_restores_the_module():
     model = initialized(Bmm())
     before, x = dict(model.named_parameters()), torch.randn(EXPERTS, 7, WIDTH)
     plain = model(x)
@@ -249,7 +249,7 @@ def test_products_of_stacks_are_known_among_equations(equation, order):
 
 
 @pytest.mark.parametrize("name", ["no product", "no experts"])
-def test_what_shows_no_products_of_experts_is_listed_and_stays(name):
+def test_a_class_that_shows_no_products_of_experts_is_listed_and_stays(name):
     class Experts(nn.Module):
         def __init__(self) -> None:
             super().__init__()

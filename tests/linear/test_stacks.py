@@ -133,7 +133,7 @@ def test_first_and_last_blocks_are_kept_in_each_stack():
     assert inside == {f"{stack}{block}" for stack in ("encoder", "decoder") for block in (0, 10, 11)}
 
 
-def test_stacks_can_be_named_and_none_can_be_wanted():
+def test_stacks_can_be_named_and_an_empty_list_means_none():
     model = nn.ModuleDict({"a": nn.ModuleDict({"x": Block(), "y": Attention(), "z": Block()}), "b": Titan()})
     summary = convert(model, "nvfp4", stacks=["a"], keep_last=1)
     assert [(stack.name, stack.blocks) for stack in summary.stacks] == [("a", 3)]

@@ -8,7 +8,7 @@ from torch import nn
 
 import fourbits as fb
 from fourbits.gemm.sums import unsupported_sums
-from fourbits.linear.native_gemms import emulated_gemms, made_native
+from fourbits.linear.native_gemms import emulated_gemms, with_native_gemms
 from fourbits.recipe.presets import RECIPES, get_recipe
 from support.assertions import assert_same_bytes
 from support.straight_through import RunPosition
@@ -155,5 +155,5 @@ def test_wrong_settings_are_refused(change, message):
 
 def test_the_summary_of_native_gemms_says_why_they_are_emulated():
     table = replace(get_recipe("nvfp4"), sums="sm_100").table
-    assert made_native(table).native == ()
+    assert with_native_gemms(table).native == ()
     assert emulated_gemms(table) == "fprop: sums sm_100, dgrad: sums sm_100, wgrad: sums sm_100"

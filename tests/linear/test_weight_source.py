@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.convert import convert
-from fourbits.linear.native_gemms import made_native
+from fourbits.linear.native_gemms import with_native_gemms
 from fourbits.linear.step import set_step
 from fourbits.linear.weight_source import set_weight_source
 from fourbits.model.experts import GroupedLinear
@@ -68,7 +68,7 @@ def assert_equal_runs(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) 
 
 @pytest.mark.parametrize("recipe", SQUARE)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_quantized_weight_gives_the_bytes_of_quantizing_it_on_the_spot(recipe, compiled):
+def test_a_quantized_weight_gives_the_bytes_of_quantizing_it_in_the_layer(recipe, compiled):
     """The layer's own weight, which holds NaN, is never read; its gradient arrives."""
     chosen = everywhere(recipe)
     layer, expected = layer_of(chosen), run(layer_of(chosen))
@@ -91,7 +91,7 @@ def test_where_dgrad_needs_other_blocks_it_re_quantizes_the_values_that_arrived(
     assert_equal_runs(run(call), expected)
 
 
-def test_inference_takes_it_too_and_none_goes_back_to_the_layers_own_weight():
+def test_inference_uses_the_source_too_and_none_restores_the_layers_own_weight():
     chosen = everywhere("nvfp4")
     layer, x = layer_of(chosen), torch.ones(M, K)
     weight = layer.weight.detach().clone()
@@ -120,7 +120,7 @@ def test_a_kept_weight_of_an_earlier_micro_batch_is_not_used_in_its_place():
     assert_same_bytes(y, run(layer)[0])
 
 
-def test_experts_get_theirs_one_by_one():
+def test_experts_get_their_weights_one_by_one():
     torch.manual_seed(2)
     model = nn.ModuleDict({"experts": GroupedLinear(3, K, N)})
     chosen = everywhere("nvfp4")
@@ -167,7 +167,7 @@ def test_recipes_that_need_the_unquantized_weight_refuse_a_source():
     with pytest.raises(ValueError, match="which a transform hides"):
         set_weight_source(layer_of(hidden), lambda weight: quantize(weight, chosen.fprop.rhs, 1))
     native: Any = layer_of(chosen)
-    native.quantization.table = made_native(table_from_text(native.quantization.table)).to_text()
+    native.quantization.table = with_native_gemms(table_from_text(native.quantization.table)).to_text()
     with pytest.raises(ValueError, match="GEMMs on FP4 tensor cores"):
         set_weight_source(native, lambda weight: quantize(weight, chosen.fprop.rhs, 1))
     with pytest.raises(ValueError, match="layer must be a converted linear layer, got Linear"):

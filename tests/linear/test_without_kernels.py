@@ -41,5 +41,5 @@ def test_a_shipped_recipe_has_kernels_or_its_format_is_named(name):
         assert not notes
 
 
-def test_without_a_gpu_nothing_is_said():
+def test_without_a_gpu_the_summary_names_no_kernels():
     assert not notes_of(override(get_recipe("nvfp4"), SLOW))

@@ -101,7 +101,7 @@ def test_other_files_are_refused_in_one_line(content, words, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
-def test_a_plan_takes_a_file_by_the_command_that_the_benchmark_prints(gpu, tmp_path: Path):
+def test_a_plan_reads_a_file_with_the_command_that_the_benchmark_prints(gpu, tmp_path: Path):
     path = tmp_path / "rates.json"
     found = Calibration(device=gpu.device, torch="", fourbits="", copy=1e12)
     path.write_text(to_json(found), encoding="utf-8")
@@ -110,11 +110,11 @@ def test_a_plan_takes_a_file_by_the_command_that_the_benchmark_prints(gpu, tmp_p
     assert main(command[1].replace("CONFIG", "tiny").split()) == 0
 
 
-def test_a_file_that_no_plan_takes_is_called_so_and_refused_with_a_remedy(tmp_path: Path, capsys):
+def test_a_file_that_no_plan_can_use_is_named_and_refused_with_a_remedy(tmp_path: Path, capsys):
     path = tmp_path / "rates.json"
     found = Calibration(device="x86_64 CPU", torch="", fourbits="", copy=1e9)
     path.write_text(to_json(found), encoding="utf-8")
-    assert how_to_use(found, path).endswith("`fourbits plan` does not take them")
+    assert how_to_use(found, path).endswith("`fourbits plan` cannot use them")
     assert main(["plan", "tiny", "--gpu", "h100", "--calibration", str(path)]) == 2
     assert capsys.readouterr().err.endswith("Measure one of these, or plan without a calibration.\n")
 

@@ -85,7 +85,7 @@ def test_counts_are_those_of_the_model():
 
 
 @pytest.mark.parametrize("gpus", [8, 64, 368])
-def test_every_layout_without_tensor_parallelism_is_one_that_the_trainer_takes(gpus):
+def test_the_trainer_accepts_every_layout_without_tensor_parallelism(gpus):
     config = RUN_PRESETS["hybrid-12b"]
     found = list(layouts(config, gpus, 1))
     assert found
@@ -126,7 +126,7 @@ def test_gradients_add_up_in_shards_where_nothing_else_fits():
     assert PLAN_12B.estimate.choice.layout.accumulate == "unsharded"
 
 
-def test_weights_of_8_bits_travel_in_bf16_as_the_trainer_sends_them():
+def test_weights_of_8_bits_are_gathered_in_bf16_as_the_trainer_sends_them():
     model = PLAN_12B.config.model
     layout = ParallelLayout(shard=2, micro_batch=1, accumulation=1)
     sent = {

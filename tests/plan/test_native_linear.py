@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fourbits.linear.native_gemms import made_native
+from fourbits.linear.native_gemms import with_native_gemms
 from fourbits.plan.gpus import GPUS
 from fourbits.plan.native_linear import RECIPE, Shape, bf16_launches, native_launches, predicted, seconds
 from fourbits.quant.kernels.quantizers import kernel_quantizer
@@ -21,7 +21,7 @@ KEY = torch.zeros(5, dtype=torch.int64)
 
 
 def test_every_gemm_of_the_planned_recipe_is_native():
-    assert made_native(get_recipe(RECIPE).table).native == ("fprop", "dgrad", "wgrad")
+    assert with_native_gemms(get_recipe(RECIPE).table).native == ("fprop", "dgrad", "wgrad")
 
 
 def test_each_operand_is_a_launch_for_its_amax_and_one_for_its_codes():

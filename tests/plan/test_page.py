@@ -202,7 +202,7 @@ def test_a_browser_shows_the_figures_of_the_plan(chosen, page: Path, plans: Grid
 
 @needs_a_browser
 @pytest.mark.parametrize("address", ["#price=-1&kwh=x", "#price=Infinity&kwh=NaN", "#price="])
-def test_prices_that_are_none_are_those_that_the_page_starts_with(address, page: Path):
+def test_invalid_prices_become_those_that_the_page_starts_with(address, page: Path):
     found = shown(page, address)
     expected = "0.00" if address == "#price=" else "3.00"  # an empty number is 0 in a browser
     assert f'<output id="price-value">{expected}</output>' in found

@@ -31,7 +31,7 @@ def test_the_page_has_the_figures_of_the_plan(stage):
 
 
 @pytest.mark.parametrize("stage", ROAD, ids=lambda stage: stage.preset)
-def test_a_stage_has_no_findings_but_those_of_the_page_fits_and_can_run_today(stage):
+def test_a_stage_fits_can_run_today_and_has_only_the_findings_of_the_page(stage):
     plan = stage.plan()
     assert tuple(found.rule for found in lint(stage.config(), stage.gpus)) == stage.findings
     assert all(f"`{rule}`" in PAGE for rule in stage.findings)

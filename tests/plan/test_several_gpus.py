@@ -1,4 +1,4 @@
-"""What several GPUs send, hold and wait for in a plan, against the trainer's own cuts and docs/scaling.md."""
+"""What several GPUs send, hold and wait for in a plan, against the trainer's shards and docs/scaling.md."""
 
 import math
 import subprocess
@@ -56,7 +56,7 @@ def test_gathers_take_the_time_that_the_page_on_several_gpus_gives(shard, expect
     assert f"| 1.37 | {expected:.2f} |" in page
 
 
-def test_ranks_that_share_layers_have_the_weights_that_the_trainer_cuts_for_them():
+def test_ranks_that_share_layers_have_the_weights_that_the_trainer_gives_them():
     model = MODEL_1B
     with torch.device("meta"):
         built = LanguageModel(model)
@@ -93,7 +93,7 @@ def test_embedding_and_head_are_gathered_and_summed_whole_over_all_ranks_of_a_co
     assert held(replace(ONE, tensor=2)).gathered == 4 * end_weights(MODEL_1B)
 
 
-def test_layers_that_ranks_cut_by_outputs_save_the_inputs_of_all_tokens():
+def test_layers_split_by_outputs_save_the_inputs_of_all_tokens():
     groups = linear_groups(MODEL_1B, get_recipe("bf16"))
     names = {group.name for group in groups if group.column_parallel}
     assert names == {"in_proj", "q_proj", "k_proj", "v_proj", "up_proj"}
@@ -166,7 +166,7 @@ def test_a_step_waits_for_a_host_that_launches_gathers():
     assert waits(layout) - waits(together) == pytest.approx(added * (blocks - 1) / blocks)
 
 
-def test_the_page_says_at_what_cost_of_a_message_the_12b_waits_for_its_host():
+def test_the_page_says_how_long_the_12b_waits_for_a_slow_host():
     page = (DOCS / "plan.md").read_text(encoding="utf-8")
     seconds = [
         plan_run(
@@ -181,7 +181,7 @@ def test_the_page_says_at_what_cost_of_a_message_the_12b_waits_for_its_host():
     assert f"{seconds[1]:.2f} s instead of {seconds[0]:.2f} s" in page
 
 
-def test_a_plan_with_tensor_parallelism_names_what_it_leaves_out():
+def test_a_plan_with_tensor_parallelism_names_what_it_omits():
     plan = plan_run(RUN_PRESETS["hybrid-8b"], GPUS["rtx5090"], 8, claims=False)
     assert plan.estimate.choice.layout.tensor > 1
     assert any("messages of tensor parallelism" in line for line in assumptions(plan))
@@ -189,7 +189,7 @@ def test_a_plan_with_tensor_parallelism_names_what_it_leaves_out():
     assert not any("tensor parallelism" in line for line in assumptions(alone))
 
 
-def test_a_mesh_that_the_search_does_not_take_over_is_named():
+def test_a_mesh_that_the_search_ignores_is_named():
     config = override(RUN_PRESETS["hybrid-1.2b"], {"parallel.tensor": 2, "parallel.replicate": 2})
     text = " ".join(assumptions(plan_run(config, GPUS["h100"], 8, claims=False)))
     assert "whatever the configuration asks for: parallel.replicate 2, parallel.tensor 2" in text

@@ -40,7 +40,7 @@ FAKE_QUANTIZE = getattr(torch.ops.fourbits.fake_quantize, OVERLOAD)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("shape", [(45, 50), (16, 144)], ids=str)
 @pytest.mark.parametrize("name", SPECS)
-def test_the_compiler_is_told_what_operators_return(name, shape, axis):
+def test_the_compiler_knows_what_operators_return(name, shape, axis):
     spec = SPECS[name]
     for x in (torch.randn(shape), torch.randn(shape).bfloat16(), torch.randn(shape[::-1]).t()):
         args = (x, spec_to_text(spec), axis, torch.tensor(2.0) if spec.tensor_scaled else None, KEY)

@@ -131,7 +131,7 @@ def hybrid() -> nn.Module:
     return LanguageModel(config)
 
 
-def test_nemotron3_super_singles_out_attention_and_mamba_output_projections():
+def test_nemotron3_super_treats_attention_and_mamba_output_projections_separately():
     summary = convert(hybrid(), "nemotron3-super")
     found = {row.name: (row.precision, row.reason) for row in summary.rows}
     for name, (precision, reason) in found.items():
@@ -151,7 +151,7 @@ def test_nemotron3_super_singles_out_attention_and_mamba_output_projections():
 
 
 @pytest.mark.parametrize("role", ["fprop.lhs", "fprop.rhs", "dgrad.lhs", "wgrad.lhs"])
-def test_only_operands_that_fprop_has_too_can_be_made_from_its_copy(role):
+def test_only_operands_that_fprop_has_too_can_be_quantized_from_its_copy(role):
     gemm, side = role.split(".")
     with pytest.raises(
         ValueError, match=rf"{role}\.source: forward .* only dgrad\.rhs \(W\) and wgrad\.rhs \(X\)"
@@ -160,7 +160,7 @@ def test_only_operands_that_fprop_has_too_can_be_made_from_its_copy(role):
 
 
 @pytest.mark.parametrize(("gemm", "of_fprop"), [("dgrad", "fprop.rhs"), ("wgrad", "fprop.lhs")])
-def test_a_forward_copy_that_was_transformed_cannot_be_quantized_anew(gemm, of_fprop):
+def test_a_transformed_forward_copy_cannot_be_quantized_again(gemm, of_fprop):
     rotated = {"lhs": {"rht": 16}, "rhs": {"rht": 16}}
     tree = {"name": "rotated", "fprop": rotated, gemm: {"rhs": {"source": "forward"}}}
     with pytest.raises(ValueError, match=rf"{gemm}\.rhs\.source: forward .* set {of_fprop}\.rht to 0"):

@@ -171,7 +171,7 @@ def test_the_whole_recipe_is_reached_by_dotted_overrides():
     assert (recipe.keep_bf16.last_blocks, recipe.quantize_eval) == ("3/4", False)
 
 
-def test_the_digest_is_that_of_the_bits_and_not_of_the_words():
+def test_the_digest_depends_on_the_bits_and_not_on_the_descriptions():
     recipe = get_recipe("nvfp4")
     assert replace(recipe, name="other", source="elsewhere").digest == recipe.digest
     rule = LayerRule(names=("a",), table=GemmTable(), why="first")
@@ -202,6 +202,6 @@ def test_the_first_layer_rule_that_matches_decides():
 
 
 @pytest.mark.parametrize("given", [None, 4, {"base": "nvfp4"}, OperandSpec()])
-def test_what_names_no_recipe_is_refused(given):
+def test_an_argument_that_names_no_recipe_is_refused(given):
     with pytest.raises(ValueError, match=r"recipe: must be a name, a \.yaml file or a Recipe, got"):
         get_recipe(given)

@@ -63,7 +63,7 @@ def test_a_stage_has_the_phases_of_a_step_and_their_weights():
         ({"start": "0.1%", "end": "0.2%"}, "has no step"),
         ({"start": "decay-start"}, "needs a decay of the learning rate"),
         ({"start": "data-2"}, "needs data phase 2, and the data has 1"),
-        ({"end": 3, "blend_in": 2, "blend_out": 2}, "must hold its blends"),
+        ({"end": 3, "blend_in": 2, "blend_out": 2}, "must be at least as long as its blends"),
         ({"blend_out": 1}, "without an end"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_schedule_needs_4_bit_operands(base):
 
 
 def test_two_phases_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="needs a name of its own, got 'p' twice"):
+    with pytest.raises(ValueError, match="must have different names, got 'p' twice"):
         scheduled(phase(end=1), phase(start=1))
 
 

@@ -17,7 +17,7 @@ from fourbits.gemm.grouped import column_sums, rows_gemm, sums_gemm
 from fourbits.gemm.kernels import gemms
 from fourbits.gemm.kernels.launch_bf16 import bf16_gemm
 from fourbits.linear.plan import linear_plan
-from fourbits.linear.sr_counter import KEY_FIELDS, moved_on, new_counter
+from fourbits.linear.sr_counter import KEY_FIELDS, after_tokens, new_counter
 from fourbits.linear.stacked import fused, loop
 from fourbits.linear.stacked.loop import GroupedCall
 from fourbits.quant import quantize as dispatch
@@ -136,7 +136,7 @@ def tensor_of(case: Quantized, rows: int) -> Tensor:
 def keys_of(case: Quantized) -> Tensor:
     """Counters of a call that is not its layer's first, where they are shifted."""
     keys = new_counter(1234, 17, 48)[None]
-    return moved_on(keys, torch.arange(len(COUNTS[case.counts])) * 16) if case.shifted else keys
+    return after_tokens(keys, torch.arange(len(COUNTS[case.counts])) * 16) if case.shifted else keys
 
 
 def requests_of(case: Quantized) -> tuple[OperandRequest, ...]:

@@ -1,4 +1,4 @@
-"""A save in the background is that of the moment it began, complete or absent; its failure is not lost."""
+"""A background save has the state of the moment it began, complete or absent; its failure is reported."""
 
 import errno
 import signal
@@ -42,7 +42,7 @@ run(load_config(file, {}), Path(out), stop=StopRequest(), data_cache=Path(data))
 
 
 class Gate:
-    """Writes checkpoints, each when it is let through; fails where it was told to."""
+    """Writes checkpoints, each when a test releases it; fails where a test says so."""
 
     def __init__(self):
         self.open, self.begun, self.error = threading.Event(), threading.Event(), None

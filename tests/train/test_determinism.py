@@ -1,4 +1,4 @@
-"""The setting of deterministic operations: where it holds, and what it leaves behind."""
+"""The setting of deterministic operations: where it applies, and what it restores."""
 
 import os
 

@@ -48,7 +48,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("step", [6, 9, 12])  # before a line, before a checkpoint, and after the last step
 @pytest.mark.parametrize("what", TAKEN)
-def test_what_is_taken_away_is_noticed_and_nothing_is_finished(train, tmp_path, what, step):
+def test_a_removed_folder_file_or_lock_is_noticed_and_the_run_does_not_finish(train, tmp_path, what, step):
     out = tmp_path / "run"
     with pytest.raises(FolderChangedError, match="was moved, removed or replaced"):
         train(out, step, lambda: TAKEN[what](out))
@@ -58,7 +58,7 @@ def test_what_is_taken_away_is_noticed_and_nothing_is_finished(train, tmp_path, 
     assert out.exists() == ("folder" not in what), "the run does not make its folder again"
 
 
-def test_a_moved_folder_goes_on_where_it_is(train, tmp_path):
+def test_a_run_continues_in_its_moved_folder(train, tmp_path):
     out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     with pytest.raises(FolderChangedError):
         train(out, 6, lambda: out.rename(elsewhere))
@@ -66,7 +66,7 @@ def test_a_moved_folder_goes_on_where_it_is(train, tmp_path):
     assert checkpoints(elsewhere / "checkpoints")[-1].name == "step_12"
 
 
-def test_every_process_of_a_run_is_recorded_and_a_change_is_said(train, tmp_path, monkeypatch):
+def test_every_process_of_a_run_is_recorded_and_a_change_is_reported(train, tmp_path, monkeypatch):
     stop = StopRequest()
     train(tmp_path, 3, lambda: setattr(stop, "signal", signal.SIGTERM), stop)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)

@@ -90,7 +90,7 @@ def test_graphs_are_captured_in_the_precision_of_their_phase(switching, data_cac
 
 
 @pytest.mark.parametrize("stop", [SWITCH - 1, SWITCH, SWITCH + 1])
-def test_a_run_resumed_beside_a_switch_has_the_bits_of_an_undisturbed_one(
+def test_a_run_resumed_near_a_switch_has_the_bits_of_an_undisturbed_one(
     switching, data_cache, tmp_path, stop, captures
 ):
     undisturbed = trained(switching, tmp_path / "undisturbed", data_cache)

@@ -134,7 +134,7 @@ def test_a_sampled_step_runs_kernel_by_kernel_and_others_from_graphs(sampled, da
     assert sorted(set(replayed)) == [0, 2]
 
 
-def test_an_alarm_is_said_when_it_begins_and_is_over_after_three_samples_without_it(tmp_path):
+def test_an_alarm_is_reported_when_it_begins_and_ends_after_three_samples_without_it(tmp_path):
     class Report:
         def __init__(self, *alarms):
             self.alarms = alarms
@@ -166,7 +166,7 @@ def test_an_alarm_is_said_when_it_begins_and_is_over_after_three_samples_without
     ]
 
 
-def test_a_disk_error_is_said_once(tmp_path):
+def test_a_disk_error_is_reported_once(tmp_path):
     notes = []
     log = HealthLog(tmp_path / "missing/health.jsonl", 0, notes.append)
     log._append("{}")

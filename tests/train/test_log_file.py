@@ -1,4 +1,4 @@
-"""log.txt has what a run says, with times, from every process that trained, and never ends a run."""
+"""log.txt has what a run prints, with times, from every process that trained, and never ends a run."""
 
 import importlib.metadata
 import re

@@ -1,4 +1,4 @@
-"""Runs under a precision schedule: what they record, and that a kill beside a switch changes no bit."""
+"""Runs under a precision schedule: what they record, and that a kill near a switch changes no bit."""
 
 import json
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_a_run_records_its_phases(finished):
 
 
 @pytest.mark.parametrize("stop", [3, 4, 8, 9])
-def test_a_run_stopped_beside_a_switch_ends_with_equal_bits(finished, scheduled, data_cache, tmp_path, stop):
+def test_a_run_stopped_near_a_switch_ends_with_equal_bits(finished, scheduled, data_cache, tmp_path, stop):
     out = tmp_path / "run"
     for after in (stop, None):
         listener = Stopper(after)

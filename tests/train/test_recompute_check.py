@@ -1,4 +1,4 @@
-"""The check for silent corruption: digests, who is at fault, and what it changes in a run (nothing)."""
+"""The check for silent corruption: digests, which rank is at fault, and that a run keeps its bits."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from fourbits.recipe.presets import get_recipe
 from fourbits.settings import override
 from fourbits.train import digests
 from fourbits.train.checkpoint import checkpoints
-from fourbits.train.corruption import CorruptionError, Mismatch, judged
+from fourbits.train.corruption import CorruptionError, Mismatch, find_mismatch
 from fourbits.train.digests import digest
 from fourbits.train.metrics import MEASURED, read_metrics
 from fourbits.train.opening import with_vocabulary
@@ -60,7 +60,7 @@ A, B, C = (0, 1, 2), (0, 5, 2), (9, 5, 7)
 
 
 @pytest.mark.parametrize(
-    ("rows", "tensor", "apart", "expected"),
+    ("rows", "tensor", "devices_differ", "expected"),
     [
         ([(A, A)], 1, False, None),
         ([(A, B)], 1, False, ((0,), "first in the gradient of w")),
@@ -78,8 +78,8 @@ A, B, C = (0, 1, 2), (0, 5, 2), (9, 5, 7)
         ([(A, A), (B, B), (A, A), (B, B), (A, A), (C, C)], 2, False, ((5,), "in the loss")),
     ],
 )
-def test_a_rank_is_at_fault_if_it_contradicts_itself_or_the_majority(rows, tensor, apart, expected):
-    found = judged(torch.tensor(rows), tensor, apart, ["w", "last"])
+def test_a_rank_is_at_fault_if_it_contradicts_itself_or_the_majority(rows, tensor, devices_differ, expected):
+    found = find_mismatch(torch.tensor(rows), tensor, devices_differ, ["w", "last"])
     assert found == (None if expected is None else Mismatch(*expected))
 
 
@@ -185,7 +185,7 @@ def test_a_flipped_bit_ends_the_run_before_its_step(config, data_cache, tmp_path
         (fault_in_backward, "first in the gradient of blocks.1.mixer.up_proj.weight"),
     ],
 )
-def test_a_flipped_bit_is_reported_on_request_and_the_step_is_made(
+def test_a_flipped_bit_is_reported_on_request_and_the_step_runs(
     config, data_cache, tmp_path, monkeypatch, fault, where
 ):
     run(config, tmp_path / "without", stop=StopRequest(), data_cache=data_cache)
@@ -202,7 +202,7 @@ def test_a_flipped_bit_is_reported_on_request_and_the_step_is_made(
 
 
 @pytest.mark.parametrize("after", [3, 4])
-def test_a_run_cut_around_a_check_has_the_records_of_a_whole_one(config, data_cache, tmp_path, after):
+def test_a_run_interrupted_around_a_check_has_the_records_of_a_whole_one(config, data_cache, tmp_path, after):
     run(checked(config), tmp_path / "whole", stop=StopRequest(), data_cache=data_cache)
     stopper = Stopper(after)
     run(checked(config), tmp_path / "cut", listener=stopper, stop=stopper.stop, data_cache=data_cache)

@@ -1,4 +1,4 @@
-"""A run that rolls back goes on from a checkpoint without the data since, with the same bits however cut."""
+"""A run that rolls back goes on without the data since its checkpoint, with the same bits after any stop."""
 
 import json
 import math
@@ -336,11 +336,11 @@ def test_the_disk_is_checked_for_the_checkpoints_of_rollbacks(tmp_path):
 
 @pytest.mark.parametrize("policy", ["spike", "non_finite"])
 def test_rolling_back_needs_checkpoints(config, policy):
-    with pytest.raises(ValueError, match="checkpoint_interval must be a number of steps where"):
+    with pytest.raises(ValueError, match="checkpoint_interval must be a number of steps if"):
         override(config, {f"train.{policy}": "rollback", "train.checkpoint_interval": None})
 
 
-def test_data_behind_the_end_of_a_run_are_of_its_last_phase_and_within_max_epochs(data):
+def test_data_past_the_end_of_a_run_are_of_its_last_phase_and_within_max_epochs(data):
     settings = {"total_samples": 12, "seq_len": 32, "seed": 0, "batch_size": 4}
     weights = {"notes": 0.5, "letters": 0.5}
     phases = [Phase(until=0.5, weights={"notes": 1.0, "letters": 0.0}), Phase(until=1.0, weights=weights)]
@@ -358,7 +358,7 @@ def test_data_behind_the_end_of_a_run_are_of_its_last_phase_and_within_max_epoch
         limited.read_beyond(100_000)
 
 
-def test_a_length_may_change_after_a_run_has_read_behind_its_end():
+def test_a_length_may_change_after_a_run_has_read_past_its_end():
     def plan(*ends):
         firsts = (0, *ends[:-1])
         phases = [

@@ -78,7 +78,7 @@ def test_a_registered_sink_gets_the_finite_numbers_of_every_step_and_validation(
         assert row == {key: value for key, value in numbers.items() if key != "step"}
 
 
-def test_a_resumed_run_tells_its_sinks_where_it_stands(register, train):
+def test_a_resumed_run_gives_its_sinks_its_step(register, train):
     made = []
     register("memory", lambda: made.append(Memory()) or made[-1])
     stop = StopRequest()
@@ -102,7 +102,7 @@ def test_a_sink_that_fails_is_dropped_and_reported_once_and_the_others_continue(
     assert (tmp_path / "run" / "log.txt").read_text().count(text) == 1
 
 
-def test_unknown_names_and_missing_packages_are_errors_before_anything_is_made(
+def test_unknown_names_and_missing_packages_are_errors_before_anything_is_created(
     register, train, tmp_path, monkeypatch
 ):
     register("memory", Memory)
@@ -197,7 +197,7 @@ def test_sinks_may_change_when_a_run_continues(register, train, tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 12
 
 
-def test_a_run_started_from_another_tells_its_sinks_which(register, train, config, data_cache, tmp_path):
+def test_a_run_started_from_another_gives_its_sinks_the_other(register, train, config, data_cache, tmp_path):
     train()
     made = []
     register("memory", lambda: made.append(Memory()) or made[-1])

@@ -1,4 +1,4 @@
-"""A loss far above those before it is reported, or its update skipped, bit-identical however a run is cut."""
+"""A loss far above those before it is reported, or its update skipped; a stopped run has the same bits."""
 
 import json
 import math
@@ -145,7 +145,9 @@ def test_a_spike_is_recorded_and_its_update_skipped_on_request(
 
 
 @pytest.mark.parametrize("stops", [(SPIKE - 1,), (SPIKE,), (3, SPIKE - 1, SPIKE + 1)])
-def test_a_run_cut_around_a_spike_has_the_bits_of_a_whole_one(spike, config, data_cache, tmp_path, stops):
+def test_a_run_interrupted_around_a_spike_has_the_bits_of_a_whole_one(
+    spike, config, data_cache, tmp_path, stops
+):
     trained(config, tmp_path / "whole", data_cache, "skip")
     trained(config, tmp_path / "cut", data_cache, "skip", *stops)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")

@@ -85,7 +85,7 @@ def test_sigusr1_saves_and_the_run_goes_on(config, data_cache, tmp_path):
     everything = replace(config, train=replace(config.train, steps=6, keep_checkpoints=9))
     sender = Sender(signal.SIGUSR1)
     summary = run(everything, tmp_path, listener=sender, data_cache=data_cache)
-    assert "saving after this step, then going on" in sender.notes
+    assert "saving after this step, then continuing" in sender.notes
     assert (summary["ended"], saved(tmp_path)) == ("finished", ["step_3", "step_5", "step_6"])
 
 

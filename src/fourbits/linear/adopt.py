@@ -79,7 +79,7 @@ def restore(name: str, layer: Any) -> None:
 
 @functools.cache
 def _joined(base: type[nn.Module], original: type[nn.Module], views: tuple[str, ...] = ()) -> type[nn.Module]:
-    """A class that computes as `base` and is also an `original`, for code that asks by isinstance.
+    """A class that computes as `base` and is also an `original`, for isinstance checks.
 
     views: parameters that the module's own forward reads as StackedView.
     """

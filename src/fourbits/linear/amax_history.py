@@ -76,7 +76,7 @@ class RecipeState:
     ) -> None:
         """Copy what another state has tracked of an operand: its newest amaxes, its layout.
 
-        `begin` then sets what a step uses.
+        `begin` then sets the ones that a step uses.
         """
         if amax:
             kept = min(int(self.policy[slot, role, LENGTH]), other.amaxes.shape[-1] - HISTORY)
@@ -116,7 +116,7 @@ class RecipeState:
 
     @torch.inference_mode(mode=False)
     def begin(self, step: int | None) -> None:
-        """Set what a step uses, from the current amaxes and counters. None: before any step."""
+        """Set the amaxes and layouts that a step uses, from the current state. None: before any step."""
         chosen = self.step is None or step is None or any(self.measured)  # else no device-to-host copy
         self.step = step
         self.amaxes[..., IN_USE] = in_use(self.amaxes, self.policy, step or 0)

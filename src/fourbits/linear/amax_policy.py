@@ -143,13 +143,13 @@ def observe(
 
 
 @operator(
-    "commit(Tensor(a!) amaxes, Tensor(b!) counters, Tensor policy, Tensor clock, SymInt slot) -> ()",
+    "commit(Tensor(a!) amaxes, Tensor(b!) counters, Tensor policy, Tensor sr_counter, SymInt slot) -> ()",
     _writes_in_place,
 )
-def commit(amaxes: Tensor, counters: Tensor, policy: Tensor, clock: Tensor, slot: int) -> None:
-    """Commit a single layer, if set_step is not called. clock: its own counter, at the step that starts."""
+def commit(amaxes: Tensor, counters: Tensor, policy: Tensor, sr_counter: Tensor, slot: int) -> None:
+    """Commit a single layer, if set_step is not called. sr_counter: the layer's own, at the step to start."""
     new_amaxes, new_counters = committed(amaxes[slot], counters[slot], policy[slot])
-    new_amaxes[..., IN_USE] = in_use(new_amaxes, policy[slot], clock[1])
+    new_amaxes[..., IN_USE] = in_use(new_amaxes, policy[slot], sr_counter[1])
     amaxes[slot], counters[slot] = new_amaxes, new_counters
 
 

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from fourbits.linear.arguments import model_parts
 from fourbits.linear.audit_report import AuditReport
 from fourbits.linear.dominant_tokens import described, gradients_seen
-from fourbits.linear.graph_products import note_products_of, was_multiplied
+from fourbits.linear.graph_products import record_products_of, was_multiplied
 from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.linear.ops import calls_seen
 from fourbits.linear.stacked.layer import converted_layers
@@ -56,15 +56,15 @@ def audit(model: nn.Module | Sequence[nn.Module], loss: Tensor | None = None) ->
     """Compare the layers that are quantized with those that were called since the conversion.
 
     model: what `convert` was given. loss: of a step without torch.compile, before or after its backward; its
-    graph shows every product, where the report otherwise knows those before a quantized layer. Raises
+    graph shows every product, while the report otherwise only has those before a quantized layer. Raises
     ValueError unless model is a module.
 
-    Call it after a training step, best between backward and the optimizer's step, while the gradients that
-    show a bypassed layer are there. On a GPU it reads a few numbers from the device.
+    Call it after a training step, best between backward and the optimizer's step, while the gradients exist
+    that reveal a bypassed layer. On a GPU it reads a few numbers from the device.
     """
     modules = named_modules(model_parts(model, "audit"))
     if loss is not None:
-        note_products_of(loss)
+        record_products_of(loss)
     return _compared(list(converted_layers(modules)), _not_counted(modules))
 
 
@@ -158,7 +158,7 @@ def _phases(states: Sequence[LayerState]) -> tuple[str, ...]:
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether the phase of a layer quantizes nothing, so that nothing of it is claimed now."""
+    """Whether the current phase of a layer quantizes nothing, so that it now claims nothing."""
     state = converted_state(module)
     return state is not None and state.plain
 

@@ -1,5 +1,5 @@
-"""Branches that a module never takes: its class asks for an attribute, such as `if self.fused:`, and the
-attribute is set when the module is created.
+"""Branches that a module never takes: its class tests an attribute, such as `if self.fused:`, which is set
+when the module is created.
 """
 
 import ast
@@ -15,7 +15,7 @@ from fourbits.linear.source import computing_methods
 Decisions = frozenset[tuple[str, bool]]
 NO_DECISIONS: Decisions = frozenset()
 _PLAIN = bool | int | float | str | None
-#: no value that is known
+#: the value is not known
 _UNKNOWN = object()
 
 
@@ -26,7 +26,7 @@ def decided(module: nn.Module) -> Decisions:
 
 
 def without_dead_branches(method: ast.FunctionDef, decisions: Decisions) -> ast.FunctionDef:
-    """A method without the branches that decided conditions rule out, and what follows a return in others."""
+    """A method without the branches that decided conditions rule out, and without code after a return."""
     if not decisions:
         return method
     method = copy.deepcopy(method)
@@ -70,7 +70,7 @@ def _attributes(test: ast.expr) -> Iterator[str]:
 
 
 def _truth(test: ast.expr, module: nn.Module) -> bool | None:
-    """Whether a condition holds for a module; None if its attributes do not decide it."""
+    """Whether a condition is true for a module; None if its attributes do not decide it."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = _truth(test.operand, module)
         return None if inner is None else not inner
@@ -97,7 +97,7 @@ def _compared(test: ast.Compare, module: nn.Module) -> bool | None:
 
 
 def _value(node: ast.expr, module: nn.Module) -> Any:
-    """A constant, or what `self.NAME` or `self.config.NAME` is; _UNKNOWN for anything else."""
+    """A constant, or the value of `self.NAME` or `self.config.NAME`; _UNKNOWN for anything else."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name) and node.id == "self":

@@ -20,7 +20,7 @@ from fourbits.linear.uses import Uses, reached, uses_of
 from fourbits.linear.weights import is_linear
 
 #: packages whose mixers call mamba_ssm's kernels; the second holds remote code loaded with a checkpoint
-_HOMES_OF_MAMBA = ("transformers", "transformers_modules", "mamba_ssm")
+_MAMBA_PACKAGES = ("transformers", "transformers_modules", "mamba_ssm")
 #: layer that diffusers' fuse_qkv_projections creates -> the layers whose weights it copies, which remain
 _FUSED = {
     "to_qkv": ("to_q", "to_k", "to_v"),
@@ -74,11 +74,11 @@ def _read_by_kernels(module: nn.Module, mamba_kernels: bool) -> Sequence[str]:
     """Names of the children whose weights a module's fused kernels read without calling their forward."""
     if isinstance(module, nn.MultiheadAttention):
         return ("out_proj",)
-    home = type(module).__module__.partition(".")[0]
-    if home not in _HOMES_OF_MAMBA or not hasattr(module, "conv1d"):
+    package = type(module).__module__.partition(".")[0]
+    if package not in _MAMBA_PACKAGES or not hasattr(module, "conv1d"):
         return ()
     # A Mamba-1 mixer always reads dt_proj's weight directly; the one in mamba_ssm also reads in_proj's.
-    if home == "mamba_ssm":
+    if package == "mamba_ssm":
         return ("x_proj", "dt_proj", "out_proj") + (("in_proj",) if hasattr(module, "x_proj") else ())
     return ("x_proj", "dt_proj", "out_proj") if mamba_kernels else ("dt_proj",)
 

@@ -37,8 +37,8 @@ def recipe_state(model: nn.Module, reduce: Reduce | None = None) -> dict[str, Te
     Keys: "step", and NAME.FIELD for each layer with an amax policy or an adaptive layout. Fields, for the six
     operands in the order of their streams: history fp32 [6, L], newest first; count, pending (fp32),
     saturated, blocks and layout, int64 [6]; layout_counts int64 [6, 2]. NAME.coefficients, int8 [K, span],
-    for each layer with error feedback. reduce: as for set_step; all ranks
-    must call this, and all get the same state.
+    for each layer with error feedback. reduce: as for set_step; all ranks must call this, and all get the
+    same state.
     """
     return _collected(model, lambda tracked: reduced(tracked.amaxes, tracked.counters, reduce))
 

@@ -59,10 +59,10 @@ class LinearCall(NamedTuple):
 class SavedOperands(NamedTuple):
     """Operands that the forward saves for the backward."""
 
-    #: Fprop's operand W, where Dgrad starts from that
+    #: Fprop's operand W, if Dgrad starts from it
     weight: ExactOperand | None
-    #: Wgrad's operand X, dequantized or packed, with what a correction removed; or Fprop's (contraction along
-    #: axis 1), where Wgrad re-quantizes that
+    #: Wgrad's operand X, dequantized or packed, with what a correction removed; or Fprop's operand X
+    #: (contraction along axis 1), if Wgrad re-quantizes it
     input: Operand | Corrected | None
     #: the hot features of X, where there are any
     hot: HotChannels | None = None
@@ -237,8 +237,8 @@ def _requantized(
 ) -> Operand | Corrected:
     """The operand of a role (with its contraction axis), quantized from the values of another operand.
 
-    Those values are its own times its scale. Quantizers take the product as two factors, so that no copy in
-    FP32 is made, except where scales vary, or an observer, reduction or correction needs the values first.
+    These are its stored values times its scale. Quantizers take both factors, so that no FP32 copy is needed,
+    except where scales vary, or an observer, reduction or correction needs the values first.
     """
     values, scale = operand.values, operand.scale
     spec = table.operand(role[0][0])

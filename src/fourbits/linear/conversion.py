@@ -21,7 +21,7 @@ def mark_converted(model: nn.Module) -> None:
 
 
 def was_converted(model: nn.Module) -> bool:
-    """Whether `convert` was called on a model, or on one inside it."""
+    """Whether `convert` was called on a model, or on a module inside it."""
     return any(_MARK in vars(module) for module in model.modules())
 
 

@@ -36,7 +36,7 @@ from fourbits.linear.findings import (
 )
 from fourbits.linear.layer_phases import LayerPhases, phase_notes, phases_of, require_phases_act
 from fourbits.linear.layer_state import LayerState
-from fourbits.linear.native_gemms import emulated_gemms, made_native
+from fourbits.linear.native_gemms import emulated_gemms, with_native_gemms
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.placement import Decider
 from fourbits.linear.precision import enter_stage
@@ -250,7 +250,7 @@ def _rows(decisions: Sequence[_Decision], decider: Decider, seed: int) -> list[L
 
 
 def _on_tensor_cores(table: GemmTable, reason: str) -> tuple[GemmTable, str]:
-    table = made_native(table)
+    table = with_native_gemms(table)
     others = emulated_gemms(table)
     return table, f"{reason}; emulated: {others}" if others else reason
 

@@ -29,8 +29,8 @@ Operands = tuple[Operand | Corrected, ...]
 
 
 def row_gemm(a: Corrected, b: Operand, weight: Tensor, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """a b^T + P(T) weight^T + bias, rounded once. weight: [N, F], what b was quantized from."""
-    out = multiply(a.operand, b, torch.float32)[:, : weight.shape[0]]  # beyond it, columns of padding
+    """a b^T + P(T) weight^T + bias, rounded once. weight: [N, F], from which b was quantized."""
+    out = multiply(a.operand, b, torch.float32)[:, : weight.shape[0]]  # the other columns are padding
     with without_autocast(out):
         out = out + a.correction.product(a.removed, weight.to(torch.float32), out.shape[0])
     return (out if bias is None else out + bias.to(torch.float32)).to(out_dtype)

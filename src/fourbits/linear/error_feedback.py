@@ -14,9 +14,9 @@ from fourbits.linear.layer_state import LayerState
 from fourbits.quant.feedback_coefficients import batched_coefficients
 from fourbits.recipe.recipe import GemmTable, table_from_text
 
-#: steps from one update to the next, unless a spec says
+#: steps from one update to the next, unless the spec sets them
 _INTERVAL = 50
-#: most elements of weights whose coefficients are computed at a time
+#: the largest number of weights whose coefficients are computed at a time
 _AT_ONCE = 1 << 26
 
 
@@ -67,7 +67,7 @@ def _is_due(state: LayerState, step: int) -> bool:
 
 
 def _set(state: LayerState, coefficients: Tensor, step: int) -> None:
-    """New coefficients in the place of old ones, which a CUDA graph may read."""
+    """Store new coefficients, in the tensor of the old ones if it fits, as a CUDA graph may read that."""
     feedback = state.feedback
     old, feedback.step = feedback.coefficients, step
     if old is not None and old.shape == coefficients.shape and old.device == coefficients.device:
@@ -86,7 +86,7 @@ def _require_whole(layer: Any) -> None:
     plain = type(layer.weight) in (nn.Parameter, Tensor) and not layer.weight.is_meta
     if not plain or state.shard is not None or state.weight_source is not None:
         raise ValueError(
-            "set_step: error feedback computes with a layer's whole weight, which is not there: layer "
+            "set_step: error feedback needs a layer's whole weight, which is not available: layer "
             f"{state.layer} has a {type(layer.weight).__name__}. Use a recipe without error_feedback where "
             "weights are sharded."
         )

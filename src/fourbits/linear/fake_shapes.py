@@ -1,4 +1,4 @@
-"""Shapes, dtypes and strides of what the forward operators return, for the compiler.
+"""Shapes, dtypes and strides of the tensors that the forward operators return, for the compiler.
 
 Sizes may be symbolic here, so they cannot serve as keys of caches. Strides are those that kernels and the
 reference write for a contiguous tensor.
@@ -116,7 +116,7 @@ def _reference_row(x: Tensor, spec: OperandSpec) -> list[_Fake]:
 
 
 def _column(x: Tensor, spec: OperandSpec) -> list[_Fake]:
-    """x along axis 0, as the kernels write it beside the row."""
+    """x along axis 0, as the kernels write it together with the row."""
     M, K = x.shape
     height = _rounded_up(M, max(16, spec.rht))
     if spec.format in FP8_FORMATS:
@@ -125,7 +125,7 @@ def _column(x: Tensor, spec: OperandSpec) -> list[_Fake]:
 
 
 def _packed(x: Tensor, spec: OperandSpec, in_layout: bool) -> list[_Fake]:
-    """x packed along axis 0. in_layout: whether its rows lie as those of x, as one pass writes them."""
+    """x packed along axis 0. in_layout: whether it has the layout of x, as a single pass writes it."""
     (M, K), size, element = x.shape, spec.block_size, spec.block_format.element
     assert size is not None
     assert element is not None
@@ -143,7 +143,7 @@ def _packed(x: Tensor, spec: OperandSpec, in_layout: bool) -> list[_Fake]:
 
 
 def _scale(rows: int, columns: int, spec: OperandSpec) -> _Fake:
-    """The scale that remains of an operand along axis 1: one, or one per block."""
+    """The scale of an operand along axis 1 that a GEMM applies: a single one, or one per block."""
     size = spec.outer_size or (spec.block_size if spec.block_format.scale_in_epilogue else None)
     if size is None:
         return _SCALAR

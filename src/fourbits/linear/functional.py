@@ -30,7 +30,7 @@ def refuse_transform(*_: Any) -> NoReturn:
 
 
 class FunctionalMatmul(torch.autograd.Function):
-    """The three GEMMs of a layer, in the form that torch.func.grad asks for."""
+    """The three GEMMs of a layer, in the form that torch.func.grad needs."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
 """The parameters that a step's matrix multiplications read, found in its autograd graph.
 
 The first backward pass of a quantized layer walks over the graph before it, once, so no step pays for a mode
-or a hook and no graph breaks. It does not see into a compiled graph, which is one node, and it does not see
-frozen parameters, which have none.
+or a hook and no graph breaks. It sees neither into a compiled graph, which is a single node, nor frozen
+parameters, which have no node.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ _multiplied = WeakTensorKeyDictionary()
 _walked: dict[int, set[Any]] = {}
 
 
-def note_products(node: Any) -> None:
+def record_products(node: Any) -> None:
     """Record the products before the node whose backward runs."""
     task: int = torch._C._current_graph_task_id()  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
     if task < 0:
@@ -47,7 +47,7 @@ def note_products(node: Any) -> None:
     _walk(node, walked)
 
 
-def note_products_of(loss: Tensor) -> None:
+def record_products_of(loss: Tensor) -> None:
     """Record the products from which a tensor was computed."""
     if loss.grad_fn is not None:
         _walk(loss.grad_fn, set())

@@ -13,7 +13,7 @@ Paths = frozenset[Path]
 
 NOTHING: Paths = frozenset()
 #: attributes of a tensor that are not matrices
-FACTS = frozenset(
+TENSOR_PROPERTIES = frozenset(
     ("dtype", "device", "shape", "size", "ndim", "dim", "numel", "requires_grad", "is_meta", "grad")
 )
 #: methods of a tensor whose result is computed from it alone, or from it and what scales or masks it
@@ -29,12 +29,12 @@ _OF_TENSORS = frozenset(
 _SAME_ENTRIES = ("list", "tuple", "reversed", "iter", "sorted", "cast")
 #: rounds of assignments, which resolve variables assigned from variables
 _ROUNDS = 3
-#: longest path; one through a variable that is assigned from itself would grow without end
+#: longest path, because one through a variable that is assigned from itself would grow without end
 _LONGEST = 8
 
 
 class Scope:
-    """The variables of a function, as far as they stand for what is below `self`."""
+    """The variables of a function that refer to objects below `self`."""
 
     def __init__(self, function: ast.AST, bound: Mapping[str, Paths]) -> None:
         self.names = dict(bound)
@@ -51,7 +51,7 @@ class Scope:
         if isinstance(node, ast.Name):
             return self.names.get(node.id, NOTHING)
         if isinstance(node, ast.Attribute):
-            return NOTHING if node.attr in FACTS else _below(self.paths(node.value), (node.attr,))
+            return NOTHING if node.attr in TENSOR_PROPERTIES else _below(self.paths(node.value), (node.attr,))
         if isinstance(node, ast.Subscript):
             if isinstance(node.slice, ast.Slice):
                 return self.paths(node.value)
@@ -78,7 +78,7 @@ class Scope:
         if isinstance(node, ast.Call):
             return self._derived_by_call(node)
         if isinstance(node, ast.Subscript | ast.Attribute | ast.Starred):
-            return NOTHING if getattr(node, "attr", "") in FACTS else self.derived(node.value)
+            return NOTHING if getattr(node, "attr", "") in TENSOR_PROPERTIES else self.derived(node.value)
         if isinstance(node, ast.UnaryOp):
             return self.derived(node.operand)
         if isinstance(node, ast.List | ast.Tuple):

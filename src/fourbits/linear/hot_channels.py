@@ -1,4 +1,4 @@
-"""Hot channels: the input features with the largest magnitudes, computed without error of quantization.
+"""Hot channels: the input features with the largest magnitudes, computed without quantization error.
 
 Fprop quantizes all features, and adds back the difference between the unquantized and the quantized product
 of the hot ones (arXiv:2602.02047). That is a forward pass whose W and X are exact there, so Dgrad and Wgrad

@@ -6,7 +6,7 @@ from fourbits.quant.operand import OperandSpec
 
 
 def keep_tracked(old: RecipeState, old_slot: int, new: RecipeState, slot: int) -> None:
-    """Copy an operand's tracked state to a new one, where it means the same under the new table."""
+    """Copy the tracked state of operands to a new state, where it means the same under the new table."""
     before, after = old.tables[old_slot], new.tables[slot]
     for role, name in enumerate(OPERANDS):
         # a W that both GEMMs read was observed once, as Fprop's

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fourbits.linear.amax_history import depends_on_past_steps
-from fourbits.linear.native_gemms import made_native
+from fourbits.linear.native_gemms import with_native_gemms
 from fourbits.linear.selection import matches, nearest_module
 from fourbits.recipe.presets import RECIPES
 from fourbits.recipe.recipe import GemmTable, Recipe
@@ -24,7 +24,7 @@ class LayerPhases(NamedTuple):
         """The layer's table while these phases are active."""
         chosen = [self.phases[index] for index in indices if index in self.phases]
         table = with_phases(self.base, chosen)
-        return made_native(table) if self.native else table
+        return with_native_gemms(table) if self.native else table
 
     def tables(self, stage: Stage) -> tuple[GemmTable, GemmTable | None]:
         """The table of a stage, and the one that a blending phase of this layer mixes in."""

@@ -13,7 +13,7 @@ from fourbits.linear.layer_phases import LayerPhases
 from fourbits.linear.numbering import Numbering
 from fourbits.linear.operand_cache import KeptWeight
 from fourbits.linear.plan import LinearPlan, PlanKey
-from fourbits.linear.sr_counter import SrCounter, moved_on, new_counter, of_shard
+from fourbits.linear.sr_counter import SrCounter, after_tokens, new_counter, of_shard
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OPERAND_ROLES, draws
 from fourbits.quant.tensor import QuantizedTensor
@@ -21,7 +21,7 @@ from fourbits.recipe.recipe import GemmTable, table_from_text
 
 #: the layer's weight, or what is left of it -> its quantized operand
 WeightSource = Callable[[Tensor], QuantizedTensor]
-#: most calls of a layer in a micro-batch that are distinguished
+#: the largest number of calls of a layer in a micro-batch that are distinguished
 _MOST_CALLS = 4096
 
 
@@ -33,7 +33,7 @@ class FeatureShard(NamedTuple):
 
 
 class CallConfig(NamedTuple):
-    """The configuration of a call: all that it depends on besides its tensors."""
+    """The configuration of a call: everything that it depends on besides its tensors."""
 
     layer: int
     table: str
@@ -98,8 +98,8 @@ class Calls:
     def offset(self, tokens: "int | Tensor", records: bool) -> Any:
         """How many tokens of the micro-batch come before a call, a multiple of 16.
 
-        tokens: of the call; for a group of layers, where each layer's rows begin and end: the result is a
-        LazyOffsets then, or 0.
+        tokens: of the call; for a group of layers, where each layer's rows begin and end; the result is then
+        a LazyOffsets or 0.
         """
         recorded = self._starts[1] if len(self._starts[1]) > 1 else self._starts[0]
         if len(recorded) > 1 and torch._C._current_graph_task_id() != -1:  # pyright: ignore  # recomputation
@@ -119,7 +119,7 @@ class Calls:
 
 
 class TappedCall(NamedTuple):
-    """What the operands of a call depend on besides its tensors."""
+    """Everything that the operands of a call depend on besides its tensors."""
 
     #: as text
     table: str
@@ -134,7 +134,7 @@ class TappedCall(NamedTuple):
 
 
 class Tap(Protocol):
-    """Receives what eager calls of a layer read; see monitor/layer.py."""
+    """Receives the tensors that eager calls of a layer read; see monitor/layer.py."""
 
     @property
     def waits(self) -> bool:
@@ -153,8 +153,8 @@ class Tap(Protocol):
 class LayerState:
     """Table, number, random counter and recipe state of one converted layer."""
 
-    #: whether `weight_source` may be called again before the backward pass; what returns the values of the
-    #: weight before it was quantized, for samples of health
+    #: whether `weight_source` may be called again before the backward pass; the function that returns the
+    #: weight's values before quantization, for samples of health
     weight_returns = False
     weight_values: Callable[[Tensor], Tensor] | None = None
 
@@ -174,7 +174,7 @@ class LayerState:
         #: shared by the layers that one call of `convert` numbered
         self.numbering = numbering
         self.quantize_eval = quantize_eval
-        #: whether the first backward pass is still to come; what health.py measured there
+        #: whether the first backward pass is still to come; what dominant_tokens.py measured in it
         self.awaits_gradient = True
         self.gradient: Tensor | None = None
         self.draws = any(draws(table.operand(role)) for role in OPERAND_ROLES)
@@ -280,7 +280,7 @@ class LayerState:
         if not (config.training and self.draws and tokens):
             return counter
         offset = self._calls.setdefault(config.layer, Calls()).offset(tokens, config.observes)
-        return moved_on(counter, offset) if offset else counter
+        return after_tokens(counter, offset) if offset else counter
 
     def group_counters(self, device: torch.device, config: CallConfig, ends: Tensor) -> Tensor:
         """As `call_counter`, for a call of a group of layers: int64 [E, 9], or [1, 9] where all have the
@@ -292,7 +292,7 @@ class LayerState:
         if not (config.training and self.draws):
             return counter
         first = self._calls.setdefault(config.layer, Calls()).offset(ends, config.observes)
-        return counter if isinstance(first, int) else moved_on(counter, first.value())
+        return counter if isinstance(first, int) else after_tokens(counter, first.value())
 
     def enter(self, table: GemmTable, plain: bool) -> None:
         """Begin a phase with this table; drop what depends on the old one, including tracked amaxes."""

@@ -16,7 +16,8 @@ HEADROOM = 4
 def limited(dy: Tensor) -> tuple[Tensor, Tensor]:
     """dY with its large rows scaled down, and the factors to scale rows of dX back: [M, N], [M, 1] fp32.
 
-    Both factors are powers of two, so that only underflow could round. Rows that are zero or not finite stay.
+    Both factors are powers of two, so that only underflow could round. Rows that are zero or not finite are
+    not scaled.
     """
     amax = dy.detach().abs().amax(1, keepdim=True).float()
     usual = (amax > 0) & amax.isfinite()

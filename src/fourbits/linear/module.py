@@ -14,7 +14,7 @@ from fourbits.linear.corrected import Operands
 from fourbits.linear.dominant_tokens import measure_first_gradient
 from fourbits.linear.flat import autocast_dtype, flattened, rows_of, unflattened, weight_parts
 from fourbits.linear.functional import functional_matmul, refuse_transform
-from fourbits.linear.graph_products import note_products
+from fourbits.linear.graph_products import record_products
 from fourbits.linear.layer_state import CallConfig, LayerState, TappedCall
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
@@ -86,7 +86,7 @@ class _QuantizedMatmul(torch.autograd.Function):
         needs, dy = list(ctx.needs_input_grad[:3]), dy.contiguous()
         if ctx.state.awaits_gradient:
             measure_first_gradient(ctx.state, dy)
-            note_products(ctx)
+            record_products(ctx)
         if ctx.tap is not None:
             ctx.tap.backward(dy)
         if not runs_eagerly(dy):

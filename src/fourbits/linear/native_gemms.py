@@ -8,7 +8,7 @@ from fourbits.recipe.recipe import GemmSpec, GemmTable
 GEMMS = ("fprop", "dgrad", "wgrad")
 
 
-def made_native(table: GemmTable) -> GemmTable:
+def with_native_gemms(table: GemmTable) -> GemmTable:
     """The table with every GEMM that FP4 tensor cores support marked as native.
 
     Decided once, from the recipe's own specs: an adaptive operand's effective layout looks like a fixed one.

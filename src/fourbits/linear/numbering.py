@@ -45,7 +45,7 @@ class Numbered(Protocol):
     numbering: Numbering | None
 
 
-def keep_apart(states: Iterable[Numbered]) -> None:
+def make_distinct(states: Iterable[Numbered]) -> None:
     """Give layers from different calls of `convert` different numbers, in the order of the layers.
 
     Numbers that do not collide stay, so that a later call changes nothing.

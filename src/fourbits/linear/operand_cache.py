@@ -51,9 +51,9 @@ class KeptWeight:
             if not first_call:
                 return make()
         self._kept = kept = None  # frees its memory before the next one is allocated
-        made = make()
-        self._kept = (key, counter.weights_version, made)
-        return made
+        operand = make()
+        self._kept = (key, counter.weights_version, operand)
+        return operand
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the operand, which copies and saved files of a model do not need."""
@@ -97,9 +97,9 @@ class SharedInput:
         if entry is not None and entry[0]() is source and entry[1] == key:
             return entry[2]
         last.entry = entry = None  # frees its memory before the next operands are allocated
-        made = make()
-        last.entry = (weakref.ref(source, last.forget), key, made)
-        return made
+        found = make()
+        last.entry = (weakref.ref(source, last.forget), key, found)
+        return found
 
 
 def shareable(source: Tensor) -> bool:

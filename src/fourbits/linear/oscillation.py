@@ -70,7 +70,7 @@ class _Followed(NamedTuple):
         return table_from_text(self.state.table).fprop.rhs.block_format.quantized
 
     def value(self, weight: Tensor) -> Tensor:
-        """What Fprop multiplies by in place of a whole weight, fp32 of its shape."""
+        """The values that Fprop multiplies by in place of a whole weight, fp32 of its shape."""
         if weight.dim() == 3:
             return torch.stack([self.value(each) for each in weight])
         spec = self.spec
@@ -100,9 +100,9 @@ class OscillationReset:
     ) -> None:
         """model: as passed to `convert`; oscillation: with a start in steps.
 
-        masters: what the optimizer updates, by the names of the model's parameters, if that is not they;
-        whole, own_part: the whole of a master from this process's shard, and a shard of a whole. All ranks
-        call them in the same order. Raises ValueError for a model without quantized weights that can be
+        masters: the tensors that the optimizer updates, by the names of the model's parameters, if it does
+        not update these; whole, own_part: (name, shard) -> the whole master, and the inverse. All ranks call
+        them in the same order. Raises ValueError for a model without quantized weights that can be
         followed, and for DTensors without `masters`.
         """
         if not was_converted(model):
@@ -140,7 +140,7 @@ class OscillationReset:
             self._travels = {name: Travel.of(w, self._value(name)) for name, w in self._masters.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a resumed run needs, as "NAME.FIELD": nothing between windows."""
+        """The tensors that a resumed run needs, as "NAME.FIELD"; empty between windows."""
         return {
             f"{name}.{field}": getattr(travel, field)
             for name, travel in self._travels.items()
@@ -179,7 +179,7 @@ class OscillationReset:
         return self._travels[name].moved(self._masters[name].detach(), self._value(name))
 
     def _reset(self) -> None:
-        """Set what oscillated in the window that ends to its quantized value; forget the window."""
+        """Set the weights that oscillated in the window to their quantized values, and drop the window."""
         for name, travel in self._travels.items():
             if self._followed[name].quantized_now:
                 master = self._masters[name].detach()

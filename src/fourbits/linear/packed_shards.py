@@ -23,7 +23,7 @@ class PackedShards:
     """One rank's shard of a layer's weight, and the whole weight after a gather. It is a weight source."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        """layer: one for which `unsupported_packed` finds no reason."""
+        """layer: one for which `unsupported_packed` returns None."""
         state = converted_state(layer)
         assert state is not None
         self.spec: OperandSpec = table_from_text(state.table).fprop.rhs
@@ -54,7 +54,7 @@ class PackedShards:
         self._gathered = parts
 
     def __call__(self, weight: Tensor) -> QuantizedTensor:
-        """The whole weight. weight: a tensor of its shape, whose values do not count."""
+        """The whole weight. weight: a tensor of its shape, whose values are not read."""
         assert self._own is not None
         assert self._gathered is not None
         if weight.untyped_storage().size():
@@ -102,7 +102,7 @@ def unsupported_packed(layer: nn.Module, ranks: int) -> str | None:
 
 
 def reads_as_bf16(layer: nn.Module) -> bool:
-    """Whether a layer reads nothing of its weight but its rounding to BF16.
+    """Whether a layer reads its weight only rounded to BF16.
 
     Assumes activations in BF16. Layers that are not converted declare it by `casts_weight`.
     """

@@ -20,7 +20,7 @@ _HEADS = KeepBF16().names
 
 
 class Decider:
-    """Decides for the layers of one model. Facts about the whole model are collected once."""
+    """Decides for the layers of one model. What depends on the whole model is computed once."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Side:
     #: indices of the roles in OPERAND_ROLES, which select their random streams
     places: tuple[int, ...]
     requests: tuple[OperandRequest, ...]
-    #: the correction whose residual all of these operands are
+    #: the correction from whose residual all of these operands are quantized
     correction: Correction | None
     #: the registered function that reduces their amaxes over shards; empty for none
     reduction: str
@@ -317,7 +317,7 @@ def _by_correction(
 
 
 def _of_residual(signature: Signature) -> Signature:
-    """The signature of what a correction leaves of a tensor."""
+    """The signature of a tensor's residual after a correction."""
     return signature._replace(dtype=torch.float32, strides=(signature.shape[1], 1))
 
 

@@ -78,7 +78,7 @@ class Roles:
         reads = getattr(self._modules.get(name), "in_features", rows)
         gates_layer = _GATES_LAYER.search(plain) and "shared" not in plain and rows < reads
         if gates_layer and any(count > 1 and rows % count == 0 for count in experts):
-            return f"router: {rows} columns, a multiple of the experts here"  # the others are elsewhere
+            return f"router: {rows} columns, a multiple of the experts here"  # other ranks hold the others
         chosen = self._chosen_by(name, rows, reads)
         return f"router: a column for each of {rows} modules in {chosen!r}" if chosen else None
 

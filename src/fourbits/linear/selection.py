@@ -80,7 +80,7 @@ def require_matches(
 ) -> None:
     """Raises ValueError for a pattern that matches none of the names, or the modules around them.
 
-    others: names that a pattern matches in vain, and what each is.
+    others: names of weights that are not meant, for a better message, and what each is.
     """
     for pattern in patterns:
         if any(covers(pattern, name) for name in names):

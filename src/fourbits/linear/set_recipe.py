@@ -12,7 +12,7 @@ from fourbits.linear.feature_shard import sharded
 from fourbits.linear.kept_state import keep_tracked
 from fourbits.linear.layer_phases import phases_of
 from fourbits.linear.layer_state import LayerState
-from fourbits.linear.native_gemms import made_native
+from fourbits.linear.native_gemms import with_native_gemms
 from fourbits.linear.placement import table_for
 from fourbits.linear.selection import Selection
 from fourbits.linear.stacked.layer import converted_layers
@@ -49,7 +49,7 @@ def set_recipe(
     check_steps(chosen.schedule)
     for name, layer in _layers(parts):
         table, _ = table_for(chosen, name)
-        table = made_native(table) if backend == "native" else table
+        table = with_native_gemms(table) if backend == "native" else table
         _check(before[name], table, bool(chosen.schedule))
         phases_of(chosen, name, table, backend == "native", layer.weight.dim() > 2)
     summary = converted(parts, chosen, selection, seed, backend, last_step(parts[0]))
@@ -112,7 +112,7 @@ def _check(state: LayerState, table: GemmTable, schedule: bool) -> None:
 
 
 def _keep(old: LayerState, layer: Any) -> None:
-    """Give a layer what its state before the change held."""
+    """Give a layer the parts of its former state that still apply."""
     new: LayerState = layer.quantization
     new.counter, new.own_counter = old.counter, old.own_counter
     old_table, table = table_from_text(old.table), table_from_text(new.table)

@@ -1,8 +1,8 @@
 """Operands of a layer that is a shard by features: the slices of the whole layer's, byte for byte.
 
 A shard may hold several runs of output features, which lie apart in the whole layer (the segments of a Mamba
-mixer's in_proj). Random bits follow an element's place in the whole, so each run is quantized with a
-counter of its own, and the parts are put together. docs/nvfp4.md, section 11.
+mixer's in_proj). Random bits follow an element's place in the whole, so each run is quantized with a separate
+counter, and the parts are joined. docs/nvfp4.md, section 11.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def shard_operands(
     if not runs or dim is None or not any(request.draws for request in side.requests):
         return side.quantize(x, inputs, target)
     assert target is None, "amax policies are refused where a shard has several runs"
-    counter = inputs[0].counter  # one call's, so that of all its operands
+    counter = inputs[0].counter  # of the call, so the same for all of its operands
     ends = [*(own for own, _ in runs[1:]), x.shape[dim]]
     found: list[tuple[Operand, ...]] = []
     for (own, whole), end in zip(runs, ends, strict=True):
@@ -43,7 +43,7 @@ def shard_operands(
 
 
 def _joined(parts: Sequence[Operand], dim: int) -> Operand:
-    """One operand from those of consecutive parts of its tensor along a dimension, which cut no block."""
+    """One operand from those of consecutive parts of its tensor along a dimension, which split no block."""
     exact = [part for part in parts if isinstance(part, ExactOperand)]
     assert len(exact) == len(parts), "packed operands are refused where a shard has several runs"
     first = exact[0]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 #: names of methods that read weights without multiplying by them
 _NOT_COMPUTING = re.compile(r"init|reset|tie_|repr|state_dict|^_?load|^_?save|__setstate__|__getstate__")
-#: modules whose classes load, save and drive models, and compute nothing with their layers; large ones
+#: modules whose classes, some of them large, load, save and drive models, and compute nothing with layers
 _DRIVES_MODELS = (
     ("torch", "builtins", "fourbits", "lightning", "pytorch_lightning")
     + ("transformers.modeling_utils", "transformers.generation", "transformers.integrations")

@@ -52,7 +52,7 @@ def operand_key(counter: Tensor, role: str, layer: int) -> Tensor:
     return key
 
 
-def moved_on(counter: Tensor, tokens: "int | Tensor") -> Tensor:
+def after_tokens(counter: Tensor, tokens: "int | Tensor") -> Tensor:
     """The counter of a call that starts `tokens` tokens into the micro-batch, a multiple of 16.
 
     Several counters [E, 9] for a tensor of tokens [E] and a counter [1, 9].

@@ -16,7 +16,7 @@ from torch import nn
 from fourbits.linear.weights import is_linear, widths
 
 Named = tuple[str, nn.Module]
-#: containers whose entries run side by side, not one after another
+#: containers whose entries run in parallel, not one after another
 _PARALLEL = ("experts", "heads", "adapters")
 #: fewest attributes, such as block1 to block4, that make a stack
 _FEWEST_ATTRIBUTES = 3
@@ -33,7 +33,7 @@ class Stack:
 
 
 def find_stacks(parts: Sequence[nn.Module]) -> tuple[Stack, ...]:
-    """The stacks of a model; those of equal name and classes of blocks in its parts are one stack."""
+    """The stacks of a model; stacks of its parts with the same name and classes of blocks are one stack."""
     found: dict[tuple[str, frozenset[type]], list[str]] = {}
     for index, part in enumerate(parts):
         prefix = f"{index}." if len(parts) > 1 else ""

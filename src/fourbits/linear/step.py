@@ -15,7 +15,7 @@ from fourbits.linear.arguments import model_parts
 from fourbits.linear.checkpoint_state import recipe_states_of
 from fourbits.linear.conversion import was_converted
 from fourbits.linear.error_feedback import layers_with_feedback, update_coefficients
-from fourbits.linear.numbering import Numbering, keep_apart
+from fourbits.linear.numbering import Numbering, make_distinct
 from fourbits.linear.precision import blend_weights, changes_at, enter_stage, numberings_with_schedule
 from fourbits.linear.sr_counter import SrCounter
 from fourbits.linear.stacked.layer import converted_layers
@@ -109,7 +109,7 @@ def set_step(
 
 
 def _require_converted(parts: Sequence[nn.Module]) -> None:
-    """Raises ValueError if `convert` was called on none of the parts, and on no model inside one."""
+    """Raises ValueError if `convert` was called neither on a part nor on a module inside one."""
     if not any(was_converted(part) for part in parts):
         raise ValueError(
             f"set_step: model must have been converted, got a {type(parts[0]).__name__} that convert was not "
@@ -131,7 +131,7 @@ def _found_in(model: nn.Module) -> _Found:
 
 
 def _in_phase(parts: Sequence[nn.Module], step: int) -> list[_Found]:
-    """The state that the parts of a model hold, in the precision of a step."""
+    """The state of a model's parts, whose layers enter the phases of a step."""
     found = [_found_in(part) for part in parts]
     if any(bool(each.scheduled) and changes_at(each.scheduled, step) for each in found):
         enter_stage(list(converted_layers(named_modules(parts))), step)
@@ -188,10 +188,10 @@ def _rounded_up(tokens: int) -> int:
 
 
 def _walk(model: nn.Module, position: _Position) -> _Found:
-    """Give every layer without a counter that of its seed and device, and collect what there is."""
+    """Give every layer without a counter that of its seed and device, and collect the model's state."""
     counters: dict[tuple[int, torch.device], SrCounter] = {}
     layers = _layers(model)
-    keep_apart(layer.quantization for layer in layers)
+    make_distinct(layer.quantization for layer in layers)
     for layer in layers:
         if layer.quantization.counter is not None:
             counters.setdefault(_key(layer), layer.quantization.counter)
@@ -208,7 +208,7 @@ def _walk(model: nn.Module, position: _Position) -> _Found:
 
 
 def _changes() -> int:
-    """Grows whenever a model may have layers that the last walk did not find."""
+    """A number that grows whenever a model may have layers that the last walk did not find."""
     return conversions() + _registrations[0]
 
 

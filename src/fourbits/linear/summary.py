@@ -88,7 +88,7 @@ class ConversionSummary:
 
     @property
     def share_of_flops(self) -> float:
-        """Quantized share of the rows' weights; also of their FLOPs, where every token meets every weight."""
+        """Quantized share of the rows' weights; also of their FLOPs, if each token uses every weight."""
         return _share(self._quantized_size(), sum(row.size for row in self.rows))
 
     def _quantized_size(self) -> int:

@@ -16,7 +16,7 @@ from fourbits.linear.flat import autocast, rows_of
 from fourbits.linear.layer_state import CallConfig, FeatureShard
 from fourbits.linear.ops import linear_backward, linear_forward, linear_inputs
 from fourbits.linear.plan import keeps_row, shares_input
-from fourbits.linear.sr_counter import moved_on, of_shard, tick
+from fourbits.linear.sr_counter import after_tokens, of_shard, tick
 from fourbits.linear.traced_calls import tokens_before
 from fourbits.operators import operator
 from fourbits.recipe.recipe import table_from_text
@@ -104,7 +104,7 @@ class _TracedMatmul(torch.autograd.Function):
         amax = None if amaxes is None else amaxes[config.slot, :, IN_USE].clone()
         counter_used = counter.clone() if config.counts_itself else counter
         if first is not None:
-            counter_used = moved_on(counter_used, first)
+            counter_used = after_tokens(counter_used, first)
         if config.shard is not None:
             counter_used = of_shard(counter_used, *config.shard)
         needs, table = [bool(need) for need in ctx.needs_input_grad[:2]], table_from_text(config.table)

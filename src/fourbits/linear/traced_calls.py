@@ -1,7 +1,7 @@
 """Where a call begins among the tokens of a micro-batch, if a graph calls a layer several times.
 
-`layer_state.Calls` counts eager calls. A graph's calls are counted while the back end traces it, so that what
-comes before a call is a part of the graph, and costs nothing where a layer is called once.
+`layer_state.Calls` counts eager calls. A graph's calls are counted while the back end traces it, so that the
+position of a call is a part of the graph, and costs nothing where a layer is called once.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""How a module's class uses what the module holds: calls it, reads its weight, multiplies by it.
+"""How a module's class uses its submodules and parameters: calls them, reads weights, multiplies by them.
 
 Functions, methods and autograd functions that a method passes modules or parameters to are read, too, where
 their source is known. Elsewhere what is passed on counts as called.
@@ -21,7 +21,7 @@ from fourbits.linear.source import Source, computing_methods, source_of
 #: calls within calls that are followed
 _DEEPEST = 3
 #: functions that inspect their argument without computing with it
-_LOOK = frozenset(
+_INSPECTS = frozenset(
     ("isinstance", "hasattr", "getattr", "setattr", "len", "type", "id", "print", "str")
     + ("repr", "enumerate", "zip", "list", "tuple", "reversed", "iter", "sorted", "cast")
     + ("callable", "issubclass", "range")
@@ -53,10 +53,10 @@ def uses_of(
     decisions: Decisions = NO_DECISIONS,
     children: frozenset[tuple[str, type[nn.Module]]] = frozenset(),
 ) -> Uses:
-    """How the methods of a class use what its modules hold; nothing without a source.
+    """How the methods of a class use its submodules and parameters; nothing without a source.
 
-    decisions: those of `branches.decided`, to leave out the branches that a module never takes.
-    children: (name, class) of modules that it holds, to follow what it passes to them.
+    decisions: those of `branches.decided`, to skip the branches that a module never takes. children: (name,
+    class) of its submodules, to follow what it passes to them.
     """
     classes = {(): cls, **{(name,): child for name, child in children}}
     found = Uses()
@@ -79,7 +79,7 @@ def reached(module: Any, path: Path) -> Iterator[Any]:
     for each in chosen:
         if each is not None:
             yield from reached(each, path[1:])
-    if not chosen:  # behind a wrapper, or nothing of a module
+    if not chosen:  # behind a wrapper, or not in the module
         for name in ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"):
             if name in inside:
                 yield from reached(inside[name], path)
@@ -97,14 +97,14 @@ def multiplied_parameters(modules: Iterable[tuple[str, nn.Module]]) -> dict[int,
 
 
 def _children(module: nn.Module) -> frozenset[tuple[str, type[nn.Module]]]:
-    """The modules to which one that has parameters may pass them: (name, class)."""
+    """The submodules to which a module that has parameters may pass them: (name, class)."""
     held = vars(module)
     inside = held["_modules"].items() if any(p is not None for p in held["_parameters"].values()) else ()
     return frozenset((name, type(each)) for name, each in inside if each is not None)
 
 
 def _held(end: Any) -> Iterable[nn.Parameter]:
-    """A parameter, or those of what stands for several or for what they are computed from."""
+    """A parameter, or those of a list, a dict or a parametrization."""
     if isinstance(end, nn.Parameter):
         return (end,)
     several = isinstance(end, nn.ParameterList | nn.ParameterDict | ParametrizationList)
@@ -140,14 +140,14 @@ def _uses(source: Source, bound: Mapping[str, Paths], classes: _Classes, depth: 
 
 
 def _continues(node: ast.AST, parent: ast.AST, scope: Scope) -> bool:
-    """Whether the parent stands for the same or for something inside, and is judged instead."""
+    """Whether the parent refers to the same object or to one inside it, and is examined instead."""
     if isinstance(parent, ast.Attribute | ast.Subscript):
         return True
     return isinstance(parent, ast.Call | ast.IfExp | ast.BoolOp) and bool(scope.paths(parent))
 
 
 def _is_only_named(node: Any, parents: Mapping[ast.AST, ast.AST]) -> bool:
-    """Whether an expression is assigned to a variable, iterated, looked at or replaced, not computed with."""
+    """Whether an expression is assigned to a variable, iterated, inspected or replaced, not computed with."""
     parent = parents.get(node)
     if not isinstance(getattr(node, "ctx", None), ast.Load | None):
         return True
@@ -155,7 +155,7 @@ def _is_only_named(node: Any, parents: Mapping[ast.AST, ast.AST]) -> bool:
         if node is parent.func:
             iterated = isinstance(parents.get(parent), ast.For | ast.comprehension)
             return iterated and getattr(node, "attr", "") in ("items", "named_children")
-        return getattr(parent.func, "id", "") in _LOOK or _initializes(parent.func)
+        return getattr(parent.func, "id", "") in _INSPECTS or _initializes(parent.func)
     if isinstance(parent, ast.Assign):
         return all(isinstance(target, ast.Name | ast.Tuple) for target in parent.targets)
     if isinstance(parent, ast.For | ast.comprehension):
@@ -168,7 +168,7 @@ def _is_only_named(node: Any, parents: Mapping[ast.AST, ast.AST]) -> bool:
 def _is_passed(node: ast.AST, parent: ast.AST) -> bool:
     """Whether an expression is an argument of a function that may compute with it."""
     if isinstance(parent, ast.Call):
-        return node is not parent.func and getattr(parent.func, "id", "") not in {"super", *_LOOK}
+        return node is not parent.func and getattr(parent.func, "id", "") not in {"super", *_INSPECTS}
     return isinstance(parent, ast.keyword)
 
 

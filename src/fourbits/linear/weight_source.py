@@ -1,7 +1,7 @@
 """Weights that arrive quantized, such as from an all-gather of codes and scales instead of values.
 
-The layer multiplies what its source returns and never quantizes its own weight. docs/nvfp4.md, section 8, has
-the values that Dgrad re-quantizes where its operand is not the transpose of Fprop's.
+The layer multiplies by what its source returns and never quantizes its own weight. docs/nvfp4.md, section 8,
+has the values that Dgrad re-quantizes where its operand is not the transpose of Fprop's.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ def set_weight_source(
     weight [N, K], quantized along axis 1 with the table's fprop.rhs. The weight itself is not read: only its
     shape and dtype count, and it gets the gradient. Where Dgrad does not share Fprop's operand, it
     re-quantizes that, as with source `forward`. returns: whether the source has the same weight before a
-    backward pass, so that eager calls ask again and save no operand. values: (weight) -> [N, K], the values
-    before they were quantized, for samples of the layer's health; None: the codes' own. Raises ValueError for
+    backward pass, so that eager calls use it again and save no operand. values: (weight) -> [N, K], the
+    values before quantization, for samples of the layer's health; None: the codes' own. Raises ValueError for
     a layer that is not converted, and for a recipe with corrections, a transform in Fprop, an adaptive layout
     of W, or GEMMs on FP4 tensor cores.
     """

@@ -56,7 +56,7 @@ class Weight:
 
     @property
     def covered(self) -> list[nn.Parameter]:
-        """The parameters that its row is about."""
+        """The parameters that its row covers."""
         held = self.module._parameters
         own = [held.get(self.parameter), *([] if self.kind in ("other", "stacked") else [held.get("bias")])]
         parametrized = self.module._modules.get("parametrizations")
@@ -130,7 +130,7 @@ def multiplied_weights(modules: Sequence[tuple[str, nn.Module]]) -> list[Weight]
 
 
 def _with_readers(layer: Weight, multiplied: Mapping[int, str]) -> Weight:
-    """The layer, with the class that multiplies by its weight besides, such as a tied decoder."""
+    """The layer, with the class that also multiplies by its weight, such as a tied decoder."""
     by = multiplied.get(id(vars(layer.module)["_parameters"].get("weight")), "")
     if layer.kind not in ("linear", "transposed") or not by:
         return layer

@@ -1,4 +1,4 @@
-"""Operands of a conversion that no kernel makes, which is slow on a GPU: notes for the summary."""
+"""Operands of a conversion for which there is no kernel, so that a GPU is slow: notes for the summary."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from fourbits.recipe.recipe import GemmTable
 
 
 def runs_on_gpu(weights: Iterable[Tensor]) -> bool:
-    """Whether weights are on a CUDA device, or may get there, because this machine has one."""
+    """Whether weights are on a CUDA device, or may be moved to one, because this machine has one."""
     return any(weight.is_cuda for weight in weights) or torch.device(probe().torch_device).type == "cuda"
 
 

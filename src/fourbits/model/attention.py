@@ -76,5 +76,5 @@ class Attention(RegionModule):
         return self.o_proj(core)
 
     def normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """Every head of x normalized, [..., H*P]."""
+        """x with every head normalized, [..., H*P]."""
         return norm(x.unflatten(-1, (-1, self.head_dim))).flatten(-2)

@@ -23,12 +23,12 @@ class LanguageModel(RegionModule):
     Parameters are FP32 master weights. Activations have compute_dtype; the residual stream between blocks has
     the wider of compute_dtype and the configuration's residual_dtype. With recompute_blocks, a training
     forward saves only a block's input, and the backward pass recomputes the block, with the same bits; with
-    recompute_every N, in the first of N blocks.
+    recompute_every N, only in the first of every N blocks.
     """
 
     recompute_blocks = False
     recompute_every = 1
-    #: which of how many equal parts of a sequence is on this rank, outside of mixers
+    #: (index, count): the part of every sequence, of `count` equal ones, that this rank has outside mixers
     sequence_part = (0, 1)
 
     def __init__(
@@ -49,7 +49,7 @@ class LanguageModel(RegionModule):
             initialize(self, config, seed)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """tokens: [B, T] int64 -> what the head contracts, [B, T, D] in compute_dtype; of own tokens only."""
+        """tokens: [B, T] int64 -> the input of the head, [B, T, D] in compute_dtype; of own tokens only."""
         if tokens.shape[1] > self.config.max_seq_len:
             raise ValueError(
                 f"The model accepts at most max_seq_len = {self.config.max_seq_len} tokens, "
@@ -59,11 +59,11 @@ class LanguageModel(RegionModule):
         documents = None if end is None else document_numbers(tokens, end)
         x = self.embed(self._own(tokens)).to(self.residual_dtype)
         for index, block in enumerate(self.blocks):
-            x = self._through(index, block, x, documents)
+            x = self._run_block(index, block, x, documents)
         return self.norm(x)
 
     def share_tokens(self, rank: int, ranks: int) -> None:
-        """Divide each sequence among ranks, whose mixers exchange tokens; each has its tokens' loss."""
+        """Divide each sequence among ranks, whose mixers exchange tokens; each computes its tokens' loss."""
         self.sequence_part = rank, ranks
 
     def _own(self, tokens: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class LanguageModel(RegionModule):
         part, parts = self.sequence_part
         return tokens if parts == 1 else tokens.chunk(parts, 1)[part]
 
-    def _through(self, index: int, block: nn.Module, x: Tensor, documents: Tensor | None) -> Tensor:
+    def _run_block(self, index: int, block: nn.Module, x: Tensor, documents: Tensor | None) -> Tensor:
         recomputes = self.recompute_blocks and index % self.recompute_every == 0
         if not (recomputes and torch.is_grad_enabled()):
             return block(x, documents)

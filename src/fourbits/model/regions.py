@@ -87,8 +87,8 @@ def compile_regions(model: nn.Module, mode: str | None = "default") -> None:
     """Compile the model's regions with a mode of torch.compile, or run them eagerly again (None).
 
     A region compiles at its first call. If that fails, e.g. without a C++ compiler, the region stays eager
-    and one warning says why; so it does where the user has disabled torch.compile. PyTorch's limit of graphs
-    per function is raised to MAX_GRAPHS for the process.
+    and one warning says why. Regions also stay eager if the user has disabled torch.compile. PyTorch's limit
+    of graphs per function is raised to MAX_GRAPHS for the process.
     """
     if mode is not None and compilation_disabled():
         mode = None

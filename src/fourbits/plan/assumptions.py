@@ -10,7 +10,7 @@ from fourbits.train.parallel import ParallelConfig
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """In the order in which they matter."""
+    """The assumptions behind a plan, the most important first."""
     rates, gpu, config = plan.rates, plan.gpu, plan.config
     layout = plan.estimate.choice.layout
     group = layout.shard * layout.tensor
@@ -33,7 +33,7 @@ def assumptions(plan: Plan) -> list[str]:
             * bool(config.recipe.schedule)
         ),
         "whole steps; no time for validation, health samples or waiting for data",
-        *_not_taken(plan),
+        *_ignored_mesh(plan),
         f"{USABLE:.0%} of the memory is usable; blocks are gathered in groups of at least "
         f"{layout.gather_weights:,} weights",
         f"a collective takes {1e6 * LATENCY:.0f} us more per rank; sums over replicas, and the weights and "
@@ -58,7 +58,7 @@ def _shapes(rates: Rates) -> str:
 
 
 def _host(rates: Rates, layout: ParallelLayout) -> list[str]:
-    """What the host does in a step, and what of it is not planned."""
+    """The time of the host in a step, and the part of it that is not planned."""
     taken = (
         f"the host takes {1e3 * rates.host_quantized:.2f} ms to launch a quantized layer, "
         f"{1e3 * rates.host_linear:.2f} ms another linear layer, {1e3 * rates.host_block:.2f} ms the rest of "
@@ -72,8 +72,8 @@ def _host(rates: Rates, layout: ParallelLayout) -> list[str]:
     return [taken, *([missing] * (layout.tensor > 1))]
 
 
-def _not_taken(plan: Plan) -> list[str]:
-    """Where the configuration asks for another mesh than the plan found."""
+def _ignored_mesh(plan: Plan) -> list[str]:
+    """A sentence, if the configuration asks for another mesh than the plan's."""
     own, found = plan.config.parallel, plan.estimate.choice.layout
     asked = {"replicate": own.replicate, "shard": own.shard, "tensor": own.tensor}
     other = [
@@ -87,7 +87,7 @@ def _not_taken(plan: Plan) -> list[str]:
 
 
 def _efficiencies(rates: Rates) -> list[str]:
-    """One sentence of what was declared, and one of what was measured, if anything was."""
+    """A sentence with the declared efficiencies, and one with the measured ones, if any were."""
     of_gemms = dict(rates.gemm_of)
     formats = {"bf16": "BF16", "emulated": "BF16 of 4-bit operands", "fp8": "FP8", "nvfp4": "FP4"}
     found = [

@@ -1,4 +1,4 @@
-"""What `fourbits bench calibrate` measured, as a file, and the rates that a plan takes from it."""
+"""The measurements of `fourbits bench calibrate` in a file, and the rates that a plan takes from them."""
 
 import json
 import statistics
@@ -97,23 +97,23 @@ def gpu_of(calibration: Calibration) -> Gpu:
 
 
 def how_to_use(calibration: Calibration, path: Path) -> str:
-    """A line about a file that was written: the command that takes it, or why none does."""
+    """A line about a file that was written: the command that uses it, or why none does."""
     try:
         gpu = gpu_of(calibration)
     except ValueError:
         return (
-            f"{path}: rates of {calibration.device}. Plans have no data sheet of it, so `fourbits plan` does "
-            "not take them"
+            f"{path}: rates of {calibration.device}. Plans have no data sheet of it, so `fourbits plan` "
+            "cannot use them"
         )
     return f"{path}: use it as in `fourbits plan CONFIG --gpu {gpu.name} --calibration {path}`"
 
 
 def calibrated(calibration: Calibration, gpu: Gpu) -> Rates:
-    """DECLARED, with what was measured in its place. Raises ValueError for another GPU than was measured."""
+    """DECLARED, with the measured rates replaced. Raises ValueError if another GPU was measured."""
     if gpu_of(calibration) is not gpu:
         raise ValueError(
             f"calibration: was measured on {gpu_of(calibration).name}, and the plan is for {gpu.name}. Plan "
-            "for the former, or leave the calibration out."
+            "for the former, or omit the calibration."
         )
     measured: dict[str, object] = {"copy": calibration.copy / gpu.bandwidth}
     shares = _gemm_shares(calibration, gpu, with_measured(DECLARED, "measured", **measured))
@@ -131,7 +131,7 @@ def calibrated(calibration: Calibration, gpu: Gpu) -> Rates:
 
 
 def _gemm_shares(calibration: Calibration, gpu: Gpu, rates: Rates) -> dict[str, float]:
-    """Per unit, the median over shapes bound by arithmetic of the share that a full GEMM of that rate has."""
+    """The share of a unit's peak that a full GEMM reaches: the median over shapes bound by arithmetic."""
     shares: dict[str, list[float]] = {}
     for gemm in calibration.gemms:
         peak = gpu.peak("bf16" if gemm.unit == "emulated" else gemm.unit)

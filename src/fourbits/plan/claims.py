@@ -1,4 +1,4 @@
-"""Public claims about FP4's speed: what they are about, and what a step of a given run keeps of them."""
+"""Public claims about FP4's speed: what they refer to, and how much of them a step of a given run shows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from fourbits.plan.gpus import GPUS
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim: times faster, by whom, and both sides as (GPU, recipe)."""
+    """A claimed speedup, its source, and the fast and the slow side as (GPU, recipe)."""
 
     text: str
     source: str

@@ -16,7 +16,7 @@ from fourbits.plan.machine import Machine
 from fourbits.plan.rates import Rates
 from fourbits.plan.software import Software
 
-#: seconds per rank and ring
+#: seconds that a collective takes per rank, besides sending
 LATENCY = 3e-6
 
 
@@ -71,7 +71,7 @@ def traffic(
 
 
 def waiting(found: Traffic, micro_batch: float, layout: ParallelLayout, software: Software) -> float:
-    """Seconds of a step that wait for traffic, where a micro-batch computes for this many seconds."""
+    """Seconds per step spent waiting for traffic. micro_batch: seconds for which a micro-batch computes."""
     once = 0.0
     if layout.shard == 1:
         gathers = last = 0.0

@@ -1,4 +1,4 @@
-"""A run planned: counts, layout, memory, time, energy, cost, checkpoints, and several precisions."""
+"""The plan of a run: counts, layout, memory, time, energy, cost, checkpoints, and several precisions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ COMPARED = ("bf16", "fp8", "mxfp4", "nvfp4")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What is paid: per GPU and hour, and per kWh; None where not given."""
+    """Prices per GPU-hour and per kWh; None where not given."""
 
     gpu_hour: float | None = None
     kwh: float | None = None
@@ -32,7 +32,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """One recipe on the cluster. native: whether its 4-bit or 8-bit GEMMs have tensor cores of their own."""
+    """One recipe on the cluster. native: whether its GEMMs run on FP4 or FP8 tensor cores."""
 
     recipe: str
     choice: Choice
@@ -61,7 +61,7 @@ class Estimate:
 
     @property
     def mfu(self) -> float:
-        """The share of the BF16 peak that the model's FLOPs are, whatever the recipe."""
+        """The model's FLOPs as a share of the BF16 peak, whatever the recipe."""
         return self.per_gpu * self.bf16_flops / self.gpu.bf16_peak
 
     @property
@@ -76,12 +76,12 @@ class Estimate:
 
     @property
     def megawatt_hours(self) -> float:
-        """With systems at their maximum: an upper bound, without cooling of the room."""
+        """Energy with systems at their maximum power: an upper bound, without cooling of the room."""
         return self.gpu_hours * self.gpu.system_watts * 1e-6
 
     @property
     def units(self) -> str:
-        """On what the quantized GEMMs run, and whether fourbits has run them there; empty for bf16."""
+        """The units that the quantized GEMMs run on, and whether fourbits has used them; empty for bf16."""
         if self.recipe == "bf16":
             return ""
         if not self.native:
@@ -232,7 +232,7 @@ def _problem(config: RunConfig, machine: Machine) -> SearchProblem:
 
 
 def _fitting(config: RunConfig, recipe: str, machine: Machine, gpus: int) -> Estimate | None:
-    """A run in a shipped recipe; None where nothing fits."""
+    """The estimate of the run in a shipped recipe; None where nothing fits."""
     try:
         return estimate(_with(config, recipe), machine, gpus)
     except DoesNotFitError:
@@ -251,7 +251,7 @@ def _with(config: RunConfig, recipe: str) -> RunConfig:
 
 
 def _per_gpu(config: RunConfig, software: Software, gpus: int) -> Callable[[str, str], float | None]:
-    """Predicted tokens/s per GPU by (GPU, recipe), from declared figures; None where nothing fits."""
+    """A function (GPU, recipe) -> predicted tokens/s per GPU at declared rates; None if nothing fits."""
     known: dict[tuple[str, str], float | None] = {}
 
     def find(gpu: str, recipe: str) -> float | None:
@@ -264,7 +264,7 @@ def _per_gpu(config: RunConfig, software: Software, gpus: int) -> Callable[[str,
 
 
 def amdahl_of(config: RunConfig, machine: Machine, own: Estimate) -> Amdahl:
-    """On the layout of the plan; of nvfp4 if the run's recipe has no quantized layer."""
+    """The bounds for the plan's layout; those of nvfp4 if the run's recipe quantizes no layer."""
     groups = linear_groups(config.model, config.recipe)
     if not any(group.quantized for group in groups):
         groups = linear_groups(config.model, get_recipe("nvfp4"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 #: masters and both moments, FP32
 CHECKPOINT_BYTES = 12
-#: what a restart takes, what all ranks together write, and what a GPU copies to its host: assumed
+#: assumed: seconds of a restart, bytes/s that all ranks together write, and that a GPU copies to its host
 RESTART_SECONDS, STORAGE_RATE, HOST_RATE = 600.0, 10e9, 25e9
 
 
@@ -43,7 +43,7 @@ class Failures:
         return piece / interval
 
     def lost(self, interval: float) -> float:
-        """The share of the expected time that is not computation that lasts."""
+        """The share of the expected time that failures and checkpoints take."""
         return 1 - 1 / self.slowdown(interval)
 
     def best_steps(self, step: float, steps: int) -> int:
@@ -58,7 +58,7 @@ def failures_of(
     storage: float = STORAGE_RATE,
     background: bool = False,
 ) -> Failures:
-    """For a cluster.
+    """The failures and checkpoints of a cluster.
 
     hours_between: of one GPU; storage: bytes per second of the whole run; background: whether training waits
     for a copy in the host's memory only.

@@ -1,7 +1,7 @@
-"""Bytes of the weights that a gather over shards sends, by the form of each one (decision S 11).
+"""Bytes of the weights that a gather over shards sends, by the format of each (decision S 11).
 
-Ranks that share layers hold a part of each block's, and shards are parts of that. Embedding and head are not
-cut by layer: they are sharded over all ranks of a copy, and gathered whole (decision S 13).
+Ranks that share layers hold a part of each block's weights, which is then sharded. Embedding and head are not
+split by layer: they are sharded over all ranks of a copy, and gathered whole (decision S 13).
 """
 
 import math
@@ -27,7 +27,7 @@ class Gathered:
 def gathered(
     model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, software: Software
 ) -> Gathered:
-    """What a rank receives in a gather of all blocks, and of embedding and head."""
+    """The bytes that a rank receives in a gather of all blocks, and of embedding and head."""
     width = float(software.weight_bytes)
     embedding = width * model.vocab_size * model.d_model
     head = 0.0
@@ -59,7 +59,7 @@ def blocks_per_gather(model: ModelConfig, layout: ParallelLayout) -> int:
     return min(blocks, max(1, math.ceil(layout.gather_weights * blocks / block_weights(model, layout))))
 
 
-def travels_packed(group: LinearGroup, layout: ParallelLayout, software: Software) -> bool:
+def gathers_packed(group: LinearGroup, layout: ParallelLayout, software: Software) -> bool:
     """Whether shards of a weight are quantized before they are gathered."""
     if not group.packable or layout.gather == "masters" or not software.packs_gathers:
         return False
@@ -68,11 +68,11 @@ def travels_packed(group: LinearGroup, layout: ParallelLayout, software: Softwar
 
 
 def _bytes(group: LinearGroup, layout: ParallelLayout, software: Software) -> float:
-    """Per weight: codes where no shard cuts a block and Dgrad needs no others, else BF16, else FP32."""
+    """Bytes per weight: codes where no shard splits a block and Dgrad reuses them, else BF16, else FP32."""
     if not software.packs_gathers or layout.gather == "masters":
         return float(software.weight_bytes)
     spec = group.table.fprop.rhs
     size = spec.block_size
-    if travels_packed(group, layout, software) and size is not None:
+    if gathers_packed(group, layout, software) and size is not None:
         return stored_bytes(spec) - (1 - 1 / size[0]) / size[1]  # one scale per block, not per row
     return 2.0 if group.outputs % layout.shard == 0 else 4.0

@@ -47,7 +47,7 @@ class Gpu:
     source: str
 
     def peak(self, name: str) -> float | None:
-        """Dense FLOP/s for operands of a format; None where its tensor cores do not take it."""
+        """Dense FLOP/s for operands of a format; None if its tensor cores do not support it."""
         return _peak(self.device, name)
 
     @property
@@ -60,7 +60,7 @@ class Gpu:
 
 @functools.cache
 def _peak(device: str, name: str) -> float | None:
-    """`device.peak_flops` of a GPU by its name, for a format; a search asks for it many thousand times."""
+    """`device.peak_flops` of a GPU by its name, for a format; cached, as a search calls it very often."""
     described = Device(
         kind="cuda",
         name=device,

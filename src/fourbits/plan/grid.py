@@ -1,4 +1,4 @@
-"""A run planned for many clusters, precisions and sequence lengths: what the page of a plan chooses from."""
+"""Plans of a run for many clusters, precisions and sequence lengths, which the page of a plan offers."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from fourbits.plan.software import FOURBITS
 from fourbits.recipe.presets import get_recipe
 from fourbits.train.config import RunConfig
 
-#: powers of two up to this many GPUs, each lowered to a number that shares a step's sequences
+#: powers of two up to this many GPUs, each lowered to a number that divides a step's sequences
 MOST_GPUS = 4096
 #: sequence lengths: this many, halved from the run's own
 _LENGTHS = 3
@@ -30,7 +30,7 @@ _SHORTEST = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One choice, planned."""
+    """The plan of one choice."""
 
     config: RunConfig
     estimate: Estimate

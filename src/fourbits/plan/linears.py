@@ -41,7 +41,7 @@ class LinearGroup:
 
     table: its precision, BF16_TABLE if the recipe keeps it in BF16. Derived from it: quantized, whether any
     GEMM has a quantized operand; kept, whether its operands W last from the forward to the backward pass;
-    packable, whether its weights can travel as 4-bit codes (wider ones travel in BF16:
+    packable, whether its weights can be gathered as 4-bit codes (wider ones are gathered in BF16:
     linear/packed_shards.py).
     """
 
@@ -57,7 +57,7 @@ class LinearGroup:
     packable: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Computed once, because a search asks for them for every layout that it tries."""
+        """Compute these once, because a search reads them for every layout that it tries."""
         quantized = not self.table.high_precision
         kept = quantized and self.table.keeps_weight
         blocks = self.table.fprop.rhs.block_size is not None
@@ -93,7 +93,7 @@ def converted_on_meta(model: ModelConfig, recipe: Recipe) -> ConversionSummary:
     with torch.device("meta"):
         built = LanguageModel(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of convert: what it warns of has a rule of lint
+        warnings.simplefilter("ignore")  # convert's warnings have rules in lint
         return convert(built, replace(recipe, schedule=()))
 
 
@@ -124,7 +124,7 @@ def gemms_of(table: GemmTable) -> tuple[GemmSpec, GemmSpec, GemmSpec]:
 def unit_of(gemm: GemmSpec, gpu: Gpu) -> str:
     """The format of the tensor cores that a GEMM runs on: its own where the GPU has those, else bf16.
 
-    fourbits itself runs nvfp4 and fp8 so, and emulates the others in BF16 everywhere.
+    fourbits itself does so for nvfp4 and fp8, and emulates the others in BF16 everywhere.
     """
     name = gemm.lhs.format
     if gemm.high_precision or name != gemm.rhs.format or gpu.peak(name) is None:

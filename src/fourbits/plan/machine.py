@@ -1,4 +1,4 @@
-"""What a plan runs on."""
+"""The machine that a plan is for."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from fourbits.plan.software import Software
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A GPU, what it reaches, and the program that runs on it."""
+    """A GPU, the rates it reaches, and the program that trains on it."""
 
     gpu: Gpu
     rates: Rates

@@ -17,7 +17,7 @@ USABLE = 0.92
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one GPU. activations: saved inputs of linear layers, and the rest; see saved.py."""
+    """Bytes on one GPU. linear_inputs, other_activations: what the forward pass saves (saved.py)."""
 
     masters: float
     gradients: float
@@ -30,13 +30,13 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, float]:
-        """By name, for tables."""
+        """The bytes by name, for tables."""
         return {name.replace("_", " "): getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
     def total(self) -> float:
-        """The peak: in the loss of a step's last micro-batch, an upper bound where one rank has no other, or,
-        over several ranks, where the last gradients are summed.
+        """The peak: during the loss of a step's last micro-batch, or, over several ranks, while the last
+        gradients are summed. For one rank with one micro-batch it is an upper bound.
         """
         return sum(self.parts.values())
 
@@ -77,10 +77,10 @@ def memory_of(
 
 
 def _in_last_sum(in_loss: Memory, model: ModelConfig, layout: ParallelLayout) -> Memory:
-    """At the end of a step's backward pass: gradients of the shard, and those of embedding and head whole,
-    with a copy of them that is summed over ranks. Where shards add up, FSDP2 holds the sums of the last
-    micro-batch, which it added to those before, until its backward pass ends (inferred from a measured peak:
-    docs/log.md, 2026-11-29).
+    """Memory at the end of a step's backward pass: gradients of the shard, and those of the whole embedding
+    and head, with a copy of them that is summed over ranks. Where gradients add up in shards, FSDP2 holds the
+    sums of the last micro-batch, which it added to those before, until its backward pass ends (inferred from
+    a measured peak: docs/log.md, 2026-11-29).
     """
     zero = dict.fromkeys(in_loss.__dataclass_fields__, 0.0)
     sums = 2 if layout.accumulation > 1 and not layout.adds_up else 1
@@ -95,8 +95,8 @@ def _held(layout: ParallelLayout, blocks: int) -> float:
 
 
 def _gradients(model: ModelConfig, layout: ParallelLayout, software: Software) -> float:
-    """FP32 gradients in the loss of the last micro-batch, which are those of the micro-batches before it: of
-    all parameters where they add up before they are summed over ranks, else of the shard.
+    """FP32 gradients during the loss of the last micro-batch, from the micro-batches before it: of all
+    parameters where they add up before they are summed over ranks, else of the shard.
     """
     blocks, ends = block_weights(model, layout), end_weights(model)
     if layout.shard * layout.tensor == 1:
@@ -125,8 +125,8 @@ def _gathered(
 
 
 def _logits(model: ModelConfig, tokens: int, most: int) -> float:
-    """Logits of a chunk and their gradients, and the head: in BF16, and the gradients of a chunk and of those
-    before it. tokens: of a rank's own.
+    """Logits of a chunk and their gradients; the head in BF16, and its gradients from this chunk and from
+    those before it. tokens: of one rank.
     """
     chunk = chunk_length(tokens, model.vocab_size, most)
     head = model.vocab_size * model.d_model

@@ -11,7 +11,7 @@ from fourbits.plan.rates import DECLARED, Rates
 from fourbits.quant.operand import OperandSpec
 from fourbits.recipe.presets import get_recipe
 
-#: the recipe that is planned, all of whose GEMMs FP4 tensor cores take
+#: the recipe that is planned, all of whose GEMMs run on FP4 tensor cores
 RECIPE = "nvfp4"
 #: role -> the tensor it is quantized from, and the bytes of its elements
 _SOURCES = {
@@ -34,7 +34,7 @@ class Launch(NamedTuple):
     #: read plus written
     bytes: float
     flops: float = 0.0
-    #: the format of the tensor cores, and whether bits are drawn
+    #: the format of the tensor cores, and whether random bits are drawn
     unit: str = ""
     stochastic: bool = False
 
@@ -70,7 +70,7 @@ def bf16_launches(shape: Shape) -> list[Launch]:
 
 
 def seconds(launch: Launch, gpu: Gpu, rates: Rates = DECLARED) -> float:
-    """Predicted: the longer of bytes and FLOPs, and the time between kernels."""
+    """Predicted seconds: the longer of the times of bytes and FLOPs, and the time between kernels."""
     copying = gpu.bandwidth * rates.copy
     if launch.unit:
         peak = gpu.peak(launch.unit)

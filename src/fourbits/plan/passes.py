@@ -1,7 +1,7 @@
-"""Bytes that quantizers and elementwise work move, per token or per weight. All else about them is a rate.
+"""Bytes that quantizers and elementwise work move, per token or per weight. Everything else is a rate.
 
-The counts are of reads and writes of whole tensors in BF16, forward and backward, as kernels that each read
-their inputs once have them.
+They count reads and writes of whole tensors in BF16, forward and backward, by kernels that read each input
+once.
 """
 
 from fourbits.model.config import ModelConfig

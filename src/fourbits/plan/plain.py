@@ -63,7 +63,7 @@ def _checkpoints(plan: Plan) -> dict[str, Any]:
 
 
 def plain_estimate(each: Estimate, prices: Prices) -> dict[str, Any]:
-    """One recipe."""
+    """The figures of one recipe."""
     return {
         "recipe": each.recipe,
         "fits": True,

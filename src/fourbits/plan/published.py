@@ -1,7 +1,7 @@
 """Speeds and memory that were measured, by others and by this project, and what the plan predicts for them.
 
-One set of declared rates predicts all of them. `why` says where a deviation comes from; where it is a guess,
-it says so. docs/plan.md has the table.
+One set of declared rates predicts all of them. `why` explains a deviation, and marks a guess as one.
+docs/plan.md has the table.
 """
 
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the plan says about a case; deviations are predicted / measured - 1."""
+    """What the plan predicts for a case; deviations are predicted / measured - 1."""
 
     case: Case
     tokens_per_second: float
@@ -191,7 +191,7 @@ def _own(
 def _several(
     preset: str, recipe: str, layout: ParallelLayout, seconds: float, gib: float | None = None, why: str = ""
 ) -> Case:
-    """On two GPUs, by `bench ranks`. seconds: of a step."""
+    """A case on two GPUs, measured by `bench ranks`. seconds: of a step."""
     one = _own(preset, recipe, "h200", (layout.micro_batch, 8192), (0.0, gib), why)
     shared = " that share layers" if layout.tensor > 1 else ""
     several = "es" if layout.accumulation > 1 else ""

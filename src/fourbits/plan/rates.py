@@ -1,4 +1,4 @@
-"""What a GPU is expected to reach: shares of declared peaks, the same for every GPU, or a measured machine's.
+"""The rates that a GPU should reach: shares of declared peaks, equal for all GPUs, or measured on one.
 
 DECLARED was set once, between what tuned kernels and what long runs reach, and is not changed to make one
 comparison better (docs/plan.md has the deviations that remain). FP8 and FP4 reach a smaller share than BF16,
@@ -55,7 +55,7 @@ class Rates:
 
 DECLARED = Rates()
 
-#: rows and columns of an output tile, and the length of a sum that a tile's start and end cost
+#: rows and columns of an output tile, and the length of a sum that takes as long as a tile's start and end
 TILE, RAMP = (128, 256), 128
 #: the share of the SMs that a GEMM of fewer tiles than SMs keeps busy, by split-K
 SPLIT = 0.8
@@ -76,7 +76,7 @@ def gemm_seconds(
     sizes: tuple[int, int, int],
     formats: tuple[str, float, float],
 ) -> float:
-    """The time of an [m, k] x [k, n] GEMM: the later of its arithmetic and its bytes.
+    """The time of an [m, k] x [k, n] GEMM: the longer of its arithmetic and its bytes.
 
     formats: of the tensor cores, or "emulated"; bytes of an operand's element; bytes of an output's.
     """
@@ -95,5 +95,5 @@ def copy_rate(gpu: Gpu, rates: Rates) -> float:
 
 
 def with_measured(rates: Rates, source: str, **measured: object) -> Rates:
-    """The rates with some that were measured, and where."""
+    """The rates, some of them replaced by measured ones. source: where they were measured."""
     return replace(rates, source=source, **measured)  # pyright: ignore[reportArgumentType]

@@ -7,7 +7,7 @@ from fourbits.plan.gpus import GPUS
 from fourbits.train.config import RunConfig, load_config
 from fourbits.train.presets import RUN_PRESETS
 
-#: of a stage's predicted tokens/s, what a run must reach: predictions were off by at most this much
+#: the share of a stage's predicted tokens/s that a run must reach: no prediction was further off
 THROUGHPUT = 0.8
 
 
@@ -23,7 +23,7 @@ class Stage:
     gap: float
     gap_source: str
     settings: dict[str, object] = field(default_factory=dict)
-    #: rules of lint that find something, and why that is right
+    #: rules of lint that are right to find something
     findings: tuple[str, ...] = ()
 
     def config(self) -> RunConfig:
@@ -57,7 +57,7 @@ ROAD = (
         gap=0.015,
         gap_source="1.5 %, as the paper's 8B at 1T tokens",
         settings={"train.gradient_accumulation": 384},
-        findings=("batch",),  # presets of its size are cut for one GPU; the paper's has 768 sequences
+        findings=("batch",),  # presets of its size are for one GPU; the paper's batch has 768 sequences
     ),
     Stage(
         preset="hybrid-8b",

@@ -1,6 +1,6 @@
-"""Memory: what a training step holds, part by part. Held against measured peaks in tests/plan.
+"""Memory that a training step saves, by part; tests/plan compares it with measured peaks.
 
-What the forward pass saves per token of a block, in BF16 elements of 2 bytes:
+The forward pass saves per token of a block, in BF16 elements of 2 bytes:
 
 - a norm: its input (the residual stream), and its output as the input of a linear layer;
 - attention: rotated q, k and v, its output (which is also o_proj's input), and FP32 statistics per head;
@@ -53,7 +53,7 @@ def saved_per_token(
         added = group.count * group.inputs * element / (1 if own else group.readers)
         inputs += added
         unsharded_inputs += added if group.column_parallel else 0.0
-        if group.quantized and group.name == "o_proj":  # its operand is a tensor of its own
+        if group.quantized and group.name == "o_proj":  # its operand is a separate tensor
             rest += 2.0 * group.count * group.inputs
     rest += _rest(model) + (0.0 if software.fused else _unfused(model))
     return SavedPerToken(inputs, rest, unsharded_inputs)
@@ -72,7 +72,7 @@ def _rest(model: ModelConfig) -> float:
 
 
 def _unfused(model: ModelConfig) -> float:
-    """What PyTorch's own operations save besides: SiLU's output, and K and V repeated for all heads."""
+    """What PyTorch's own operations save in addition: SiLU's output, and K and V repeated for all heads."""
     letters = model.pattern.replace("T", "*-")
     repeated = 2.0 * 2 * (model.num_heads - model.num_kv_heads) * model.head_dim
     silu = 2.0 * model.d_ffn if model.activation == "swiglu" else 0.0

@@ -33,7 +33,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class SearchProblem:
-    """What is laid out: a model, its linear layers by a recipe, and the run around it."""
+    """What to find a layout for: a run, its linear layers in its recipe, and the machine."""
 
     config: RunConfig
     groups: list[LinearGroup]
@@ -67,13 +67,13 @@ class SearchProblem:
         return memory_of(self.model, self.groups, packs, self.config.train.seq_len, layout, gpu, software)
 
     def choice(self, layout: ParallelLayout) -> Choice:
-        """A layout, computed."""
+        """A layout with its memory and its step, computed."""
         step = step_of(self.model, self.groups, self.config.train.seq_len, layout, self.machine)
         return Choice(layout, self.memory(layout), step)
 
 
 def best_layout(problem: SearchProblem, gpus: int) -> Choice:
-    """The fastest layout that fits: as the run adds up gradients, else with them sharded, else with tensor
+    """The fastest layout that fits: with gradients added up as the run says, else in shards, else with tensor
     parallelism.
 
     A step keeps its number of sequences, so it may use fewer GPUs than there are. Raises DoesNotFitError if
@@ -124,7 +124,7 @@ def _fitting(problem: SearchProblem, gpus: int, tensor: int) -> tuple[list[Paral
 
 
 def _remedy(problem: SearchProblem, gpus: int) -> str:
-    """What makes a run fit that does not, as far as it was tried."""
+    """What would make the run fit, as far as it was tried."""
     remedies: list[str] = []
     packed = None if problem.packs else problem.packed
     if packed is not None and _fitting(packed, gpus, 1)[0]:
@@ -161,7 +161,7 @@ def layouts(config: RunConfig, gpus: int, tensor: int) -> Iterator[ParallelLayou
 
 
 def usable_ranks(samples: int, ranks: int) -> int:
-    """The most ranks, of those that there are, that share a step's sequences equally."""
+    """The largest number of ranks, at most `ranks`, that can share a step's sequences equally."""
     return max(count for count in _divisors(samples) if count <= ranks)
 
 

@@ -75,7 +75,7 @@ def cluster_of(plan: Plan) -> Cluster:
 
 
 def simulate(cluster: Cluster, seed: int = 0) -> Outcome:
-    """One run. Pieces between checkpoints are drawn as wholes, so that a run of a million steps is quick."""
+    """Simulate one run, from checkpoint to checkpoint, so that a run of a million steps is quick."""
     generator = random.Random(seed)
     done, now, next_failure = 0, 0.0, _time_to_failure(cluster, generator)
     computing = waiting = repeated = checkpoints = restarts = 0.0

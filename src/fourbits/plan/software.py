@@ -12,9 +12,9 @@ class Software:
     weight_bytes: of a weight as it is gathered over ranks and read by the quantizer; saves_weights: whether
     quantized weights are kept from the forward to the backward pass; regathers: whether the backward pass
     gathers weights again; graphs: whether one GPU replays CUDA graphs, without the host; packs_gathers:
-    whether weights travel quantized where they can; sums_once: whether gradients are summed over ranks
-    after the last micro-batch, which takes all of them in FP32 until then, or after each one; saves_operands:
-    whether a quantized layer saves its own operand X of Wgrad as codes, whatever the recipe says.
+    whether weights are gathered quantized where they can be; sums_once: whether gradients are summed over
+    ranks after the last micro-batch, which takes all of them in FP32 until then, or after each one;
+    saves_operands: whether a quantized layer saves its own operand X of Wgrad as codes, whatever the recipe.
     """
 
     name: str

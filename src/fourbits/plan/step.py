@@ -10,7 +10,7 @@ from fourbits.model.config import ModelConfig
 from fourbits.model.counts import count_parameters, training_flops
 from fourbits.model.loss import GPU_CHUNK_LOGITS, chunk_length
 from fourbits.plan.communication import traffic, waiting
-from fourbits.plan.gathered import blocks_per_gather, travels_packed
+from fourbits.plan.gathered import blocks_per_gather, gathers_packed
 from fourbits.plan.layouts import ParallelLayout
 from fourbits.plan.linears import LinearGroup, gemms_of, stored_bytes, unit_of
 from fourbits.plan.machine import Machine
@@ -24,7 +24,7 @@ OPTIMIZER_BYTES = 32.0
 #: kernels per block, forward and backward, and per quantized linear layer
 KERNELS, QUANTIZED_KERNELS = 40, 6
 QUANTIZATION, OPTIMIZER, WEIGHTS = "quantization", "optimizer", "weights cast and gradients added"
-WAITING, HOST, AGAIN = "communication not hidden", "waiting for the host", "recomputation"
+WAITING, HOST, RECOMPUTATION = "communication not hidden", "waiting for the host", "recomputation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ def step_of(
     tokens = layout.micro_batch * seq_len
     parts, low = _gemms(model, groups, tokens, layout, machine)
     parts[QUANTIZATION] = _quantization(groups, tokens, layout, machine)
-    parts |= _between(model, seq_len, tokens, layout, machine)
+    parts |= _outside_linears(model, seq_len, tokens, layout, machine)
     parts[WEIGHTS] = _weights(groups, layout, machine)
     gemms = sum(parts[kind] for kind in dict.fromkeys(g.kind for g in groups) if kind != "head and loss")
-    parts[AGAIN] = layout.recomputed * (
+    parts[RECOMPUTATION] = layout.recomputed * (
         FORWARD["gemm"] * gemms
         + FORWARD["attention"] * (parts["attention"] + parts["SSD scan"])
         + FORWARD["elementwise"] * parts["norms and elementwise"]
@@ -63,9 +63,11 @@ def step_of(
     micro_batch = sum(parts.values())
     parts = {name: seconds * layout.accumulation for name, seconds in parts.items()}
     parts[HOST] = layout.accumulation * max(0.0, _host(model, groups, layout, machine) - micro_batch)
-    parts[OPTIMIZER] = OPTIMIZER_BYTES * _parameters(model, layout) / layout.shard / _moves(machine)
+    parts[OPTIMIZER] = (
+        OPTIMIZER_BYTES * _parameters(model, layout) / layout.shard / _elementwise_rate(machine)
+    )
     parts[WAITING] = waiting(found, micro_batch, layout, machine.software)
-    return Step({k: v for k, v in parts.items() if v}, low * _times(layout))
+    return Step({k: v for k, v in parts.items() if v}, low * _gemm_repeats(layout))
 
 
 def linear_seconds(
@@ -73,11 +75,11 @@ def linear_seconds(
 ) -> float:
     """Seconds of a step in the GEMMs of some groups, recomputed ones included."""
     kinds, _ = _gemms(model, groups, layout.micro_batch * seq_len, layout, machine)
-    return sum(kinds.values()) * _times(layout)
+    return sum(kinds.values()) * _gemm_repeats(layout)
 
 
-def _times(layout: ParallelLayout) -> float:
-    """How often a step has the GEMMs of a micro-batch."""
+def _gemm_repeats(layout: ParallelLayout) -> float:
+    """How often a step runs the GEMMs of a micro-batch."""
     return layout.accumulation * (1 + FORWARD["gemm"] * layout.recomputed)
 
 
@@ -89,7 +91,7 @@ def _copy(machine: Machine) -> float:
     return copy_rate(machine.gpu, machine.rates)
 
 
-def _moves(machine: Machine) -> float:
+def _elementwise_rate(machine: Machine) -> float:
     """Bytes per second of elementwise work."""
     return _copy(machine) * machine.rates.elementwise
 
@@ -102,9 +104,8 @@ def _gemms(
     low = 0.0
     for group in groups:
         head = group.kind == "head and loss"
-        own = (
-            tokens // layout.tensor if head else tokens
-        )  # ranks that share layers have a part of the loss each
+        # ranks that share layers each compute a part of the loss
+        own = tokens // layout.tensor if head else tokens
         rows = chunk_length(own, model.vocab_size, GPU_CHUNK_LOGITS) if head else own
         n, k = group.on_rank(layout.tensor)
         times = group.count * (own / rows)
@@ -130,12 +131,12 @@ def _quantization(groups: list[LinearGroup], tokens: int, layout: ParallelLayout
             continue
         n, k = group.on_rank(layout.tensor)
         shared = group.readers if software.shares_inputs else 1
-        packed = layout.shard > 1 and travels_packed(group, layout, software)
+        packed = layout.shard > 1 and gathers_packed(group, layout, software)
         kept = (software.saves_weights and layout.shard == 1) or packed
-        cut = layout.shard if packed else 1
+        shards = layout.shard if packed else 1
         sizes = {
             "X": tokens * k * group.count / shared,
-            "W": n * k * group.count / cut / (layout.accumulation if kept else 1),
+            "W": n * k * group.count / shards / (layout.accumulation if kept else 1),
             "dY": tokens * n * group.count,
         }
         for tensor, operands in tensors_of(group).items():
@@ -147,32 +148,30 @@ def _quantization(groups: list[LinearGroup], tokens: int, layout: ParallelLayout
     return total
 
 
-def _between(
+def _outside_linears(
     model: ModelConfig, seq_len: int, tokens: int, layout: ParallelLayout, machine: Machine
 ) -> dict[str, float]:
-    """Seconds in a micro-batch of what is between linear layers."""
-    flops, moves, rates = training_flops(model, seq_len), _moves(machine), machine.rates
+    """Seconds in a micro-batch outside linear layers."""
+    flops, rate, rates = training_flops(model, seq_len), _elementwise_rate(machine), machine.rates
     share = tokens // layout.tensor
     peak = machine.gpu.bf16_peak
     moved = sum(elementwise_bytes(model, machine.software.fused).values())
     chunks = share / chunk_length(share, model.vocab_size, GPU_CHUNK_LOGITS)
     head = 12.0 * model.vocab_size * model.d_model * (chunks - 1)
     return {
-        "attention": share * (flops["attention"] / (peak * rates.attention) + attention_bytes(model) / moves),
+        "attention": share * (flops["attention"] / (peak * rates.attention) + attention_bytes(model) / rate),
         "SSD scan": share * flops["scan"] / (peak * rates.scan),
-        "norms and elementwise": share * moved / moves,
-        "loss": (share * loss_bytes(model) + head) / moves,
+        "norms and elementwise": share * moved / rate,
+        "loss": (share * loss_bytes(model) + head) / rate,
     }
 
 
 def _weights(groups: list[LinearGroup], layout: ParallelLayout, machine: Machine) -> float:
-    """Seconds in a micro-batch in which FP32 weights become BF16 twice, and gradients are added to earlier
-    ones.
-    """
+    """Seconds in a micro-batch of casting FP32 weights to BF16 twice, and of adding up gradients."""
     cast = 2 * (machine.software.weight_bytes + 2.0) if machine.software.weight_bytes > 2 else 0.0
     added = 12.0 * (layout.accumulation - 1) / layout.accumulation
     moved = sum(g.weights * ((0.0 if g.quantized else cast) + added) for g in groups)
-    return moved / layout.tensor / _moves(machine)
+    return moved / layout.tensor / _elementwise_rate(machine)
 
 
 def _host(model: ModelConfig, groups: list[LinearGroup], layout: ParallelLayout, machine: Machine) -> float:

@@ -41,7 +41,7 @@ def register_correction(name: str, correction: Correction) -> None:
 
     Every process that builds such a spec must register it first. Raises ValueError for an empty name, for
     functions that fail on a small tensor or contradict each other there, and for a name that stands for
-    another correction: plans and compiled graphs hold what it stood for.
+    another correction, which plans and compiled graphs may hold.
     """
     if not name:
         raise ValueError("register_correction: name must not be empty, which stands for no correction.")
@@ -73,16 +73,16 @@ def _try_out(name: str, correction: Correction) -> None:
             f"register_correction: the functions of {name!r} must work on fp32 [{rows}, {columns}], got "
             f"{type(error).__name__}: {error}. The docstring of Correction says what each takes and returns."
         ) from error
-    apart = "what is left of a tensor must be orthogonal to what is removed of any other"
+    orthogonal = "the residual of a tensor must be orthogonal to the removed part of any other"
     for what, actual, expected in (
         ("split's residual + product must be the tensor", residual + part, x),
-        (apart, residual_dy.t() @ part, torch.zeros_like(outer)),
-        (apart, part_dy.t() @ residual, torch.zeros_like(outer)),
-        ("outer_product must be the product of what was removed", outer, part_dy.t() @ part),
+        (orthogonal, residual_dy.t() @ part, torch.zeros_like(outer)),
+        (orthogonal, part_dy.t() @ residual, torch.zeros_like(outer)),
+        ("outer_product must be the product of the removed parts", outer, part_dy.t() @ part),
     ):
         if actual.shape != expected.shape or not torch.allclose(actual, expected, atol=1e-3):
             raise ValueError(
-                f"register_correction: {what}, which does not hold for {name!r}. Correct the function."
+                f"register_correction: {what}, which is not true for {name!r}. Correct the function."
             )
 
 

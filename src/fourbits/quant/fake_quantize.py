@@ -36,8 +36,8 @@ def fake_quantize(
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Quantizes and dequantizes forward, and hands the gradient on backward. Graphs have an operator for it:
-    torch 2.11 compiles an autograd.Function that hands its gradient on to one of zeros.
+    """Quantizes and dequantizes forward, and passes the gradient on backward. Graphs have an operator for it,
+    because torch 2.11 compiles an autograd.Function that passes its gradient on to a gradient of zeros.
     """
 
     @staticmethod

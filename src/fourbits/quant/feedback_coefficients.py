@@ -1,7 +1,7 @@
-"""The coefficients of error feedback: how much of a block's rounding error later blocks take over.
+"""The coefficients of error feedback: how later blocks make up for a block's rounding error.
 
 A GEMM reads X through W: rounding errors E of a row of X cost |E W^T|^2 = E H E^T with H = W^T W. Given the
-errors of a block b, shifting the later columns r of its span by E_b H_br H_rr^-1 leaves the least cost, as in
+errors of a block b, shifting the later columns r of its span by E_b H_br H_rr^-1 minimizes the cost, as in
 GPTQ (arXiv:2210.17323), where the roles of X and W are exchanged. docs/nvfp4.md, section 25.
 """
 
@@ -19,7 +19,7 @@ _DAMPING = 0.01
 def feedback_coefficients(weight: Tensor, span: int) -> Tensor:
     """The coefficients of a linear layer's input, for `OperandSpec.error_feedback`: int8 [K, span].
 
-    weight: [N, K], of any float dtype. Row k says what an error in column k adds to the columns of later
+    weight: [N, K], of any float dtype. Row k has what an error in column k adds to the columns of later
     blocks of its span. Zero where a span's weights are all zero, or not finite. Raises ValueError for a
     weight that is not a matrix, or a span that is not a multiple of 16.
     """
@@ -40,11 +40,11 @@ def batched_coefficients(weights: Tensor, span: int) -> Tensor:
     gram = torch.einsum("lnsi,lnsj->lsij", spans, spans).double()
     mean = gram.diagonal(dim1=2, dim2=3).mean(2)[..., None, None]
     usable = (mean > 0) & mean.isfinite()
-    one = torch.eye(span, dtype=torch.float64, device=weights.device)
-    gram = torch.where(usable, gram + _DAMPING * mean * one, one)
+    identity = torch.eye(span, dtype=torch.float64, device=weights.device)
+    gram = torch.where(usable, gram + _DAMPING * mean * identity, identity)
     # H = U U^T with U upper triangular, and T its inverse: H_rb H_rr^-1 = -U_bb T_br, block by block
     upper = torch.linalg.cholesky(gram.flip(2, 3)).flip(2, 3)
-    inverse = torch.linalg.solve_triangular(upper, one.expand_as(upper), upper=True)
+    inverse = torch.linalg.solve_triangular(upper, identity.expand_as(upper), upper=True)
     blocks = upper.unflatten(3, (-1, _BLOCK)).unflatten(2, (-1, _BLOCK))
     diagonal = blocks.diagonal(dim1=2, dim2=4).movedim(-1, 2)
     shares = -(diagonal @ inverse.unflatten(2, (-1, _BLOCK))).flatten(2, 3)

@@ -22,7 +22,7 @@ from fourbits.triton_version import HAS_TRITON
 if TYPE_CHECKING or HAS_TRITON:
     from fourbits.quant.kernels.launch_grouped import GroupedQuantizer, TileMap
 
-#: elements along the contraction that a GEMM reads at a time; groups are padded to it where those are rows
+#: elements along the contraction that a GEMM reads at a time; groups of rows along it are padded to this
 STEP = 64
 #: (tensor, tiles, counters, streams of group 0 by request) -> operands
 Quantizer = Callable[[Tensor, GroupTiles, Tensor | None, tuple[int, ...]], tuple[GroupedOperand, ...]]

@@ -35,7 +35,7 @@ class GroupedOperand(NamedTuple):
     """An exact operand of each group: value = values * scale[group], where values are exact in BF16.
 
     Along axis 1 a group's values lie at its rows of the tensor. Along axis 0, and along axis 1 if padded,
-    group e's begin at row starts[e] * height of the tiles it was made with, and zeros complete its last tile.
+    group e's begin at row starts[e] * height of the tiles it was quantized by, and zeros fill its last tile.
     """
 
     values: Tensor

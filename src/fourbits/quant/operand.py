@@ -1,4 +1,4 @@
-"""OperandSpec: everything that decides the bits of one GEMM operand. docs/nvfp4.md, section 3.3."""
+"""OperandSpec: everything that determines the bits of one GEMM operand. docs/nvfp4.md, section 3.3."""
 
 from dataclasses import astuple, dataclass, replace
 from typing import Literal, get_args
@@ -14,7 +14,7 @@ Fp32Scale = Literal["exact", "pow2"]
 AmaxPolicy = Literal["current", "delayed", "interval", "history"]
 Adaptive = Literal["none", "outer", "block"]
 
-#: the words that a field may be, for fields that are one of a few
+#: the values that a field may have, for fields with a few choices
 CHOICES: dict[str, tuple[str, ...]] = {
     "source": get_args(Source),
     "rounding": get_args(Rounding),
@@ -130,7 +130,7 @@ class OperandSpec(_HashedOnce):
 
     @property
     def square(self) -> bool:
-        """Whether all that share a scale, at every level, are the same along both axes."""
+        """Whether the elements that share a scale, at every level, are as many along both axes."""
         return all(rows == columns for rows, columns in self.scale_sizes)
 
     @property
@@ -163,7 +163,7 @@ class OperandSpec(_HashedOnce):
 
     @property
     def of_residual(self) -> "OperandSpec":
-        """The spec by which what a correction leaves is quantized: itself, without the correction."""
+        """The spec that quantizes a correction's residual: this one without the correction."""
         return replace(self, correction="") if self.correction else self
 
     @property

@@ -1,7 +1,8 @@
-"""The one entry of quantization, and the one place that chooses an implementation. docs/nvfp4.md, section 6.
+"""The only entry point of quantization, and the only place that chooses an implementation.
 
 Bits never depend on the choice. On NVIDIA GPUs fused Triton kernels quantize; on CPUs the reference, compiled
 for larger tensors; elsewhere, and for specs without a kernel, the reference itself, and a warning says so.
+docs/nvfp4.md, section 6.
 """
 
 import functools
@@ -57,7 +58,7 @@ def quantize(
 
     x: 2-D fp32, bf16 or fp16; axis: the contraction axis, 0 or 1 (or -1, -2); amax: fp32 scalar to use
     instead of the tensor's own (of the transformed tensor where spec.rht is set); sr_key: int64 [5] (seed,
-    stream, step, first row, first 16-element block) or [2] (seed, step), required where random bits are;
+    stream, step, first row, first 16-element block) or [2] (seed, step), required if random bits are drawn;
     coefficients: int8 [K, spec.error_feedback], `feedback_coefficients` of the weight that x is multiplied
     by, required with error feedback. Raises ValueError for other inputs.
     """
@@ -158,12 +159,12 @@ def _amax_plan(signature: Signature, requests: tuple[OperandRequest, ...]) -> "O
 
 
 def one_pass(signature: Signature, requests: tuple[OperandRequest, ...]) -> bool:
-    """Whether kernels make all these operands in one pass over the tensor."""
+    """Whether kernels compute all these operands in one pass over the tensor."""
     return unsupported(signature, requests) is None
 
 
 def unsupported_operand(spec: OperandSpec) -> str | None:
-    """Why no kernel makes operands of this spec on a GPU, or None."""
+    """Why no kernel computes operands of this spec on a GPU, or None."""
     return unsupported_spec(spec.of_residual)
 
 
@@ -259,7 +260,7 @@ def _one_operand(
 
 
 class _Separately:
-    """Operands that need a pass each."""
+    """Operands that are quantized in separate passes."""
 
     def __init__(self, parts: tuple[Quantizer, ...]) -> None:
         self._parts = parts
@@ -317,7 +318,7 @@ def _key_of(request: OperandRequest, inputs: OperandInputs) -> Tensor | None:
 
 @computed_once
 def _key_parts(fields: tuple[int, ...], stream: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Places of a counter, and what is added to their entries, that make an operand's key."""
+    """The entries of a counter that form an operand's key, and what is added to them."""
     return torch.tensor(fields, device=device, dtype=torch.int64), torch.tensor(
         [0, stream, 0, 0, 0], device=device, dtype=torch.int64
     )

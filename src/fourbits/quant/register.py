@@ -1,6 +1,6 @@
 """Block formats and scale rules from outside: checked, tried out, and added to the tables of shipped ones.
 
-Registration holds for the process. What a function returns is checked at every call. docs/extending.md.
+A registration applies to the process. What a function returns is checked at every call. docs/extending.md.
 """
 
 from dataclasses import replace
@@ -164,9 +164,9 @@ def _try_out(fmt: BlockFormat) -> None:
                 f"block format {fmt.name!r}: an element times its block scale must have at most the 8 "
                 "significant bits of BF16. Use scales with fewer bits, or scale_in_epilogue=True."
             )
-        for made, kept in pairs:
-            made = made.t() if axis == 0 else made
-            if not _same(made[: kept.shape[0], : kept.shape[1]], kept):
+        for computed, read in pairs:
+            computed = computed.t() if axis == 0 else computed
+            if not _same(computed[: read.shape[0], : read.shape[1]], read):
                 raise ValueError(
                     f"scale hierarchy {fmt.scale!r}: decode(encode(levels)) must give the levels back, NaN "
                     f"included, and does not along axis {axis}. Store every level exactly; shape shared "

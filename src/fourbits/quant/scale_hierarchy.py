@@ -38,7 +38,7 @@ def product_of_levels(levels: Levels, block_format: BlockFormat, axis: int) -> T
 
 
 def one_per_block(rows: int, columns: int) -> tuple[int, int]:
-    """The shape of what is stored where that is one number per block."""
+    """The shape of the stored scales if there is one number per block."""
     return rows, columns
 
 

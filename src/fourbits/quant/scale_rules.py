@@ -18,7 +18,7 @@ class ScaleRule:
     scales: tuple[str, ...] | None = ("e4m3", "ue5m3")
     #: element formats that it serves; None: all
     elements: tuple[str, ...] | None = None
-    #: largest block scale the tensor's amax is mapped to, unless a spec's scale_bound says; 0: the format's
+    #: largest block scale the tensor's amax is mapped to, unless a spec sets scale_bound; 0: the format's
     bound: int = 0
     #: mse, mae or max where candidate scales are compared by their error
     error_metric: str | None = None

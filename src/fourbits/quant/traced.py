@@ -21,7 +21,7 @@ _FLOATS = {field.name for field in fields(OperandSpec) if field.type is float}
 
 
 def spec_to_text(spec: OperandSpec) -> str:
-    """A spec as text for `spec_from_text`, made of what the compiler's front end can evaluate."""
+    """A spec as text for `spec_from_text`, by functions that the compiler's front end can evaluate."""
     return ",".join([f"{name}={_literal(getattr(spec, name))}" for name in _FIELDS])
 
 

@@ -11,7 +11,7 @@ from fourbits.settings import nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Technique:
-    """A technique that a recipe can lose. what: in words; operand: an operand without it.
+    """A technique that can be removed from a recipe. what: in words; operand: an operand without it.
 
     operand is None for a technique of the recipe rather than of operands: the blocks that stay in BF16.
     """
@@ -71,8 +71,8 @@ def without(recipe: Recipe, technique: str) -> Recipe:
         found = _removed(recipe, TECHNIQUES[technique])
     except ValueError as error:
         raise ValueError(
-            f"--ablate: {recipe.name} cannot lose {technique}, because the rest of it needs it ({error}) "
-            f"Remove {technique} from --ablate."
+            f"--ablate: {technique} cannot be removed from {recipe.name}, because the rest of it needs "
+            f"{technique} ({error}) Remove {technique} from --ablate."
         ) from None
     if found.digest == recipe.digest:
         raise ValueError(f"--ablate: {recipe.name} does not use {technique}. {_remedy(used(recipe))}")
@@ -86,7 +86,7 @@ def without(recipe: Recipe, technique: str) -> Recipe:
 
 
 def used(recipe: Recipe) -> list[str]:
-    """The techniques that a recipe uses and can lose, in the order of TECHNIQUES."""
+    """The techniques that a recipe uses and that can be removed from it, in the order of TECHNIQUES."""
     names: list[str] = []
     for name, technique in TECHNIQUES.items():
         try:

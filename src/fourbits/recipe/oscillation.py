@@ -18,7 +18,7 @@ class Oscillation:
     #: steps from the beginning of a window to that of the next
     period: int = 200
     ratio: float = 8.0
-    #: how many steps are done when the first window begins, or another point as a PrecisionPhase has them
+    #: how many steps are done when the first window begins, or another point, as in a PrecisionPhase
     start: int | float | str = 0
 
     def __post_init__(self) -> None:
@@ -45,11 +45,11 @@ class Oscillation:
         return self.start
 
     def follows(self, done: int) -> bool:
-        """Whether weights are followed from `done` finished steps on."""
+        """Whether weights are followed after `done` finished steps."""
         return done >= self.first and (done - self.first) % self.period < self.window
 
     def for_run(self, run: RunShape) -> "Oscillation":
-        """With a start in steps, for a run of this shape. Raises ValueError for a start beyond its end."""
+        """The same with a start in steps, for a run of this shape. ValueError for a start beyond its end."""
         first = step_of(self.start, "oscillation: its start", "start", run)
         if first is None or first >= run.steps:
             raise ValueError(

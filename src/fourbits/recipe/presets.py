@@ -10,7 +10,7 @@ from fourbits.recipe.schedules import get_schedule
 from fourbits.recipe.shipped import SHIPPED
 from fourbits.settings import build, load_yaml, nearest, to_dict
 
-#: by name
+#: the shipped recipes by name
 RECIPES = MappingProxyType({recipe.name: recipe for recipe in SHIPPED})
 
 

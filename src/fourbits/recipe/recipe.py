@@ -33,8 +33,8 @@ _MAY_BE_FORWARD = {
 
 
 #: settings of a recipe or table that do not affect results bitwise
-_NO_BITS = ("name", "source", "taken", "deviates", "saved_inputs", "native", "amax_reduction")
-#: settings newer than the first digests, which leave a recipe's digest as it was where they are empty
+_NOT_BITWISE = ("name", "source", "taken", "deviates", "saved_inputs", "native", "amax_reduction")
+#: settings that were added after the first digests; where they are empty, they do not change a digest
 _NEWER = (
     *("correction", "error_feedback", "feedback_interval", "shared_weight_amax", "schedule"),
     "oscillation",
@@ -74,7 +74,7 @@ class GemmTable:
     saved_inputs: Literal["exact", "packed"] = "exact"
     #: whether rows of dY (tokens) far above the typical one are scaled down before dY is quantized
     gradient_rows: Literal["any", "limited"] = "any"
-    #: share of the features of X, the largest, whose error of quantization is added back in FP32
+    #: share of X's features, those with the largest magnitudes, whose quantization error is added back
     hot_channels: float = 0.0
     #: how GEMMs of quantized operands add: FP32 in the device's order, exactly, or as a chip's tensor cores
     sums: Sums = "fp32"
@@ -119,8 +119,8 @@ class GemmTable:
     @property
     def keeps_weight(self) -> bool:
         """Whether Dgrad starts from Fprop's operand W: reuses its codes, or re-quantizes its values."""
-        remakes = self.dgrad.rhs.source == "forward" and self.fprop.rhs.block_format.quantized
-        return self.shares_weight or remakes
+        requantizes = self.dgrad.rhs.source == "forward" and self.fprop.rhs.block_format.quantized
+        return self.shares_weight or requantizes
 
     @property
     def shares_weight(self) -> bool:
@@ -143,7 +143,7 @@ def table_from_text(text: str) -> GemmTable:
 @functools.lru_cache(maxsize=1024)
 def table_digest(text: str) -> str:
     """Hash of everything in a table's text that affects results bitwise, as `Recipe.digest`."""
-    return _hash(_without_empty(_of_bits(json.loads(text)), _NEWER))
+    return _hash(_without_empty(_bitwise_settings(json.loads(text)), _NEWER))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +204,7 @@ class Recipe:
     layers: tuple[LayerRule, ...] = ()
     #: as in GemmTable, for linear layers that no rule matches; does not affect results bitwise
     saved_inputs: Literal["exact", "packed"] = "exact"
-    #: as in GemmTable, for linear layers that no rule matches; as the next three
+    #: as in GemmTable, for linear layers that no rule matches, like the next three
     gradient_rows: Literal["any", "limited"] = "any"
     hot_channels: float = 0.0
     sums: Sums = "fp32"
@@ -231,7 +231,9 @@ class Recipe:
             )
         names = [phase.name for phase in self.schedule]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"schedule: a phase needs a name of its own, got {twice[0]!r} twice. Rename it.")
+            raise ValueError(
+                f"schedule: phases must have different names, got {twice[0]!r} twice. Rename one."
+            )
 
     @property
     def table(self) -> GemmTable:
@@ -263,10 +265,10 @@ class Recipe:
     @property
     def digest(self) -> str:
         """Hash of everything that affects results bitwise; excludes name, source and reasons."""
-        content = _of_bits(to_dict(self))
+        content = _bitwise_settings(to_dict(self))
         content["schedule"] = [{**phase, "name": ""} for phase in content["schedule"]]
         content["layers"] = [
-            {**rule, "why": "", "table": _of_bits(rule["table"])} for rule in content["layers"]
+            {**rule, "why": "", "table": _bitwise_settings(rule["table"])} for rule in content["layers"]
         ]
         return _hash(_without_empty(content, _NEWER))
 
@@ -281,12 +283,12 @@ def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _of_bits(tree: dict[str, Any]) -> dict[str, Any]:
+def _bitwise_settings(tree: dict[str, Any]) -> dict[str, Any]:
     """The settings that affect results bitwise; one added later counts only where it is not the default, so
-    that the hashes of older runs stay.
+    that the hashes of older runs do not change.
     """
     added = {"gradient_rows": "any", "hot_channels": 0.0, "sums": "fp32", "epilogue": "separate"}
-    return {k: v for k, v in tree.items() if k not in _NO_BITS and (k not in added or v != added[k])}
+    return {k: v for k, v in tree.items() if k not in _NOT_BITWISE and (k not in added or v != added[k])}
 
 
 def _without_empty(tree: Any, names: tuple[str, ...]) -> Any:

@@ -33,7 +33,7 @@ class PrecisionPhase:
     """Steps in which some GEMMs of some layers have another precision. Raises ValueError for invalid fields.
 
     A point is a step, counted from 0, a share of the run (0.82, "82%", "8/62"), "warmup-end" or "decay-start"
-    of the learning rate, "data-N", where the N-th phase of the data begins, or "end", which is never.
+    of the learning rate, "data-N", where the N-th phase of the data begins, or "end", after the last step.
     """
 
     name: str
@@ -235,8 +235,8 @@ def _require_extent(
     if (last is not None and blend_in + blend_out > last - start) or (blend_out and not ends):
         length = "" if last is None else f" in {last - start} steps"
         raise ValueError(
-            f"schedule: phase {phase.name!r} must hold its blends, got blend_in {blend_in} and blend_out "
-            f"{blend_out}{length}{'' if ends else ' without an end'}. Shorten them."
+            f"schedule: phase {phase.name!r} must be at least as long as its blends, got blend_in {blend_in} "
+            f"and blend_out {blend_out}{length}{'' if ends else ' without an end'}. Shorten them."
         )
 
 

@@ -251,7 +251,7 @@ SHIPPED = (
     Recipe(
         name="chon",
         source="arXiv:2602.02047",
-        taken="the error of quantization of hot channels, the largest of X, is added back: on top of nvfp4 "
+        taken="the quantization error of hot channels, the largest of X, is added back: on top of nvfp4 "
         "without BF16 blocks",
         deviates="the abstract, all that was read, gives no share of channels and no rule to choose them: "
         "here a sixteenth of them, by their largest magnitude in each call, and of X only; Dgrad and Wgrad "

@@ -20,8 +20,8 @@ def _wrong_correction(table: Any) -> str | None:
     for role in ("fprop.rhs", "dgrad.rhs"):
         if name := table.operand(role).correction:
             return (
-                f"{role}.correction: the weight has no tokens to remove a part of, got {name!r}. Set it on "
-                "the other operand, X or dY."
+                f"{role}.correction: a weight has no tokens, of which a correction removes a part, got "
+                f"{name!r}. Set it on the other operand, X or dY."
             )
     names = table.wgrad.lhs.correction, table.wgrad.rhs.correction
     if names[0] != names[1]:
@@ -49,8 +49,8 @@ def _wrong_feedback(table: Any) -> str | None:
             return f"{role}.error_feedback: is for X in Fprop, fprop.lhs. Set it to 0 here."
     if table.fprop.lhs.error_feedback and table.wgrad.rhs.source == "forward":
         return (
-            "wgrad.rhs.source: forward re-quantizes X of Fprop, whose errors only fit that product. Set it "
-            "to as_is, or fprop.lhs.error_feedback to 0."
+            "wgrad.rhs.source: forward re-quantizes X of Fprop, whose errors are only made up for in Fprop. "
+            "Set it to as_is, or fprop.lhs.error_feedback to 0."
         )
     return None
 
@@ -71,9 +71,11 @@ def _wrong_hot_channels(table: Any) -> str | None:
             f"rht={table.fprop.lhs.rht}. Set rht to 0 in fprop, or hot_channels to 0."
         )
     if any(getattr(table, gemm).lhs.correction for gemm in ("fprop", "dgrad", "wgrad")):
-        return "hot_channels: do not combine with a correction. Set one of them only."
+        return "hot_channels: cannot be combined with a correction. Set one of them only."
     if table.fprop.lhs.error_feedback:
-        return "hot_channels: do not combine with error_feedback, which corrects the same errors. Set one."
+        return (
+            "hot_channels: cannot be combined with error_feedback, which corrects the same errors. Set one."
+        )
     if table.native or table.amax_reduction:
         what = "GEMMs on FP4 tensor cores" if table.native else "shards by features"
         return f"hot_channels: {what} do not support them. Set hot_channels to 0."

@@ -68,7 +68,7 @@ def save_checkpoint(folder: Path, step: int, files: Mapping[str, Tensors], state
 
 
 def refused(step: int, name: str, key: str) -> NonFiniteError:
-    """The error of a checkpoint with a tensor that is not finite."""
+    """The error for a checkpoint with a tensor that is not finite."""
     return NonFiniteError(f"step {step}: {key!r} of {name} is not finite. No checkpoint of it was written.")
 
 
@@ -109,7 +109,7 @@ def not_saved(error: OSError, target: Path) -> OSError:
 def write_state_file(
     unfinished: Path, step: int, state: Mapping[str, Any], records: Mapping[str, Any]
 ) -> None:
-    """Write state.json. records: by file, what `record_of` says."""
+    """Write state.json. records: by file, as `record_of` returns them."""
     version = SHARDED if any("/" in name for name in records) else VERSION
     head = {"format": FORMAT, "version": version, "step": step, "state": dict(state), "files": dict(records)}
     write_json(unfinished / STATE, head)
@@ -122,7 +122,7 @@ def amend(path: Path, changes: Mapping[str, Any]) -> None:
 
 
 def remove_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, newest first, so that what remains is of one history."""
+    """Remove the checkpoints of later steps, newest first, so that the others belong to one history."""
     for path in reversed(checkpoints(folder)):
         if step_of(path) > step:
             _remove(path)
@@ -149,7 +149,7 @@ def remove_old(
 ) -> None:
     """Remove all but the newest `keep` checkpoints, and unfinished ones that killed runs left behind.
 
-    keep_every: checkpoints whose step is a multiple of it stay, too; needed: those of these steps, too.
+    keep_every: checkpoints whose step is a multiple of it are kept, too, and those of the steps in `needed`.
     """
     for path in checkpoints(folder)[:-keep]:
         step = step_of(path)
@@ -170,7 +170,7 @@ def _remove(path: Path) -> None:
 def open_checkpoint(path: Path, rank: int = 0, world: int = 1) -> Checkpoint:
     """Read state.json and verify all files. Raises ValueError for a foreign or damaged checkpoint.
 
-    rank, world: of processes that share the work, each of which reads every world-th file to its end.
+    rank, world: of processes that share the work, each of which hashes every world-th file.
     """
     state_file = path / STATE
     if not state_file.is_file():

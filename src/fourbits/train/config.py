@@ -161,8 +161,8 @@ class TrainConfig:
             )
         if self.rolls_back and not self.checkpoint_interval:
             raise ValueError(
-                "checkpoint_interval must be a number of steps where spike or non_finite is rollback, which "
-                "needs checkpoints, got None. Set it, as to 500."
+                "checkpoint_interval must be a number of steps if spike or non_finite is rollback, which "
+                "needs checkpoints, got None. Set it, for example to 500."
             )
 
     @property

@@ -65,7 +65,7 @@ def changed_settings(stored: RunConfig, config: RunConfig) -> list[str]:
 
 
 def with_stored_warmup(stored: RunConfig, config: RunConfig) -> RunConfig:
-    """`config` with as many warmup steps as `stored`, if it has another length or `stored` once had."""
+    """`config` with as many warmup steps as `stored`, if their lengths differ or that of `stored` changed."""
     other_length = stored.train.num_steps != config.train.num_steps
     if config.optim.warmup_steps is not None or not (other_length or stored.optim.warmup_steps is not None):
         return config

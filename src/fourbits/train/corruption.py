@@ -8,25 +8,28 @@ from torch import Tensor
 
 
 class CorruptionError(RuntimeError):
-    """A device computed different bits than the time before, or than other devices."""
+    """A device computed different bits than before, or than other devices."""
 
 
 class Mismatch(NamedTuple):
-    """What differs. ranks: those at fault, none without a majority; where: the first difference."""
+    """What differs. ranks: those at fault, empty without a majority; where: the first difference."""
 
     ranks: tuple[int, ...]
     where: str
 
 
-def judged(digests: Tensor, tensor: int, apart: bool, names: Sequence[str]) -> Mismatch | None:
+def find_mismatch(
+    digests: Tensor, tensor: int, devices_differ: bool, names: Sequence[str]
+) -> Mismatch | None:
     """What differs, if anything does.
 
-    digests: int64 [ranks, 2, k] of the two computations: the loss, then the gradients of `names`. tensor: so
-    many neighbouring ranks share layers, and compute different parts. apart: ranks may have different bits.
-    A rank is at fault if its two computations differ, or if they differ from more than half of all.
+    digests: int64 [ranks, 2, k] of the two computations: the loss, then the gradients of `names`. tensor:
+    this many neighbouring ranks share layers, and compute different parts. devices_differ: ranks may have
+    different bits, so each is compared with itself only. A rank is at fault if its two computations differ,
+    or if they differ from more than half of all.
     """
     rows = [[tuple(run) for run in rank] for rank in digests.tolist()]
-    count = len(rows) if apart else tensor
+    count = len(rows) if devices_differ else tensor
     at_fault: set[int] = set()
     places: set[int] = set()
     for first in range(count):

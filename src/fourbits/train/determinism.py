@@ -1,7 +1,7 @@
-"""Equal runs have equal bits on a GPU, too, whatever operations PyTorch selects.
+"""Bitwise equal runs on a GPU, too, whatever operations PyTorch selects.
 
-Its backward pass of attention over long sequences adds in the order in which threads finish, which differs
-from run to run. All kernels of fourbits are deterministic. docs/running.md has the cost.
+PyTorch's backward pass of attention over long sequences adds in the order in which threads finish, which
+differs from run to run. All kernels of fourbits are deterministic. docs/running.md has the cost.
 """
 
 import os

@@ -28,7 +28,7 @@ def digest(tensor: Tensor) -> Tensor:
 
 
 class GradientDigests:
-    """Inside, gradients are digested as a backward pass completes them, and dropped."""
+    """A context in which each gradient is digested and dropped as soon as a backward pass completes it."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters

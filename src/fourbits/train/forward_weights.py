@@ -67,7 +67,7 @@ def packed_weight(weight: ForwardWeight, master: Tensor) -> PackedWeight:
     global_scale = torch.ones((), dtype=torch.float32, device=master.device)
     for q in weight.quantized(master):
         rows_of_block = (weight.spec.block_size or (1, BLOCK))[0]
-        # Repeated as bytes: not every operation knows the type.
+        # Repeated as bytes: not every operation supports the dtype.
         repeated = q.block_scale.view(torch.uint8).repeat_interleave(rows_of_block, 0)[: q.rows]
         codes.append(q.codes)
         scales.append(repeated)

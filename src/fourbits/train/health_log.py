@@ -19,7 +19,7 @@ class HealthLog:
         """Continue after `last_step`; lines of later steps, which will be sampled again, are removed."""
         self._path, self._notify, self._failed = path, notify, False
         self._last: HealthReport | None = None
-        #: by alarm that holds, the samples in a row that did not raise it
+        #: by alarm that is not over, the samples in a row that did not raise it
         self._raised: dict[str, int] = {}
         if path.is_file():
             kept = [

@@ -10,7 +10,7 @@ from fourbits.train.checkpoint import Tensors
 
 
 class Stored(Protocol):
-    """The ranks as a copy needs them; each has shards."""
+    """The part of the ranks' interface that a copy needs; each rank has shards."""
 
     def local(self, tensor: Tensor) -> Tensor:
         """This process's part of a tensor of a checkpoint."""
@@ -22,7 +22,7 @@ class Stored(Protocol):
 
 
 class HostCopy:
-    """Buffers for the tensors of a checkpoint; page-locked ones for a GPU, which copies at full speed."""
+    """Buffers for the tensors of a checkpoint; page-locked for a GPU, so that copies run at full speed."""
 
     def __init__(self, ranks: Stored) -> None:
         self._ranks = ranks

@@ -1,7 +1,7 @@
 """A run that starts from a model of another program: its weights; steps count from 0.
 
 A transformers folder also has the configuration and the tokenizer. A DCP checkpoint of torchtitan or
-Megatron-LM has neither; both are CONFIG's then. Weights in NVFP4 or FP8 are decoded into the masters.
+Megatron-LM has neither, so both come from CONFIG. Weights in NVFP4 or FP8 are decoded into the masters.
 manifest.json records the folder and the hashes of its files, under "ancestry", and checkpoints/step_0 holds
 the weights, so that the folder may be gone later.
 """
@@ -39,7 +39,7 @@ def is_imported(path: Path) -> bool:
 
 
 def has_configuration(path: Path) -> bool:
-    """Whether an imported model says what it is, in place of CONFIG's model."""
+    """Whether an imported model has its own configuration, which replaces the model of CONFIG."""
     return (path / CONFIG).is_file()
 
 
@@ -52,7 +52,7 @@ class Imported:
 
     @classmethod
     def of(cls, folder: Path) -> "Imported":
-        """Names, shapes and types of its tensors are checked. Raises ValueError."""
+        """Open a model; raises ValueError if names, shapes or dtypes of its tensors do not fit."""
         if not has_configuration(folder):
             return cls(DcpModel.of(folder), None)
         has_tokenizer = any((folder / name).is_file() for name in (TOKENIZER, TOKENIZER_CONFIG))
@@ -90,14 +90,14 @@ class Imported:
         if data.tokenizer is None and self.tokenizer is not None:
             end = data.end_token or self.tokenizer.end_token
             data = replace(data, tokenizer=str(self.folder.absolute()), end_token=end)
-        data = replace(data, model_vocab_size=max(data.model_vocab_size, self._rows))
+        data = replace(data, model_vocab_size=max(data.model_vocab_size, self._vocab_size))
         model = config.model if isinstance(self.opened, DcpModel) else self.opened.config
         self._weights(model)  # refuses another model before the text is prepared
         return replace(config, model=model, data=data)
 
     @property
-    def _rows(self) -> int:
-        """Tokens that the model knows."""
+    def _vocab_size(self) -> int:
+        """The size of the model's vocabulary."""
         opened = self.opened
         return opened.vocab_size if isinstance(opened, DcpModel) else opened.config.vocab_size
 
@@ -109,16 +109,16 @@ class Imported:
 
     def check(self, config: RunConfig, data: PreparedData) -> None:
         """Raises ValueError if the text has tokens that mean something else to the model."""
-        rows = self._rows
+        vocabulary = self._vocab_size
         if self.tokenizer is not None and not data.tokenizer.encodes_like(self.tokenizer):
             raise ValueError(
                 f"--from {self.folder}: the text must have the model's tokenizer, got that of {data.folder}. "
                 f"Prepare it with fourbits data prepare --tokenizer {self.folder}, or pass the text itself."
             )
-        if data.tokenizer.size > rows:
+        if data.tokenizer.size > vocabulary:
             raise ValueError(
                 f"--from {self.folder}: the text's tokenizer has {data.tokenizer.size} tokens, more than the "
-                f"model's vocabulary, {rows}. Pass the tokenizer that the model was trained with."
+                f"model's vocabulary, {vocabulary}. Pass the tokenizer that the model was trained with."
             )
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
-"""The checkpoints of a run that stay: the newest, every N-th, and always the last one that proved good.
+"""The checkpoints that a run keeps: the newest, every N-th, and always the last one that proved good.
 
 The weights after step N are first used by step N + 1. So a checkpoint of step N is good once step N + 1 had a
-finite loss and finite gradients, and only then older checkpoints are removed. Within a streak of skipped
-steps nothing is saved: its state is that of the step before the streak, which no later step could use.
+finite loss and finite gradients, and only then are older checkpoints removed. Within a streak of skipped
+steps nothing is saved: the state is that of the step before the streak, and no later step has succeeded.
 """
 
 import errno
@@ -38,10 +38,10 @@ class CheckpointKeeper:
         background: BackgroundSaver | None = None,
         rollback: RollbackPolicy | None = None,
     ) -> None:
-        """keep: newest checkpoints that stay; keep_every: those of multiples of this step stay, too.
+        """keep: how many of the newest checkpoints are kept; keep_every: those of its multiples are, too.
 
         resumed: step of the checkpoint that the run continues from, which has yet to prove good. background:
-        what saves in place of `write`, while training goes on. rollback: those that it may need stay, too.
+        saves in place of `write`, while training goes on. rollback: checkpoints that it may need are kept.
         """
         self._write, self._background, self.rollback = write, background, rollback
         self.folder, self.keep, self.keep_every = folder, keep, keep_every

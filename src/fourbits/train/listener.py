@@ -51,7 +51,7 @@ class RunListener:
         """A message that is neither a step nor an error."""
 
     def rollback(self, record: Record) -> None:
-        """The run returns to an earlier step. record: its line in metrics.jsonl. A note says so, too."""
+        """The run returns to an earlier step. record: its line in metrics.jsonl. A note reports it, too."""
 
     def end(self, summary: Record) -> None:
         """The run has ended, successfully or not. summary: the content of summary.json."""

@@ -34,7 +34,7 @@ _EXPLAINED = (
 
 
 class LogFile(ProgressPrinter):
-    """Appends the events of a run to a file: the lines that a pipe would get, each behind its local time."""
+    """Appends the events of a run to a file: the lines that a pipe would get, each after its local time."""
 
     def __init__(self, path: Path, log_interval: int, notify: Callable[[str], None]) -> None:
         """notify: called with one sentence, once, if the file cannot be written."""
@@ -52,7 +52,7 @@ class LogFile(ProgressPrinter):
             with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(lines)
         except FileNotFoundError:
-            return  # the run's folder is gone, which the run itself says
+            return  # the run's folder is gone, which the run itself reports
         except OSError as error:
             if not self._failed:
                 self._failed = True

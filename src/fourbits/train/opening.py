@@ -44,7 +44,7 @@ class Opened:
         listener: RunListener,
         start_from: Path | str | None,
     ) -> "Opened":
-        """The same on another rank, from what rank 0 found; the text has been prepared by then."""
+        """The same state on another rank, as rank 0 shared it; the text has been prepared by then."""
         fork = _source_of(Path(start_from)) if start_from is not None and shared["forks"] else None
         settings = config_from_mapping(
             parse_yaml(shared["settings"], "rank 0"), where="the settings of rank 0"
@@ -62,18 +62,18 @@ def open_run(
     is_new: bool,
     ranks: Ranks,
 ) -> Opened:
-    """Rank 0 prepares the text and looks at the folder; others open the text when it is there.
+    """Rank 0 prepares the text and reads the folder; others open the text once it exists.
 
-    cache: folder of the prepared text; is_new: whether the run's folder was made for it. Raises ValueError if
-    text, settings and folder do not fit.
+    cache: folder of the prepared text; is_new: whether the run's folder was created for it. Raises ValueError
+    if text, settings and folder do not fit.
     """
     own: list[Opened] = []
 
-    def look() -> dict[str, Any]:
+    def read() -> dict[str, Any]:
         own.append(_opened(config, folder, cache, listener, start_from, is_new, ranks))
         return {} if ranks.alone else own[0].shared()
 
-    shared = ranks.agreed(look)
+    shared = ranks.agreed(read)
     folder.log.parent.mkdir(exist_ok=True)
     return own[0] if own else Opened.of(shared, cache, listener, start_from)
 
@@ -87,13 +87,13 @@ def _opened(
     is_new: bool,
     ranks: Ranks,
 ) -> Opened:
-    """Prepare the text, and look at what the folder holds. Raises ValueError if they do not fit."""
+    """Prepare the text, and read the state of the folder. Raises ValueError if they do not fit."""
     try:
         fork = None if start_from is None else _fork(Path(start_from), folder)
         if isinstance(fork, Imported):
             config = fork.adopted(config)
         elif start_from is not None and fork is None:
-            config = _as_started(config, folder)
+            config = _with_imported_model(config, folder)
         check_settings(config, ranks)
         config = _with_kept_tokenizer(config, folder, listener)
         data = open_data(config.data, cache, listener.preparing)
@@ -121,8 +121,8 @@ def _source_of(path: Path) -> Fork | Imported:
     return Imported.of(path) if is_imported(path) else Fork.of(path)
 
 
-def _as_started(config: RunConfig, folder: RunFolder) -> RunConfig:
-    """The settings with what the run in `folder` took from a transformers model, if it did."""
+def _with_imported_model(config: RunConfig, folder: RunFolder) -> RunConfig:
+    """The settings with the model and tokenizer that the run in `folder` started from, if it did."""
     if "model" not in folder.ancestry()[-1]:
         return config
     stored = folder.stored_config()

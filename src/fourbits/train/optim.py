@@ -37,7 +37,7 @@ class MasterOptimizer:
     ) -> None:
         """parameters: in the model's order, which keys the random bits of BF16 masters' updates.
 
-        norms_of_whole: the norms of whole gradients from those of the shards that `parameters` are, FP32 [n].
+        norms_of_whole: the norms of whole gradients, FP32 [n], from those of the shards in `parameters`.
         """
         self.parameters, self._norms_of_whole = dict(parameters), norms_of_whole
         self.grad_clip = config.grad_clip

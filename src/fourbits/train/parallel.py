@@ -160,8 +160,8 @@ def require_even(model: ModelConfig, seq_len: int, tensor: int) -> None:
 def micro_batches(accumulation: int, rank: int, world: int, tensor: int = 1) -> range:
     """The micro-batches of a step that a rank computes: a step is the same on any number of ranks.
 
-    accumulation: micro-batches of a step on all ranks together; rank, world: among those with micro-batches
-    of their own; tensor: ranks that share them. Raises ValueError if they do not divide.
+    accumulation: micro-batches of a step on all ranks together; rank, world: among those with different
+    micro-batches; tensor: ranks that share them. Raises ValueError if they do not divide.
     """
     if accumulation % world:
         above = -(-accumulation // world) * world

@@ -1,4 +1,4 @@
-"""Settings are checked before any text is prepared, which can take hours: whatever does not depend on it."""
+"""Checks of settings that need no text: they run before any is prepared, which can take hours."""
 
 from dataclasses import replace
 
@@ -15,9 +15,9 @@ from fourbits.train.trainer import compile_model
 
 
 def check_settings(config: RunConfig, ranks: Ranks) -> None:
-    """Raises ValueError for settings with which no text can be trained on, by these ranks.
+    """Raises ValueError for settings that these ranks cannot train with, whatever the text is.
 
-    config: as the run will use it, except for its vocabulary, which is that of the text.
+    config: as the run will use it, except for the size of its vocabulary, which depends on the text.
     """
     ranks.micro_batches(config.train.gradient_accumulation)
     if config.optim.masters != "fp32":

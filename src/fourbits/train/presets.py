@@ -2,7 +2,7 @@
 
 Learning rates and schedules follow arXiv:2509.25149 (warmup, constant, decay to a hundredth). The Llamas have
 the learning rates of the comparison they come from, with this schedule in place of its cosine. The paper does
-not state its warmup; here it is a thousandth of the run, which is hundreds of its steps.
+not state its warmup; here it is a thousandth of the run, which is hundreds of steps.
 """
 
 from fourbits.data.config import DataConfig

@@ -14,7 +14,7 @@ import torch
 
 from fourbits.device import Device
 from fourbits.train.config import TrainConfig
-from fourbits.train.corruption import CorruptionError, Mismatch, judged
+from fourbits.train.corruption import CorruptionError, Mismatch, find_mismatch
 from fourbits.train.digests import digest
 from fourbits.train.metrics import RECOMPUTE_CHECK
 from fourbits.train.trainer import Trainer
@@ -50,15 +50,17 @@ class RecomputeCheck:
         self._interval = trainer.config.train.recompute_check_interval
         self._stops = trainer.config.train.recompute_mismatch == "stop"
         self._last_equal: int | None = None
-        self._apart = False
+        self._devices_differ = False
         if self._interval is not None:
             kinds = self._ranks.gathered([device.name, device.torch_version, torch.get_num_threads()])
-            self._apart = any(kind != kinds[0] for kind in kinds)
+            self._devices_differ = any(kind != kinds[0] for kind in kinds)
 
     def notes(self) -> list[str]:
-        """Lines for the log: with whom each rank is compared, unless with all."""
+        """A line for the log if ranks are not compared with one another."""
+        if not self._devices_differ:
+            return []
         why = "ranks differ in device, version of PyTorch or threads, and may compute different bits"
-        return [f"{SETTING}: each rank is compared with itself only: {why}"] if self._apart else []
+        return [f"{SETTING}: each rank is compared with itself only: {why}"]
 
     def due(self) -> bool:
         """Whether the next step is checked."""
@@ -83,7 +85,7 @@ class RecomputeCheck:
             return
         equal = f"at step {self._last_equal}" if self._last_equal else "before this process started, if ever"
         raise CorruptionError(
-            f"{text}. The step was not made. Test the device, or take it out of service, and rerun the "
+            f"{text}. The step did not run. Test the device, or take it out of service, and rerun the "
             f"command, which continues from the newest checkpoint. Bits were last equal {equal}; to go back "
             f"further: fourbits train --from {self._checkpoints}/step_N --out NEW."
         )
@@ -91,11 +93,11 @@ class RecomputeCheck:
     def _compared(self) -> Mismatch | None:
         trainer, ranks = self._trainer, self._ranks
         twice = torch.stack([trainer.digests(), trainer.digests()])
-        tensor, names = ranks.world // ranks.data_ranks, list(trainer.masters)
+        how = ranks.world // ranks.data_ranks, self._devices_differ, list(trainer.masters)
         short = ranks.all(torch.stack([digest(own) for own in twice])).view(ranks.world, 2, 1)
-        if judged(short, tensor, self._apart, names) is None:
+        if find_mismatch(short, *how) is None:
             return None
-        return judged(ranks.all(twice.flatten()).view(ranks.world, 2, -1), tensor, self._apart, names)
+        return find_mismatch(ranks.all(twice.flatten()).view(ranks.world, 2, -1), *how)
 
     def _described(self, mismatch: Mismatch) -> str:
         if self._ranks.alone:
@@ -103,6 +105,6 @@ class RecomputeCheck:
         nodes = self._ranks.gathered(platform.node())
         text = f"ranks have different bits for one micro-batch, {mismatch.where}"
         if not mismatch.ranks:
-            return f"{text}, and there is no majority that says which are wrong"
+            return f"{text}, and without a majority it is unknown which are wrong"
         names = ", ".join(f"{rank} on {nodes[rank]}" for rank in mismatch.ranks)
         return f"{text}: rank {names} is at fault"

@@ -15,7 +15,7 @@ from fourbits.train.step_result import StepResult
 def step_record(
     result: StepResult, tokens_per_step: int, seconds: float, peak: float | None, memory_bytes: int
 ) -> dict[str, Any]:
-    """seconds: that the step took; peak: tokens per second at the device's peak, None where it is unknown."""
+    """The record of a step. seconds: its duration; peak: tokens/s at the device's peak, None if unknown."""
     rate = tokens_per_step / seconds
     spike = {} if result.spike_threshold is None else {"spike_threshold": result.spike_threshold}
     return {
@@ -44,7 +44,7 @@ def peak_rate(device: Device, config: RunConfig, ranks: int) -> float | None:
 
 
 def validation_record(step: int, tokens_per_step: int, losses: Mapping[str, Loss]) -> dict[str, Any]:
-    """losses: by source, and over all of them under "loss"."""
+    """The record of a validation. losses: by source, and over all of them under "loss"."""
     total = losses["loss"]
     record = {
         "kind": "validation",

@@ -17,7 +17,7 @@ from fourbits.train.non_finite import NonFiniteError
 
 
 class RollbackCause(Exception):  # noqa: N818 - a decision, which the run acts on
-    """Why a run rolls back: the numbers of a step."""
+    """Why a run rolls back: the step that went wrong, and how."""
 
     def __init__(self, step: int, reason: str, finite: bool) -> None:
         """step: 1 for the first. finite: whether it was a spike, and not a NaN or an infinity."""
@@ -42,7 +42,7 @@ class Rollbacks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RollbackPolicy:
-    """Where a run rolls back to. steps: at least this far back; start_step: that before its first step."""
+    """Where a run rolls back to. steps: at least this far back; start_step: the step it started after."""
 
     steps: int
     interval: int
@@ -64,7 +64,7 @@ class RollbackPolicy:
     def target(self, saved: Sequence[int], bad: int, count: int = 0) -> int | None:
         """The newest of the saved steps that is `steps` before step `bad`, or start_step; else None.
 
-        saved: steps with a checkpoint; count: how often the run has rolled back, None if often enough.
+        saved: steps with a checkpoint; count: how often the run has rolled back; at the limit, returns None.
         """
         if count >= self.limit:
             return None

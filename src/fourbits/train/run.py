@@ -45,7 +45,7 @@ def run(
     and SIGHUP stop the run, and SIGUSR1 saves. data_cache: folder of the prepared data, by default out/data.
     on_profile: receives a profile of two early steps. start_from: RUN, RUN/checkpoints/step_N or a
     transformers folder, from which a new run in `out` starts; one that is there continues. ranks: from
-    `joined`, by default what torchrun started, or this process alone; rank 0 writes, and only its listener is
+    `joined`, by default those of torchrun, or this process alone; rank 0 writes, and only its listener is
     called. on_checkpoint: called on all ranks with each checkpoint that train.evaluate asks for, see
     `fourbits.evaluation.at_checkpoints`. A finished run is not changed. Returns if it "finished" or was
     "interrupted". Raises NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings,

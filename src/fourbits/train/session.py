@@ -105,9 +105,9 @@ class Session:
         self._last = Timestamp(torch_device)
 
     def _keep_checkpoints(self, checkpoint: Checkpoint | None, fork: Fork | Imported | None) -> None:
-        """Set up the checkpoints. One of the start is saved at once if it is another run's, or for rollbacks.
+        """Set up the checkpoints. One of another run, or one for rollbacks, is saved at once.
 
-        checkpoint: that the run continues from.
+        checkpoint: the one that the run continues from.
         """
         train, folder, ranks = self.config.train, self.folder, self.ranks
         state, resumed = (checkpoint.state, checkpoint.step) if checkpoint else ({}, None)
@@ -168,7 +168,7 @@ class Session:
             self._end(ended, reason, good)
 
     def _first_bad(self) -> int:
-        """The first step that was not finite, or if all were, the next one, whose weights are not."""
+        """The first step that was not finite; if all were, the next one, which has bad weights."""
         return self.trainer.checked - self.trainer.skipped_in_a_row + 1
 
     def _metrics(self) -> Metrics:
@@ -287,7 +287,7 @@ class Session:
             )
 
     def _profile(self, on_profile: Callable[[StepProfile], None], metrics: Metrics) -> None:
-        """Start with steps whose kernels are timed one by one; the speed of these steps means nothing."""
+        """Start with steps whose kernels are timed one by one; the speed of these steps is meaningless."""
         needed, left = PROFILE_WARM_UP + PROFILE_STEPS, self.config.train.num_steps - self.trainer.step
         if left < needed:
             raise ValueError(

@@ -77,7 +77,7 @@ class SinkListener(RunListener):
         self._config, self._folder, self._notify = config, folder, notify
 
     def begin(self, start: RunStart) -> None:
-        """Pass on to every sink where the run stands."""
+        """Pass the run and its step to every sink."""
         self._begin(start.step)
 
     def rollback(self, record: Record) -> None:
@@ -162,7 +162,7 @@ class Listeners(RunListener):
 
 def make_sinks(names: Sequence[str]) -> dict[str, MetricSink]:
     """The sinks of train.sinks. Raises ValueError for an unknown one or a missing package."""
-    return {name: _made(name) for name in names}
+    return {name: _make_sink(name) for name in names}
 
 
 def _origin(ancestry: Sequence[Mapping[str, Any]]) -> str | None:
@@ -173,7 +173,7 @@ def _origin(ancestry: Sequence[Mapping[str, Any]]) -> str | None:
     return f"from-{Path(entry.get('model') or entry['run']).name}-step-{entry['step']}"
 
 
-def _made(name: str) -> MetricSink:
+def _make_sink(name: str) -> MetricSink:
     if name in _FACTORIES:
         return _FACTORIES[name]()
     if name in SHIPPED:

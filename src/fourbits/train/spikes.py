@@ -1,11 +1,11 @@
 """Loss spikes: a step whose loss is far above those of the steps before it.
 
-The threshold is a robust one: the median of the last WINDOW losses plus DEVIATIONS standard deviations, which
-are estimated by 1.4826 times the median absolute deviation (the factor for normal noise), and at least FLOOR
-of the median, because late losses hardly vary. Losses of spikes do not enter the window. After PATIENCE of
-them in a row the loss has a new level, as after a change of data, and the window starts again.
+The threshold is robust: the median of the last WINDOW losses plus DEVIATIONS standard deviations, which are
+estimated by 1.4826 times the median absolute deviation (the factor for normal noise), and at least FLOOR of
+the median above it, because late losses hardly vary. Losses of spikes do not enter the window. After PATIENCE
+spikes in a row the loss has a new level, as after a change of data, and the window starts again.
 
-It all stays on the device, so that a step can be skipped without waiting for the host.
+All of this stays on the device, so that a step can be skipped without waiting for the host.
 """
 
 import math
@@ -52,7 +52,7 @@ class SpikeDetector:
         return spiked, threshold
 
     def state(self) -> SpikeState:
-        """For a checkpoint; waits for the device."""
+        """The state for a checkpoint; waits for the device."""
         losses = [loss for loss in self._losses.tolist() if not math.isnan(loss)]
         return SpikeState(losses, int(self._in_a_row))
 

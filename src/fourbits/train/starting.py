@@ -25,7 +25,7 @@ def start(
     manifest: dict[str, Any],
     listener: RunListener,
 ) -> Checkpoint | None:
-    """Start from another run or a model, or resume the run in the folder; the checkpoint that was read."""
+    """Start from another run or a model, or resume the run in the folder. Returns the checkpoint it read."""
     if isinstance(source, Imported):
         start_from_model(source, trainer, device, manifest, listener)
         return None
@@ -39,7 +39,7 @@ def resume(
 ) -> Checkpoint | None:
     """Read the newest checkpoint of the folder; None if it has none. Raises ValueError for other text.
 
-    Of several ranks, each reads it; rank 0 says which one, and checks and completes the manifest.
+    Of several ranks, each reads it; rank 0 decides which one, and checks and completes the manifest.
     """
     first = trainer.ranks.is_first
     sessions = folder.sessions() if first else []
@@ -61,7 +61,7 @@ def resume(
 
 
 def keep_initial_weights(folder: RunFolder, manifest: dict[str, Any]) -> None:
-    """Keep the recorded hash of weights that came from a transformers model: the seed gives other ones."""
+    """Keep the recorded hash of weights of a transformers model, which the seed does not reproduce."""
     if manifest["ancestry"] and "model" in manifest["ancestry"][-1] and folder.manifest.is_file():
         before = read_json(folder.manifest)["hashes"]
         manifest["hashes"]["initial_weights"] = before["initial_weights"]
@@ -85,7 +85,7 @@ def newest_of_all(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
 def start_from_model(
     imported: Imported, trainer: Trainer, device: Device, manifest: dict[str, Any], listener: RunListener
 ) -> None:
-    """Record that a run has the weights of a transformers model, which the trainer has read by now."""
+    """Record that a run starts from the weights of a transformers model, which the trainer has read."""
     listener.note(
         f"starting from {imported.folder} ({imported.opened.stored_as} weights): "
         f"{describe_schedule(trainer.config.train.num_steps, trainer.config.optim)}"

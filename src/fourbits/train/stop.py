@@ -38,7 +38,7 @@ class StopRequest:
 
 
 class Clock:
-    """The times that a run's settings set: when to save, and when to end."""
+    """When a run saves and when it ends, by its settings and the time."""
 
     def __init__(self, train: TrainConfig, started: float) -> None:
         """started: when the run began, in seconds of time.monotonic."""
@@ -71,14 +71,14 @@ def stop_on_signals(notify: Callable[[str], None]) -> Generator[StopRequest]:
         if request.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.signal = signal.Signals(number)
-        # A signal that arrives during printing finds the stream busy; the request is valid all the same.
+        # If a signal arrives during printing, the stream is busy; the request still counts.
         with contextlib.suppress(RuntimeError):
             notify("stopping after this step; Ctrl-C again stops at once, without saving")
 
     def save(number: int, frame: FrameType | None) -> None:
         request.save = True
         with contextlib.suppress(RuntimeError):
-            notify("saving after this step, then going on")
+            notify("saving after this step, then continuing")
 
     with handled({**dict.fromkeys(STOPS, stop), **({SAVE: save} if SAVE else {})}):
         yield request

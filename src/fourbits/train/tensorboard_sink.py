@@ -26,7 +26,7 @@ class TensorBoardSink:
         self._writer = self._library.SummaryWriter(str(folder), purge_step=run.step + 1)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One scalar each, in the file before the next step: a killed run resumes after its checkpoint."""
+        """Write one scalar each, flushed, so that a run that is killed and resumed has those of all steps."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()

@@ -43,8 +43,9 @@ from fourbits.train.step_result import PendingStep, StepResult
 
 # A run that skips this many steps in a row will not recover.
 MAX_SKIPPED_IN_A_ROW = 10
-# Largest share of the memory that graphs may hold during a step kernel by kernel, which needs as much again.
-_ROOM = 0.45
+# Largest share of the memory that CUDA graphs may hold while a step runs kernel by kernel, which needs as
+# much again.
+_GRAPHS_SHARE = 0.45
 
 
 def compile_model(model: LanguageModel, how: Literal["none", "regions", "model"]) -> None:
@@ -150,7 +151,7 @@ class Trainer:
         return PendingStep(self.step, lr, self._data_seconds, numbers, sample)
 
     def _samples_health(self) -> bool:
-        """Whether the next step samples the layers' health; graphs may have to make room for it."""
+        """Whether the next step samples the layers' health; if so, graphs may be freed to make room."""
         interval = self.config.train.health_interval
         if interval is None or (self.step + 1) % interval or self.config.train.compile == "model":
             return False
@@ -161,7 +162,7 @@ class Trainer:
         """Free the memory of graphs if a step that runs kernel by kernel would not fit beside them."""
         if self._captured is not None:
             memory = torch.cuda.get_device_properties(self.device).total_memory
-            if torch.cuda.max_memory_allocated(self.device) > _ROOM * memory:
+            if torch.cuda.max_memory_allocated(self.device) > _GRAPHS_SHARE * memory:
                 self._prepare_capture()
 
     def digests(self) -> Tensor:
@@ -281,7 +282,7 @@ class Trainer:
         return (self.step + self.rollbacks.data_offset) * self.config.train.samples_per_step
 
     def _oscillation_reset(self) -> OscillationReset | None:
-        """What follows the masters, if the recipe resets those that oscillate."""
+        """The reset of masters that oscillate, if the recipe has one."""
         oscillation = self.recipe.oscillation
         if oscillation is None:
             return None

@@ -10,7 +10,7 @@ from fourbits.train.sinks import SinkRun
 
 
 class WandbSink:
-    """One run of wandb for a run's folder, which a resumed run continues: RUN/wandb_id.txt names it."""
+    """One wandb run per run folder, which a resumed run continues: RUN/wandb_id.txt has its id."""
 
     def __init__(self, client: Any) -> None:
         """client: the module wandb."""
@@ -42,7 +42,7 @@ class WandbSink:
         self._run.log(dict(metrics), step=step)
 
     def end(self, ended: str) -> None:
-        """Finish; a run that may be resumed counts as crashed only if it failed."""
+        """Finish the wandb run, which counts as crashed unless the run finished or was interrupted."""
         self._run.summary["ended"] = ended
         self._run.finish(exit_code=0 if ended in ("finished", "interrupted") else 1)
 

@@ -169,12 +169,12 @@ def test_a_stopped_rank_is_named_within_the_timeout(file, tmp_path):
     stopped, begin = launched.running(1), time.monotonic()
     os.kill(stopped, signal.SIGSTOP)
     launched.wait_for(lambda: "rank 1 on" in launched.errors.read_text())
-    assert time.monotonic() - begin < 15  # the timeout, and the seconds in which signs of life are looked for
+    assert time.monotonic() - begin < 15  # the timeout, and the seconds in which heartbeats are awaited
     os.kill(stopped, signal.SIGCONT)
     code, errors = launched.end()
     assert code != 0
     assert "no progress for 3 s (parallel.timeout): rank 1 on" in errors
-    assert "does not answer" in errors
+    assert "does not respond" in errors
 
 
 def test_a_loss_that_is_not_finite_is_reported_once(file, tmp_path):

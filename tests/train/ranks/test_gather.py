@@ -1,4 +1,4 @@
-"""Each weight travels in the shortest format that its recipe allows, and the log says which and why."""
+"""Each weight is gathered in the shortest format that its recipe allows; the log says which and why."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from fourbits.linear.convert import convert
 from fourbits.model.lm import LanguageModel
 from fourbits.recipe.presets import get_recipe
 from fourbits.settings import override
-from fourbits.train.ranks.gather import Rounded, describe, send_short
+from fourbits.train.ranks.gather import Rounded, choose_formats, describe
 from fourbits.train.ranks.gathered_shard import GatheredShard, plain
 from model.shapes import small_config
 
@@ -17,7 +17,7 @@ def choices(recipe, ranks=2, **changes):
     with torch.device("meta"):
         model = LanguageModel(small_config("*-M-", **changes), seed=0)
     convert(model, recipe)
-    return model, send_short(model, lambda name: ranks, lambda name: pytest.fail("no sample is taken"))
+    return model, choose_formats(model, lambda name: ranks, lambda name: pytest.fail("no sample is taken"))
 
 
 def test_quantized_layers_send_codes_and_others_bf16():
@@ -33,37 +33,37 @@ def test_quantized_layers_send_codes_and_others_bf16():
     assert not isinstance(model.embed.weight, GatheredShard)
 
 
-def test_the_log_names_every_form_and_reason():
+def test_the_log_names_every_format_and_reason():
     _, found = choices("nvfp4-naive")
     lines = describe(found)
     assert len(lines) == 2
-    assert lines[0].startswith(f"{len(found) - 1} of {len(found)} weights travel in BF16")
+    assert lines[0].startswith(f"{len(found) - 1} of {len(found)} weights are gathered in BF16")
     assert lines[0].endswith(": Dgrad quantizes W along the other axis")
     assert lines[1].endswith(": its GEMMs are in BF16")
 
 
-def test_a_phase_of_a_schedule_keeps_its_layers_unquantized_on_the_way():
+def test_layers_that_a_phase_changes_are_gathered_unquantized():
     recipe = get_recipe("nvfp4+late-forward").for_run(10, 0, 2)
     _, found = choices(recipe)
     assert {choice.word for choice in found.values()} == {"in BF16"}
     assert "a phase of the recipe's schedule may need the unquantized weight" in str(describe(found))
 
 
-def test_a_tied_head_travels_with_the_embedding():
+def test_a_tied_head_is_gathered_with_the_embedding():
     model, found = choices("bf16", tie_embeddings=True)
     assert found["head.weight"].word == "in FP32"
     assert found["head.weight"].why == "tied to the embedding"
     assert model.head.weight is model.embed.weight
 
 
-def test_rows_that_do_not_divide_travel_in_fp32():
+def test_rows_that_do_not_divide_are_gathered_in_fp32():
     _, found = choices(override(get_recipe("nvfp4"), {"keep_bf16.last_blocks": 0}), ranks=11)
     for choice in found.values():
         assert choice.format is None
         assert "do not divide into 11" in choice.why
 
 
-def test_cutting_and_moving_keep_the_form_and_other_operators_give_plain_tensors():
+def test_splitting_and_moving_keep_the_format_and_other_operators_give_plain_tensors():
     format = Rounded()
     gathered = GatheredShard(torch.arange(32.0).view(8, 4), format)
     for shard in (

@@ -20,7 +20,7 @@ from train.ranks import failing
 
 
 class Lost(Watchdog):
-    """A watch that finds these ranks gone, or with None that the store is."""
+    """A watchdog that finds these ranks gone, or, with None, that the store is gone."""
 
     def __init__(self, store, *ranks):
         super().__init__(store, 0, 5, 1.0)
@@ -35,20 +35,20 @@ class Lost(Watchdog):
         return f"node{rank}"
 
 
-def test_the_first_rank_to_fail_speaks_and_no_other():
+def test_only_the_first_rank_to_fail_reports_its_error():
     store = HashStore()
     assert join._may_report(store, 1, OSError("disk full"))
     assert not join._may_report(store, 0, RuntimeError("connection closed"))
 
 
-def test_a_rank_that_fails_because_of_another_never_speaks():
+def test_a_rank_that_fails_because_of_another_reports_nothing():
     store = HashStore()
     assert not join._may_report(store, 0, OtherRankError("another rank failed"))
     assert not store.check([FAILED])
 
 
 @pytest.mark.parametrize("error", [ValueError("a setting"), NonFiniteError("step 3")])
-def test_what_all_ranks_find_is_left_to_rank_0(error, monkeypatch):
+def test_an_error_of_all_ranks_is_reported_by_rank_0(error, monkeypatch):
     store = HashStore()
     monkeypatch.setattr(join.time, "sleep", lambda _: store.add(FAILED, 1))
     assert not join._may_report(store, 1, error)
@@ -59,7 +59,7 @@ def test_a_broken_connection_is_explained_by_the_ranks_that_are_gone():
     store = HashStore()
     found = Lost(store, 1, 3).explained(broken)
     assert isinstance(found, LostRankError)
-    assert str(found).startswith("lost rank 1 on node1, 3 on node3: no sign of life")
+    assert str(found).startswith("lost rank 1 on node1, 3 on node3: not responding")
     assert found.__cause__ is broken
     assert Lost(store).explained(broken) is broken
     assert str(Lost(store, None).explained(broken)).startswith("lost the launcher: its store does not answer")
@@ -67,8 +67,8 @@ def test_a_broken_connection_is_explained_by_the_ranks_that_are_gone():
         assert Lost(store, 1).explained(own) is own
 
 
-def test_an_error_is_looked_into_once(monkeypatch):
-    """By the run, for its summary, before the launcher hears of it."""
+def test_an_error_is_explained_once(monkeypatch):
+    """By the run, for its summary, before the launcher gets the error."""
     watch, own = Lost(HashStore()), RuntimeError("an illegal memory access")
     assert watch.explained(own) is own
     monkeypatch.setattr(watch, "gone", lambda: pytest.fail("waited again"))
@@ -121,7 +121,7 @@ def test_a_process_without_a_launcher_is_alone(monkeypatch):
         assert (ranks.alone, ranks.rank, ranks.world, ranks.agreed(lambda: 3)) == (True, 0, 1, 3)
 
 
-def test_a_place_is_read_from_the_environment_of_torchrun():
+def test_ranks_are_read_from_the_environment_of_torchrun():
     given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert launched_rank(given) == (5, 8, 1, 0, False, "a", 1, False)
     restarted = {**given, "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}

@@ -1,4 +1,4 @@
-"""Ranks on GPUs, over NCCL: the operands of one process, and what travels."""
+"""Ranks on GPUs, over NCCL: the operands of one process, and what they send."""
 
 import json
 

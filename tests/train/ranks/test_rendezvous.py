@@ -1,4 +1,4 @@
-"""Ranks meet those of their own start, and name the ones that do not come."""
+"""Ranks connect to those of the same start, and name the ones that are missing."""
 
 import threading
 
@@ -15,7 +15,7 @@ def meeting(store, world):
         threading.Thread(target=lambda r=rank: found.update({r: rendezvous(store, r, world, 30.0)}))
         for rank in range(world)
     ]
-    for thread in reversed(threads):  # rank 0 is the last to come
+    for thread in reversed(threads):  # rank 0 is the last to start
         thread.start()
     for thread in threads:
         thread.join()
@@ -31,19 +31,19 @@ def test_all_ranks_of_a_start_get_one_name_and_each_start_another():
 
 
 def late(store, rank):
-    """What a rank of four says when others do not come."""
+    """The error of a rank of four when others are missing."""
     with pytest.raises(TimeoutError) as error:
         rendezvous(store, rank, 4, 0.3)
     return str(error.value)
 
 
-def test_ranks_that_do_not_come_are_named():
-    store, said = HashStore(), []
-    other = threading.Thread(target=lambda: said.append(late(store, 2)))
+def test_missing_ranks_are_named():
+    store, errors = HashStore(), []
+    other = threading.Thread(target=lambda: errors.append(late(store, 2)))
     other.start()
-    said.append(late(store, 0))
+    errors.append(late(store, 0))
     other.join()
-    for text in said:
+    for text in errors:
         assert text.startswith("rank 1, 3 of 4 did not start within 0.3 s (parallel.timeout)")
 
 

@@ -17,7 +17,7 @@ from train.ranks.test_parallel import model as config
 
 
 @pytest.mark.parametrize("split", [Split(torch.Size((24, 4)), 0, (8, 12, 4)), Split(torch.Size((24, 4)), 1)])
-def test_parts_put_together_are_the_whole(split):
+def test_joined_parts_are_the_whole(split):
     whole = torch.arange(96).view(24, 4)
     parts = [split.part(whole, rank, 4) for rank in range(4)]
     assert all(part.numel() == 24 for part in parts)

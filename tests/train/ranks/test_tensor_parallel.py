@@ -165,5 +165,5 @@ def test_four_ranks_that_share_layers(shared, data_cache):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["nvfp4"], indirect=True)
-def test_two_pairs_of_ranks_whose_weights_travel_as_codes(shared, data_cache):
+def test_two_pairs_of_ranks_whose_weights_are_sent_as_codes(shared, data_cache):
     check(shared, 4, 2, data_cache, packed=True)

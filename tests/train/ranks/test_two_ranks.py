@@ -36,7 +36,7 @@ def unclipped(config):
 
 @pytest.fixture(scope="module")
 def runs(unclipped, data_cache, tmp_path_factory):
-    """(a run of one process, the same of which two ranks made steps 3 to 6, what torchrun printed)."""
+    """(a run of one process, the same where two ranks ran steps 3 to 6, what torchrun printed)."""
     folder = tmp_path_factory.mktemp("runs")
     run(unclipped, folder / "one", stop=StopRequest(), data_cache=data_cache)
     stop = StopRequest()
@@ -76,7 +76,7 @@ def test_two_ranks_record_the_losses_of_one_process(runs):
 
 
 def test_two_ranks_sample_the_health_of_one_process(runs):
-    """Rank 0 has the first micro-batch. Its weights travel as codes, but samples read whole masters."""
+    """Rank 0 has the first micro-batch. Its weights are gathered as codes, but samples read whole masters."""
     one, two = ((out / "health.jsonl").read_text().splitlines() for out in runs[:2])
     # of steps 2, 4 and 6; what swings is seen from the third on, and a resumed run has only two
     assert len(one) == len(two) == 3

@@ -1,4 +1,4 @@
-"""The watch finds the rank that is gone, and the one that keeps others waiting."""
+"""The watchdog finds the rank that is gone, and the one that keeps others waiting."""
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -19,13 +19,13 @@ def store(monkeypatch):
 
 @pytest.fixture
 def beating(store, monkeypatch):
-    """While the watchdog waits for heartbeats, these ranks give them."""
+    """While the watchdog waits for heartbeats, these ranks send them."""
     ranks = []
     monkeypatch.setattr(watch_module.time, "sleep", lambda _: [store.add(f"beat/{r}", 1) for r in ranks])
     return ranks
 
 
-def test_ranks_without_signs_of_life_are_gone(store, beating):
+def test_ranks_without_heartbeats_are_reported_as_gone(store, beating):
     beating += [1]
     assert Watchdog(store, 0, 3, 1.0).gone() == [2]
 
@@ -34,7 +34,7 @@ def test_a_stopped_rank_is_named_with_its_node(store, beating):
     beating += [1]
     store.set("stuck/0", WAITING)
     store.set("stuck/1", WAITING)
-    assert "rank 2 on c does not answer" in Watchdog(store, 0, 3, 1.0).verdict()
+    assert "rank 2 on c does not respond" in Watchdog(store, 0, 3, 1.0).verdict()
 
 
 def test_a_rank_that_does_something_else_is_named_with_the_line(store, beating):

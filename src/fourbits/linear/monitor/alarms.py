@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from fourbits.linear.monitor.layer_health import LayerHealth
 
-#: shares from which on something is reported
+#: shares from which an alarm is raised
 CLIPPED, AT_MAX, AT_ZERO, ZERO_CODES = 0.001, 0.5, 0.1, 0.6
 DEAD = 0.07
-#: oscillation: this share of a layer's codes came back, which is at least that share of those that changed
+#: oscillation: at least this share of a layer's codes came back, and at least that share of changed codes
 OSCILLATING, RETURNING = 0.02, 0.4
 #: a GEMM whose noise has this share of its signal's energy or more
 LOW_SNR_DB = 5.0
@@ -33,7 +33,7 @@ class Alarm(NamedTuple):
 
 class _Rule(NamedTuple):
     kind: str
-    #: how bad a layer is, above 0 where the alarm holds; and the number to show
+    #: how bad a layer is, above 0 if the alarm is raised; the number to show, and what it belongs to
     badness: Callable[[LayerHealth], tuple[float, float, str]]
     text: str
 
@@ -42,8 +42,8 @@ def alarms_of(layers: Sequence[LayerHealth]) -> tuple[Alarm, ...]:
     """The alarms of a sample, the same for equal samples."""
     found: list[Alarm] = []
     for rule in _RULES:
-        judged = [(*rule.badness(layer), layer.name) for layer in layers]
-        bad = sorted((each for each in judged if each[0] > 0), key=lambda each: (-each[0], each[3]))
+        rated = [(*rule.badness(layer), layer.name) for layer in layers]
+        bad = sorted((each for each in rated if each[0] > 0), key=lambda each: (-each[0], each[3]))
         if bad:
             _, value, what, name = bad[0]
             text = rule.text.format(
@@ -78,7 +78,7 @@ def _noisy(layer: LayerHealth) -> tuple[float, float, str]:
     return (LOW_SNR_DB - snr if snr < LOW_SNR_DB else 0.0), snr, gemm
 
 
-def _drowned(layer: LayerHealth) -> tuple[float, float, str]:
+def _below_noise(layer: LayerHealth) -> tuple[float, float, str]:
     ratio = layer.gradient_to_noise
     below = ratio is not None and ratio < GRADIENT_TO_NOISE
     return (GRADIENT_TO_NOISE - ratio, ratio, "") if below and ratio is not None else (0.0, 0.0, "")
@@ -90,7 +90,7 @@ def _oscillates(layer: LayerHealth) -> tuple[float, float, str]:
     return _of(layer.oscillating, OSCILLATING)
 
 
-def _carried(layer: LayerHealth) -> tuple[float, float, str]:
+def _few_rows(layer: LayerHealth) -> tuple[float, float, str]:
     worst = (0.0, 0.0, "")
     for tensor, (lost, large) in layer.rows.items():
         if lost is not None and large is not None and lost >= LOST_BLOCKS and large <= FEW_ROWS:
@@ -137,7 +137,7 @@ _RULES = (
     ),
     _Rule(
         "gradient below noise",
-        _drowned,
+        _below_noise,
         "gradients drown in quantization noise: in {layer!r}, dW is {value:.2f} times its noise, below "
         "sqrt(3) ({count} of {all} layers; arXiv:2505.19115). Switch the backward pass or all GEMMs to BF16 "
         "(docs/precision.md), or use larger batches",
@@ -158,7 +158,7 @@ _RULES = (
     ),
     _Rule(
         "few rows",
-        _carried,
+        _few_rows,
         "few rows carry the amax: in {layer!r}, {percent:.2g} % of the blocks of {what} lose their scale to "
         "them ({count} of {all} layers). Set gradient_rows to limited for dY; for X look for tokens or "
         "channels with outliers (docs/convert.md)",

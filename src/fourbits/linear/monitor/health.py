@@ -1,4 +1,4 @@
-"""health: a sample of all quantized layers during a training step, and what it says."""
+"""health: a sample of all quantized layers during a training step, and its report."""
 
 import math
 import statistics
@@ -111,7 +111,7 @@ class Sampling:
 
 @contextmanager
 def sampling(model: nn.Module) -> Generator[Sampling]:
-    """Inside, the first eager call of each layer is sampled."""
+    """A context in which the first eager call of each layer is sampled."""
     taken = Sampling(model)
     for state, tap in taken.taps.values():
         state.tap = tap
@@ -128,7 +128,7 @@ def health(model: nn.Module, previous: HealthReport | None = None) -> Generator[
     """Sample the health of a converted model's layers in the forward and backward passes of the block.
 
     Run a training step, or its first micro-batch, inside; its gradients keep their bits. Compiled modules run
-    eagerly inside. previous: the last report of this model, without which no oscillation of weights is seen.
+    eagerly inside. previous: the last report of this model, needed to detect oscillating weights.
     The report is complete after the block: `layers`, `alarms`, `str(report)`. Raises ValueError for a model
     without quantized layers.
     """

@@ -1,8 +1,8 @@
 """A sample of one operand: block scales at their limits, zero codes, clipping, error.
 
 A sample is some rows of the operand with their whole contraction axis, quantized with the scale of the whole
-tensor, so blocks, scales and (for RNE) codes are those of the GEMM. Samples of operands that draw random bits
-draw others of the same distribution.
+tensor, so blocks, scales and (for RNE) codes are those of the GEMM. Samples of operands with random bits draw
+other bits of the same distribution.
 """
 
 from typing import NamedTuple
@@ -55,8 +55,8 @@ def part_of(x: Tensor, ranges: list[tuple[int, int]], axis: int) -> Tensor:
 
 
 def rotation_of(spec: OperandSpec, key: Tensor) -> Tensor | None:
-    """The matrix of an operand's transform, fp32 [rht, rht], from whose right rows are multiplied; None
-    without one. It is read off the quantized identity, all of whose elements have one magnitude.
+    """The matrix of an operand's transform, fp32 [rht, rht], which multiplies rows from the right; None
+    without one. It is read off the quantized identity, all of whose elements have the same magnitude.
     """
     if not spec.rht:
         return None
@@ -111,7 +111,8 @@ def sampled(
 
 
 def _stats(q: QuantizedTensor, exact: Tensor, found: Tensor, source: Tensor) -> Tensor:
-    """In the order of STATS. source: what was quantized, which may clip; its error is that against `exact`.
+    """The stats, in the order of STATS. source: the values that were quantized, which may clip; errors are
+    measured against `exact`.
 
     Few operations: the host takes longer to start one than a GPU to run it.
     """

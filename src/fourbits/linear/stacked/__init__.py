@@ -1,1 +1,1 @@
-"""Experts whose weights are one parameter each, in any model: found, and multiplied by a recipe's table."""
+"""Experts whose weights are stacked in one parameter, in any model: how they are found and multiplied."""

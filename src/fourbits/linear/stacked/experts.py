@@ -1,8 +1,8 @@
 """Modules of transformers' experts interface: Mixtral, Qwen3-MoE, DeepSeek-V3, GPT-OSS, NemotronH and others.
 
-The interface says what such a module computes, whichever of transformers' implementations its config names:
+The interface defines what such a module computes, whatever implementation of transformers its config names:
 a projection up, with a gate or an activation, and one down, per expert, weighted and summed over a token's
-experts. Rows are sorted by expert on the device, and no count travels to the host where kernels are grouped.
+experts. Rows are sorted by expert on the device, and with grouped kernels no count is copied to the host.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def _routing(routing: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[Ten
 
 
 def _projected(module: QuantizedExperts, name: str, rows: Tensor, offsets: Tensor) -> Tensor:
-    """A projection of every expert: by its table, or as it is where it was excluded."""
+    """A projection of every expert: by its table, or in high precision if it was excluded."""
     bias: Tensor | None = getattr(module, f"{name}_bias") if module.has_bias else None
     layer = module.quantization.quantized_now(name)
     if layer is not None:

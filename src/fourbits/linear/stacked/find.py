@@ -1,8 +1,8 @@
 """Parameters [E, N, K] or [E, K, N] that hold the weights of E linear layers: the experts of a mixture.
 
-Modules of transformers' experts interface declare what they compute. The source of others is read: a
-parameter that a batched or grouped GEMM multiplies by is one, and so are those that methods read and multiply
-by in a module named after experts. The audit reports whether they did.
+Modules of transformers' experts interface declare what they compute. The source of others is read: such
+parameters are those that a batched or grouped GEMM multiplies by, and those that methods read and multiply by
+in a module named after experts. The audit reports whether they did.
 """
 
 import ast
@@ -25,7 +25,7 @@ _PRODUCTS = (*_GROUPED, "bmm", "matmul", "mm", "linear", "einsum")
 def stacked_parameters(name: str, module: nn.Module) -> dict[str, bool]:
     """Parameters of a module that hold stacked weights -> whether they are [E, in, out], not [E, out, in].
 
-    For a module whose products are found as they run, the order is not known before: False.
+    For a module whose products are found as they run, the order is not known yet: False.
     """
     if has_experts_interface(module):
         layer: Any = module
@@ -82,7 +82,7 @@ def _reads_and_products(cls: type[nn.Module]) -> tuple[frozenset[str], ...]:
                 called.add("matmul")
             elif isinstance(node, ast.Call) and _multiplies_stacks(node):
                 factors |= {own_attribute(inner) or "" for inner in ast.walk(node.args[-1])}
-            elif isinstance(node, ast.Call) and _last_name(node.func) == "einsum" and _is_spelt_out(node):
+            elif isinstance(node, ast.Call) and _is_plain_einsum(node):
                 elsewhere |= {own_attribute(inner) or "" for inner in ast.walk(node)}
     products = frozenset(called & set(_PRODUCTS))
     return frozenset(read), products, frozenset(factors), frozenset(elsewhere)
@@ -96,8 +96,9 @@ def _multiplies_stacks(call: ast.Call) -> bool:
     return name in (*_GROUPED, "bmm") and len(call.args) == 2
 
 
-def _is_spelt_out(call: ast.Call) -> bool:
-    return bool(call.args) and isinstance(call.args[0], ast.Constant)
+def _is_plain_einsum(call: ast.Call) -> bool:
+    """Whether a call is an einsum with a constant equation."""
+    return _last_name(call.func) == "einsum" and bool(call.args) and isinstance(call.args[0], ast.Constant)
 
 
 def order_of_einsum(equation: object) -> bool | None:

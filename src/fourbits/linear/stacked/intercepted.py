@@ -1,8 +1,8 @@
 """Any other module with stacked weights, such as torchtitan's: its forward runs, products are intercepted.
 
-While the forward runs, reading the parameter gives a StackedView, which PyTorch's functions ask before they
-compute (`__torch_function__`). Products of all experts or of one are multiplied by the table; anything else
-gets the parameter itself, in high precision, and fourbits.audit then lists the weight as bypassed.
+While the forward runs, reading the parameter gives a StackedView, whose `__torch_function__` PyTorch's
+functions call first. Products with all experts or with one are computed by the table; anything else gets the
+parameter itself, in high precision, and fourbits.audit then lists the weight as bypassed.
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fourbits.linear.stacked.layer import StackedLayers
-from fourbits.linear.stacked.view import StackedView, ask_in_graphs
+from fourbits.linear.stacked.view import StackedView, intercept_in_graphs
 
 
 class QuantizedStack(nn.Module):
@@ -21,7 +21,7 @@ class QuantizedStack(nn.Module):
     quantization: StackedLayers
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """As the module's own class."""
+        """Run the forward of the module's own class."""
         state = self.quantization
         forward: Callable[..., Any] = state.original.forward
         if state.active or state.runs_original(self.training):
@@ -36,7 +36,7 @@ class QuantizedStack(nn.Module):
 @functools.cache
 def viewed(parameter: str) -> property:
     """The attribute that stands for a parameter in the class of a converted module."""
-    ask_in_graphs()
+    intercept_in_graphs()
 
     def read(self: QuantizedStack) -> Tensor | StackedView:
         found = self._parameters[parameter]  # pyright: ignore[reportPrivateUsage]

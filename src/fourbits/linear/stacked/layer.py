@@ -38,7 +38,7 @@ class StackedLayer:
 
 
 class StackedLayers:
-    """The state of a converted module with stacked weights: its own class, and its layers by parameter."""
+    """The state of a converted module with stacked weights: its original class, its layers by parameter."""
 
     def __init__(self, original: type[nn.Module]) -> None:
         self.original: Any = original

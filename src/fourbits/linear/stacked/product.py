@@ -9,10 +9,10 @@ from torch import Tensor
 from fourbits.func_transforms import refuse_every_transform, under_torch_func
 from fourbits.linear.dominant_tokens import measure_first_gradient
 from fourbits.linear.flat import autocast
-from fourbits.linear.graph_products import note_products
+from fourbits.linear.graph_products import record_products
 from fourbits.linear.layer_state import CallConfig, LayerState
 from fourbits.linear.module import runs_eagerly
-from fourbits.linear.sr_counter import moved_on, tick, warn_of_own_steps
+from fourbits.linear.sr_counter import after_tokens, tick, warn_of_own_steps
 from fourbits.linear.stacked import fused, loop
 from fourbits.linear.stacked.layer import StackedLayer, local_experts
 from fourbits.linear.stacked.loop import GroupedCall
@@ -114,7 +114,7 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.state.awaits_gradient:
             measure_first_gradient(ctx.state, dy)
-            note_products(ctx)
+            record_products(ctx)
         grads = _backward(ctx, dy.contiguous(), gradients if runs_eagerly(dy) else _traced_gradients)
         if ctx.counts_itself:
             ctx.counter[1] += 1
@@ -166,10 +166,10 @@ class _TracedExperts(torch.autograd.Function):
         counts_itself: bool,
     ) -> Tensor:
         used = (counter.clone() if counts_itself else counter)[None]
-        used = used if first is None else moved_on(used, first)
+        used = used if first is None else after_tokens(used, first)
         needs = [bool(need) for need in ctx.needs_input_grad[:2]]
         y, *saved = experts_forward(x, weight, bias, offsets, used, layer, table, transposed, needs)
-        # what the grouped kernels keep stands for x
+        # the operands that grouped kernels save replace x
         ctx.save_for_backward(None if saved else x, weight, offsets, used, *saved)
         ctx.of_call = layer, table, transposed
         ctx.counts_itself, ctx.counter = counts_itself, counter

@@ -1,4 +1,4 @@
-"""Stacked weights as a module's own forward sees them: views that know how to multiply.
+"""Stacked weights as a module's own forward sees them: views that compute their products.
 
 Products of all experts are torch.nn.functional.grouped_mm (or torch._grouped_mm), bmm, matmul and einsum;
 those of one expert are linear, mm, matmul and `@` with `weight[e]`. Casts and transposes give another view.
@@ -43,7 +43,7 @@ class StackedView:
         return StackedView(self.layer, not self.swapped)
 
     def same(self, *_: Any, **__: Any) -> "StackedView":
-        """A cast or a copy: what a table multiplies is quantized from the parameter."""
+        """A cast or a copy changes nothing: operands are quantized from the parameter."""
         return self
 
     to = bfloat16 = half = float = type_as = contiguous = to_local = same
@@ -207,10 +207,10 @@ _PRODUCTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def ask_in_graphs() -> None:
-    """Have torch.compile ask views about grouped GEMMs, as eager calls do: its own list lacks them.
+def intercept_in_graphs() -> None:
+    """Make torch.compile call the views' `__torch_function__` for grouped GEMMs, which its list lacks.
 
-    Without that list, graphs break at such a call and the rest is the same.
+    If PyTorch has no such list, graphs break at these calls, with the same results.
     """
     listed = getattr(torch._dynamo.variables.torch, "get_overridable_functions", set)()
     listed.update(

@@ -28,11 +28,11 @@ from fourbits.compile_notice import compilation_disabled, compiling
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: turns a function into one that runs it: `compiled` or `eager`
+#: wraps a function in one that runs it: `compiled` or `eager`
 Runner = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: distinct specs that one function may be compiled for, beyond which it runs eagerly; the compiler's default
-#: of 8 is fewer than one recipe has
+#: of 8 is fewer than one recipe needs
 _LIMITS = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
 #: elements from which the compiled source is worth its compilation
 COMPILE_FROM = 1 << 16
@@ -115,7 +115,7 @@ def native(source: str, name: str, arguments: tuple[Any, ...]) -> Callable[..., 
 
 
 def eager(function: Callable[P, T]) -> Callable[P, T]:
-    """`function` as it is."""
+    """`function` unchanged."""
     return function
 
 
@@ -132,7 +132,7 @@ def worth_compiling(x: Tensor) -> bool:
 
 @contextmanager
 def uncompiled_quantizers() -> Generator[None]:
-    """Nothing is worth compiling inside: for many formats of a few tensors each. The bits are the same."""
+    """A context in which nothing is compiled: for many formats of a few tensors each. Same bits."""
     _uncompiled[0] += 1
     try:
         yield

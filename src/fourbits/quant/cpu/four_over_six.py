@@ -49,7 +49,7 @@ def unsupported(y: Tensor, spec: OperandSpec, axis: int) -> str | None:
     if torch.compiler.is_compiling():
         return "torch.compile cannot trace C++"
     if spec.scale_rule not in FOUR_OVER_SIX or spec.format != "nvfp4" or spec.block_size not in _BLOCKS:
-        return "it knows 4over6 with nvfp4 blocks of 1x16 and 16x16 only"
+        return "it supports 4over6 with nvfp4 blocks of 1x16 and 16x16 only"
     if spec.rounding != "rne" or spec.scale_rounding != "rne":
         return "it rounds to nearest only"
     if y.device.type != "cpu" or y.dtype != torch.bfloat16 or y.stride(1) != 1:
@@ -110,15 +110,15 @@ def _chosen(
     result = function(source, *sizes, *options, *numbers, *outputs, torch.get_num_threads())
     if result == _INVALID:
         raise ValueError(
-            f"four_over_six: cannot take {lines} lines of {elements} elements, {y.stride(0)} apart."
+            f"four_over_six: does not support {lines} lines of {elements} elements, {y.stride(0)} apart."
         )
     return None if result else (scales, level.decode)
 
 
 def address(tensor: Tensor, dtype: torch.dtype, elements: int, *, strided: bool = False) -> int:
-    """Where C++ reads or writes so many elements of a type. Raises ValueError for a tensor that is not that.
+    """The address of a tensor for C++, which reads or writes this many elements. ValueError if it differs.
 
-    strided: its rows may be apart. C++ sees a number only, and would write past the end of another type.
+    strided: its rows may be apart. C++ sees a number only, and would write past the end of another dtype.
     """
     fits = tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.numel() == elements
     if not fits or not (tensor.is_contiguous() or (strided and tensor.stride(-1) == 1)):

@@ -1,7 +1,7 @@
 """Quantization of large CPU tensors: the reference's functions, compiled in stages, or C++; equal bytes.
 
-Each function has the name and arguments of its twin under reference/, which says what it computes. This file
-adds which stages are compiled together, and which sizes are constants of the compiled code.
+Each function has the name and arguments of its twin under reference/, which defines what it computes. This
+file decides which stages are compiled together, and which sizes are constants of the compiled code.
 """
 
 from collections.abc import Callable
@@ -147,7 +147,7 @@ def _scales(full: Tensor, spec: OperandSpec, axis: int, amax: Tensor | None, sr_
 def _registered_scales(
     full: Tensor, words: Tensor | None, spec: OperandSpec, axis: int, amax: Tensor | None
 ) -> Scales:
-    """Scales by functions that were registered from outside, which run as they are."""
+    """Scales by functions that were registered from outside, which run uncompiled."""
     blocks = _blocks(full, spec, axis)
     block_amax = compiled(block_maxima)(blocks)
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)

@@ -80,7 +80,7 @@ def scales_of_maxima(
 def level_over_blocks(
     block_amax: Tensor, amax: Tensor | None, spec: OperandSpec, axis: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The fields of the Level that holds for each block."""
+    """The fields of the Level that applies to each block."""
     level = level_of(tensor_amax(block_amax, amax, spec, axis), spec)
     level = over_blocks(level, block_amax, spec, axis)
     return level.amax, level.encode, level.decode

@@ -1,6 +1,6 @@
 """Error feedback: what rounding a block loses is made up for in the later blocks of its span.
 
-docs/nvfp4.md, section 25; `feedback_coefficients.py` says where the coefficients come from. Errors and
+docs/nvfp4.md, section 25; `feedback_coefficients.py` computes the coefficients. Errors and
 coefficients are small integers, so their products and sums are exact in any order, and all implementations
 give equal bytes.
 """

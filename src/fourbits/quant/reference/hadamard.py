@@ -1,7 +1,7 @@
 """The random Hadamard transform (RHT): signs, then a normalised butterfly along the contraction axis.
 
-Applied to both operands of a GEMM it cancels, because H is orthogonal and the signs square to one; what it
-changes is the distribution that the quantizer sees. The order of additions is part of the specification:
+Applied to both operands of a GEMM it cancels, because H is orthogonal and the signs square to one; it changes
+only the distribution that the quantizer sees. The order of additions is part of the specification:
 docs/nvfp4.md, section 9.
 """
 

@@ -39,7 +39,7 @@ def searched_scales(blocks: Tensor, block_amax: Tensor, level: Level, spec: Oper
 
 
 def best_of(candidates: Candidates, error: Callable[[Tensor], Tensor]) -> Tensor:
-    """The ideal scale whose rounded one has the least error. A later one has to be better, not as good."""
+    """The ideal scale whose rounded one has the least error; the first of several with equal errors."""
     (best, scale), *others = candidates
     least = error(scale)
     for ideal, scale in others:

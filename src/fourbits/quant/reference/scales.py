@@ -83,7 +83,7 @@ def level_of(amax: Tensor, spec: OperandSpec) -> Level:
 
 
 def over_blocks(level: Level, block_amax: Tensor, spec: OperandSpec, axis: int) -> Level:
-    """The level that holds for each block: scalars as they are, outer grids spread over their blocks."""
+    """The level that applies to each block: scalars unchanged, outer grids spread over their blocks."""
     outer = _outer_ratio(spec, axis)
     if outer is None:
         return level

@@ -1,4 +1,4 @@
-"""The ranks for a thread besides training: a separate connection to the store, and a group on CPUs."""
+"""The ranks as a background thread uses them: by a separate connection to the store and a group on CPUs."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class SavingRanks(Protocol):
-    """The ranks as the writer of a checkpoint needs them."""
+    """The part of the ranks' interface that the writer of a checkpoint needs."""
 
     @property
     def rank(self) -> int:
@@ -38,7 +38,7 @@ class SavingRanks(Protocol):
         ...
 
     def progress(self) -> None:
-        """This rank has done something that others were waiting for."""
+        """Report progress: this rank has done something that others may wait for."""
         ...
 
 

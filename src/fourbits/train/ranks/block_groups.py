@@ -1,7 +1,7 @@
 """The groups of blocks that share a gather: few large messages instead of many small ones.
 
-Every gather and every sum costs the host about a millisecond. Blocks of a 1B model compute for a few, so the
-GPU waits for the host if each block has a separate gather.
+Every gather and every sum costs the host about a millisecond. A block of a 1B model computes for only a few
+milliseconds, so the GPU waits for the host if each block has a separate gather.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Errors of one rank among several, and the keys of the store under which ranks leave them."""
+"""Errors of one rank among several, and the keys under which the launcher's store has them."""
 
 import platform
 
@@ -7,12 +7,12 @@ FAILED = "failed"
 
 
 def ended(rank: int) -> str:
-    """The key under which a rank leaves its error, before it ends."""
+    """The key under which a rank stores its error, before it ends."""
     return f"ended/{rank}"
 
 
 def may_be_connection(error: BaseException) -> bool:
-    """Whether this may be a broken connection, for which PyTorch has no type of its own."""
+    """Whether this may be a broken connection, for which PyTorch has no separate type."""
     return isinstance(error, RuntimeError) and not type(error).__module__.startswith("fourbits.")
 
 
@@ -31,7 +31,7 @@ class LostRankError(RuntimeError):
 class RankFailedError(RuntimeError):
     """A rank of several failed; __cause__ is its error. reports: whether this rank reports it.
 
-    others: a line for each rank that failed at the same time, by an error of its own.
+    others: a line for each rank that failed at the same time with a separate error.
     """
 
     def __init__(self, rank: int, reports: bool, error: BaseException, others: tuple[str, ...] = ()) -> None:

@@ -57,7 +57,7 @@ class Rounded:
 
 
 class Choice(NamedTuple):
-    """The format in which one weight is sent, and why not a shorter one."""
+    """The format in which one weight is sent, and why not in a more compact one."""
 
     format: Packed | Rounded | None
     why: str
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
         return "as codes and scales" if isinstance(self.format, Packed) else "in BF16"
 
 
-def send_short(model: LanguageModel, ranks: Callable[[str], int], gather: Gather) -> dict[str, Choice]:
+def choose_formats(model: LanguageModel, ranks: Callable[[str], int], gather: Gather) -> dict[str, Choice]:
     """Choose the gather formats of a converted model's linear layers, and set up their parameters.
 
     model: on the meta device, before it is sharded; ranks: (parameter) -> how many ranks shard it, where 1
@@ -113,8 +113,8 @@ def describe(choices: Mapping[str, Choice]) -> list[str]:
     for choice in choices.values():
         groups.setdefault((choice.word, choice.why), []).append(choice)
     return [
-        f"{len(found)} of {len(choices)} weights travel {word}, {sum(c.elements for c in found) / 1e6:,.1f}M "
-        f"values{f': {why}' if why else ''}"
+        f"{len(found)} of {len(choices)} weights are gathered {word}, "
+        f"{sum(c.elements for c in found) / 1e6:,.1f}M values{f': {why}' if why else ''}"
         for (word, why), found in groups.items()
     ]
 

@@ -1,7 +1,8 @@
 """The format in which a sharded weight is gathered: FSDP2's all-gather extension, on a rank's shard.
 
-FSDP2 asks the local tensor of a sharded parameter what to send, and hands it what arrived, by two methods of
-a tensor subclass. Only FSDP2 and DTensor see this one; optimizer, checkpoints and layers have plain tensors.
+FSDP2 calls two methods of a sharded parameter's local tensor, if its subclass has them: one returns the
+tensors to send, the other receives those of all ranks. Only FSDP2 and DTensor see this subclass; optimizer,
+checkpoints and layers have plain tensors.
 """
 
 import inspect
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 _OPS = torch.ops.aten
-#: operators whose result is a shard, too: with which FSDP2 splits a parameter, and modules move it
+#: operators whose result is a shard, too: FSDP2 splits a parameter with them, and modules move it
 _SHARDS: set[Any] = {
     _OPS.alias.default,
     _OPS.as_strided.default,

@@ -24,7 +24,7 @@ from fourbits.train.optim import master_of
 from fourbits.train.parallel import ParallelConfig, mesh_shape, micro_batches
 from fourbits.train.ranks.agreement import Agreements
 from fourbits.train.ranks.background_ranks import BackgroundRanks, gathered
-from fourbits.train.ranks.gather import Choice, Packed, describe, send_short
+from fourbits.train.ranks.gather import Choice, Packed, choose_formats, describe
 from fourbits.train.ranks.gathered_shard import plain
 from fourbits.train.ranks.launcher import LaunchedRank
 from fourbits.train.ranks.ranks import RankRequests, Ranks, StepSums
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class DataRanks:
-    """Ranks that share layers as one."""
+    """The ranks, where those that share layers count as one."""
 
     def __init__(self, rank: int, world: int, losses: Callable[[Tensor], Tensor]) -> None:
         self.rank, self.world, self._losses = rank, world, losses
@@ -121,7 +121,7 @@ class RankGroup(Ranks):
         if self.shape.tensor > 1:
             splits = split_layers(model, self._tensor_ranks())
         if self.config.gather == "packed":
-            self._choices = send_short(model, self._sharing, self._whole)
+            self._choices = choose_formats(model, self._sharing, self._whole)
         shard(model, self.meshes, self.config)
         self._model = model
         model.to_empty(device=self.device)
@@ -129,7 +129,7 @@ class RankGroup(Ranks):
         self._sharding = Sharding(self.meshes, self._parameters, splits)
         shards = {name: plain(p.to_local().detach()) for name, p in self._parameters.items()}
         self._masters = {name: nn.Parameter(shard) for name, shard in shards.items()}
-        # what several ranks of a copy hold counts once in norms; its gradients are summed over these ranks
+        # A parameter that several ranks of a copy hold counts once in norms; these ranks sum its gradients.
         self._replicated = [name for name in self._masters if not self._sharding.in_parts(name)]
         again = set(self._replicated) if self.tensor_rank else set[str]()
         once = [float(name not in again) for name in self._masters]
@@ -140,7 +140,7 @@ class RankGroup(Ranks):
     def weights_changed(self) -> None:
         """Free the gathered weights, and quantize this rank's shards of those that are sent quantized.
 
-        With the amaxes over all shards, by one all-reduce; bits of amaxes order like the amaxes, NaN largest.
+        One all-reduce finds the amaxes over all shards; their bits have the order of their values, NaN last.
         """
         free_gathered(self._model)
         packed = {
@@ -196,7 +196,7 @@ class RankGroup(Ranks):
         self._losses.append(loss)
 
     def sums(self, saturated: Tensor | None, requests: RankRequests) -> StepSums:
-        """The sums of the step; losses add up as one process would add them."""
+        """The sums of the step; losses are added in the order of one process."""
         blocks = torch.zeros(2, device=self.device, dtype=torch.float64)
         blocks = blocks if saturated is None else saturated.double()
         asked = torch.tensor(
@@ -320,7 +320,7 @@ class RankGroup(Ranks):
         return int(every[0]) if every else None
 
     def explained(self, error: Exception) -> Exception:
-        """The error, or one that names the ranks whose end caused it."""
+        """The error, or another that names the ranks whose end caused it."""
         return self.watch.explained(error)
 
     def progress(self) -> None:
@@ -333,7 +333,7 @@ class RankGroup(Ranks):
         dist.destroy_process_group()
 
     def describe(self) -> dict[str, Any]:
-        """For manifest.json."""
+        """The record in manifest.json."""
         return {
             "ranks": self.world,
             "mesh": self.shape._asdict(),

@@ -30,13 +30,13 @@ from fourbits.train.ranks.rendezvous import connected, rendezvous
 from fourbits.train.ranks.watchdog import Watchdog
 from fourbits.train.rollback import RollbackError
 
-#: seconds for which ranks let rank 0 report an error that all of them find, and between two polls
+#: seconds for which ranks let rank 0 report an error that all of them raise, and between two polls
 _RANK_0_FIRST, _PAUSE = 30.0, 0.05
 #: seconds within which ranks fail at the same time
 _TOGETHER = 0.5
 
 
-#: errors that all ranks find
+#: errors that all ranks raise
 _ALIKE = (ValueError, NonFiniteError, RollbackError, CorruptionError)
 
 
@@ -62,7 +62,7 @@ def joined(config: ParallelConfig, device: str | None) -> Generator[Ranks]:
         group.leave()
     except Exception as error:  # noqa: BLE001 - whatever it is, others must not wait for this rank
         if threading.current_thread() is threading.main_thread():
-            # the launcher sends it to ranks that it takes to hang
+            # the launcher sends it to ranks that seem to hang
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         reports = _may_report(store, where.rank, error)
         cause = watch.explained(error) if reports else error
@@ -89,7 +89,7 @@ def _may_report(store: Any, rank: int, error: BaseException | None) -> bool:
 
 
 def _own_error(store: Any, error: BaseException | None) -> str:
-    """The error in one line; empty for one that all ranks find, or that another rank may have caused."""
+    """The error in one line; empty for one that all ranks raise, or that another rank may have caused."""
     if error is None or isinstance(error, (OtherRankError, LostRankError, *_ALIKE)):
         return ""
     if may_be_connection(error) and store.check([FAILED]):
@@ -98,7 +98,7 @@ def _own_error(store: Any, error: BaseException | None) -> str:
 
 
 def _others(store: Any, watch: Watchdog) -> tuple[str, ...]:
-    """A line for each other rank that failed by an error of its own, until now or shortly after."""
+    """A line for each other rank that failed with a separate error, until now or shortly after."""
     time.sleep(_TOGETHER)
     try:
         others = [rank for rank in range(watch.world) if rank != watch.rank and store.check([ended(rank)])]
@@ -122,7 +122,7 @@ def _wait_for_first(store: Any) -> None:
 def _store(where: LaunchedRank, timeout: float) -> Any:
     """The launcher's store, limited to keys of this start, once all ranks have reached it.
 
-    Raises RankFailedError if one does not come, which the first rank to notice reports.
+    Raises RankFailedError if one does not start; the first rank to notice reports it.
     """
     store = None
     try:

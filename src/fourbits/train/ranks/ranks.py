@@ -44,7 +44,7 @@ class StepSums(NamedTuple):
 
 
 class Ranks:
-    """A process that trains alone. A subclass lets several agree; rank 0 is the one that writes."""
+    """A process that trains alone. A subclass is for several ranks, of which rank 0 writes the files."""
 
     #: for set_step and recipe_state; None: nothing is reduced over ranks
     reduce: Reduce | None = None
@@ -59,7 +59,7 @@ class Ranks:
         #: this process's number among those with different micro-batches, and how many there are
         self.data_rank, self.data_ranks = rank, world
         self._loss = torch.zeros((), device=device, dtype=torch.float32)
-        self._nobody = torch.zeros(len(RankRequests()), device=device, dtype=torch.float32)
+        self._no_requests = torch.zeros(len(RankRequests()), device=device, dtype=torch.float32)
 
     @property
     def is_first(self) -> bool:
@@ -115,7 +115,7 @@ class Ranks:
 
     def sums(self, saturated: Tensor | None, requests: RankRequests) -> StepSums:
         """The sums of the step over all ranks, its losses in the order of micro-batches."""
-        return StepSums(self._loss, saturated, self._nobody)
+        return StepSums(self._loss, saturated, self._no_requests)
 
     def norms(self, norms: Tensor) -> Tensor:
         """Norms of whole gradients, FP32 [n], from those of this process's shards."""
@@ -186,7 +186,7 @@ class Ranks:
         return found
 
     def explained(self, error: Exception) -> Exception:
-        """The error, or one that names the ranks whose end caused it."""
+        """The error, or another that names the ranks whose end caused it."""
         return error
 
     def progress(self) -> None:
@@ -196,5 +196,5 @@ class Ranks:
         """Wait for the others at the end of a run."""
 
     def describe(self) -> dict[str, Any]:
-        """For manifest.json."""
+        """The record in manifest.json."""
         return {"ranks": self.world}

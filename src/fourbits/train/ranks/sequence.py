@@ -1,7 +1,7 @@
 """Sequence parallelism: ranks that share layers have all tokens inside mixers, and a part of them in between.
 
 Before a mixer the tokens are gathered; after it, each rank has a summand of every token, and the sums are
-scattered, in the dtype of the activations (BF16). In the backward pass the two change roles.
+scattered, in the dtype of the activations (BF16). In the backward pass the two swap roles.
 """
 
 from collections.abc import Callable

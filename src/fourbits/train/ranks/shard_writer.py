@@ -1,7 +1,7 @@
 """The storage of torch.distributed.checkpoint in safetensors files, written tensor by tensor.
 
-Its own writer builds each file in memory in one call that keeps all other threads waiting, for seconds per
-GiB. Names, content and metadata of the files are the same.
+PyTorch's writer builds each file in memory, in one call that blocks all other threads for seconds per GiB.
+Names, content and metadata of the files are the same.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Where each parameter's parts are: split over the ranks that share layers, then sharded by FSDP2.
 
 A checkpoint holds whole tensors. Tensor parallelism splits rows, columns or segments (tensor_parallel.py),
-and a rank's part is a run of rows (FSDP2) of that.
+and FSDP2 splits such a part into runs of rows, one per rank.
 """
 
 from collections.abc import Mapping
@@ -84,7 +84,7 @@ class Sharding:
         return _dtensor(shard, mesh, (Replicate(), over_layers, Shard(0)), split.shape)
 
     def own(self, name: str, stored: Tensor) -> Tensor:
-        """This rank's part of a tensor, from what it has of it as `stored` returns it. All must call it."""
+        """This rank's part of a tensor, from the DTensor that `stored` returns. All ranks must call it."""
         assert isinstance(stored, DTensor)
         if not (self._shared(name) and self._splits[name].segments):
             return stored.to_local()

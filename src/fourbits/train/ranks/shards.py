@@ -54,8 +54,8 @@ def fill(
 def begin_micro_batch(model: nn.Module, sums: bool, last: bool, reshard: Reshard) -> None:
     """Set whether the next backward pass sums gradients over ranks, and frees the gathered weights.
 
-    Parameters outside blocks are gathered once for all micro-batches of a step: each of them needs these from
-    its beginning to its end anyway.
+    Parameters outside blocks are gathered once for all micro-batches of a step, each of which needs them
+    throughout.
     """
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(sums)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class Split(NamedTuple):
-    """A parameter of a model, and the part of it that each rank that shares its layer holds.
+    """How a parameter of a model is split over the ranks that share its layer.
 
     shape: of the whole. dim: the dimension that is split into equal parts; None: every rank holds all of it.
-    segments: sizes along dim of consecutive segments, of which a rank holds a part each, one after the
-    other; empty for a single one.
+    segments: sizes along dim of consecutive segments, each of which is split separately; a rank holds its
+    parts one after the other. Empty for a single segment.
     """
 
     shape: torch.Size
@@ -28,7 +28,7 @@ class Split(NamedTuple):
         return own[0].contiguous() if len(own) == 1 else torch.cat(own, self.dim)
 
     def whole(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole from what all ranks hold."""
+        """The whole from the parts of all ranks."""
         if self.dim is None or len(parts) == 1:
             return parts[0]
         sizes = [size // len(parts) for size in self.segments] or parts[0].shape[self.dim]

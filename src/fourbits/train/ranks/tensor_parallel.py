@@ -1,8 +1,8 @@
-"""Tensor parallelism: the layers of each block split over ranks, in place, before FSDP2 splits what is left.
+"""Tensor parallelism: the layers of each block split over ranks, in place, before FSDP2 shards the parts.
 
 Layers that read the residual stream (q, k, v, up, gate, in_proj) are split by output features, those that
-write to it (o, down, out_proj) by input features, so that a mixer needs no message inside: heads and groups
-are whole. in_proj's rows z, x, B, C and dt are each split. Every parameter stays a plain tensor: kernels,
+write to it (o, down, out_proj) by input features. Heads and groups stay whole, so that a mixer sends nothing
+inside. in_proj's rows z, x, B, C and dt are each split. Every parameter stays a plain tensor: kernels,
 regions and FSDP2 see a smaller model. Embedding, norms and head are whole, and each rank has a part of the
 tokens there (sequence.py).
 """
@@ -25,7 +25,7 @@ from fourbits.recipe.recipe import table_from_text
 from fourbits.train.ranks.sequence import share_tokens
 from fourbits.train.ranks.splits import Runs, Split, rows_of
 
-#: the operands that a layer's shards have in parts: W in both, dY of output features, X of input features
+#: the operands of which each shard of a layer has a part: W, and dY of output or X of input features
 _IN_PARTS = {
     0: {"fprop.rhs", "dgrad.rhs", "dgrad.lhs", "wgrad.lhs"},
     1: {"fprop.rhs", "dgrad.rhs", "fprop.lhs", "wgrad.rhs"},
@@ -43,22 +43,22 @@ class TensorRanks(NamedTuple):
 
 
 def split_layers(model: LanguageModel, ranks: TensorRanks) -> dict[str, Split]:
-    """Split the blocks of a converted model on the meta device, in place; how each parameter was, by name.
+    """Split the blocks of a converted model on the meta device, in place. Returns each parameter's split.
 
-    The numbers of layers, which select their random bits, stay. Raises ValueError for a recipe or a model
-    that cannot be split, on all ranks alike.
+    The numbers of layers, which select their random bits, do not change. Raises ValueError on all ranks for a
+    recipe or a model that cannot be split.
     """
     _refuse(model, ranks.size)
     splits = {name: Split(parameter.shape) for name, parameter in model.named_parameters()}
     for name, mixer in list(_mixers(model)):
         children: list[tuple[str, Any]] = list(mixer.named_children())
-        for own, layer in children:
-            if own in _COLUMNS + _ROWS:
-                split = Split(layer.weight.shape, 0 if own in _COLUMNS else 1, _segments(own, mixer))
-                splits[f"{name}.{own}.weight"] = split
-                _split_linear(f"{name}.{own}", layer, split, ranks)
+        for child, layer in children:
+            if child in _COLUMNS + _ROWS:
+                split = Split(layer.weight.shape, 0 if child in _COLUMNS else 1, _segments(child, mixer))
+                splits[f"{name}.{child}.weight"] = split
+                _split_linear(f"{name}.{child}", layer, split, ranks)
         if isinstance(mixer, Mamba2):
-            splits |= {f"{name}.{own}": split for own, split in _split_heads(mixer, ranks).items()}
+            splits |= {f"{name}.{child}": split for child, split in _split_heads(mixer, ranks).items()}
         share_tokens(mixer, ranks.group)
     model.share_tokens(ranks.rank, ranks.size)
     return splits
@@ -70,18 +70,19 @@ def _mixers(model: LanguageModel) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _segments(own: str, mixer: nn.Module) -> tuple[int, ...]:
-    """The rows z, x, B, C and dt of a Mamba mixer's in_proj, x, B and C of its convolution; () of others."""
+def _segments(child: str, mixer: nn.Module) -> tuple[int, ...]:
+    """Sizes of z, x, B, C and dt in a Mamba mixer's in_proj; of x, B and C in its convolution; else ()."""
     if not isinstance(mixer, Mamba2):
         return ()
     heads, d_mamba = len(mixer.A_log), len(mixer.norm_weight)
     state = (len(mixer.conv_bias) - d_mamba) // 2
     of_conv = d_mamba, state, state
-    return {"in_proj": (d_mamba, *of_conv, heads), "conv_weight": of_conv, "conv_bias": of_conv}.get(own, ())
+    segments = {"in_proj": (d_mamba, *of_conv, heads), "conv_weight": of_conv, "conv_bias": of_conv}
+    return segments.get(child, ())
 
 
 def _split_heads(mixer: Mamba2, ranks: TensorRanks) -> dict[str, Split]:
-    """Leave a mixer its heads and groups, in whole; linear layers are split by now."""
+    """Keep this rank's heads and groups of a mixer, whose linear layers are split already."""
     own = dict(mixer.named_parameters(recurse=False))
     splits = {name: Split(parameter.shape, 0, _segments(name, mixer)) for name, parameter in own.items()}
     for name, split in splits.items():
@@ -91,7 +92,7 @@ def _split_heads(mixer: Mamba2, ranks: TensorRanks) -> dict[str, Split]:
 
 
 def _split_linear(name: str, layer: Any, split: Split, ranks: TensorRanks) -> None:
-    """Leave a linear layer its rows (dim 0) or columns of the weight."""
+    """Keep this rank's rows (dim 0) or columns (dim 1) of a linear layer's weight."""
     assert split.dim is not None
     dim = split.dim
     layer.weight = nn.Parameter(split.part(layer.weight.detach(), ranks.rank, ranks.size))
@@ -128,12 +129,12 @@ def _reduction(dim: int, runs: Runs, ranks: TensorRanks) -> str:
     return name
 
 
-#: by name, those of this process
+#: the reductions of this process, by name
 _reductions: dict[str, Any] = {}
 
 
 def _reduced(group: Any, bits: Tensor, roles: tuple[str, ...]) -> Tensor:
-    """Maxima over a group, in the place of this rank's, which nothing else reads."""
+    """Maxima over a group, written over those of this rank, which nothing else reads."""
     dist.all_reduce(bits, dist.ReduceOp.MAX, group=group)
     return bits
 
@@ -154,8 +155,8 @@ def _refuse(model: LanguageModel, size: int) -> None:
         )
     if any(state.recipe_state is not None for _, state in states):
         raise ValueError(
-            f"{what} amax policies, adaptive layouts or shared amaxes: their counts would have what all "
-            "ranks hold several times. Set every amax_policy to current and adaptive to none."
+            f"{what} amax policies, adaptive layouts or shared amaxes: they would count several times what "
+            "all ranks hold. Set every amax_policy to current and adaptive to none."
         )
     if any(state.phases is not None for _, state in states):
         raise ValueError(f"{what} a precision schedule, whose phases are not split. Remove recipe.schedule.")

@@ -21,7 +21,7 @@ BEAT, GONE = 0.5, 4.0
 #: seconds that a rank has to end by itself after another one failed
 _GRACE = 10.0
 #: seconds for the thread to end
-_PATIENCE = 2.0
+_JOIN_TIMEOUT = 2.0
 #: files of functions that wait for other ranks: of torch.distributed, and of a GPU whose kernels wait
 _WAITS = ("torch/distributed/", "torch/cuda/streams.py", "train/timing.py")
 WAITING = "waiting for other ranks"
@@ -57,7 +57,7 @@ class Watchdog:
         """Stop watching, because a process that exits aborts while a thread is inside the store."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_JOIN_TIMEOUT)
 
     def gone(self) -> list[int]:
         """Ranks without a heartbeat for GONE seconds from now."""
@@ -71,9 +71,9 @@ class Watchdog:
         ]
 
     def explained(self, error: Exception) -> Exception:
-        """The error, or if it may be a broken connection, one that names the ranks that are gone, if any.
+        """The error, or one that names the ranks that are gone, if a broken connection may be why.
 
-        Takes GONE seconds. A rank that failed by itself has left its error in the store, and is not gone.
+        Takes GONE seconds. A rank that failed by itself has stored its error, and is not gone.
         """
         if error is self._explained or not may_be_connection(error):
             return error
@@ -87,7 +87,7 @@ class Watchdog:
             found = LostRankError(_NO_STORE)
         else:
             found = LostRankError(
-                f"lost rank {names}: no sign of life. It was killed, perhaps for lack of memory, or its node "
+                f"lost rank {names}: not responding. It was killed, perhaps for lack of memory, or its node "
                 "is down. Started again, the run continues from its last checkpoint; torchrun --max-restarts "
                 "N does so by itself."
             )
@@ -130,10 +130,10 @@ class Watchdog:
     def verdict(self) -> str:
         """A sentence naming the rank that keeps others waiting. Takes GONE seconds; by then all are stuck."""
         gone = self.gone()
-        said = {rank: self._reported(rank) for rank in range(self.world) if rank not in gone}
-        busy = {rank: text for rank, text in said.items() if text not in (None, WAITING)}
+        reports = {rank: self._reported(rank) for rank in range(self.world) if rank not in gone}
+        busy = {rank: text for rank, text in reports.items() if text not in (None, WAITING)}
         found = [
-            f"rank {rank} on {self.node_of(rank)} does not answer (stopped, or its node is)" for rank in gone
+            f"rank {rank} on {self.node_of(rank)} does not respond (it or its node stopped)" for rank in gone
         ]
         found += [f"rank {rank} on {self.node_of(rank)} hangs {text}" for rank, text in busy.items()]
         who = "; ".join(found) if found else "all ranks wait for each other"

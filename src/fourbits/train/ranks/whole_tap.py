@@ -1,4 +1,4 @@
-"""Samples of the health of layers that ranks share: of their whole tensors, as one process samples them."""
+"""Samples of the health of layers that ranks share, taken from whole tensors, as in one process."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from fourbits.train.ranks.tensor_parallel import TensorRanks
 
 
 class WholeTap:
-    """Gathers the tensors of a layer's call before it hands them to a tap. All ranks sample together."""
+    """Gathers the tensors of a layer's call and passes them to a tap. All ranks sample together."""
 
     def __init__(self, tap: Tap, shard: FeatureShard, split: Split, ranks: TensorRanks) -> None:
         """split: of the layer's weight."""
@@ -27,7 +27,7 @@ class WholeTap:
 
     @torch.no_grad()
     def forward(self, x: Tensor, weight: Tensor, call: TappedCall) -> bool:
-        """A forward pass. x: [M, K]; weight: [N, K], or the whole one if it traveled as codes."""
+        """A forward pass. x: [M, K]; weight: [N, K], or the whole one if it was gathered as codes."""
         if self._split.dim == 1:
             x = self._whole(x, self._split)
         if weight.shape != self._split.shape:
@@ -37,7 +37,7 @@ class WholeTap:
 
     @torch.no_grad()
     def backward(self, dy: Tensor) -> None:
-        """Its backward pass. dy: [M, N]."""
+        """The backward pass of the same call. dy: [M, N]."""
         self._tap.backward(self._whole(dy, self._split._replace(dim=1)) if self._split.dim == 0 else dy)
 
     def _whole(self, part: Tensor, split: Split) -> Tensor:
@@ -48,7 +48,7 @@ class WholeTap:
 
 
 def sample_whole(taken: Sampling, split_of: Callable[[str], Split], ranks: TensorRanks) -> None:
-    """Put a gathering tap in front of those of the layers that are split. split_of: a parameter's split."""
+    """Put a gathering tap before the tap of each layer that is split. split_of: a parameter's split."""
     for name, (state, tap) in taken.taps.items():
         if state.shard is not None:
             state.tap = WholeTap(tap, state.shard, split_of(f"{name}.weight"), ranks)
