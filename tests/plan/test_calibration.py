@@ -89,6 +89,14 @@ def test_a_plan_says_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFix
         ('{"form": "other", "device": "x", "torch": "", "fourbits": "", "copy": 1}', "form"),
         ('{"device": "NVIDIA H100 80GB HBM3", "torch": "", "fourbits": "", "copy": 1e12}', "h100"),
         ('{"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": -1}', "positive"),
+        (
+            '{"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": 1e300}',
+            "at most 7.2e+12 per second",
+        ),
+        (
+            '{"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": 4e12, "scan": 9e15}',
+            "scan must be at most 1.48e+15 per second on h200, got 9e+15. Measure again",
+        ),
     ],
 )
 def test_other_files_are_refused_in_one_line(content, words, tmp_path, capsys):

@@ -12,6 +12,8 @@ from fourbits.plan.rates import DECLARED, Rates, copy_rate, shape_efficiency, wi
 from fourbits.settings import build, to_dict
 
 FORM = "fourbits-calibration 1"
+#: a measured rate may exceed what bounds it by this factor (caches); beyond, the file is taken for wrong
+_MOST = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,19 +117,32 @@ def calibrated(calibration: Calibration, gpu: Gpu) -> Rates:
             f"calibration: was measured on {gpu_of(calibration).name}, and the plan is for {gpu.name}. Plan "
             "for the former, or omit the calibration."
         )
-    measured: dict[str, object] = {"copy": calibration.copy / gpu.bandwidth}
-    shares = _gemm_shares(calibration, gpu, with_measured(DECLARED, "measured", **measured))
+    measured: dict[str, object] = {**_shares(calibration, gpu)}
+    shares = _gemm_shares(calibration, gpu, with_measured(DECLARED, "measured", copy=measured["copy"]))
     if shares:
         measured["gemm_of"] = tuple(shares.items())
-    for name in ("quantize", "quantize_stochastic"):
-        if (rate := getattr(calibration, name)) is not None:
-            measured[name] = rate / calibration.copy
-    for name in ("attention", "scan"):
-        if (rate := getattr(calibration, name)) is not None:
-            measured[name] = rate / gpu.bf16_peak
-    if calibration.link is not None and calibration.ranks <= gpu.domain:
-        measured["link"] = calibration.link / gpu.link
     return with_measured(DECLARED, f"measured on one {calibration.device}", **measured)
+
+
+def _shares(calibration: Calibration, gpu: Gpu) -> dict[str, float]:
+    """What was measured, but for GEMMs, as shares of what bounds it. Raises ValueError for more than that."""
+    bounds = {
+        "copy": gpu.bandwidth,
+        "quantize": calibration.copy,
+        "quantize_stochastic": calibration.copy,
+        "attention": gpu.bf16_peak,
+        "scan": gpu.bf16_peak,
+        **({"link": gpu.link} if calibration.ranks <= gpu.domain else {}),
+    }
+    found = {name: getattr(calibration, name) for name in bounds}
+    for name, rate in found.items():
+        most = _MOST * bounds[name]
+        if rate is not None and rate > most:
+            raise ValueError(
+                f"calibration: {name} must be at most {most:.3g} per second on {gpu.name}, got {rate:.3g}. "
+                "Measure again with `fourbits bench calibrate`."
+            )
+    return {name: rate / bounds[name] for name, rate in found.items() if rate is not None}
 
 
 def _gemm_shares(calibration: Calibration, gpu: Gpu, rates: Rates) -> dict[str, float]:
