@@ -119,13 +119,40 @@ def test_what_is_no_whole_report_is_named_before_anything_is_computed(report, ch
     ],
 )
 def test_a_field_of_a_wrong_type_is_named_by_its_place(report, place, value, rule):
+    with pytest.raises(ValueError, match=f"^--verify: {place} must be {rule}, got .*Write the report again"):
+        verify(changed_at(report, place, value))
+
+
+def changed_at(report, place, value):
+    """The report with another value at one place."""
     changed = at = copy.deepcopy(report)
     *outer, last = (int(part) if part.isdecimal() else part for part in place.split("."))
     for part in outer:
         at = at[part]
+    assert at[last] != value
     at[last] = value
-    with pytest.raises(ValueError, match=f"^--verify: {place} must be {rule}, got .*Write the report again"):
-        verify(changed)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "entry", "status"),
+    [
+        ("sums.width", 96, "probes of sums", "different"),
+        ("sums.unlike", ["64 products are one sum"], "probes of sums", "different"),
+        ("sums.probes.products 100 and 140", 16777218.0, "probes of sums", "different"),
+        ("sums.outputs", 1025, "random sums", "different"),
+        ("sums.equal.sm_103", 1023, "random sums", "different"),
+        ("sums.equal.sm_100", 1023, "random sums", "unknown"),
+        ("gemms.dgrad 64x256x48.samples.7", 1, "dgrad 64x256x48", "different"),
+        ("gemms.dgrad 64x256x48.out", "0" * 64, "dgrad 64x256x48", "unknown"),
+        ("self_check.6.passed", False, "stochastic rounding", "different"),
+        ("self_check.6.detail", "up in 0.30000 of 1 cases", "stochastic rounding", "different"),
+    ],
+)
+def test_a_changed_number_is_found(report, place, value, entry, status):
+    """Numbers that a CPU can compute, and numbers that follow from others of the report."""
+    found = statuses(changed_at(report, place, value))
+    assert {what: other for what, other in found.items() if other != "equal"} == {entry: status}
 
 
 def test_the_command_writes_a_file_and_a_page_and_recomputes_them(tmp_path, monkeypatch, capsys, report):

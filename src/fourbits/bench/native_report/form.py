@@ -72,6 +72,8 @@ def _fields(cases: Sequence[Case]) -> dict[str, Any]:
             "probes": {probe.name: _NUMBER for probe in PROBES},
             "equal": dict.fromkeys(RULES, _WHOLE),
             "outputs": _WHOLE,
+            "unlike": _List(_TEXT),
+            "width": _Kind("a whole number or null", (int, type(None))),
         },
         "gemms": {case.name: gemm for case in cases},
         "speed": {

@@ -54,7 +54,7 @@ def report(device: Device, multiply: self_check.Product | None = None) -> dict[s
         "product": "emulated" if blocker else "native",
         "why_emulated": blocker,
         "self_check": [finding._asdict() for finding in found],
-        "sums": sums._asdict(),
+        "sums": {**sums._asdict(), "unlike": list(sums.unlike)},
         "gemms": _gemms(target, multiply),
         "speed": _speed(target, multiply, native=blocker is None),
     }

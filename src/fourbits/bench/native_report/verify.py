@@ -9,7 +9,14 @@ from fourbits.bench.native_report.cases import CASES, Case, operand_hash, operan
 from fourbits.bench.native_report.form import require_fields
 from fourbits.bench.native_report.measure import FORM
 from fourbits.gemm.native.probes import PROBES
-from fourbits.gemm.native.sums_check import RULES
+from fourbits.gemm.native.self_check import checks
+from fourbits.gemm.native.sums_check import (
+    RULES,
+    outputs_of_rules,
+    random_sums,
+    step_width,
+    unlike_probes,
+)
 from fourbits.gemm.sums import matmul
 
 Status = Literal["equal", "different", "unknown"]
@@ -21,7 +28,7 @@ class Verified(NamedTuple):
     """One recomputed entry of a report."""
 
     what: str
-    #: True: equal to the recomputed value; False: different; None: follows a rule that is not known here
+    #: unknown: within the error bound, but by no rule that is known here
     status: Status
     detail: str
 
@@ -34,7 +41,7 @@ def verify(report: dict[str, Any]) -> list[Verified]:
             "verify it with the same version of fourbits."
         )
     require_fields(report, CASES)
-    return [*_operands(report), *_probes(report), *_random_sums(report), *_gemms(report)]
+    return [row for part in (_operands, _rounding, _probes, _random_sums, _gemms) for row in part(report)]
 
 
 def _operands(report: dict[str, Any]) -> Iterator[Verified]:
@@ -50,18 +57,47 @@ def _operands(report: dict[str, Any]) -> Iterator[Verified]:
     yield Verified("quantizers", "different" if wrong else "equal", "; ".join((detail, *wrong)))
 
 
+def _rounding(report: dict[str, Any]) -> Iterator[Verified]:
+    """Check the share of stochastic rounding, which follows from the specified bits."""
+    (expected,) = checks(_HOST)["stochastic rounding"]()
+    found = [f for f in report["self_check"] if f["what"] == expected.what]
+    equal = found == [expected._asdict()]
+    detail = "; ".join(f["detail"] for f in found) or "not in the report"
+    yield Verified(expected.what, "equal" if equal else "different", detail)
+
+
 def _probes(report: dict[str, Any]) -> Iterator[Verified]:
-    results = report["sums"]["probes"]
-    unlike = [f"{p.name}: {results[p.name]!r}" for p in PROBES if results[p.name] != p.expected]
+    """Check the results of the probes, and what the report concludes from them."""
+    sums = report["sums"]
+    results = sums["probes"]
+    unlike = unlike_probes(results)
     detail = f"{len(PROBES) - len(unlike)} of {len(PROBES)} as sm_100"
-    yield Verified("probes of sums", "unknown" if unlike else "equal", "; ".join((detail, *unlike)))
+    wrong = _unequal(sums, {"unlike": list(unlike), "width": step_width(results)})
+    status: Status = "different" if wrong else "unknown" if unlike else "equal"
+    found = [f"{name}: {results[name]!r}" for name in unlike]
+    yield Verified("probes of sums", status, "; ".join((detail, *found, *wrong)))
 
 
 def _random_sums(report: dict[str, Any]) -> Iterator[Verified]:
+    """Check the counts: outputs that all have the bits of one rule determine those of the others."""
     sums = report["sums"]
     rule, count = max(((rule, sums["equal"][rule]) for rule in RULES), key=lambda item: item[1])
-    status: Status = "equal" if count == sums["outputs"] else "unknown"
-    yield Verified("random sums", status, f"{count} of {sums['outputs']} have the bits of {rule}")
+    expected = random_sums(rule)
+    known = {"outputs": expected.numel()}
+    whole = count == expected.numel()
+    wrong = _unequal(sums, known | ({"equal": outputs_of_rules(expected)} if whole else {}))
+    status: Status = "different" if wrong else "equal" if whole else "unknown"
+    detail = f"{count} of {sums['outputs']} have the bits of {rule}"
+    yield Verified("random sums", status, "; ".join((detail, *wrong)))
+
+
+def _unequal(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """The fields of a report's sums that contradict its others, as text."""
+    return [
+        f"{name} is {found[name]!r}, recomputed {value!r}"
+        for name, value in expected.items()
+        if found[name] != value
+    ]
 
 
 def _gemms(report: dict[str, Any]) -> Iterator[Verified]:
@@ -69,9 +105,14 @@ def _gemms(report: dict[str, Any]) -> Iterator[Verified]:
     for case in CASES:
         found = report["gemms"][case.name]
         rule, equal, whole = _closest(case, found)
-        status: Status = "equal" if whole else "unknown"
-        detail = f"{equal} of {len(found['samples'])} sampled outputs have the bits of {rule}"
-        yield Verified(case.name, status, f"all outputs have the bits of {rule}" if whole else detail)
+        count = len(found["samples"])
+        detail = f"{equal} of {count} sampled outputs have the bits of {rule}"
+        if whole and equal == count:
+            yield Verified(case.name, "equal", f"all outputs have the bits of {rule}")
+        elif whole:
+            yield Verified(case.name, "different", f"{detail}, but by their hash all outputs have")
+        else:
+            yield Verified(case.name, "unknown", detail)
 
 
 def _closest(case: Case, found: dict[str, Any]) -> tuple[str, int, bool]:

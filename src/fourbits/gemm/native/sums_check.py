@@ -48,14 +48,36 @@ def examine_sums(device: torch.device, multiply: Product) -> SumsReport:
     probes = {
         probe.name: float(multiply(*operands(probe, device), torch.float32, None)[0, 0]) for probe in PROBES
     }
-    unlike = tuple(probe.name for probe in PROBES if probes[probe.name] != probe.expected)
+    found = multiply(*_random_operands(device), torch.float32, None).cpu()
+    return SumsReport(
+        probes, unlike_probes(probes), step_width(probes), outputs_of_rules(found), found.numel()
+    )
+
+
+def unlike_probes(probes: dict[str, float]) -> tuple[str, ...]:
+    """Names of the probes whose result is not that of sm_100."""
+    return tuple(probe.name for probe in PROBES if probes[probe.name] != probe.expected)
+
+
+def step_width(probes: dict[str, float]) -> int | None:
+    """Products of one step, by the result of the probe of the width."""
+    return _WIDTHS.get(probes[WIDTH_PROBE])
+
+
+def random_sums(rule: str) -> Tensor:
+    """The outputs of the random GEMM by a rule, fp32 [M, N]."""
+    return modelled(*_random_operands(torch.device("cpu")), torch.float32, None, rule)
+
+
+def outputs_of_rules(found: Tensor) -> dict[str, int]:
+    """How many outputs of the random GEMM have the very bits of each rule."""
+    return {rule: _equal_bits(found, random_sums(rule)) for rule in RULES}
+
+
+def _random_operands(device: torch.device) -> tuple[QuantizedTensor, QuantizedTensor]:
     M, N, K = _SHAPE
     a, b = (random_operand(rows, K, seed, device) for seed, rows in enumerate((M, N)))
-    found = multiply(a, b, torch.float32, None).cpu()
-    host = torch.device("cpu")
-    a, b = (random_operand(rows, K, seed, host) for seed, rows in enumerate((M, N)))
-    equal = {rule: _equal_bits(found, modelled(a, b, torch.float32, None, rule)) for rule in RULES}
-    return SumsReport(probes, unlike, _WIDTHS.get(probes[WIDTH_PROBE]), equal, found.numel())
+    return a, b
 
 
 def _equal_bits(a: Tensor, b: Tensor) -> int:
