@@ -14,6 +14,8 @@ from support.kernel_builds import GPU, on_gpu, recording
 from support.triton_interpreter import run
 
 MATRIX_INSTRUCTION = {90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
+#: B300 and GB10, whose GEMMs are those of B200 and of RTX 50
+VARIANTS = {103: "tcgen05.mma", 121: "mma.sync"}
 ONE = torch.ones(())
 
 
@@ -48,6 +50,15 @@ def test_tiles_arrive_by_tma_and_meet_the_matrix_instruction(sm, a_axis, b_axis,
     assert "cp.async.bulk.tensor" in built.asm["ptx"]
     assert MATRIX_INSTRUCTION[sm] in built.asm["ptx"]
     assert built.metadata.shared <= SHARED_MEMORY[sm]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_b300_and_gb10_have_the_matrix_instruction_of_their_generation(variant):
+    with planning_for(variant):
+        _, (start,) = launches(on_gpu(4096, 4096), 1, on_gpu(4096, 4096), 1, torch.bfloat16)
+        built = start.build(variant)
+    assert VARIANTS[variant] in built.asm["ptx"]
+    assert built.metadata.shared <= SHARED_MEMORY[variant]
 
 
 def test_fp8_blocks_meet_the_fp8_matrix_instruction():

@@ -168,7 +168,7 @@ def test_an_input_that_stays_packed_is_written_by_words(sm):
     assert "st.global.b8" not in ptx_of(starts, sm), "codes are written a byte at a time"
 
 
-@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("sm", [*ARCHITECTURES, 103, 121])
 def test_codes_are_converted_in_hardware_where_it_can(sm, monkeypatch):
     monkeypatch.setattr(launch_packed, "_converts", lambda device: sm >= 100)
     starts, _ = launches(on_gpu(64, 1024), OperandRequest(OperandSpec(), 1, packed=True))

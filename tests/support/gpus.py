@@ -17,7 +17,9 @@ SHARED_MEMORY = {
     89: 99 << 10,
     90: 227 << 10,
     100: 227 << 10,
+    103: 227 << 10,
     120: 99 << 10,
+    121: 99 << 10,
 }
 #: what depends on the GPU and is computed once
 _CACHED = (
