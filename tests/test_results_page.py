@@ -1,5 +1,6 @@
 """docs/results.md: its figures are those of the benchmarks, the log and the paper."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def test_ratios_of_proxies_are_those_of_their_table_and_agree_as_the_text_says()
             assert abs(float(value) / float(base) - float(ratio)) <= 0.5e-4 + 1e-12
         if row[3]:
             assert abs(float(row[2]) / float(row[4]) - 1) < 0.005
+
+
+def ordered(of: list[tuple[float, float]]) -> int:
+    """Pairs of rows that two columns put in the same order."""
+    return sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in itertools.combinations(of, 2))
+
+
+def test_proxies_of_twelve_rules_order_as_many_pairs_as_the_text_says():
+    table = rows("Proxies of twelve rules")[2:]
+    forward = [(float(row[1]), float(row[2])) for row in table if row[2]]
+    snr = [(float(row[1]), -float(row[3])) for row in table if row[3]]
+    bias = [(float(row[1]), float(row[4])) for row in table if row[4]]
+    assert (len(forward), len(bias)) == (6, 6)
+    assert (ordered(forward), ordered(bias), ordered(snr)) == (14, 13, 10)
 
 
 def test_the_command_for_proxies_names_recipes_with_the_forwards_of_the_table():
