@@ -218,8 +218,9 @@ def test_the_demo_measures_techniques_and_trains_few_recipes_unless_full(
         *,
         techniques: bool,
         stop_early: bool,
+        average: int,
     ):
-        assert not stop_early
+        assert (stop_early, average) == (False, 1)
         seen.update(matrix=matrix, commands=commands, techniques=techniques)
         raise ValueError("stop here")
 
