@@ -88,15 +88,19 @@ def test_a_plan_says_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFix
         ("[]", "an object"),
         ('{"form": "other", "device": "x", "torch": "", "fourbits": "", "copy": 1}', "form"),
         ('{"device": "NVIDIA H100 80GB HBM3", "torch": "", "fourbits": "", "copy": 1e12}', "h100"),
-        ('{"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": -1}', "positive"),
         (
-            '{"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": 1e300}',
+            '{"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": 1e17}',
             "at most 7.2e+12 per second",
         ),
         (
             '{"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": 4e12, "scan": 9e15}',
             "scan must be at most 1.48e+15 per second on h200, got 9e+15. Measure again",
         ),
+        (
+            '{"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": -1}',
+            "copy must be from 1e+06 to 1e+18, got -1.0. Measure again",
+        ),
+        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_other_files_are_refused_in_one_line(content, words, tmp_path, capsys):
@@ -106,6 +110,31 @@ def test_other_files_are_refused_in_one_line(content, words, tmp_path, capsys):
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"copy": 1e-300}, "copy must be from 1e+06 to 1e+18, got 1e-300. Measure again"),
+        ({"copy": "fast"}, "copy must be a number, got 'fast'."),
+        ({"attention": 1e300}, "attention must be from"),
+        ({"link": 0.0}, "link must be from"),
+        ({"ranks": 0}, "ranks must be from 1 to 1e+06, got 0. Measure again"),
+        ({"gemms": [{"m": 0}]}, "m must be from 1 to"),
+        ({"gemms": [{"k": -8}]}, "k must be from 1 to"),
+        ({"gemms": [{"seconds": 0.0}]}, "seconds must be from 1e-09 to 100000, got 0.0. Measure again"),
+        ({"gemms": [{"unit": "int8"}]}, "unit must be one of 'bf16', 'fp8', 'nvfp4', 'emulated', got 'int8'"),
+    ],
+    ids=str,
+)
+def test_numbers_that_no_machine_has_are_refused_by_name(change, words, tmp_path, capsys):
+    gemm = {"unit": "bf16", "m": 8192, "n": 8192, "k": 8192, "seconds": 1e-3}
+    given = {"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": 1e12} | change
+    given["gemms"] = [gemm | each for each in change.get("gemms", [{}])]
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(given), encoding="utf-8")
+    assert main(["plan", "tiny", "--gpu", "h200", "--calibration", str(path)]) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)

@@ -24,7 +24,7 @@ from fourbits.model.linear import gemm_operand
 from fourbits.model.ops.self_check import use_kernels
 from fourbits.model.ops.ssd.op import ssd
 from fourbits.model.presets import MODEL_PRESETS
-from fourbits.plan.calibration import Calibration, GemmTime
+from fourbits.plan.calibration import Calibration, GemmTime, GemmUnit
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import Operand, quantize, quantizer
 from fourbits.quant.request import OperandInputs, OperandRequest, signature_of
@@ -133,7 +133,7 @@ def _sustained_seconds(run: Callable[[], object], device: torch.device, sizes: S
 
 def _gemms(device: torch.device, sizes: Sizes, missing: dict[str, str], report: Log) -> tuple[GemmTime, ...]:
     """GEMM times at every shape, for every kind of tensor core that the device has."""
-    units: dict[str, Callable[[Tensor, Tensor], Callable[[], object]]] = {
+    units: dict[GemmUnit, Callable[[Tensor, Tensor], Callable[[], object]]] = {
         "bf16": _bf16_gemm,
         "emulated": lambda a, b: _operand_gemm("nvfp4", a, b),
         "fp8": lambda a, b: _operand_gemm("fp8", a, b),

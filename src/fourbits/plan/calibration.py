@@ -5,26 +5,35 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fourbits.plan.gpus import GPUS, Gpu
+from fourbits.plan.gpus import GPUS, MAX_GPUS, Gpu
 from fourbits.plan.rates import DECLARED, Rates, copy_rate, shape_efficiency, with_measured
 from fourbits.settings import build, to_dict
 
 FORM = "fourbits-calibration 1"
 #: a measured rate may exceed what bounds it by this factor (caches); beyond, the file is taken for wrong
 _MOST = 1.5
+#: what a measured GEMM ran on: tensor cores of a format, or those of BF16 for 4-bit operands
+GemmUnit = Literal["bf16", "fp8", "nvfp4", "emulated"]
+#: bytes or FLOPs per second, and seconds of a GEMM, that a machine can have
+_RATES, _SECONDS = (1e6, 1e18), (1e-9, 1e5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmTime:
     """A measured GEMM [m, k] x [k, n]. unit: bf16, fp8, nvfp4, or emulated (4-bit operands in BF16)."""
 
-    unit: str
+    unit: GemmUnit
     m: int
     n: int
     k: int
     seconds: float
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            _require(name, getattr(self, name), 1, 1 << 40)
+        _require("seconds", self.seconds, *_SECONDS)
 
     @property
     def rate(self) -> float:
@@ -58,20 +67,26 @@ class Calibration:
     def __post_init__(self) -> None:
         if self.form != FORM:
             raise ValueError(f"calibration: form must be {FORM!r}, got {self.form!r}. Measure again.")
-        rates = [self.copy, *(gemm.seconds for gemm in self.gemms)]
-        others = (self.quantize, self.quantize_stochastic, self.attention, self.scan, self.link)
-        if any(not 0 < rate < float("inf") for rate in (*rates, *(x for x in others if x is not None))):
-            raise ValueError(
-                f"calibration: rates and times must be positive, got {rates}. Measure again with `fourbits "
-                "bench calibrate`."
-            )
+        for name in ("copy", "quantize", "quantize_stochastic", "attention", "scan", "link"):
+            rate: float | None = getattr(self, name)
+            if rate is not None:
+                _require(name, rate, *_RATES)
+        _require("ranks", self.ranks, 1, MAX_GPUS)
+
+
+def _require(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(
+            f"{name} must be from {low:g} to {high:g}, got {value}. Measure again with "
+            "`fourbits bench calibrate`."
+        )
 
 
 def load_calibration(path: Path) -> Calibration:
     """Read a file. Raises ValueError for one that is no calibration, and OSError."""
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"calibration: {path} is not JSON. Pass a file of bench calibrate.") from error
     if not isinstance(found, Mapping):
         raise ValueError(
