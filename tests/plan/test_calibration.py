@@ -98,7 +98,7 @@ def test_a_plan_says_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFix
         ),
         (
             '{"device": "NVIDIA H200", "torch": "", "fourbits": "", "copy": -1}',
-            "copy must be from 1e+06 to 1e+18, got -1.0. Measure again",
+            "copy must be from 1000 to 1e+18, got -1.0. Measure again",
         ),
         ("[" * 100_000, "not JSON"),
     ],
@@ -115,7 +115,7 @@ def test_other_files_are_refused_in_one_line(content, words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"copy": 1e-300}, "copy must be from 1e+06 to 1e+18, got 1e-300. Measure again"),
+        ({"copy": 1e-300}, "copy must be from 1000 to 1e+18, got 1e-300. Measure again"),
         ({"copy": "fast"}, "copy must be a number, got 'fast'."),
         ({"attention": 1e300}, "attention must be from"),
         ({"link": 0.0}, "link must be from"),

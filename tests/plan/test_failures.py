@@ -28,3 +28,9 @@ def test_failures_come_with_the_number_of_gpus():
     assert found.between == pytest.approx(HOURS_BETWEEN_FAILURES * 3.6)
     assert found.checkpoint == 12.0
     assert failures_of(1000, parameters=1e9, background=True).checkpoint == 12e9 / (1000 * 25e9)
+
+
+def test_an_interval_of_hundreds_of_failures_loses_all_of_the_time():
+    found = Failures(between=100.0, restart=300.0, checkpoint=10.0)
+    assert 0.5 < found.lost(50.0) < 1.0
+    assert found.lost(1e5) == found.lost(1e9) == 1.0

@@ -17,7 +17,7 @@ _MOST = 1.5
 #: what a measured GEMM ran on: tensor cores of a format, or those of BF16 for 4-bit operands
 GemmUnit = Literal["bf16", "fp8", "nvfp4", "emulated"]
 #: bytes or FLOPs per second, and seconds of a GEMM, that a machine can have
-_RATES, _SECONDS = (1e6, 1e18), (1e-9, 1e5)
+_RATES, _SECONDS = (1e3, 1e18), (1e-9, 1e5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 CHECKPOINT_BYTES = 12
 #: assumed: seconds of a restart, bytes/s that all ranks together write, and that a GPU copies to its host
 RESTART_SECONDS, STORAGE_RATE, HOST_RATE = 600.0, 10e9, 25e9
+#: failures per interval whose exponential is close to the largest float
+_NEVER = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,13 @@ class Failures:
         return math.sqrt(2 * d * m) * (1 + ratio / 3 + ratio**2 / 9) - d
 
     def slowdown(self, interval: float) -> float:
-        """Expected time over the time of computation alone, with this many seconds between checkpoints."""
+        """Expected time over the time of computation alone, with this many seconds between checkpoints.
+
+        Infinite where hundreds of failures are expected in one interval: such a run never ends.
+        """
         m = self.between
+        if (interval + self.checkpoint + self.restart) / m > _NEVER:
+            return math.inf
         piece = m * math.exp(self.restart / m) * math.expm1((interval + self.checkpoint) / m)
         return piece / interval
 
