@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.parallel import ParallelConfig
 from fourbits.train.ranks import join
-from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError, RankFailedError
+from fourbits.train.ranks.failure import FAILED, LostRankError, OtherRankError, RankFailedError, ended
 from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.launcher import launched_rank
 from fourbits.train.ranks.watchdog import Watchdog
@@ -83,6 +83,7 @@ def test_a_rank_that_failed_by_itself_is_not_lost_and_its_error_is_named():
     assert not join._may_report(store, 2, RuntimeError("Connection closed by peer"))
     assert not join._may_report(store, 4, LostRankError("lost rank 1"))
     assert Lost(store, 1, 2).explained(broken) is broken
+    store.set(ended(3), store.get(ended(0)))  # failed alike, before the first one had claimed the report
     assert join._others(store, Lost(store)) == ("rank 1 on node1 failed, too: OSError: disk full",)
 
 

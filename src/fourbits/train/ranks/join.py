@@ -98,15 +98,19 @@ def _own_error(store: Any, error: BaseException | None) -> str:
 
 
 def _others(store: Any, watch: Watchdog) -> tuple[str, ...]:
-    """A line for each other rank that failed with a separate error, until now or shortly after."""
+    """A line for each other rank that failed with a different error, until now or shortly after.
+
+    Ranks that fail alike, as those that write to a full disk, have one line, that of the first.
+    """
     time.sleep(_TOGETHER)
     try:
+        own = store.get(ended(watch.rank)).decode()
         others = [rank for rank in range(watch.world) if rank != watch.rank and store.check([ended(rank)])]
         texts = {rank: store.get(ended(rank)).decode() for rank in others}
         return tuple(
             f"rank {rank} on {watch.node_of(rank)} failed, too: {text}"
             for rank, text in texts.items()
-            if text
+            if text not in ("", own)
         )
     except RuntimeError:  # the process that holds the store is gone
         return ()
