@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 import pytest
+from torch._dynamo import config as dynamo_config
 
 from fourbits.gemm.kernels import gemms
 from fourbits.gemm.kernels.launch_bf16 import bf16_gemm
@@ -10,6 +11,9 @@ from fourbits.linear.plan import input_side, linear_plan
 from fourbits.quant import quantize as dispatch
 from fourbits.quant.kernels import launch_stats, support
 from fourbits.quant.kernels.launcher import Launcher
+
+# Layers that other tests compiled count towards the limit of graphs of one function.
+dynamo_config.recompile_limit = dynamo_config.accumulated_recompile_limit = 1 << 12
 
 
 @pytest.fixture
