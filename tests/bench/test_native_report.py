@@ -8,6 +8,7 @@ import torch
 
 from fourbits.bench.native_report import cases, measure
 from fourbits.bench.native_report.verify import verify
+from fourbits.cli import native_report
 from fourbits.cli.main import main
 from fourbits.device import probe
 from fourbits.gemm.native import self_check, sums_check
@@ -79,8 +80,8 @@ def test_sums_by_no_known_rule_are_unknown_not_wrong(report):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"form": 99}, "the report must have form 1, got 99"),
-        ({"form": True}, "the report must have form 1, got True"),
+        ({"form": 99}, "the report must have form 2, got 99"),
+        ({"form": True}, "the report must have form 2, got True"),
         ({"gemms": {}}, "gemms.fprop 64x256x48 must be there, got a report without it"),
         ({"sums": None}, "sums must be an object, got None"),
         ({"sums": {"probes": []}}, r"sums.probes must be an object, got \[\]"),
@@ -153,6 +154,54 @@ def test_a_changed_number_is_found(report, place, value, entry, status):
     """Numbers that a CPU can compute, and numbers that follow from others of the report."""
     found = statuses(changed_at(report, place, value))
     assert {what: other for what, other in found.items() if other != "equal"} == {entry: status}
+
+
+def failing(part):
+    """A device whose GEMM raises in one part, as a chip may that nobody has seen yet."""
+    good = by("sm_100", "product")
+
+    def multiply(a, b, dtype, bias):
+        if part(a, b, dtype):
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED\nat line 1")
+        return good(a, b, dtype, bias)
+
+    return multiply
+
+
+FAILURES = {
+    "sums": lambda a, b, dtype: a.shape[0] == 32 and dtype == torch.float32,
+    "wgrad 64x256x48": lambda a, b, dtype: (tuple(a.shape), tuple(b.shape)) == ((64, 48), (64, 256)),
+    "speed": lambda a, b, dtype: dtype == torch.bfloat16 and a.shape == (16, 32),
+}
+
+
+@pytest.mark.parametrize("part", FAILURES)
+def test_a_part_that_fails_is_named_and_the_others_are_reported(part, tmp_path, monkeypatch, capsys):
+    found = measure.report(probe("cpu"), failing(FAILURES[part]))
+    error = {"error": "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED"}
+    assert [found["sums"], found["gemms"]["wgrad 64x256x48"], found["speed"]].count(error) == 1
+    assert {**found, **found["gemms"]}[part] == error
+    monkeypatch.setattr("fourbits.cli.native_report.report", lambda device: found)
+    assert main(["doctor", "--native", "--report", str(tmp_path / "b200.json")]) == 1
+    assert f"{part} was not measured: RuntimeError: CUBLAS" in capsys.readouterr().out
+    page = (tmp_path / "b200.html").read_text()
+    assert "Not measured" in page
+    rows = {row.what: row for row in verify(json.loads((tmp_path / "b200.json").read_text()))}
+    if part != "speed":
+        assert (rows[part].status, "CUBLAS" in rows[part].detail) == ("unknown", True)
+    others = {"dgrad 64x256x48", "fprop 64x256x48", "stochastic rounding"}
+    assert {rows[what].status for what in others} == {"equal"}
+
+
+def test_the_page_has_the_driver_memory_probes_and_speed_beside_fp8(tmp_path, report):
+    shown = {**report, "driver": "13000"}
+    shown["speed"] = {**report["speed"], "peak_memory_bytes": 3 << 30}
+    shown["speed"]["gemm_seconds"] = {"fp4": 1e-3, "bf16": 4e-3, "fp8": 2e-3}
+    shown["speed"]["linear_step_seconds"] = {"nvfp4": 1e-3, "bf16": 3e-3, "fp8": 1.5e-3, "nvfp4_host": 1e-4}
+    page = native_report._write_page(tmp_path / "x.json", shown, None).read_text()
+    for text in ("driver 13000", "3.00 GiB allocated", "4.00</td>", "2.00</td>", "3.00</td>", "1.50</td>"):
+        assert text in page
+    assert all(name in page for name in report["sums"]["probes"])
 
 
 def test_the_command_writes_a_file_and_a_page_and_recomputes_them(tmp_path, monkeypatch, capsys, report):

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from fourbits.bench.native_report.form import error_of
 from fourbits.bench.native_report.measure import report
 from fourbits.bench.native_report.verify import Verified, verify
 from fourbits.cli.output_file import require_output
@@ -27,7 +28,16 @@ def write(path: Path, device: Device) -> int:
     page = _write_page(path, found, None)
     print(f"wrote {path} and {page}; nothing was sent anywhere. docs/blackwell.md explains the fields.")
     print(f"To recompute it without this GPU: fourbits doctor --verify {path}")
-    return 0 if all(finding["passed"] for finding in found["self_check"]) else 1
+    failed = failures(found)
+    for what, error in failed.items():
+        print(f"{what} was not measured: {error}")
+    return 0 if not failed and all(finding["passed"] for finding in found["self_check"]) else 1
+
+
+def failures(found: dict[str, Any]) -> dict[str, str]:
+    """The parts of a report that ended in an error, and the error."""
+    parts = {"sums": found["sums"], **found["gemms"], "speed": found["speed"]}
+    return {what: error for what, part in parts.items() if (error := error_of(part)) is not None}
 
 
 def check(path: Path) -> int:
@@ -43,7 +53,9 @@ def check(path: Path) -> int:
 def _write_page(path: Path, found: dict[str, Any], rows: list[Verified] | None) -> Path:
     page = path.with_suffix(".html")
     name = found["device"]["name"]
-    text = render_page("native.html", title=name, palette="", report=found, verified=rows)
+    text = render_page(
+        "native.html", title=name, palette="", report=found, failed=failures(found), verified=rows
+    )
     page.write_text(text, encoding="utf-8")
     return page
 

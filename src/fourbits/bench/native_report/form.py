@@ -20,7 +20,7 @@ class _Kind(NamedTuple):
     def fits(self, value: object) -> bool:
         """Whether a value is of this kind; True and False are not numbers."""
         of_type = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
-        return of_type and (not self.positive or 0 < value < math.inf)  # pyright: ignore[reportOperatorIssue]
+        return of_type and (value is None or not self.positive or 0 < value < math.inf)  # pyright: ignore[reportOperatorIssue]
 
 
 class _List(NamedTuple):
@@ -49,6 +49,7 @@ _TEXT, _BOOL = _Kind("text", (str,)), _Kind("true or false", (bool,))
 _OPTIONAL = _Kind("text or null", (str, type(None)))
 _WHOLE, _NUMBER = _Kind("a whole number", (int,)), _Kind("a number", (int, float))
 _POSITIVE = _Kind("a finite number above 0", (int, float), positive=True)
+_POSITIVE_OR_NULL = _Kind("a finite number above 0, or null", (int, float, type(None)), positive=True)
 
 
 def require_fields(report: Mapping[str, Any], cases: Sequence[Case]) -> None:
@@ -60,12 +61,19 @@ def require_fields(report: Mapping[str, Any], cases: Sequence[Case]) -> None:
         )
 
 
+def error_of(part: object) -> str | None:
+    """The error that ended a part of a report, or None for a part that was measured."""
+    if isinstance(part, dict) and part.keys() == {"error"}:  # pyright: ignore[reportUnknownMemberType]
+        return str(part["error"])  # pyright: ignore[reportUnknownArgumentType]
+    return None
+
+
 def _fields(cases: Sequence[Case]) -> dict[str, Any]:
     """The fields that `verify` and the page read; `form` is checked before."""
     gemm = {"lhs": _TEXT, "rhs": _TEXT, "out": _TEXT, "samples": _List(_WHOLE, SAMPLES)}
     return {
         **dict.fromkeys(("written", "fourbits", "system", "product"), _TEXT),
-        **dict.fromkeys(("cuda", "why_emulated"), _OPTIONAL),
+        **dict.fromkeys(("cuda", "driver", "why_emulated"), _OPTIONAL),
         "device": {"name": _TEXT, "torch_version": _TEXT},
         "self_check": _List({"what": _TEXT, "passed": _BOOL, "detail": _TEXT}),
         "sums": {
@@ -81,14 +89,17 @@ def _fields(cases: Sequence[Case]) -> dict[str, Any]:
             "copy_bytes_per_second": _POSITIVE,
             "bf16_flops_per_second": _POSITIVE,
             "quantize_seconds": _Map(_POSITIVE),
-            "gemm_seconds": {"fp4": _POSITIVE, "bf16": _POSITIVE},
-            "linear_step_seconds": {"nvfp4": _POSITIVE, "bf16": _POSITIVE},
+            "gemm_seconds": {"fp4": _POSITIVE, "bf16": _POSITIVE, "fp8": _POSITIVE_OR_NULL},
+            "linear_step_seconds": dict.fromkeys(("nvfp4", "bf16", "fp8"), _POSITIVE),
+            "peak_memory_bytes": _POSITIVE_OR_NULL,
         },
     }
 
 
 def _wrong(value: Any, kind: Any, place: str) -> Iterator[tuple[str, str, str]]:
-    """(place, rule, value) of what is missing or not of its kind."""
+    """(place, rule, value) of what is missing or not of its kind. A part that failed has an error alone."""
+    if isinstance(kind, dict) and place and error_of(value) is not None:
+        return
     if isinstance(kind, dict | _Map) and isinstance(value, dict):
         fields = dict.fromkeys(value, kind.each) if isinstance(kind, _Map) else kind
         for name, below in fields.items():
