@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fourbits.compare.number_format import count, long_duration, short_count
+from fourbits.compare.number_format import count, long_duration, plural, short_count
 from fourbits.plan.assumptions import assumptions
 from fourbits.plan.estimate import Alternative, Estimate, Plan, Prices
 from fourbits.plan.failures import CHECKPOINT_BYTES, Failures
@@ -75,7 +75,7 @@ def model_table(name: str, plan: Plan) -> TextTable:
     """Parameters and FLOPs by type of layer."""
     train = plan.config.train
     title = f"{name}: {short_count(sum(plan.parameters.values()))} parameters, {short_count(plan.tokens)} "
-    title += f"tokens in {count(train.num_steps)} steps of {short_count(train.tokens_per_step)} tokens"
+    title += f"tokens in {plural(train.num_steps, 'step')} of {short_count(train.tokens_per_step)} tokens"
     flops = sum(plan.flops.values())
     named = {"embedding": "embedding", "head": "head", "norm": "norms", "conv": "conv", "scan": "scan"}
     counts = {named[kind]: n for kind, n in plan.parameters.items() if kind in named and n}
