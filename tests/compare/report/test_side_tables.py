@@ -169,7 +169,7 @@ def test_losses_by_source_are_those_of_the_last_validation(found: Comparison):
 def test_the_record_is_json_and_the_terminal_prints_every_row(found: Comparison):
     side = SideRows.of(found, final_table(found))
     record = json.loads(json.dumps(side.record(), allow_nan=False))
-    assert set(record) == {"ablation", "reached", "noise", "sources"}
+    assert set(record) == {"published", "ablation", "reached", "noise", "averaged", "sources"}
     for table in side.shown(found):
         out = StringIO()
         print_side_table(table, Console(file=out, width=40))
