@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fourbits.bench.native_report.measure import FORM
 from fourbits.cli.main import main
 
 ABSENT = ("No such file or directory", "Correct the path, or create what it names.")
@@ -156,7 +157,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "broken.yaml").write_text("a: b: c\n")
     (tmp_path / "partial.yaml").write_text("model: tiny\n")
     (tmp_path / "list.json").write_text("[1]\n")
-    (tmp_path / "form.json").write_text(json.dumps({"form": 1}))
+    (tmp_path / "form.json").write_text(json.dumps({"form": FORM}))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

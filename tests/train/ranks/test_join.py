@@ -83,7 +83,9 @@ def test_a_rank_that_failed_by_itself_is_not_lost_and_its_error_is_named():
     assert not join._may_report(store, 2, RuntimeError("Connection closed by peer"))
     assert not join._may_report(store, 4, LostRankError("lost rank 1"))
     assert Lost(store, 1, 2).explained(broken) is broken
-    store.set(ended(3), store.get(ended(0)))  # failed alike, before the first one had claimed the report
+    store.set(
+        ended(3), store.get(ended(0)).decode()
+    )  # failed alike, before the first one had claimed the report
     assert join._others(store, Lost(store)) == ("rank 1 on node1 failed, too: OSError: disk full",)
 
 
@@ -127,8 +129,11 @@ def test_ranks_are_read_from_the_environment_of_torchrun():
     assert launched_rank(given) == (5, 8, 1, 0, False, "a", 1, False)
     restarted = {**given, "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
     assert launched_rank(restarted) == (5, 8, 1, 2, True, "a", 1, False)
-    assert launched_rank({**given, "RANK": "0"}).hosts_store
-    assert not launched_rank({**given, "RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}).hosts_store
+    first = {**given, "RANK": "0"}
+    hosting, hosted = launched_rank(first), launched_rank({**first, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert hosting is not None
+    assert hosted is not None
+    assert (hosting.hosts_store, hosted.hosts_store) == (True, False)
 
 
 @pytest.fixture
