@@ -64,18 +64,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="NAME",
         help="recipes to compare (default: bf16 nvfp4); the baseline is bf16 if present, else the first",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="K", help="seeds (default: 0)")
+    add_seed_arguments(parser)
     parser.add_argument(
         "--ablate",
         nargs="+",
         default=[],
         metavar="TECHNIQUE",
         help="also train the recipe besides bf16 without each of these techniques",
-    )
-    parser.add_argument(
-        "--stop-early",
-        action="store_true",
-        help="go seed by seed, drop recipes that are worse, and stop when intervals are separated",
     )
     parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/compare-CONFIG)")
     add_measure_arguments(parser)
@@ -85,6 +80,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="also measure what each technique fixes, on the trained bf16 model of the first seed",
     )
     add_common_arguments(parser)
+
+
+def add_seed_arguments(parser: ArgumentParser) -> None:
+    """Declare the options shared with `fourbits protocol`."""
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="K", help="seeds (default: 0)")
+    parser.add_argument(
+        "--stop-early",
+        action="store_true",
+        help="go seed by seed, drop recipes that are worse, and stop when intervals are separated",
+    )
 
 
 def add_common_arguments(parser: ArgumentParser) -> None:

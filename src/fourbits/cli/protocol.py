@@ -12,7 +12,7 @@ Settings are options, as in `fourbits compare`: --data.paths C4 (text, or a prep
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fourbits.cli.compare import REPLACED, add_common_arguments, compare_and_print
+from fourbits.cli.compare import REPLACED, add_common_arguments, add_seed_arguments, compare_and_print
 from fourbits.compare.published import MODELS, find_cell, published_config, published_recipes
 from fourbits.compare.run.run_matrix import BASELINE, build_matrix
 from fourbits.settings import nearest, to_dict
@@ -34,12 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="NAME",
         help=f"{BASELINE} and these of {', '.join(list(published_recipes())[1:])} (default: all)",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="K", help="seeds (default: 0)")
-    parser.add_argument(
-        "--stop-early",
-        action="store_true",
-        help="go seed by seed, drop recipes that are worse, and stop when intervals are separated",
-    )
+    add_seed_arguments(parser)
     parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/protocol-MODEL)")
     add_common_arguments(parser)
 
