@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from fourbits.compare.number_format import DASH, loss, signed
+from fourbits.compare.number_format import loss
 from fourbits.compare.report.comparison import Comparison
-from fourbits.compare.report.pairs import Difference, difference, paired_losses
+from fourbits.compare.report.pairs import Difference, difference, paired_losses, signed_difference
 from fourbits.compare.report.side_table import SideTable
 from fourbits.compare.report.table import Row
 from fourbits.recipe.ablations import TECHNIQUES
@@ -64,15 +64,11 @@ def _cells(row: AblationRow) -> tuple[str, ...]:
     return (
         f"{row.technique} ({TECHNIQUES[row.technique].what})",
         loss(row.val_loss),
-        _signed(nats, 4),
-        _signed(percents, 2),
+        signed_difference(nats, 4),
+        signed_difference(percents, 2),
         str(nats.seeds if nats else 0),
         _shown(nats),
     )
-
-
-def _signed(found: Difference | None, digits: int) -> str:
-    return DASH if found is None else signed(found.mean, digits, found.margin)
 
 
 def _shown(found: Difference | None) -> str:

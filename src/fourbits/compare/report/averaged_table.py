@@ -3,10 +3,11 @@
 import statistics
 from dataclasses import dataclass
 
-from fourbits.compare.number_format import DASH, loss, signed
+from fourbits.compare.number_format import DASH, loss
 from fourbits.compare.report.comparison import Comparison
-from fourbits.compare.report.pairs import Difference, difference
+from fourbits.compare.report.pairs import Difference, difference, signed_difference
 from fourbits.compare.report.side_table import SideTable
+from fourbits.compare.statistics.interval import standard_deviation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,8 @@ def averaged_rows(comparison: Comparison) -> list[AveragedRow]:
                 gap_percent=difference(
                     [100 * gap / pairs[seed] for seed, gap in zip(pairs, gaps, strict=True)]
                 ),
-                deviation=_deviation(gaps),
-                last_deviation=_deviation(last),
+                deviation=standard_deviation(gaps),
+                last_deviation=standard_deviation(last),
             )
         )
     return found
@@ -78,15 +79,7 @@ def _cells(row: AveragedRow) -> tuple[str, ...]:
     return (
         row.recipe,
         loss(row.val_loss),
-        _signed(row.gap_nats, 4),
-        _signed(row.gap_percent, 2),
+        signed_difference(row.gap_nats, 4),
+        signed_difference(row.gap_percent, 2),
         *(DASH if each is None else f"{each:.4f}" for each in (row.deviation, row.last_deviation)),
     )
-
-
-def _signed(found: Difference | None, digits: int) -> str:
-    return DASH if found is None else signed(found.mean, digits, found.margin)
-
-
-def _deviation(values: list[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fourbits.compare.number_format import DASH, signed
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.runs import Run
 from fourbits.compare.statistics.interval import CONFIDENCE, margin
@@ -28,6 +29,11 @@ def difference(values: Sequence[float], confidence: float = CONFIDENCE) -> Diffe
     if not values:
         return None
     return Difference(mean=statistics.fmean(values), margin=margin(values, confidence), seeds=len(values))
+
+
+def signed_difference(found: Difference | None, digits: int) -> str:
+    """A difference with its sign and margin; a dash for None."""
+    return DASH if found is None else signed(found.mean, digits, found.margin)
 
 
 def finished_pairs(comparison: Comparison, recipe: str, other: str) -> list[tuple[Run, Run]]:

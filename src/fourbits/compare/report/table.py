@@ -8,7 +8,7 @@ from typing import Any
 from fourbits.compare.report.comparison import Comparison
 from fourbits.compare.report.divergence import Stability, judge
 from fourbits.compare.report.runs import Run
-from fourbits.compare.statistics.interval import margin
+from fourbits.compare.statistics.interval import margin, standard_deviation
 from fourbits.settings import to_dict
 
 
@@ -90,10 +90,10 @@ def _row(comparison: Comparison, recipe: str) -> Row:
         digest=next(iter(runs.values())).manifest["recipe"]["digest"],
         seeds=len(runs),
         val_loss=_mean(losses),
-        val_loss_spread=_deviation(losses),
+        val_loss_spread=standard_deviation(losses),
         val_loss_margin=margin(losses),
         gap_nats=_mean(gaps),
-        gap_nats_spread=_deviation(gaps),
+        gap_nats_spread=standard_deviation(gaps),
         gap_nats_margin=margin(gaps, confidence),
         gap_percent=_mean(percents),
         gap_percent_margin=margin(percents, confidence),
@@ -138,7 +138,3 @@ def judge_run(run: Run, baseline: Run | None = None) -> Stability:
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None

@@ -52,3 +52,8 @@ def probability_within(t: float, freedom: int) -> float:
     if odd:
         return 2 / math.pi * (angle + math.sin(angle) * total)
     return math.sin(angle) * total
+
+
+def standard_deviation(values: Sequence[float]) -> float | None:
+    """Of a sample; None for fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else None
