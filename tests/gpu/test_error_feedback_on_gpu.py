@@ -9,12 +9,13 @@ from torch import nn
 from fourbits.linear.convert import convert
 from fourbits.linear.step import set_step
 from fourbits.recipe.presets import get_recipe
-from support.feedback_cases import BF16, FOUR_OVER_SIX, ROW, SMALL, FeedbackCase, differences
+from support.feedback_cases import BF16, FOUR_OVER_SIX, LONG, ROW, SMALL, FeedbackCase, differences
 from support.fused_cases import Case
 
 pytestmark = pytest.mark.gpu
 
-LARGE = [FeedbackCase(Case("row", (304, 1072)), spec) for spec in (ROW, FOUR_OVER_SIX, BF16)]
+ALL = replace(ROW, error_feedback=2048)
+LARGE = [FeedbackCase(Case("row", (304, 1072)), spec) for spec in (ROW, FOUR_OVER_SIX, BF16, LONG, ALL)]
 
 
 @pytest.mark.parametrize("case", [*SMALL, *LARGE], ids=lambda case: case.name)
@@ -22,11 +23,12 @@ def test_kernels_give_the_references_bytes(case):
     assert differences(case, "cuda") == []
 
 
-def test_a_captured_step_reads_coefficients_that_change():
+@pytest.mark.parametrize("span", [128, 256])
+def test_a_captured_step_reads_coefficients_that_change(span):
     base = get_recipe("quartet2-46")
     recipe = replace(
         base,
-        fprop=replace(base.fprop, lhs=replace(base.fprop.lhs, error_feedback=128)),
+        fprop=replace(base.fprop, lhs=replace(base.fprop.lhs, error_feedback=span)),
         wgrad=replace(base.wgrad, rhs=replace(base.wgrad.rhs, source="as_is")),
     )
     torch.manual_seed(0)

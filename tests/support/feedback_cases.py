@@ -6,12 +6,12 @@ TRITON_INTERPRET=1 python -m support.feedback_cases
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fourbits.quant.feedback_coefficients import LARGEST, feedback_coefficients
+from fourbits.quant.feedback_coefficients import LARGEST, feedback_coefficients, span_within
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference import quantize as reference
 from fourbits.quant.request import OperandInputs, OperandRequest
@@ -39,7 +39,7 @@ def coefficients_for(case: FeedbackCase, columns: int) -> Tensor:
     """int8 [columns, span]: of a weight with correlated columns, or the largest everywhere."""
     span = case.spec.error_feedback
     if case.largest:
-        return torch.full((columns, span), LARGEST, dtype=torch.int8)
+        return torch.full((columns, span_within(span, columns)), LARGEST, dtype=torch.int8)
     generator = torch.Generator().manual_seed(columns)
     mixing = torch.eye(columns) + torch.randn(columns, columns, generator=generator) / columns**0.5
     return feedback_coefficients(torch.randn(columns, columns, generator=generator) @ mixing, span)
@@ -68,6 +68,7 @@ def differences(case: FeedbackCase, device: torch.device | str = "cpu") -> list[
 
 ROW, FOUR_OVER_SIX = (OperandSpec(error_feedback=64, scale_rule=rule) for rule in ("max", "4over6-mse"))
 BF16 = OperandSpec(error_feedback=128, source="bf16")
+LONG, LONG_FOUR = (replace(spec, error_feedback=256) for spec in (ROW, FOUR_OVER_SIX))
 SMALL = [
     *(FeedbackCase(Case("row", (18, 80)), spec) for spec in (ROW, FOUR_OVER_SIX, BF16)),
     FeedbackCase(Case("row", (18, 50), torch.float32), BF16),
@@ -80,6 +81,11 @@ SMALL = [
     *(FeedbackCase(Case("row", (18, 48), layout=layout), ROW) for layout in ("rows apart", "transposed")),
     *(FeedbackCase(Case("row", shape), ROW) for shape in ((0, 32), (32, 0), (1, 16))),
     FeedbackCase(Case("row", (18, 80)), FOUR_OVER_SIX, largest=True),
+    *(FeedbackCase(Case("row", (3, columns)), LONG) for columns in (144, 200, 256, 420)),
+    FeedbackCase(Case("row", (3, 300)), LONG_FOUR),
+    *(FeedbackCase(Case("row", (40, 280), values=values), LONG) for values in ("nan and inf", "zero blocks")),
+    *(FeedbackCase(Case("row", (3, 300)), LONG, given) for given in (0.0, 1e6)),
+    FeedbackCase(Case("row", (3, 300)), LONG, largest=True),
 ]
 
 

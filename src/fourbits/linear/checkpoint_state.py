@@ -28,6 +28,7 @@ from fourbits.linear.error_feedback import restore_coefficients, span_of
 from fourbits.linear.layer_state import LayerState
 from fourbits.linear.roles import plain_name
 from fourbits.linear.stacked.layer import converted_layers
+from fourbits.quant.feedback_coefficients import span_within
 from fourbits.recipe.recipe import GemmTable, table_from_text
 
 
@@ -123,7 +124,8 @@ def _coefficients(model: nn.Module) -> dict[str, Tensor]:
     for name, layer in converted_layers(model.named_modules()):
         state: LayerState = layer.quantization
         if span := span_of(state):
-            shape, known = (layer.weight.shape[1], span), state.feedback.coefficients
+            columns, known = layer.weight.shape[1], state.feedback.coefficients
+            shape = columns, span_within(span, columns)
             found[f"{name}.coefficients"] = (
                 torch.zeros(shape, dtype=torch.int8, device="cpu") if known is None else known.cpu().clone()
             )

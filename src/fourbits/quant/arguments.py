@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fourbits.quant.feedback_coefficients import span_within
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.philox import as_sr_key
 from fourbits.quant.request import draws
@@ -66,7 +67,7 @@ def _check_coefficients(x: Tensor, spec: OperandSpec, axis: int, coefficients: T
         raise ValueError(
             "quantize: error feedback runs along the rows of a tensor, got axis 0. Quantize along axis 1."
         )
-    expected = (x.shape[1], spec.error_feedback)
+    expected = (x.shape[1], span_within(spec.error_feedback, x.shape[1]))
     got = coefficients if coefficients is None else f"{coefficients.dtype} {list(coefficients.shape)}"
     if coefficients is None or not (
         tuple(coefficients.shape) == expected

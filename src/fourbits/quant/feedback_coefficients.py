@@ -11,13 +11,27 @@ from torch.nn.functional import pad
 
 #: an element's error and a coefficient are whole multiples of 1/64, at most 127/64 in magnitude
 UNITS, LARGEST = 64, 127
+#: the longest span whose blocks all keep a unit of their own; in longer ones, that many columns pass their
+#: errors on to later ones together, in one unit per row
+SHORT, GROUP = 128, 64
 _BLOCK = 16
 #: share of the mean diagonal of H that is added to it, so that it can be inverted
 _DAMPING = 0.01
 
 
+def group_within(span: int) -> int:
+    """The columns of a group of a span: all of a short one's."""
+    return span if span <= SHORT else GROUP
+
+
+def span_within(span: int, columns: int) -> int:
+    """The columns of a span in a tensor with this many: no more than there are blocks for."""
+    return min(span, -(-columns // _BLOCK) * _BLOCK) if columns else span
+
+
 def feedback_coefficients(weight: Tensor, span: int) -> Tensor:
-    """The coefficients of a linear layer's input, for `OperandSpec.error_feedback`: int8 [K, span].
+    """The coefficients of a linear layer's input, for `OperandSpec.error_feedback`: int8 [K, span], where a
+    span longer than K has K columns, rounded up to a block.
 
     weight: [N, K], of any float dtype. Row k has what an error in column k adds to the columns of later
     blocks of its span. Zero where a span's weights are all zero, or not finite. Raises ValueError for a
@@ -34,6 +48,7 @@ def feedback_coefficients(weight: Tensor, span: int) -> Tensor:
 def batched_coefficients(weights: Tensor, span: int) -> Tensor:
     """`feedback_coefficients` of several weights of one shape: [L, N, K] -> int8 [L, K, span]."""
     layers, rows, columns = weights.shape
+    span = span_within(span, columns)
     missing = -columns % span
     count = (columns + missing) // span
     spans = pad(weights.detach().to(torch.float32), (0, missing)).view(layers, rows, count, span)

@@ -40,11 +40,24 @@ def lost(rounded, scaled, scale, decode, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load_coefficients(coefficients_ptr, first, column, K, SPAN: tl.constexpr):
-    """What errors in the block from row `first` on add to the block from `column` on: fp16 [16, 16]."""
-    rows = first + tl.arange(0, _BLOCK)[:, None]
+def load_coefficients(coefficients_ptr, first, column, K, SPAN: tl.constexpr, COUNT: tl.constexpr):
+    """What errors in COUNT rows from `first` on add to the block from `column` on: fp16 [COUNT, 16]."""
+    rows = first + tl.arange(0, COUNT)[:, None]
     columns = column + tl.arange(0, _BLOCK)[None, :]
-    return tl.load(coefficients_ptr + rows * SPAN + columns, mask=rows < K, other=0).to(tl.float16)
+    inside = (rows < K) & (columns < SPAN)
+    return tl.load(coefficients_ptr + rows * SPAN + columns, mask=inside, other=0).to(tl.float16)
+
+
+@triton.jit
+def store_values(out_ptr, out_stride, out_k, M, row, column, rounded, scaled, scale, ROWS: tl.constexpr,
+                 HARDWARE: tl.constexpr):  # fmt: skip
+    """Write a column of blocks, element * block scale in bf16, from (row, column) on."""
+    values = tl.reshape(with_sign(rounded * scale, scaled), (ROWS, _BLOCK))
+    rows = row + tl.arange(0, ROWS)[:, None]
+    columns = column + tl.arange(0, _BLOCK)[None, :]
+    places = out_ptr + rows.to(tl.int64) * out_stride + columns
+    values = rounded_to(values, tl.bfloat16, HARDWARE)
+    tl.store(places, values, mask=(rows < M) & (columns < out_k))
 
 
 @triton.jit
@@ -69,7 +82,7 @@ def feedback_kernel(
         y = prepared_tile(x, IS_BF16, amax_ptr, 0, None, CONFIG, ROWS, _BLOCK, HARDWARE)
         for earlier in tl.static_range(place):
             shares = load_coefficients(
-                coefficients_ptr, span + earlier * _BLOCK, place * _BLOCK, K, SPAN
+                coefficients_ptr, span + earlier * _BLOCK, place * _BLOCK, K, SPAN, _BLOCK
             )  # fmt: skip
             y += tl.dot(errors[earlier], shares, out_dtype=tl.float32) * steps[earlier]
         amax_bits = block_amax(y, CONFIG, ROWS, _BLOCK)
@@ -78,9 +91,4 @@ def feedback_kernel(
         )
         error, step = lost(rounded, scaled, scale, decode, ROWS)
         errors, steps = errors + (error,), steps + (step,)
-        values = tl.reshape(with_sign(rounded * scale, scaled), (ROWS, _BLOCK))
-        rows = row + tl.arange(0, ROWS)[:, None]
-        columns = column + tl.arange(0, _BLOCK)[None, :]
-        places = out_ptr + rows.to(tl.int64) * out_stride + columns
-        values = rounded_to(values, tl.bfloat16, HARDWARE)
-        tl.store(places, values, mask=(rows < M) & (columns < out_k))
+        store_values(out_ptr, out_stride, out_k, M, row, column, rounded, scaled, scale, ROWS, HARDWARE)

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from fourbits.quant.feedback_coefficients import GROUP, SHORT, span_within
 from fourbits.quant.kernels.allocate import allocator
 from fourbits.quant.kernels.amax_pass import Amax, AmaxPass
+from fourbits.quant.kernels.error_feedback_groups_triton import feedback_groups_kernel
 from fourbits.quant.kernels.error_feedback_triton import feedback_kernel
 from fourbits.quant.kernels.kernel_config import kernel_config
 from fourbits.quant.kernels.launcher import Launcher
@@ -15,6 +17,9 @@ from fourbits.quant.tensor import ExactOperand
 _NO_INPUTS = OperandInputs()
 #: rows and warps of a program, measured on an H200 (docs/benchmarks.md)
 _ROWS, _WARPS = 32, 2
+#: the same for spans of several groups
+_GROUPS_ROWS, _GROUPS_WARPS = 64, 4
+_STAGES = 1
 
 
 class FeedbackQuantizer:
@@ -27,6 +32,10 @@ class FeedbackQuantizer:
         self.stride = K if self.copies else signature.strides[0]
         self.shape, self.device = Shape(M, K, signature.device.type == "cuda"), signature.device
         self.spec, self.width = request.spec, rounded_up(K, 16)
+        self.span = span_within(request.spec.error_feedback, K)
+        #: groups of all spans, whose errors are kept while a row is quantized; 0 where registers hold them
+        self.groups = rounded_up(max(K, 1), self.span) // self.span * -(-self.span // GROUP)
+        self.groups *= self.span > SHORT
         self.config = kernel_config(request.spec, 1)
         sides, configs = (request, None), (self.config, None)
         self.amaxes = AmaxPass(self.shape, self.stride, self.device, sides, configs)
@@ -49,21 +58,32 @@ class FeedbackQuantizer:
         launcher(
             *(x, self.stride, self.shape.M, self.shape.K, given.coefficients),
             *(values, self.width, self.width, (amax.parts, amax.first), scale),
+            *self._memory(),
         )
         return (ExactOperand(values, scale, 1, self.spec),)
 
+    def _memory(self) -> tuple[Tensor | int, ...]:
+        """The kernel's own memory: errors of groups and their units."""
+        if not self.groups:
+            return ()
+        M, width = self.shape.M, self.groups * GROUP
+        errors = self.empty((M, width), (width, 1), torch.int8)
+        return errors, width, self.empty((M, self.groups), (self.groups, 1), torch.float32), self.groups
+
     def _launcher(self, parts: int) -> Launcher:
-        tile = Tile(_ROWS, self.spec.error_feedback, _WARPS)
+        rows, warps = (_GROUPS_ROWS, _GROUPS_WARPS) if self.groups else (_ROWS, _WARPS)
+        tile = Tile(rows, self.span, warps)
         launcher = self.launchers[parts] = Launcher(
-            feedback_kernel,
+            feedback_groups_kernel if self.groups else feedback_kernel,
             (programs(self.shape, tile),),
             self.device,
             CONFIG=self.config,
             PARTS=parts,
-            SPAN=self.spec.error_feedback,
+            SPAN=self.span,
             ROWS=tile.rows,
             HARDWARE=self.shape.on_gpu,
             num_warps=tile.warps,
+            num_stages=_STAGES,
             enable_fp_fusion=False,
         )
         return launcher
