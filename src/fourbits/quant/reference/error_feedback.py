@@ -34,7 +34,7 @@ def blocks_with_feedback(
     rows, columns = y.shape
     span = span_within(spec.error_feedback, len(coefficients))
     missing = -columns % span
-    per_span, spans, group = span // _BLOCK, (columns + missing) // span, group_within(span)
+    spans, group = (columns + missing) // span, group_within(span)
     shifted = pad(y.to(torch.float32), (0, missing)).view(rows, spans, span)
     shares = pad(coefficients.to(torch.float32), (0, 0, 0, columns + missing - len(coefficients)))
     shares = shares.view(spans, span, span)
