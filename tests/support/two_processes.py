@@ -1,4 +1,4 @@
-"""A script that two processes run at once: rank, a store for their group and a result file as arguments."""
+"""A script that several processes run at once: rank, a store, a result file and their number as arguments."""
 
 import os
 import subprocess
@@ -13,11 +13,11 @@ import torch.distributed as dist
 WORLD = 2
 
 
-def results_of(script: Path, folder: Path) -> list[Any]:
+def results_of(script: Path, folder: Path, world: int = WORLD) -> list[Any]:
     """What each of the processes wrote by torch.save."""
-    store, results = folder / "store", [folder / f"rank{rank}.pt" for rank in range(WORLD)]
+    store, results = folder / "store", [folder / f"rank{rank}.pt" for rank in range(world)]
     commands = [
-        [sys.executable, str(script), str(rank), str(store), str(result)]
+        [sys.executable, str(script), str(rank), str(store), str(result), str(world)]
         for rank, result in enumerate(results)
     ]
     paths = [str(script.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -33,9 +33,9 @@ def results_of(script: Path, folder: Path) -> list[Any]:
 
 def write_result(compute: Callable[[int], object]) -> None:
     """What the script does: join the group, compute by rank, and write the result as a whole."""
-    rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    rank, store, result, world = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.save(compute(rank), f"{result}.part")
     os.replace(f"{result}.part", result)
     dist.destroy_process_group()

@@ -27,9 +27,12 @@ class FourbitsTrainer(Trainer):
 
     def __init__(self, config: Config) -> None:
         """Raises ValueError for settings that converted layers do not support."""
+        shares = config.parallelism.tensor_parallel_degree > 1
+        backend = config.parallelism.spmd_backend
         wrong = {
             "training.disable_cuda_graphs": (config.training.disable_cuda_graphs, True),
-            "parallelism.tensor_parallel_degree": (config.parallelism.tensor_parallel_degree, 1),
+            # other backends give layers parts of weights without saying so, or meshes of several dimensions
+            "parallelism.spmd_backend": (backend, "partial_dtensor" if shares else backend),
             "parallelism.pipeline_parallel_degree": (config.parallelism.pipeline_parallel_degree, 1),
         }
         for name, (value, needed) in wrong.items():

@@ -9,7 +9,7 @@ conversion, when there are gradients, compares the two once and warns.
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fourbits.linear.arguments import model_parts
 from fourbits.linear.audit_report import AuditReport
-from fourbits.linear.dominant_tokens import described, gradients_seen
+from fourbits.linear.dominant_tokens import CallKey, described, gradients_seen
 from fourbits.linear.graph_products import record_products_of, was_multiplied
 from fourbits.linear.layer_state import LayerState, converted_state
 from fourbits.linear.ops import calls_seen
@@ -180,7 +180,7 @@ def _first_gradient(module: Any) -> Tensor | None:
     )
 
 
-def _operator_keys(module: Any) -> list[tuple[int, int, int]]:
+def _operator_keys(module: Any) -> list[CallKey]:
     """The keys by which operators record calls of a layer, or of a group's layers."""
     weight: Any = module.weight
     state = converted_state(module)
@@ -188,7 +188,19 @@ def _operator_keys(module: Any) -> list[tuple[int, int, int]]:
     as_stored = hasattr(module, "in_features") or getattr(module, "transposed", None) is False
     shape = weight.shape[-2:] if as_stored else weight.shape[-2:][::-1]
     count = len(weight) if weight.dim() == 3 else 1
-    return [(state.layer + place, *shape) for place in range(count)]
+    shapes = [(*shape,), *_parts(weight)] if isinstance(module, nn.Linear) else [(*shape,)]
+    return [(state.layer + place, *each) for place in range(count) for each in shapes]
+
+
+def _parts(weight: Any) -> Iterator[tuple[int, int]]:
+    """The shapes of a rank's part of a DTensor [N, K], whichever dimension of its mesh shares the layer."""
+    rows, columns = weight.shape
+    for dim, placement in enumerate(getattr(weight, "placements", ())):
+        ranks = weight.device_mesh.size(dim)
+        if placement.is_shard(1):
+            yield rows, columns // ranks
+        elif not placement.is_replicate():  # rows, which FSDP2 may have placed in turns
+            yield rows // ranks, columns
 
 
 def _size(module: Any) -> int:

@@ -174,6 +174,8 @@ class QuantizedLinear(nn.Linear):
         state = self.quantization
         if state.runs_original(self.training):
             return state.original.forward(self, input)
+        if hasattr(self.weight, "placements"):
+            return parallelized_call(self, input)
         if not runs_eagerly(input):
             return traced_call(self, input, self.weight)
         if input.shape[-1:] != (self.in_features,):
@@ -205,6 +207,24 @@ def traced_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     config = state.config(layer.training, layer.training)
     y = traced_matmul(state, config, input, weight, layer.bias)
     return y if state.blend is None else blended(layer, y, input, weight, config)
+
+
+@patch_dynamo_config(allow_unspec_int_on_nn_module=True)
+def parallelized_call(layer: Any, input: Tensor) -> Tensor:
+    """The call of a layer whose weight is a DTensor: see parallelized.py. Returns a DTensor."""
+    from fourbits.linear.parallelized import parts_of, require_supported
+
+    state = layer.quantization
+    require_supported(state)
+    parts = parts_of(layer, input, state.table)
+    eager = runs_eagerly(parts.x)
+    if eager:
+        state.weight.read(layer.weight)
+    records = layer.training and (not eager or torch.is_grad_enabled())
+    config = parts.config(state.config(layer.training, records))
+    compute = eager_matmul if eager else traced_matmul
+    y = compute(state, config, parts.x, parts.weight, parts.bias)
+    return parts.joined(y.view(*parts.x.shape[:-1], parts.weight.shape[0]))
 
 
 def blended(layer: Any, y: Tensor, input: Tensor, weight: Tensor, config: CallConfig) -> Tensor:

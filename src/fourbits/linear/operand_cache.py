@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fourbits.linear.corrected import Operands
 from fourbits.linear.sr_counter import SrCounter
@@ -29,8 +29,18 @@ class KeptWeight:
     def __init__(self) -> None:
         self._kept: tuple[tuple[Any, ...], int, Any] | None = None
         self._generation = -1
-        #: whether the weight is an ordinary parameter; one gathered by sharding must not outlive a forward
+        #: whether calls read the parameter itself; one gathered by sharding must not outlive a forward
         self.plain = True
+        self._dims = 0
+
+    def found(self, weight: Tensor) -> None:
+        """Note the parameter as it is between steps, where FSDP2 has a shard in the place of each weight."""
+        self._dims = mesh_dims(weight)
+        self.plain = type(weight) is nn.Parameter
+
+    def read(self, weight: Tensor) -> None:
+        """Note a weight that a call reads as a DTensor: FSDP2 gathers one of fewer dimensions of a mesh."""
+        self.plain = self._dims == mesh_dims(weight)
 
     def operand(self, weight: Tensor, plan: object, counter: SrCounter, make: Callable[[], T]) -> T:
         """The weight's operand: the kept one if valid, else a new one, kept if it may be reused.
@@ -57,7 +67,12 @@ class KeptWeight:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the operand, which copies and saved files of a model do not need."""
-        return {"_kept": None, "_generation": -1, "plain": self.plain}
+        return {**vars(self), "_kept": None, "_generation": -1}
+
+
+def mesh_dims(weight: Tensor) -> int:
+    """Over how many dimensions of a mesh a DTensor is placed; 0 for a plain tensor."""
+    return len(getattr(weight, "placements", ()))
 
 
 class _Last:

@@ -183,12 +183,13 @@ def eager_plan(
 
 
 def require_plain(tensor: Any) -> None:
-    """Raises ValueError for a DTensor in a forward pass, of which this process may have a part."""
+    """Raises ValueError for a DTensor among plain tensors, of which this process may have a part."""
     if (placements := getattr(tensor, "placements", None)) is not None:
         raise ValueError(
-            "QuantizedLinear: input and weight must be plain tensors in the forward pass, as FSDP2 gathers "
-            f"them, got a DTensor {list(tensor.shape)} with placements {placements}. Name the layers that "
-            "parallelize_module shards in exclude; `fourbits train --parallel.tensor` splits layers itself."
+            "QuantizedLinear: only a layer of nn.Linear takes DTensors, as input and as weight, which "
+            "ColwiseParallel and RowwiseParallel place, got one with placements "
+            f"{placements} {list(tensor.shape)}. Shard the layer with parallelize_module, pass plain "
+            "tensors, or name the layer in exclude."
         )
 
 

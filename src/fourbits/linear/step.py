@@ -199,7 +199,7 @@ def _walk(model: nn.Module, position: _Position) -> _Found:
         state, key = layer.quantization, _key(layer)
         if state.counter is None:
             state.counter = counters.setdefault(key, SrCounter(*key))
-        state.weight.plain = type(layer.weight) is nn.Parameter
+        state.weight.found(layer.weight)
     unique = {id(layer.quantization.counter): layer.quantization.counter for layer in layers}
     scheduled = numberings_with_schedule([("", layer) for layer in layers])
     states = tuple(recipe_states_of(model))

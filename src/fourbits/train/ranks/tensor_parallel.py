@@ -8,28 +8,21 @@ tokens there (sequence.py).
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from fourbits.linear.amax_reduction import register_amax_reduction
-from fourbits.linear.feature_shard import shard_features, sharded
-from fourbits.linear.layer_state import FeatureShard, converted_state
+from fourbits.linear.feature_ranks import group_reduction, shard_at, split_table
+from fourbits.linear.feature_shard import shard_features
+from fourbits.linear.layer_state import converted_state
 from fourbits.model.attention import Attention
 from fourbits.model.layers import FFN
 from fourbits.model.lm import LanguageModel
 from fourbits.model.mamba2 import Mamba2
 from fourbits.recipe.recipe import table_from_text
 from fourbits.train.ranks.sequence import share_tokens
-from fourbits.train.ranks.splits import Runs, Split, rows_of
+from fourbits.train.ranks.splits import Split, rows_of
 
-#: the operands of which each shard of a layer has a part: W, and dY of output or X of input features
-_IN_PARTS = {
-    0: {"fprop.rhs", "dgrad.rhs", "dgrad.lhs", "wgrad.lhs"},
-    1: {"fprop.rhs", "dgrad.rhs", "fprop.lhs", "wgrad.rhs"},
-}
 _COLUMNS = "q_proj", "k_proj", "v_proj", "up_proj", "gate_proj", "in_proj"
 _ROWS = "o_proj", "down_proj", "out_proj"
 
@@ -101,42 +94,17 @@ def _split_linear(name: str, layer: Any, split: Split, ranks: TensorRanks) -> No
     if state is None:
         return
     runs = rows_of(split.segments, ranks.rank, ranks.size)
-    reduction = _reduction(dim, runs, ranks)
-    # where the second rank begins, so that all ranks check the same
+    reduction = group_reduction(ranks.group, dim, runs)
     for size in split.segments or (split.shape[dim],):
-        at = _at(dim, size // ranks.size)
         try:
-            sharded(table_from_text(state.table), reduction, at)
+            split_table(table_from_text(state.table), dim, size, ranks.size, reduction)
         except ValueError as error:
             raise ValueError(
                 f"parallel.tensor {ranks.size}: {name}: {error} `fourbits lint CONFIG --tensor "
                 f"{ranks.size}` names the sizes and a number that fits."
             ) from error
     first = 0 if runs else ranks.rank * layer.weight.shape[dim]
-    shard_features(layer, *_at(dim, first), reduction)
-
-
-def _at(dim: int, first: int) -> FeatureShard:
-    return FeatureShard(first_in=first if dim == 1 else 0, first_out=first if dim == 0 else 0)
-
-
-def _reduction(dim: int, runs: Runs, ranks: TensorRanks) -> str:
-    """The name of a reduction over exactly the ranks that share a tensor, of layers split along dim."""
-    name = f"tensor parallel, {('output', 'input')[dim]} features {runs or ''}".rstrip()
-    if name not in _reductions:
-        _reductions[name] = partial(_reduced, ranks.group)
-        register_amax_reduction(name, _reductions[name], runs, _IN_PARTS[dim])
-    return name
-
-
-#: the reductions of this process, by name
-_reductions: dict[str, Any] = {}
-
-
-def _reduced(group: Any, bits: Tensor, roles: tuple[str, ...]) -> Tensor:
-    """Maxima over a group, written over those of this rank, which nothing else reads."""
-    dist.all_reduce(bits, dist.ReduceOp.MAX, group=group)
-    return bits
+    shard_features(layer, *shard_at(dim, first), reduction)
 
 
 def _refuse(model: LanguageModel, size: int) -> None:
