@@ -204,7 +204,7 @@ def test_third_parties_are_known_in_one_place(path):
         if name.split(".")[0] == "triton":
             assert path.parent.name == "kernels", f"{path}: Triton belongs in a room of kernels"
         if name.startswith("torch.distributed"):
-            assert path.parent == Path("train/ranks"), f"{path}: torch.distributed belongs in train/ranks/"
+            assert path.parent.name == "ranks", f"{path}: torch.distributed belongs in a room of ranks"
         if name.split(".")[0] == "safetensors":
             assert here(path) == "exchange" or "checkpoint" in path.stem or "export" in path.stem, (
                 f"{path}: not where checkpoints are exchanged"

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fourbits.linear.audit import audit
 from fourbits.linear.module import QuantizedLinear
 from support.examples import EXAMPLES
 from support.loops import noted_positions
+from support.two_processes import results_of
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore:fourbits")]
 pytest.importorskip("torchtitan")
@@ -119,7 +121,6 @@ def test_a_checkpoint_of_torchtitans_own_trainer_is_refused(tmp_path):
     ("part", "setting", "value"),
     [
         ("training", "disable_cuda_graphs", False),
-        ("parallelism", "tensor_parallel_degree", 2),
         ("parallelism", "pipeline_parallel_degree", 2),
     ],
 )
@@ -128,3 +129,23 @@ def test_a_setting_that_converted_layers_do_not_support_is_refused(part, setting
     setattr(getattr(config, part), setting, value)
     with pytest.raises(ValueError, match=rf"{part}\.{setting} must be .*, got {value}\. Set it"):
         FourbitsTrainer(config)
+
+
+def test_tensor_parallelism_needs_a_backend_whose_weights_are_dtensors(tmp_path):
+    config = FourbitsTrainer.Config.of(titan.config(str(tmp_path), FourbitsConverter.Config()))
+    config.parallelism.tensor_parallel_degree = 2
+    message = r"parallelism\.spmd_backend must be partial_dtensor, got spmd_types\. Set it"
+    with pytest.raises(ValueError, match=message):
+        FourbitsTrainer(config)
+
+
+def test_two_ranks_share_layers_and_resume_with_equal_bits(tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    for found in results_of(Path(__file__).with_name("two_ranks_titan.py"), tmp_path):
+        assert found["called"] == 5
+        assert not found["bypassed"]
+        assert found["losses"][-1] < 0.95 * found["losses"][0]
+        assert found["resumed steps"] == titan.STEPS - titan.SAVED_AT
+        assert found["same bits"]

@@ -27,8 +27,7 @@ class FourbitsTrainer(Trainer):
 
     def __init__(self, config: Config) -> None:
         """Raises ValueError for settings that converted layers do not support."""
-        shares = config.parallelism.tensor_parallel_degree > 1
-        backend = config.parallelism.spmd_backend
+        shares, backend = config.parallelism.tensor_parallel_degree > 1, config.parallelism.spmd_backend
         wrong = {
             "training.disable_cuda_graphs": (config.training.disable_cuda_graphs, True),
             # other backends give layers parts of weights without saying so, or meshes of several dimensions

@@ -19,6 +19,7 @@ from fourbits.linear.layer_state import CallConfig, LayerState, TappedCall
 from fourbits.linear.observer import BACKWARD, FORWARD, Observer
 from fourbits.linear.operand_cache import SharedInput, shareable
 from fourbits.linear.plan import LinearPlan, eager_plan, require_plain
+from fourbits.linear.ranks.parallelized import parts_of, require_supported
 from fourbits.linear.sr_counter import warn_of_own_steps
 from fourbits.linear.traced import linear, once_differentiable, traced_gradients
 from fourbits.linear.weight_source import received_weight
@@ -211,9 +212,7 @@ def traced_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
 
 @patch_dynamo_config(allow_unspec_int_on_nn_module=True)
 def parallelized_call(layer: Any, input: Tensor) -> Tensor:
-    """The call of a layer whose weight is a DTensor: see parallelized.py. Returns a DTensor."""
-    from fourbits.linear.parallelized import parts_of, require_supported
-
+    """The call of a layer whose weight is a DTensor: see ranks/parallelized.py. Returns a DTensor."""
     state = layer.quantization
     require_supported(state)
     parts = parts_of(layer, input, state.table)

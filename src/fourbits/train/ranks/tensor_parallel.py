@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fourbits.linear.feature_ranks import group_reduction, shard_at, split_table
 from fourbits.linear.feature_shard import shard_features
 from fourbits.linear.layer_state import converted_state
+from fourbits.linear.ranks.features import group_reduction, shard_at, split_table
 from fourbits.model.attention import Attention
 from fourbits.model.layers import FFN
 from fourbits.model.lm import LanguageModel

@@ -8,14 +8,15 @@ so its operands are slices of those that one process would multiply. docs/nvfp4.
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor  # pyright: ignore[reportPrivateUsage]
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from fourbits.linear.feature_ranks import group_reduction, shard_at, split_table
 from fourbits.linear.layer_state import CallConfig, FeatureShard, LayerState
+from fourbits.linear.ranks.features import group_reduction, shard_at, split_table
 from fourbits.recipe.recipe import table_from_text
 
+#: with the modules that the creator of a DTensor has imported, which takes half a second
+_dist: Any = dist
 #: the dimensions of the weight that the ranks split, and their names
 _FEATURES = {0: "out_features", 1: "in_features"}
 
@@ -28,7 +29,7 @@ class Parts(NamedTuple):
     bias: Tensor | None
     mesh: Any
     #: that of the output
-    placement: Placement
+    placement: Any
     #: the table of the parts, as text, and where they begin in the whole layer; None where each rank has all
     table: str
     shard: FeatureShard | None
@@ -40,7 +41,7 @@ class Parts(NamedTuple):
     def joined(self, y: Tensor) -> Tensor:
         """The output as a DTensor. y: this rank's part, [..., N of its weight]."""
         y = y if torch.compiler.is_compiling() else _Received.apply(y)
-        return DTensor.from_local(y, self.mesh, (self.placement,), run_check=False)
+        return _dist.tensor.DTensor.from_local(y, self.mesh, (self.placement,), run_check=False)
 
 
 def parts_of(layer: Any, input: Any, table: str) -> Parts:
@@ -50,7 +51,7 @@ def parts_of(layer: Any, input: Any, table: str) -> Parts:
     cannot share the layer.
     """
     weight, bias = layer.weight, layer.bias
-    if not isinstance(input, DTensor) or input.device_mesh != weight.device_mesh:
+    if not isinstance(input, _dist.tensor.DTensor) or input.device_mesh != weight.device_mesh:
         _refuse_input(input, weight)
     if input.shape[-1:] != (layer.in_features,):
         raise ValueError(
@@ -65,21 +66,21 @@ def parts_of(layer: Any, input: Any, table: str) -> Parts:
     own = weight.to_local()
     bias = None if bias is None else bias.to_local()
     if dim is None:
-        return Parts(x, own, bias, mesh, Replicate(), table, None)
+        return Parts(x, own, bias, mesh, _dist.tensor.Replicate(), table, None)
     if bias is not None and dim == 1:
         bias = _AddedOnce.apply(bias, mesh.get_local_rank() == 0)
     shard = shard_at(dim, mesh.get_local_rank() * own.shape[dim])
-    placement = Shard(input.dim() - 1) if dim == 0 else Partial()
+    placement = _dist.tensor.Shard(input.dim() - 1) if dim == 0 else _dist.tensor.Partial()
     return Parts(x, own, bias, mesh, placement, _split_text(table, dim, sizes[dim], mesh), shard)
 
 
 def _own_input(input: Any, dim: int | None) -> Tensor:
     """This rank's part of X. Its gradient is a summand where output features are split."""
-    placement = Shard(input.dim() - 1) if dim == 1 else Replicate()
+    placement = _dist.tensor.Shard(input.dim() - 1) if dim == 1 else _dist.tensor.Replicate()
     if tuple(input.placements) != (placement,):
         input = input.redistribute(placements=(placement,))
-    x = input.to_local(grad_placements=(Partial() if dim == 0 else placement,))
-    return _Received.apply(x) if isinstance(x, AsyncCollectiveTensor) else x
+    x = input.to_local(grad_placements=(_dist.tensor.Partial() if dim == 0 else placement,))
+    return _Received.apply(x) if _is_on_its_way(x) else x
 
 
 def require_supported(state: LayerState) -> None:
@@ -114,8 +115,12 @@ class _Received(torch.autograd.Function):
         return _received(grad)
 
 
-def _received(x: Tensor) -> Tensor:
-    return x.wait() if isinstance(x, AsyncCollectiveTensor) else x
+def _received(x: Any) -> Tensor:
+    return x.wait() if _is_on_its_way(x) else x
+
+
+def _is_on_its_way(x: Any) -> bool:
+    return isinstance(x, _dist._functional_collectives.AsyncCollectiveTensor)
 
 
 class _AddedOnce(torch.autograd.Function):
@@ -149,16 +154,16 @@ def _split_dim(weight: Any, bias: Any, sizes: tuple[int, int], mesh: Any) -> int
     weight, bias: their placements; () for a bias that is no DTensor, None for none. Raises ValueError for
     placements that are not those of ColwiseParallel, RowwiseParallel or a replicated layer.
     """
+    rows, columns, whole = (_dist.tensor.Shard(0),), (_dist.tensor.Shard(1),), (_dist.tensor.Replicate(),)
     placed = tuple(weight)
-    fits = placed in ((Shard(0),), (Shard(1),), (Replicate(),))
-    whole = (Shard(0),) if placed == (Shard(0),) else (Replicate(),)
-    if not fits or (bias is not None and tuple(bias) != whole):
+    of_bias = rows if placed == rows else whole
+    if placed not in (rows, columns, whole) or (bias is not None and tuple(bias) != of_bias):
         raise ValueError(
             "QuantizedLinear: a weight that ranks share must have one placement, Shard(0), Shard(1) or "
             f"Replicate(), and a bias that of the output features, got {placed} and {bias}. Shard the layer "
             "with ColwiseParallel or RowwiseParallel, or name it in exclude."
         )
-    dim = None if placed == (Replicate(),) else placed[0].dim
+    dim = None if placed == whole else placed[0].dim
     if dim is not None and sizes[dim] % mesh.size():
         raise ValueError(
             f"QuantizedLinear: {_FEATURES[dim]} must be a multiple of the {mesh.size()} ranks that share "
