@@ -18,7 +18,7 @@ _NO_INPUTS = OperandInputs()
 #: rows and warps of a program, measured on an H200 (docs/benchmarks.md)
 _ROWS, _WARPS = 32, 2
 #: the same for spans of several groups
-_GROUPS_ROWS, _GROUPS_WARPS = 64, 4
+_GROUPS_ROWS, _GROUPS_WARPS = 64, 2
 _STAGES = 1
 
 
