@@ -21,40 +21,39 @@ from support import titan  # noqa: E402
 from support.titan import FourbitsConverter, FourbitsTrainer  # noqa: E402
 
 
-class Trainer(FourbitsTrainer):
-    """Notes the loss of every micro-batch."""
-
-    def forward_backward_step(self, **kwargs: Any) -> Any:
-        loss = super().forward_backward_step(**kwargs)
-        vars(self).setdefault("noted", []).append(float(loss))
-        return loss
-
-
-def trained() -> tuple[Any, list[torch.Tensor]]:
-    """A trainer after its last step, and this rank's parts of the weights."""
+def trained() -> tuple[Any, list[float], list[torch.Tensor]]:
+    """A trainer after its last step, the losses of micro-batches, and this rank's parts of the weights."""
     config = titan.config(str(RESULT.parent), FourbitsConverter.Config())
     config.parallelism.tensor_parallel_degree = int(WORLD)
     config.parallelism.spmd_backend = "partial_dtensor"
-    trainer = Trainer(FourbitsTrainer.Config.of(config))
+    trainer: Any = FourbitsTrainer.Config.of(config).build()
+    losses, step = list[float](), trainer.forward_backward_step
+
+    def noted(**kwargs: Any) -> Any:
+        loss = step(**kwargs)
+        losses.append(float(loss))
+        return loss
+
+    trainer.forward_backward_step = noted
     trainer.train()
     weights: list[Any] = list(trainer.model_parts[0].parameters())
-    return trainer, [weight.to_local().detach().clone() for weight in weights]
+    return trainer, losses, [weight.to_local().detach().clone() for weight in weights]
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    first, weights = trained()
+    first, losses, weights = trained()
     report = audit(first.model_parts[0])
     first.close()
     if RANK == 0:
         shutil.rmtree(RESULT.parent / "checkpoint" / f"step-{titan.STEPS}")
     dist.barrier()
-    second, resumed = trained()
+    second, after, resumed = trained()
     found = {
-        "losses": first.noted,
+        "losses": losses,
         "called": len(report.called),
         "bypassed": report.bypassed,
-        "resumed steps": len(second.noted) // 2,
+        "resumed steps": len(after) // 2,
         "same bits": all(map(torch.equal, weights, resumed)),
     }
     second.close()
