@@ -163,6 +163,21 @@ def test_a_lost_rank_is_named_once(file, tmp_path):
     assert ": lost rank 1 on " in (launched.out / "log.txt").read_text().splitlines()[-1]
 
 
+def test_the_summary_names_the_error_of_a_rank_that_fails_by_itself(file, tmp_path):
+    """Not the connection that broke when the rank ended."""
+    program = Path(__file__).with_name("failing_step.py")
+    command = command_of(2, [str(program), "train", file, "--out", str(tmp_path / "run")])
+    place = command.index("fourbits")
+    del command[place - 1 : place + 1]  # a program in the place of `-m fourbits`
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment())
+    assert ended.returncode != 0
+    assert ended.stderr.count("fourbits train: rank") == 1
+    assert "fourbits train: rank 1 on " in ended.stderr
+    reason = json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
+    assert reason.startswith("OtherRankError: rank 1 on ")
+    assert reason.endswith(" failed: KeyError: 'a batch without labels'")
+
+
 def test_a_stopped_rank_is_named_within_the_timeout(file, tmp_path):
     launched = Launched(tmp_path, file, "--parallel.timeout", "3", "--train.steps", "4000")
     launched.wait_for(lambda: launched.reached(3))

@@ -89,6 +89,21 @@ def test_a_rank_that_failed_by_itself_is_not_lost_and_its_error_is_named():
     assert join._others(store, Lost(store)) == ("rank 1 on node1 failed, too: OSError: disk full",)
 
 
+BROKEN = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+
+@pytest.mark.parametrize("error", [KeyError("labels"), ValueError("all ranks raise such")], ids=str)
+def test_a_broken_connection_is_explained_by_the_error_of_the_rank_that_ended(error, monkeypatch):
+    store = HashStore()
+    monkeypatch.setattr(join.time, "sleep", lambda _: store.add(FAILED, 1))
+    join._may_report(store, 1, BROKEN)  # as that of rank 0
+    join._may_report(store, 2, error)
+    found = Lost(store, 1, 2).explained(BROKEN)
+    assert isinstance(found, OtherRankError)
+    assert str(found) == f"rank 2 on node2 failed: {type(error).__name__}: {error}"
+    assert found.__cause__ is BROKEN
+
+
 @pytest.mark.parametrize(
     ("errors", "lines"),
     [

@@ -16,6 +16,22 @@ def may_be_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and not type(error).__module__.startswith("fourbits.")
 
 
+def why(rank: int) -> str:
+    """The key under which a rank stores its own error in one line; empty if other ranks caused it."""
+    return f"why/{rank}"
+
+
+def line_of(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    """Whether an error says that a connection broke: gloo's by its text, NCCL's by its type."""
+    kind = type(error).__name__
+    return may_be_connection(error) and ("gloo/transport" in str(error) or kind.startswith("Dist"))
+
+
 class OtherRankError(RuntimeError):
     """Another rank failed and reports why; this one only ends."""
 

@@ -22,7 +22,10 @@ from fourbits.train.ranks.failure import (
     OtherRankError,
     RankFailedError,
     ended,
+    is_broken_connection,
+    line_of,
     may_be_connection,
+    why,
 )
 from fourbits.train.ranks.launcher import LaunchedRank, launched_rank
 from fourbits.train.ranks.ranks import Ranks
@@ -78,6 +81,7 @@ def joined(config: ParallelConfig, device: str | None) -> Generator[Ranks]:
 def _may_report(store: Any, rank: int, error: BaseException | None) -> bool:
     """Whether this rank is the first to fail, and so reports its error."""
     try:
+        store.set(why(rank), _by_itself(error))
         store.set(ended(rank), _own_error(store, error))
         if isinstance(error, OtherRankError):
             return False
@@ -94,7 +98,13 @@ def _own_error(store: Any, error: BaseException | None) -> str:
         return ""
     if may_be_connection(error) and store.check([FAILED]):
         return ""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return line_of(error)
+
+
+def _by_itself(error: BaseException | None) -> str:
+    """The error in one line; empty for one that another rank caused."""
+    caused = error is None or isinstance(error, OtherRankError | LostRankError) or is_broken_connection(error)
+    return "" if error is None or caused else line_of(error)
 
 
 def _others(store: Any, watch: Watchdog) -> tuple[str, ...]:

@@ -14,7 +14,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fourbits.train.ranks.failure import FAILED, LostRankError, ended, may_be_connection
+from fourbits.train.ranks.failure import (
+    FAILED,
+    LostRankError,
+    OtherRankError,
+    ended,
+    is_broken_connection,
+    may_be_connection,
+    why,
+)
 
 #: seconds between heartbeats, and without one until a rank counts as gone
 BEAT, GONE = 0.5, 4.0
@@ -73,7 +81,8 @@ class Watchdog:
     def explained(self, error: Exception) -> Exception:
         """The error, or one that names the ranks that are gone, if a broken connection may be why.
 
-        Takes GONE seconds. A rank that failed by itself has stored its error, and is not gone.
+        Takes GONE seconds. A rank that failed by itself has stored its error, which a broken connection to it
+        then is explained by; it is not gone.
         """
         if error is self._explained or not may_be_connection(error):
             return error
@@ -81,7 +90,7 @@ class Watchdog:
         try:
             gone = [rank for rank in self.gone() if not self._store.check([ended(rank)])]
             if not gone:
-                return error
+                return self._caused_by_another(error)
             names = ", ".join(f"{rank} on {self.node_of(rank)}" for rank in gone)
         except RuntimeError:
             found = LostRankError(_NO_STORE)
@@ -93,6 +102,15 @@ class Watchdog:
             )
         found.__cause__ = error
         return found
+
+    def _caused_by_another(self, error: Exception) -> Exception:
+        """The error of a rank that failed by itself, if this one is a broken connection; else this one."""
+        for rank in range(self.world) if is_broken_connection(error) else ():
+            if rank != self.rank and self._store.check([why(rank)]) and (text := self._store.get(why(rank))):
+                found = OtherRankError(f"rank {rank} on {self.node_of(rank)} failed: {text.decode()}")
+                found.__cause__ = error
+                return found
+        return error
 
     def node_of(self, rank: int) -> str:
         """The node on which a rank started."""
