@@ -9,8 +9,9 @@ from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_mod
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.nn.utils import parametrizations
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.utils import parametrizations, parametrize
 from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
@@ -138,19 +139,40 @@ def test_a_linear_that_fsdp_has_wrapped_is_converted_and_still_gathered_by_it():
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("first", ["convert", "parallelize_module"])
-@pytest.mark.parametrize("whole_input", [True, False])
-def test_a_linear_that_tensor_parallelism_shards_is_refused_in_its_call(first, whole_input):
-    """Its DTensor is a part of the weight; one that FSDP2 has sharded is gathered before the call."""
-    model, mesh = nn.Sequential(nn.Linear(32, 48)), init_device_mesh("cpu", (1,))
+@pytest.mark.parametrize("style", [ColwiseParallel, RowwiseParallel])
+def test_a_linear_on_a_mesh_of_one_rank_has_the_bits_of_a_plain_one(first, style):
+    """Whether or not its features divide into blocks; test_parallelized.py has several ranks."""
+    plain = nn.Linear(32, 40)
+    model, mesh = nn.Sequential(copy.deepcopy(plain)), init_device_mesh("cpu", (1,))
+    convert(plain, "nvfp4")
     if first == "convert":
         convert(model, "nvfp4")
-    parallelize_module(model, mesh, {"0": ColwiseParallel()})
+    parallelize_module(model, mesh, {"0": style()})
     if first == "parallelize_module":
         convert(model, "nvfp4")
-    if not whole_input:
-        model[0]._forward_pre_hooks.clear()  # those that make a DTensor of the input
-    with pytest.raises(ValueError, match=r"must be plain tensors .* Name the layers .* in exclude"):
-        model(X)
+    for found, expected in zip(results(model), results(plain), strict=True):
+        found = found.full_tensor() if isinstance(found, DTensor) else found
+        assert_same_bytes(found, expected)
+
+
+class Counted(nn.Module):
+    """A parametrization that counts how often it is computed."""
+
+    calls = 0
+
+    def forward(self, weight):
+        self.calls += 1
+        return weight * 1.0
+
+
+def test_a_parametrized_weight_is_computed_once_per_call():
+    """One with a state, such as the spectral norm's, would otherwise move twice."""
+    layer, counted = nn.Linear(32, 48), Counted()
+    parametrize.register_parametrization(layer, "weight", counted)
+    convert(layer, "nvfp4")
+    before = counted.calls
+    layer(X)
+    assert counted.calls == before + 1
 
 
 @pytest.mark.parametrize("hooked", ["before", "after"])

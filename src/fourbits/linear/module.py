@@ -175,19 +175,20 @@ class QuantizedLinear(nn.Linear):
         state = self.quantization
         if state.runs_original(self.training):
             return state.original.forward(self, input)
-        if hasattr(self.weight, "placements"):
-            return parallelized_call(self, input)
+        weight = self.weight  # once: a parametrized one is computed, and may draw or count
+        if hasattr(weight, "placements"):
+            return parallelized_call(self, input, weight)
         if not runs_eagerly(input):
-            return traced_call(self, input, self.weight)
+            return traced_call(self, input, weight)
         if input.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"QuantizedLinear: the last dimension of the input must be in_features={self.in_features}, "
                 f"got shape {list(input.shape)}. Pass an input of that width."
             )
         config = state.config(self.training, self.training and torch.is_grad_enabled())
-        y = eager_matmul(state, config, input, self.weight, self.bias)
+        y = eager_matmul(state, config, input, weight, self.bias)
         y = y.view(*input.shape[:-1], self.out_features)
-        return y if state.blend is None else blended(self, y, input, self.weight, config)
+        return y if state.blend is None else blended(self, y, input, weight, config)
 
     def extra_repr(self) -> str:
         """As nn.Linear, plus the layer's number."""
@@ -211,14 +212,14 @@ def traced_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
 
 
 @patch_dynamo_config(allow_unspec_int_on_nn_module=True)
-def parallelized_call(layer: Any, input: Tensor) -> Tensor:
+def parallelized_call(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     """The call of a layer whose weight is a DTensor: see ranks/parallelized.py. Returns a DTensor."""
     state = layer.quantization
     require_supported(state)
-    parts = parts_of(layer, input, state.table)
+    parts = parts_of(layer, weight, input, state.table)
     eager = runs_eagerly(parts.x)
     if eager:
-        state.weight.read(layer.weight)
+        state.weight.read(weight)
     records = layer.training and (not eager or torch.is_grad_enabled())
     config = parts.config(state.config(layer.training, records))
     compute = eager_matmul if eager else traced_matmul

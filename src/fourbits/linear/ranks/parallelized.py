@@ -44,13 +44,13 @@ class Parts(NamedTuple):
         return _dist.tensor.DTensor.from_local(y, self.mesh, (self.placement,), run_check=False)
 
 
-def parts_of(layer: Any, input: Any, table: str) -> Parts:
-    """This rank's parts of a converted layer's call. table: the layer's, as text.
+def parts_of(layer: Any, weight: Any, input: Any, table: str) -> Parts:
+    """This rank's parts of a converted layer's call. weight, table: the layer's; the table as text.
 
     An input that is placed in another way is redistributed, as torch does. Raises ValueError where ranks
     cannot share the layer.
     """
-    weight, bias = layer.weight, layer.bias
+    bias = layer.bias
     if not isinstance(input, _dist.tensor.DTensor) or input.device_mesh != weight.device_mesh:
         _refuse_input(input, weight)
     if input.shape[-1:] != (layer.in_features,):
@@ -67,10 +67,12 @@ def parts_of(layer: Any, input: Any, table: str) -> Parts:
     bias = None if bias is None else bias.to_local()
     if dim is None:
         return Parts(x, own, bias, mesh, _dist.tensor.Replicate(), table, None)
+    placement = _dist.tensor.Shard(input.dim() - 1) if dim == 0 else _dist.tensor.Partial()
+    if mesh.size() == 1:
+        return Parts(x, own, bias, mesh, placement, table, None)
     if bias is not None and dim == 1:
         bias = _AddedOnce.apply(bias, mesh.get_local_rank() == 0)
     shard = shard_at(dim, mesh.get_local_rank() * own.shape[dim])
-    placement = _dist.tensor.Shard(input.dim() - 1) if dim == 0 else _dist.tensor.Partial()
     return Parts(x, own, bias, mesh, placement, _split_text(table, dim, sizes[dim], mesh), shard)
 
 
