@@ -16,7 +16,7 @@ from golden.inputs import DTYPES, KINDS, matrix
 from golden.specs import ODD_LARGE, odd_specs, recipe_specs
 
 SMALL = ((1, 1), (1, 16), (17, 50), (64, 144))
-LATER_RECIPES = ("mxfp4-ceil", "ue5m3", "fp4-all-the-way", "averis", "tetrajet2", "alto")
+LATER_RECIPES = ("mxfp4-ceil", "ue5m3", "fp4-all-the-way", "averis", "tetrajet2", "alto", "fourbits")
 #: more elements than the 65,536 from which a CPU compiles
 LARGE = ((300, 272), (256, 512))
 #: combinations of dtype, values and amax for each shape and axis
@@ -52,17 +52,20 @@ def cases() -> tuple[Case, ...]:
     """All cases, small ones first."""
     recipes, odd = recipe_specs(), odd_specs()
     # The number of a spec chooses its inputs: later recipes come last, so that the earlier ones keep theirs.
-    later = {name: spec for name, spec in recipes.items() if name.split()[0] in LATER_RECIPES}
+    later = {
+        name: spec for recipe in LATER_RECIPES for name, spec in recipes.items() if name.split()[0] == recipe
+    }
     earlier = {name: spec for name, spec in recipes.items() if name not in later}
     small, large = [], []
     for number, (name, spec) in enumerate({**earlier, **odd, **later}.items()):
         turn, count = 5 * number, _OF_A_RECIPE if name in recipes else _ODD_ONES
         for shape in SMALL:
-            for axis in (0, 1):
+            for axis in (1,) if spec.error_feedback else (0, 1):
                 small += [_case(name, spec, shape, axis, turn + i) for i in range(count)]
                 turn += count
         if name in recipes or name in ODD_LARGE:
-            large.append(_case(name, spec, LARGE[number % 2], number // 2 % 2, turn))
+            axis = 1 if spec.error_feedback else number // 2 % 2
+            large.append(_case(name, spec, LARGE[number % 2], axis, turn))
     return tuple(dict.fromkeys(small + large))
 
 
@@ -81,9 +84,19 @@ def recorded(case: Case, device: str, state: AbstractContextManager[object] | No
     key = torch.tensor([1234, 44, 17, 48, 3], device=device)
     amax = _amax(case, x)
     with state or nullcontext():
-        q = fb.quantize(x, case.spec, case.axis, amax=amax, sr_key=key)
+        q = fb.quantize(x, case.spec, case.axis, amax=amax, sr_key=key, coefficients=_coefficients(case, x))
         parts = [*_parts(q), *(_parts(q.t()) if _square(case.spec) else ())]
     return " ".join(map(hashed, parts))
+
+
+def _coefficients(case: Case, x: Tensor) -> Tensor | None:
+    """Of error feedback: small whole numbers of either sign, without a pattern in rows or columns."""
+    if not case.spec.error_feedback:
+        return None
+    columns = x.shape[1]
+    span = fb.feedback_coefficients(torch.zeros(1, columns), case.spec.error_feedback).shape[1]
+    numbers = torch.arange(columns * span, dtype=torch.int64).view(columns, span)
+    return (numbers * numbers % 31 - 15).to(torch.int8).to(x.device)
 
 
 def _parts(q: fb.QuantizedTensor) -> list[Tensor]:

@@ -96,8 +96,9 @@ def entries(device: str) -> dict[str, str]:
             found |= stepped(f"{name}/{mode}", stack, recipe, device, mode)
             found |= evaluated(f"{name}/{mode} eval", stack, recipe, device, mode)
         found |= stepped(f"{name}/blocks", blocks, fb.get_recipe(name), device)
-        found |= stepped(f"{name}/own clock", stack, recipe, device, clock="own", steps=2)
-        found |= stepped(f"{name}/experts", Mixture, recipe, device)
+        if not recipe.fprop.lhs.error_feedback:  # which needs set_step, and weights that are not stacked
+            found |= stepped(f"{name}/own clock", stack, recipe, device, clock="own", steps=2)
+            found |= stepped(f"{name}/experts", Mixture, recipe, device)
     for name in _FEW:
         recipe = everywhere(fb.get_recipe(name))
         found |= stepped(f"{name}/recomputed", stack, recipe, device, recompute=True)

@@ -14,8 +14,15 @@ from fourbits.recipe.presets import get_recipe, list_recipes
 from fourbits.recipe.recipe import GemmSpec, KeepBF16, Recipe
 from support.straight_through import ROLES, RunPosition, dgrad, fprop, grad_of, wgrad
 
-#: recipes whose GEMMs are those of their operands alone; test_corrections and test_hot_channels have the rest
-PLAIN_GEMMS = [name for name in list_recipes() if name != "bf16" and not get_recipe(name).table.corrects]
+#: recipes whose GEMMs are those of their operands alone, each quantized from one tensor; test_corrections,
+#: test_hot_channels and test_error_feedback have the rest
+PLAIN_GEMMS = [
+    name
+    for name in list_recipes()
+    if name != "bf16"
+    and not get_recipe(name).table.corrects
+    and not get_recipe(name).fprop.lhs.error_feedback
+]
 #: tokens, in_features, out_features: multiples of 16 and none; incomplete blocks of every size
 SHAPES = [(48, 80, 64), (35, 40, 23), (1, 16, 1), (160, 130, 144)]
 CLOCK = RunPosition(seed=7, layer=1, step=3, first_token=32)

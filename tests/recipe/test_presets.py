@@ -67,6 +67,8 @@ def spec_of(text: str, is_weight: bool) -> OperandSpec:
             found["rht"] = int(value)
         elif key == "interval":
             found |= {"amax_policy": key, "amax_interval": int(value)}
+        elif key == "error_feedback":
+            found[key] = int(value)
         elif key == "correction":
             found[key] = value
         elif value == "signs":

@@ -72,7 +72,12 @@ def check_options(args: Namespace) -> bool:
         if missing:
             mode = "--sensitivity" if option == "--keep-flops" else "--proxies or --sensitivity"
             raise ValueError(f"{option}: requires {mode}. Add it, or remove {option}.")
-    for option, given in (("--techniques", args.techniques), ("--stop-early", args.stop_early)):
+    given_options = {
+        "--techniques": args.techniques,
+        "--stop-early": args.stop_early,
+        "--fork-after": args.fork_after is not None,
+    }
+    for option, given in given_options.items():
         if measures and given:
             raise ValueError(
                 f"{option}: is for a comparison that trains its recipes, which --proxies and --sensitivity "

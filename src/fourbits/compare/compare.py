@@ -13,6 +13,7 @@ from fourbits.compare.report.side_tables import SideRows
 from fourbits.compare.report.table import Row, final_table, table_record
 from fourbits.compare.report.technique_section import FIGURE, write_figure
 from fourbits.compare.run.execute import execute_runs
+from fourbits.compare.run.forked import fork_rounds
 from fourbits.compare.run.jobs import Jobs
 from fourbits.compare.run.progress import MatrixProgress
 from fourbits.compare.run.race import SeedRounds
@@ -63,7 +64,7 @@ def compare(
     techniques.json and techniques.svg. stop_early: seed by seed, without the recipes that are decided
     (statistics/sequential.py). average: also compare the mean of the weights of the last checkpoints, if
     above 1. Raises what `execute_runs` raises, and ValueError for runs that are not comparable, for
-    techniques without a BF16 run, and for more checkpoints than runs have.
+    techniques without a BF16 run, for more checkpoints than runs have, and for stop_early with forks.
     """
     check_average(matrix, average)
     if techniques and BASELINE not in matrix.recipes:
@@ -71,8 +72,13 @@ def compare(
             f"--techniques: needs a trained {BASELINE} model, got {', '.join(matrix.recipes)}. "
             f"Add {BASELINE} to --recipes."
         )
+    if stop_early and matrix.fork_step is not None:
+        raise ValueError(
+            "--fork-after: trains all seeds of the baseline before the other recipes, which --stop-early "
+            "cannot. Remove one of them."
+        )
     rounds = SeedRounds(matrix, progress, jobs.parallel) if stop_early else None
-    provenance = execute_runs(matrix, progress, commands.resume, jobs, rounds)
+    provenance = execute_runs(matrix, progress, commands.resume, jobs, rounds or fork_rounds(matrix))
     ran, stops = (rounds.ran, rounds.race.stopped) if rounds else (None, None)
     comparison = read_comparison(matrix, provenance, ran, stops)
     if average > 1:

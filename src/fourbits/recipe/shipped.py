@@ -165,6 +165,17 @@ SHIPPED = (
         wgrad=_QUARTET2_BACKWARD,
     ),
     Recipe(
+        name="fourbits",
+        source="this project (docs/results.md); MS-EDEN of arXiv:2601.22813, Four Over Six of "
+        "arXiv:2512.02010",
+        taken="quartet2-46, but X of Fprop has error feedback over up to 2,048 columns (nvfp4.md, section "
+        "25) with the maximum as scale rule, and Wgrad quantizes X itself",
+        deviates="of quartet2-46, what quartet2-46 itself changes",
+        fprop=GemmSpec(lhs=replace(_ROW, error_feedback=2048), rhs=replace(_ROW_46, source="bf16")),
+        dgrad=_QUARTET2_BACKWARD,
+        wgrad=GemmSpec(lhs=_EDEN, rhs=_EDEN),
+    ),
+    Recipe(
         name="nemotron3-super",
         source="the report of Nemotron 3 Super, section 2.2",
         taken="nvfp4, but the attention projections (q, k, v, o) and the last 15 % of blocks stay in BF16, "

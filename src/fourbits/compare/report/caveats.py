@@ -11,6 +11,8 @@ from fourbits.compare.report.table import Row
 def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
     """What the number of seeds, the emulation, the model's size and the load allow to conclude."""
     sentences = [_about_seeds(comparison, rows), _about_emulation(comparison), _about_size(comparison)]
+    if comparison.fork_step is not None:
+        sentences.append(forked_from(comparison))
     if comparison.stops:
         sentences.append(
             "Recipes have unequal numbers of seeds, because those that were decided stopped early. Their "
@@ -25,6 +27,16 @@ def caveats(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
     if text := repetition(comparison.any_run):
         sentences.append(f"{text} Losses on text that the model has read before say little about new text.")
     return sentences
+
+
+def forked_from(comparison: Comparison) -> str:
+    """What gaps of runs that continue the baseline's mean."""
+    steps, step = int(comparison.any_run.train["step"][-1]), comparison.fork_step or 0
+    return (
+        f"Every recipe continues {comparison.baseline}'s run of its seed after {step:,} of {steps:,} steps, so "
+        f"its gap is what the last {steps - step:,} steps cost in its precision. Gaps of whole runs are larger, "
+        "and vary far more from seed to seed."
+    )
 
 
 def _about_seeds(comparison: Comparison, rows: Sequence[Row]) -> str:

@@ -25,7 +25,7 @@ class Comparison:
     provenance: by recipe and seed; None for a run that was resumed. ablation: of recipes that lack one
     technique; stops: why recipes had no more seeds, empty where all recipes have all seeds. published:
     results that were published for the same settings. averaged: losses of averaged weights, by recipe and
-    seed.
+    seed. fork_step: the step of the baseline's runs that the other recipes continue from.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Comparison:
     stops: Mapping[str, Stop] = field(default_factory=dict)
     published: PublishedCell | None = None
     averaged: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    fork_step: int | None = None
 
     @property
     def recipes(self) -> list[str]:
@@ -146,7 +147,14 @@ def read_comparison(
     }
     by_run = {(spec.recipe, spec.seed): provenance.get(spec.key) for spec in matrix.runs}
     comparison = Comparison(
-        matrix.name, matrix.baseline, runs, by_run, matrix.ablation, stops or {}, matrix.published
+        matrix.name,
+        matrix.baseline,
+        runs,
+        by_run,
+        matrix.ablation,
+        stops or {},
+        matrix.published,
+        fork_step=matrix.fork_step,
     )
     comparison.check()
     return comparison

@@ -103,8 +103,17 @@ class Run:
         return self.median_speed(None)
 
     def median_speed(self, steps: int | None) -> float:
-        """Tokens/s of the median step, among the first `steps` steps or among all."""
-        return float(np.median(self.train["tokens_per_second"][:steps]))
+        """Tokens/s of the median step, up to the step `steps` or to the last; of its own steps, not of those
+        of the run that it continues.
+        """
+        own = self.train["tokens_per_second"][self.first_step : steps]
+        return float(np.median(own if len(own) else self.train["tokens_per_second"]))
+
+    @property
+    def first_step(self) -> int:
+        """The steps that another run had done before this one continued it; 0 without."""
+        ancestry = self.manifest.get("ancestry", [])
+        return int(ancestry[-1]["step"]) if ancestry and "step" in ancestry[-1] else 0
 
 
 def columns_of(records: Sequence[dict[str, Any]]) -> Columns:

@@ -49,14 +49,19 @@ class ProvenanceFile:
         self.by_key = read_provenance(matrix)
 
     def add(self, run: RunSpec, first_step: int | None, together: int) -> None:
-        """Record a run and write the file. first_step: above 0 if it resumed, None if it was finished."""
+        """Record a run and write the file.
+
+        first_step: above that of the run if it resumed, None if it was finished.
+        """
         if first_step is None:
             return
+        if together - run.first_step < MIN_STEPS_FOR_SPEED:
+            together = 0
         provenance = Provenance(
             session=self.session, jobs=self.jobs.parallel, threads=self.jobs.threads, together=together
         )
         # The steps of a resumed run executed in two sessions, so its speed belongs to neither.
-        self.by_key[run.key] = provenance if first_step == 0 else None
+        self.by_key[run.key] = provenance if first_step == run.first_step else None
         self.write()
 
     def write(self) -> None:

@@ -22,12 +22,17 @@ BASELINE = "bf16"
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run of a comparison: its configuration, and the folder it is written to and read from."""
+    """One run of a comparison: its configuration, and the folder it is written to and read from.
+
+    start_from, first_step: the checkpoint of the baseline's run that it continues, if it does, and its step.
+    """
 
     recipe: str
     seed: int
     config: RunConfig
     folder: Path
+    start_from: Path | None = None
+    first_step: int = 0
 
     @property
     def key(self) -> str:
@@ -53,7 +58,7 @@ class RunMatrix:
     """All runs, in execution order. name: of the configuration; baseline: name of a recipe.
 
     ablation: the recipes derived from another by removing a technique, if any. published: results that were
-    published for these settings, if any.
+    published for these settings, if any. fork_step: the step of the baseline after which the others start.
     """
 
     name: str
@@ -64,6 +69,7 @@ class RunMatrix:
     runs: tuple[RunSpec, ...]
     ablation: Ablation | None = None
     published: PublishedCell | None = None
+    fork_step: int | None = None
 
     @property
     def data_cache(self) -> Path:

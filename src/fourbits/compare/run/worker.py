@@ -40,7 +40,14 @@ def execute_run(spec: RunSpec, data_cache: Path, listener: RunListener, stop: St
     A non-finite loss is a result; `listener` is notified. Raises what `run` raises for anything else.
     """
     try:
-        summary = run(spec.config, spec.folder, listener=listener, stop=stop, data_cache=data_cache)
+        summary = run(
+            spec.config,
+            spec.folder,
+            listener=listener,
+            stop=stop,
+            data_cache=data_cache,
+            start_from=spec.start_from,
+        )
     except NonFiniteError as error:
         listener.note(str(error))
         return "non-finite"

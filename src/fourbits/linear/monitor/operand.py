@@ -144,10 +144,13 @@ def _scale_stats(q: QuantizedTensor, magnitude: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _clipped(q: QuantizedTensor, magnitude: Tensor) -> Tensor:
-    """How many elements are beyond the range of their block's scale, fp32; not of blocks without scale."""
+    """How many elements are beyond the range of their block's scale, fp32; not of blocks without scale, and
+    NaN where scales are not meant to fit the elements: MS-EDEN clips by design and corrects for it, and error
+    feedback shifts a block before it takes its maximum.
+    """
     fmt, size, outer = q.spec.block_format, q.spec.block_size, q.spec.outer_size
     assert fmt.element is not None
-    if q.spec.rounding == "ms-eden":  # clips by design, and corrects for it
+    if q.spec.rounding == "ms-eden" or q.spec.error_feedback:
         return magnitude.new_full((), torch.nan)
     limit = magnitude.new_full((), fmt.element.max_value * _ROUNDING)
     if size is not None:
