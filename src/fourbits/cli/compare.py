@@ -15,7 +15,7 @@ With one seed, differences are noise; with several, the gap to the baseline has 
 the last one is separated from the baseline; the error of all looks together stays 5 %.
 
 --fork-after SHARE trains only the baseline from the beginning. The other recipes continue its runs after this
-share of the steps: 0.8 compares the last fifth, with a hundredth of the noise of whole runs.
+share of the steps: 0.8 compares the last fifth, with about a twentieth of the noise of whole runs.
 
 --proxies and --sensitivity measure the recipes on the trained bf16 run of the first seed, or on the run that
 --from names, without training them: the cost of quantization in loss and gradient, by recipe or by layer.

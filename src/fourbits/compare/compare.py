@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fourbits.compare.averaged import averaged_losses, check_average
+from fourbits.compare.report import gap_figure
 from fourbits.compare.report.comparison import Comparison, read_comparison
 from fourbits.compare.report.comparison_report import write_report
 from fourbits.compare.report.context import Context, describe_corpus, generate_sample
@@ -58,7 +59,7 @@ def compare(
     stop_early: bool = False,
     average: int = 1,
 ) -> Result:
-    """Execute the runs of a matrix that are not finished, and write table.json and report.html.
+    """Execute the runs of a matrix that are not finished, and write table.json, gaps.svg and report.html.
 
     techniques: also measure what each technique fixes, on the BF16 model of the first seed, and write
     techniques.json and techniques.svg. stop_early: seed by seed, without the recipes that are decided
@@ -88,6 +89,8 @@ def compare(
     side = SideRows.of(comparison, rows)
     record = table_record(comparison, rows) | side.record()
     write_json(matrix.out / "table.json", record)
+    title = f"Gap to {matrix.baseline} in nats per token, {matrix.name}: mean and 95 % interval over seeds"
+    gap_figure.write_gaps(rows, matrix.baseline, title, matrix.out / gap_figure.FIGURE)
     page = write_report(comparison, _context(comparison, commands, found), matrix.out / "report.html")
     return Result(comparison, rows, side.printed(comparison), record, page)
 

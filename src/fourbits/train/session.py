@@ -157,7 +157,9 @@ class Session:
             summary: Summary = {"ended": ended, "reason": reason, "steps": steps}
             self.listener.end(summary)
             return summary
-        summary = summarize(self.folder.metrics, ended, reason, good)
+        ancestry = self.folder.ancestry()
+        first_step = ancestry[-1].get("step", 0) if ancestry else 0
+        summary = summarize(self.folder.metrics, ended, reason, good, first_step)
         self.folder.write_summary(summary)
         self.listener.end(summary)
         return summary

@@ -10,10 +10,13 @@ from fourbits.train.metrics import RECOMPUTE_CHECK, History, read_history
 Summary = dict[str, Any]
 
 
-def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | None = None) -> Summary:
+def summarize(
+    metrics: Path, ended: str, reason: str | None, last_good: Path | None = None, first_step: int = 0
+) -> Summary:
     """The content of summary.json, from the metrics file, so that it covers all parts of a resumed run.
 
-    last_good: of a run that ended non-finite, the checkpoint to continue from.
+    last_good: of a run that ended non-finite, the checkpoint to continue from; first_step: the steps of the
+    run that this one continues, whose speed is not its own.
     """
     history = read_history(metrics) if metrics.is_file() else History([], [], [])
     records = history.records
@@ -22,6 +25,7 @@ def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | N
     validations = [record for record in records if record["kind"] == "validation"]
     losses = [record["loss"] for record in steps if record["loss"] is not None]
     checks = [record for record in (*history.discarded, *records) if record["kind"] == RECOMPUTE_CHECK]
+    speeds = [record["tokens_per_second"] for record in steps if record["step"] > first_step]
     tail = losses[-max(1, len(losses) // 20) :]
     return {
         "ended": ended,
@@ -43,7 +47,7 @@ def summarize(metrics: Path, ended: str, reason: str | None, last_good: Path | N
         "recompute_mismatches": sum(not record["equal"] for record in checks),
         "phases": _phases(steps),
         "last_good_checkpoint": last_good and last_good.name,
-        "tokens_per_second": statistics.median(r["tokens_per_second"] for r in steps) if steps else None,
+        "tokens_per_second": statistics.median(speeds) if speeds else None,
         "seconds": sum(record["step_seconds"] for record in trained),
         "peak_memory_bytes": max((record["memory_bytes"] for record in trained), default=None),
     }

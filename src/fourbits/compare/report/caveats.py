@@ -33,9 +33,9 @@ def forked_from(comparison: Comparison) -> str:
     """What gaps of runs that continue the baseline's mean."""
     steps, step = int(comparison.any_run.train["step"][-1]), comparison.fork_step or 0
     return (
-        f"Every recipe continues {comparison.baseline}'s run of its seed after {step:,} of {steps:,} steps, so "
-        f"its gap is what the last {steps - step:,} steps cost in its precision. Gaps of whole runs are larger, "
-        "and vary far more from seed to seed."
+        f"Every recipe continues {comparison.baseline}'s run of its seed after {step:,} of {steps:,} steps, "
+        f"so its gap is what the last {steps - step:,} steps cost in its precision. Gaps of whole runs are "
+        "larger, and vary far more from seed to seed."
     )
 
 

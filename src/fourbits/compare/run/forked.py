@@ -1,8 +1,8 @@
 """A comparison whose recipes continue the baseline's runs, in place of training from the beginning.
 
 Two runs that differ in one bit end as far apart as two seeds, because training amplifies differences from its
-first steps on. Runs that share all but their last steps do not have the time: the gaps of the last fifth of a
-run differ by 1e-4 from seed to seed, those of whole runs by 1e-2 (docs/results.md).
+first steps on. Runs that share all but their last steps lack the time for it: from seed to seed, the gaps of
+the last fifth of a run differ by 0.0005, those of whole runs by 0.01 (docs/results.md).
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 OUT/<recipe>/seed<k>   a run folder
 OUT/data               the prepared text that all runs read
 OUT/compare.json       the command, and the conditions under which each run executed
-OUT/table.json, OUT/report.html
+OUT/table.json, OUT/report.html, with several seeds OUT/gaps.svg
 """
 
 import re

@@ -111,7 +111,8 @@ def two_level(ideal, amax_bits, tensor_bits, CONFIG: tl.constexpr):
     divisor = scale * s_dec
     encode = tl.minimum(tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor), FLT_MAX)
     bad = (amax_bits >= EXPONENT_BITS) | (tensor_bits >= EXPONENT_BITS)
-    return tl.where(bad, float("nan"), scale), encode
+    # where the divisor overflows, infinity times 0 would be a NaN, without infinity's sign
+    return tl.where(bad, float("nan"), scale), tl.where(bad, 1.0, encode)
 
 
 @triton.jit
