@@ -68,6 +68,7 @@ def test_the_baseline_runs_first_and_keeps_the_checkpoint_that_recipes_continue(
     for number in others:
         run = finished.runs[number]
         assert run.start_from == finished.out / "bf16" / f"seed{run.seed}" / "checkpoints" / "step_4"
+        assert run.start_from is not None
         assert (run.start_from / "state.json").is_file()
         assert read_json(run.folder / "manifest.json")["ancestry"][-1]["step"] == 4
 
@@ -75,6 +76,14 @@ def test_the_baseline_runs_first_and_keeps_the_checkpoint_that_recipes_continue(
 def test_the_page_says_what_the_gaps_are_of(finished: RunMatrix):
     page = " ".join((finished.out / "report.html").read_text().split())
     assert "after 4 of 8 steps, so its gap is what the last 4 steps cost in its precision" in page
+
+
+def test_the_gaps_are_a_picture_with_every_recipe_but_the_baseline(finished: RunMatrix):
+    picture = (finished.out / "gaps.svg").read_text()
+    assert picture.startswith("<svg ")
+    assert "nvfp4-naive" in picture
+    row = json.loads((finished.out / "table.json").read_text())["rows"][1]
+    assert f"{row['gap_nats']:+.4f}".replace("-", "\N{MINUS SIGN}") in picture
 
 
 def test_a_rerun_reuses_finished_runs(finished: RunMatrix):

@@ -11,6 +11,7 @@ from fourbits.compare.report.table import Row
 from fourbits.data.whole_file import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FIGURE = "gaps.svg"
@@ -28,46 +29,44 @@ def write_gaps(rows: Sequence[Row], baseline: str, title: str, path: Path) -> bo
     if not shown:
         return False
     names = [baseline, *(row.recipe for row in rows if row.recipe != baseline)]
+    height = _FRAME + _ROW * len(shown)
 
     def draw(figure: "Figure", narrow: bool) -> None:
         axes = figure.subplots()
-        height = _FRAME + _ROW * len(shown)
         figure.subplots_adjust(
             left=0.4 if narrow else 0.3, right=0.8, top=1 - 40 / height, bottom=22 / height
         )
         axes.set_title(title, loc="left", x=-0.55, fontsize=12, color=INK, pad=14)
         for place, row in enumerate(shown):
-            gap, margin = row.gap_nats or 0.0, row.gap_nats_margin or 0.0
-            colour = placeholder(names.index(row.recipe))
-            axes.barh(-place, gap, height=0.5, color=colour, alpha=0.35, lw=0)
-            axes.errorbar(gap, -place, xerr=margin, fmt="o", ms=6, color=colour, capsize=4, lw=2)
-            axes.annotate(
-                row.recipe,
-                xy=(0, -place),
-                xycoords=("axes fraction", "data"),
-                xytext=(-8, 0),
-                textcoords="offset pixels",
-                ha="right",
-                va="center",
-                color=INK,
-                fontsize=11,
-            )
-            axes.annotate(
-                signed(gap, 4, margin),
-                xy=(1, -place),
-                xycoords=("axes fraction", "data"),
-                xytext=(8, 0),
-                textcoords="offset pixels",
-                va="center",
-                color=MUTED,
-                fontsize=11,
-                annotation_clip=False,
-            )
+            _draw_gap(axes, -place, row, placeholder(names.index(row.recipe)))
         axes.axvline(0, color=RULE, lw=1)
         axes.set_ylim(-len(shown) + 0.4, 0.6)
         axes.set_yticks([])
         axes.locator_params(axis="x", nbins=5)
 
-    drawn = chart(draw, title, heights=(_FRAME + _ROW * len(shown),) * 2, caption=None)
+    drawn = chart(draw, title, heights=(height, height), caption=None)
     write_whole(path, standalone(drawn.wide, light_values(names)).encode())
     return True
+
+
+def _draw_gap(axes: "Axes", place: float, row: Row, colour: str) -> None:
+    """A bar with its interval, the recipe at its left and the numbers at its right."""
+    gap, margin = row.gap_nats or 0.0, row.gap_nats_margin or 0.0
+    axes.barh(place, gap, height=0.5, color=colour, alpha=0.35, lw=0)
+    axes.errorbar(gap, place, xerr=margin, fmt="o", ms=6, color=colour, capsize=4, lw=2)
+    for text, end, shift, side, ink in (
+        (row.recipe, 0, -8, "right", INK),
+        (signed(gap, 4, margin), 1, 8, "left", MUTED),
+    ):
+        axes.annotate(
+            text,
+            xy=(end, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(shift, 0),
+            textcoords="offset pixels",
+            ha=side,
+            va="center",
+            color=ink,
+            fontsize=11,
+            annotation_clip=False,
+        )
