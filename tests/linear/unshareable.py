@@ -50,7 +50,8 @@ def error_of(use: Callable[[], Any]) -> str:
 def errors(mesh: Any) -> dict[str, str]:
     """The error of each, on two ranks."""
     by_columns, by_rows = ColwiseParallel(), RowwiseParallel()
-    delayed = {"fprop.lhs.amax_policy": "delayed"}
+    delayed: dict[str, Any] = {"fprop.lhs.amax_policy": "delayed"}
+    feedback: dict[str, Any] = {"fprop.lhs.error_feedback": 64}
     whole = distribute_tensor(torch.ones(16, 64), mesh, [Replicate()])
     uses: dict[str, Callable[[], Any]] = {
         "misaligned": lambda: Layer(64, 64, "fp8").sharded(mesh, by_columns).called(),
@@ -58,6 +59,8 @@ def errors(mesh: Any) -> dict[str, str]:
         "columns": lambda: Layer(48, 64).sharded(mesh, by_rows).called(torch.ones(16, 24)),
         "uneven": lambda: Layer(64, 33).sharded(mesh, by_columns).called(),
         "statistics": lambda: Layer(64, 64, **delayed).sharded(mesh, by_columns).called(),
+        "feedback": lambda: Layer(64, 64, **feedback).sharded(mesh, by_columns).called(),
+        "blocks of 32": lambda: Layer(64, 32, "mxfp8").sharded(mesh, by_columns).called(),
         "partial": lambda: Layer(64, 64).placed(mesh, Partial()).called(whole),
         "plain input": lambda: Layer(64, 32).placed(mesh, Replicate()).called(),
         "plain weight": lambda: Layer(64, 64).called(whole),

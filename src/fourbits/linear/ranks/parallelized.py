@@ -97,8 +97,8 @@ def require_supported(state: LayerState) -> None:
     for what, found in of_state.items():
         if found is not None:
             raise ValueError(
-                "QuantizedLinear: a layer whose weight is a DTensor must not follow what one process alone "
-                f"has, got {what}. Remove that, or name the layer in exclude."
+                "QuantizedLinear: a layer whose weight is a DTensor supports nothing that needs a whole "
+                f"tensor, got {what}. Choose a recipe or a call without that, or name the layer in exclude."
             )
 
 
