@@ -58,6 +58,19 @@ def test_an_import_of_an_export_has_the_values_of_the_training_forward(format_na
 
 
 @pytest.mark.parametrize("format_name", NVFP4)
+def test_weights_of_a_run_with_error_feedback_are_exported_without_scales_of_inputs(
+    format_name, tmp_path, capsys
+):
+    run = trained(tmp_path, recipe="fourbits", width=32)
+    options = "--format", format_name, "--scales", "separate", "--out", tmp_path / "out"
+    assert export(run, *options) == 0
+    assert "has error feedback in training" in capsys.readouterr().out
+    stored, found = open_trained(run), load_file(tmp_path / "out" / "model.safetensors")
+    assert len(forward_weights(stored.converted("meta"))) == 2 * 7
+    assert not [name for name in found if "input_" in name and "norm" not in name]
+
+
+@pytest.mark.parametrize("format_name", NVFP4)
 def test_files_have_the_names_types_and_sizes_of_the_format(format_name, hybrid, tmp_path):
     assert export(hybrid, "--format", format_name, "--out", tmp_path) == 0
     found = load_file(tmp_path / "model.safetensors")

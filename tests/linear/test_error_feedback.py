@@ -141,12 +141,18 @@ def test_stacked_experts_are_refused():
         convert(nn.Sequential(GroupedLinear(2, 64, 64)), RECIPE)
 
 
-def test_a_weight_without_values_is_refused():
+def test_a_weight_without_values_has_no_coefficients_until_it_has_values():
+    """An export reads a model's recipe from the meta device."""
     with torch.device("meta"):
         layers = nn.Sequential(nn.Linear(64, 64, bias=False))
     convert(layers, RECIPE)
-    with pytest.raises(ValueError, match="whole weight"):
-        set_step(layers, 0)
+    set_step(layers, 0)
+    with pytest.raises(ValueError, match="takes its coefficients from the weight"):
+        layers(torch.empty(16, 64, device="meta"))
+    layers.to_empty(device="cpu")
+    nn.init.normal_(layers[0].weight)
+    set_step(layers, 0)
+    assert layers(torch.ones(16, 64)).isfinite().all()
 
 
 def test_health_samples_the_product_as_it_is_computed():

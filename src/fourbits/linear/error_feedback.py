@@ -46,6 +46,8 @@ def update_coefficients(layers: Sequence[Any], step: int) -> None:
     pending: dict[tuple[Any, ...], list[Any]] = {}
     for layer in layers:
         state, weight = layer.quantization, layer.weight
+        if weight.is_meta:  # a model without values, such as an export reads its recipe from
+            continue
         known = state.feedback.coefficients
         if known is None or known.device != weight.device or _is_due(state, step):
             _require_whole(layer)
@@ -83,7 +85,7 @@ def restore_coefficients(layer: Any, saved: Tensor) -> None:
 
 def _require_whole(layer: Any) -> None:
     state: LayerState = layer.quantization
-    plain = type(layer.weight) in (nn.Parameter, Tensor) and not layer.weight.is_meta
+    plain = type(layer.weight) in (nn.Parameter, Tensor)
     if not plain or state.shard is not None or state.weight_source is not None:
         raise ValueError(
             "set_step: error feedback needs a layer's whole weight, which is not available: layer "

@@ -32,6 +32,13 @@ def assumptions(plan: Plan) -> list[str]:
             ["every step has the precisions of the recipe's table: its schedule is not planned"]
             * bool(config.recipe.schedule)
         ),
+        *(
+            [
+                "error feedback is planned like a quantizer without it: over all of K it is many times "
+                "slower than that (docs/results.md)"
+            ]
+            * bool(config.recipe.fprop.lhs.error_feedback)
+        ),
         "whole steps; no time for validation, health samples or waiting for data",
         *_ignored_mesh(plan),
         f"{USABLE:.0%} of the memory is usable; blocks are gathered in groups of at least "

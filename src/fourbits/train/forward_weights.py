@@ -101,6 +101,8 @@ def unsupported_inputs(weights: Mapping[str, ForwardWeight]) -> str | None:
             return f"the largest channels of the input of {layer} are multiplied unquantized in training"
         if spec.format != "nvfp4" or spec.block_size != (1, BLOCK):
             return f"the input of {layer} is {spec.format} {spec.block_size} in training"
+        if spec.error_feedback:
+            return f"the input of {layer} has error feedback in training"
         if spec.rht or spec.stochastic or spec.correction:
             return f"the input of {layer} is transformed, rounded stochastically or corrected in training"
     return None
