@@ -150,7 +150,8 @@ def test_a_weight_without_values_has_no_coefficients_until_it_has_values():
     with pytest.raises(ValueError, match="takes its coefficients from the weight"):
         layers(torch.empty(16, 64, device="meta"))
     layers.to_empty(device="cpu")
-    nn.init.normal_(layers[0].weight)
+    for parameter in layers.parameters():
+        nn.init.normal_(parameter)
     set_step(layers, 0)
     assert layers(torch.ones(16, 64)).isfinite().all()
 
