@@ -40,8 +40,8 @@ _reductions: dict[str, _Maxima] = {}
 def group_reduction(group: Any, dim: int, runs: OutRuns = ()) -> str:
     """The name of a reduction over exactly the ranks that share a layer, whose weight is split along dim.
 
-    group: None for all processes; runs: as for `register_amax_reduction`. All ranks of the group must call the
-    layer in the same order.
+    group: None for all processes; runs: as for `register_amax_reduction`. All ranks of the group must call
+    the layer in the same order.
     """
     ranks = "of all" if group is None else dist.get_process_group_ranks(group)
     name = f"{('output', 'input')[dim]} features of ranks {ranks} {runs or ''}".rstrip()
