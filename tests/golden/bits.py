@@ -82,9 +82,9 @@ def recorded(case: Case, device: str, state: AbstractContextManager[object] | No
     """
     x = matrix(case.shape, case.kind, DTYPES[case.dtype]).to(device)
     key = torch.tensor([1234, 44, 17, 48, 3], device=device)
-    amax = _amax(case, x)
+    amax, coefficients = _amax(case, x), _coefficients(case, x)
     with state or nullcontext():
-        q = fb.quantize(x, case.spec, case.axis, amax=amax, sr_key=key, coefficients=_coefficients(case, x))
+        q = fb.quantize(x, case.spec, case.axis, amax=amax, sr_key=key, coefficients=coefficients)
         parts = [*_parts(q), *(_parts(q.t()) if _square(case.spec) else ())]
     return " ".join(map(hashed, parts))
 

@@ -98,6 +98,8 @@ def test_a_rerun_reuses_finished_runs(finished: RunMatrix):
     [
         (("bf16", "nvfp4"), 0.0, "must leave steps before and after the fork, got 0 of 8 steps"),
         (("bf16", "nvfp4"), 1.0, "Pass a share between 0 and 1"),
+        (("bf16", "nvfp4"), float("nan"), "got nan of 8 steps"),
+        (("bf16", "nvfp4"), 0.99, "must leave steps before and after"),
         (("bf16",), 0.5, "got bf16 alone"),
     ],
 )

@@ -18,7 +18,7 @@ def forked(matrix: RunMatrix, share: float) -> RunMatrix:
     Raises ValueError for a share that leaves no step before or after it, and for a baseline alone.
     """
     num_steps = matrix.runs[0].config.train.num_steps
-    step = round(share * num_steps)
+    step = round(share * num_steps) if 0 < share < 1 else 0
     if not 0 < step < num_steps:
         raise ValueError(
             f"--fork-after: must leave steps before and after the fork, got {share:g} of {num_steps} steps. "
