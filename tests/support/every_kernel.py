@@ -78,9 +78,9 @@ def _quantizing() -> Generator[tuple[str, list[Start]]]:
 
 
 def _feeding_back() -> Generator[tuple[str, list[Start]]]:
-    for rule in ("max", "4over6-mse"):
-        spec = OperandSpec(error_feedback=128, scale_rule=rule)
-        yield f"error feedback, {rule}", _quantized(on_gpu(64, 2048), [OperandRequest(spec, 1)])
+    for span, rule in ((128, "max"), (128, "4over6-mse"), (256, "max")):
+        spec = OperandSpec(error_feedback=span, scale_rule=rule)
+        yield f"error feedback over {span}, {rule}", _quantized(on_gpu(64, 2048), [OperandRequest(spec, 1)])
 
 
 def _forms(requests: Iterable[OperandRequest]) -> str:
