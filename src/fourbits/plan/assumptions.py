@@ -28,17 +28,7 @@ def assumptions(plan: Plan) -> list[str]:
         _shapes(rates),
         f"a vocabulary of {config.model.vocab_size:,} tokens: the prepared folder's, or that of "
         "data.model_vocab_size and data.vocab_size",
-        *(
-            ["every step has the precisions of the recipe's table: its schedule is not planned"]
-            * bool(config.recipe.schedule)
-        ),
-        *(
-            [
-                "error feedback is planned like a quantizer without it: over all of K it is many times "
-                "slower than that (docs/results.md)"
-            ]
-            * bool(config.recipe.fprop.lhs.error_feedback)
-        ),
+        *_of_the_recipe(plan),
         "whole steps; no time for validation, health samples or waiting for data",
         *_ignored_mesh(plan),
         f"{USABLE:.0%} of the memory is usable; blocks are gathered in groups of at least "
@@ -53,6 +43,17 @@ def assumptions(plan: Plan) -> list[str]:
         f"{RESTART_SECONDS / 60:.0f} min; {saves}",
         f"{gpu.system_watts:,.0f} W per GPU for the whole system, all the time, without cooling of the room",
     ]
+
+
+def _of_the_recipe(plan: Plan) -> list[str]:
+    """What a plan leaves out of a recipe."""
+    recipe = plan.config.recipe
+    schedule = "every step has the precisions of the recipe's table: its schedule is not planned"
+    feedback = (
+        "error feedback is planned like a quantizer without it: over all of K it is many times slower than "
+        "that (docs/results.md)"
+    )
+    return [schedule] * bool(recipe.schedule) + [feedback] * bool(recipe.fprop.lhs.error_feedback)
 
 
 def _shapes(rates: Rates) -> str:
