@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from fourbits.quant.feedback_coefficients import GROUP
-from fourbits.quant.kernels.error_feedback_triton import load_coefficients, lost, store_values
+from fourbits.quant.kernels.error_feedback_triton import load_coefficients, lost, store_values, whole
 from fourbits.quant.kernels.scaling_triton import block_amax
 from fourbits.quant.kernels.tile_triton import (
     global_scale,
@@ -23,8 +23,6 @@ from fourbits.quant.kernels.tile_triton import (
 _BLOCK = tl.constexpr(16)
 _GROUP = tl.constexpr(GROUP)
 _PER_GROUP = tl.constexpr(GROUP // 16)
-#: adding and taking away this number rounds to whole ones
-_WHOLE = tl.constexpr(12582912.0)
 
 
 @triton.jit
@@ -63,10 +61,9 @@ def keep_group(errors, steps, errors_ptr, steps_ptr, rows, group, width, groups,
     divisor = tl.where(largest > 0.0, largest, 1.0)
     column = group * _GROUP + tl.arange(0, _BLOCK)[None, :]
     for place in tl.static_range(_PER_GROUP):
-        whole = errors[place].to(tl.float32) * tl.div_rn(steps[place], divisor)
-        whole = (whole + _WHOLE) - _WHOLE
+        shared = whole(errors[place].to(tl.float32) * tl.div_rn(steps[place], divisor))
         places = errors_ptr + rows.to(tl.int64) * width + column + place * _BLOCK
-        tl.store(places, whole.to(tl.int8), mask=rows < M)
+        tl.store(places, shared.to(tl.int8), mask=rows < M)
     tl.store(steps_ptr + rows.to(tl.int64) * groups + group, largest, mask=rows < M)
 
 

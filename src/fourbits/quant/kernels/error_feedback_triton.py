@@ -29,10 +29,16 @@ _WHOLE = tl.constexpr(12582912.0)
 
 
 @triton.jit
+def whole(x):
+    """x rounded to whole numbers, to even, for magnitudes below 2^22."""
+    return (x + _WHOLE) - _WHOLE
+
+
+@triton.jit
 def lost(rounded, scaled, scale, decode, ROWS: tl.constexpr):
     """(errors of a column of blocks in whole units, fp16 [ROWS, 16]; the value of one, fp32 [ROWS, 1])."""
     error = (scaled - with_sign(rounded, scaled)) * _UNITS
-    error = (tl.minimum(tl.maximum(error, -_LARGEST), _LARGEST) + _WHOLE) - _WHOLE
+    error = whole(tl.minimum(tl.maximum(error, -_LARGEST), _LARGEST))
     step = scale * decode * (1.0 / (_UNITS * _UNITS))
     error = tl.where(step > 0.0, error, 0.0)
     step = tl.where(step > 0.0, step, 0.0)
