@@ -39,7 +39,7 @@ def test_a_tensor_that_is_not_on_an_nvidia_gpu_is_refused_by_name(device):
         (OperandSpec(format="nvfp4-double"), 1, "format nvfp4-double has no kernel"),
         (OperandSpec(block=(1, 8)), 1, "blocks must be"),
         (OperandSpec(scale_rule="4over6-mse", block=(1, 32)), 1, "4over6-mse has a kernel for blocks of 16"),
-        (OperandSpec(scale_rule="search-mse"), 1, "scale_rule search-mse has no kernel"),
+        (OperandSpec(scale_rule="search-mse", block=(1, 32)), 1, "search-mse has a kernel for blocks of 16"),
         (OperandSpec(rht=8), 0, "sizes 16, 32, 64, 128, got 8"),
         (OperandSpec(fp32_scale="pow2"), 1, "fp32_scale='pow2' has no kernel"),
     ],

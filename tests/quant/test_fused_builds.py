@@ -95,6 +95,22 @@ def test_weights_choose_four_or_six(sm):
     assert not re.search(r"\bfma\.", ptx_of(starts, sm)), "a multiplication and an addition were contracted"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("block", "axes"), [((1, 16), (1,)), ((1, 16), (0,)), ((16, 16), (1, 0))], ids=str)
+def test_sixteen_scales_are_searched_in_a_loop_without_spilling(block, axes, dtype):
+    """Each of sixteen candidates takes three divisions per block of 16, if its code is not the loop's."""
+    spec = OperandSpec(block=block, scale_rule="search-mse")
+    starts, _ = launches(on_gpu(64, 2048, dtype=dtype), *(OperandRequest(spec, axis) for axis in axes))
+    tile = starts[0].arguments
+    built = starts[0].build(90)
+    elements = tile["ROWS"] * tile["COLUMNS"] // (32 * tile["num_warps"])
+    assert built.asm["ptx"].count("div.rn.f32") < len(axes) * elements, "candidates are written out"
+    assert not re.search(r"\bfma\.", built.asm["ptx"]), "a multiplication and an addition were contracted"
+    assert ".ftz" not in built.asm["ptx"], "subnormals are flushed"
+    assert 16 * 32 * registers(built) <= 65536, "fewer than sixteen warps"
+    assert stack_bytes(built) == 0
+
+
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_scales_are_corrected_by_sums_as_written(sm):
     request = OperandRequest(OperandSpec(rounding="ms-eden", rht=128, rht_signs="per-call"), 0)

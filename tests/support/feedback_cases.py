@@ -81,6 +81,7 @@ SMALL = [
     *(FeedbackCase(Case("row", (18, 48), layout=layout), ROW) for layout in ("rows apart", "transposed")),
     *(FeedbackCase(Case("row", shape), ROW) for shape in ((0, 32), (32, 0), (1, 16))),
     FeedbackCase(Case("row", (18, 80)), FOUR_OVER_SIX, largest=True),
+    FeedbackCase(Case("row", (18, 80)), replace(ROW, scale_rule="search-mse")),
     *(FeedbackCase(Case("row", (3, columns)), LONG) for columns in (144, 200, 256, 420)),
     FeedbackCase(Case("row", (3, 300)), LONG_FOUR),
     *(FeedbackCase(Case("row", (40, 280), values=values), LONG) for values in ("nan and inf", "zero blocks")),

@@ -51,6 +51,10 @@ PAIRS: dict[str, tuple[OperandSpec | None, OperandSpec | None]] = {
     "4/6 by square": (replace(ROW, scale_rule="4over6-mse"), replace(COLUMN_SR, scale_rule="4over6-mae")),
     "4/6 weight": (replace(BLOCK_2D, scale_rule="4over6-mse"), replace(BLOCK_2D, scale_rule="4over6-max")),
     "4/6 headroom": (replace(ROW_SR, scale_rule="4over6-max", sr_headroom=True), None),
+    "search by square": (replace(ROW, scale_rule="search-mse"), replace(COLUMN_SR, scale_rule="search-mae")),
+    "search weight": (replace(BLOCK_2D, scale_rule="search-mse"), None),
+    "search headroom": (None, replace(ROW_SR, scale_rule="search-max", sr_headroom=True)),
+    "search on another grid": (None, replace(ROW, scale_rule="search-mae", format="nve1m2")),
     "MS-EDEN": (None, replace(EDEN, rht=32, te_compat=False)),
     "MS-EDEN, rotations of 128": (None, replace(EDEN, source="forward")),
     "MS-EDEN of rows": (EDEN, None),
@@ -324,6 +328,10 @@ EDGES = [
     *(Case(pair, (18, 50), values="nan and inf") for pair in ("weight", "mxfp4")),
     *(Case("stochastic", (18, 50), values="nan and inf", given=given) for given in (3.0, float("nan"))),
     *(Case("stochastic", (16, 16), given=given) for given in (0.0, 1e-3, 1e6, -2.0)),
+    *(Case("search weight", (18, 40), torch.float32, values) for values in ("tiny", "huge", "zero blocks")),
+    *(Case("search headroom", (18, 40), values=values) for values in ("nan and inf", "ties")),
+    *(Case("search weight", (17, 33), given=given) for given in (0.0, 1e-45, 3.4e38)),
+    Case("search on another grid", (17, 33), torch.float16),
     *(Case(pair, (16, 32), values="ties") for pair in ("nearest", "stochastic", "mxfp8")),
 ]
 #: small enough for the interpreter, which spends its time on operations rather than on elements

@@ -14,6 +14,7 @@ from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.hadamard import sign_vector
 from fourbits.quant.reference.scales import target_and_kappa
 from fourbits.quant.scale_codes import SCALE_FORMATS
+from fourbits.quant.scale_rules import SEARCH
 
 FP8_FORMATS = ("fp8", "fp8-e5m2")
 #: block lengths that have kernels, and sizes of transforms
@@ -55,8 +56,10 @@ class KernelConfig:
     emax_exponent: int
     largest_fraction: int
     rounding: str
-    #: error that Four Over Six minimizes (mse, mae, max), empty without it; factor on its scales
+    #: error that decides among candidate scales (mse, mae, max), empty without; whether they are the sixteen
+    #: of a search, not the two of Four Over Six; factor on the scales
     metric: str
+    search: bool
     headroom: float
     through_bf16: bool
     te_compat: bool
@@ -97,6 +100,7 @@ def kernel_config(spec: OperandSpec, axis: int, packed: bool = False) -> KernelC
         largest_fraction=int((2 * fraction - 1) * 2**23) if spec.scale_rule == "ceil" else 0x7FFFFF,
         rounding=spec.rounding,
         metric=spec.error_metric or "",
+        search=spec.scale_rule in SEARCH,
         headroom=17 / 16 if spec.sr_headroom else 1.0,
         through_bf16=spec.source == "bf16",
         te_compat=spec.te_compat or not packed or spec.rounding == "ms-eden",

@@ -11,7 +11,17 @@ from fourbits.quant.kernels.exact_triton import operands_kernel
 from fourbits.quant.kernels.kernel_config import KernelConfig, kernel_config
 from fourbits.quant.kernels.launch_stats import Stats
 from fourbits.quant.kernels.launcher import Launcher
-from fourbits.quant.kernels.tiles import TWELVE_WARPS, Shape, Tile, exact_tile, group, programs, rounded_up
+from fourbits.quant.kernels.tiles import (
+    SEARCHED,
+    SIXTEEN_WARPS,
+    TWELVE_WARPS,
+    Shape,
+    Tile,
+    exact_tile,
+    group,
+    programs,
+    rounded_up,
+)
 from fourbits.quant.request import OperandInputs, OperandRequest, Signature, StatsTarget
 from fourbits.quant.scale_codes import SCALE_DTYPES
 from fourbits.quant.tensor import ExactOperand, QuantizedTensor
@@ -161,6 +171,9 @@ class ExactQuantizer:
 
 def registers_of(tile: Tile, configs: tuple[KernelConfig | None, KernelConfig | None]) -> int | None:
     """The most registers per thread, where a few more would let fewer programs run on an SM."""
+    searches = any(config is not None and config.search for config in configs)
+    if searches and tile.rows * tile.vector <= SEARCHED:
+        return SIXTEEN_WARPS
     few = tile.rows * tile.vector <= 64 and None not in configs and not tile.held
     return TWELVE_WARPS if few else None
 

@@ -148,6 +148,13 @@ def code_of(magnitude, GRID: tl.constexpr):
 
 
 @triton.jit
+def magnitude_of(code, GRID: tl.constexpr):
+    """Inverse of code_of, fp32."""
+    FROM_LEAST: tl.constexpr = 2.0 ** (126 + GRID.min_exponent)
+    return float_of(code << (23 - GRID.mantissa_bits)) * FROM_LEAST
+
+
+@triton.jit
 def with_sign(magnitude, values):
     """magnitude with the sign bit of values, which zeros keep."""
     return float_of(bits_of(magnitude) | (bits_of(values) & SIGN_BIT))

@@ -1,6 +1,6 @@
-"""Four Over Six inside kernels: chooses the block scale with the smaller error. docs/nvfp4.md, section 7.5.
+"""Four Over Six and scale search inside kernels: the block scale with the least error. docs/nvfp4.md, 7.5.
 
-The errors of both candidates are summed in the specified order: along a row of a block from its first element
+The errors of candidates are summed in the specified order: along a row of a block from its first element
 to its last, and over rows of a square block by halving. So the elements of a row are separated first.
 """
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
@@ -9,7 +9,15 @@ to its last, and over rows of a square block by halving. So the elements of a ro
 import triton
 import triton.language as tl
 
-from fourbits.quant.kernels.rounding_triton import EXPONENT_BITS, FLT_MAX, bits_of, float_of, nearest
+from fourbits.quant.kernels.rounding_triton import (
+    EXPONENT_BITS,
+    FLT_MAX,
+    bits_of,
+    code_of,
+    float_of,
+    magnitude_of,
+    nearest,
+)
 from fourbits.quant.kernels.scaling_triton import encode_scale
 
 
@@ -79,17 +87,24 @@ def halved(x, COUNT: tl.constexpr, TIMES: tl.constexpr, METRIC: tl.constexpr):
 
 
 @triton.jit
-def reconstructed(element, scale, reach, TARGET: tl.constexpr):
-    """((element * scale) * reach) / TARGET, rounded as written, for E2M1 magnitudes: fp32.
+def reconstructed(element, scale, reach, CONFIG: tl.constexpr):
+    """((element * scale) * reach) / target, rounded as written, for magnitudes of elements: fp32.
 
-    Elements are powers of two, or 1.5 times one, and rounding a product or a quotient commutes with powers of
-    two if nothing is subnormal, which `reach` ensures. So two divisions suffice for a block.
+    E2M1 magnitudes are powers of two, or 1.5 times one, and rounding a product or a quotient commutes with
+    powers of two if nothing is subnormal. It is not: scales are 0 or at least 2^-9, and `reach` is 0 or at
+    least 2^-23. So two divisions suffice for a block. Other grids take a division per element.
     """
-    target = tl.full(scale.shape, TARGET, tl.float32)
-    of_one = tl.div_rn(scale * reach, target)
-    of_three_halves = tl.div_rn((1.5 * scale) * reach, target)
-    bits = bits_of(element)
-    return float_of(bits & EXPONENT_BITS) * tl.where((bits & 0x400000) != 0, of_three_halves, of_one)
+    if CONFIG.element.mantissa_bits == 1:
+        target = tl.full(scale.shape, CONFIG.target, tl.float32)
+        of_one = tl.div_rn(scale * reach, target)
+        of_three_halves = tl.div_rn((1.5 * scale) * reach, target)
+        bits = bits_of(element)
+        power = float_of(bits & EXPONENT_BITS)
+        value = power * tl.where((bits & 0x400000) != 0, of_three_halves, of_one)
+    else:
+        target = tl.full(element.shape, CONFIG.target, tl.float32)
+        value = tl.div_rn((element * scale) * reach, target)
+    return value
 
 
 @triton.jit
@@ -103,7 +118,7 @@ def error_of(magnitude, scale, s_dec, reach, shift, CONFIG: tl.constexpr):
     divisor = scale * s_dec
     encode = tl.minimum(tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor), FLT_MAX)
     element = nearest(magnitude * encode, ELEMENT)
-    d = reconstructed(element, scale, reach, CONFIG.target) - magnitude * shift
+    d = reconstructed(element, scale, reach, CONFIG) - magnitude * shift
     HEIGHT: tl.constexpr = CONFIG.block_rows if CONFIG.axis == 1 else CONFIG.block_columns
     TIMES: tl.constexpr = 0 if HEIGHT == 1 else 4
     rows = by_rows(d, CONFIG.axis)
@@ -112,20 +127,50 @@ def error_of(magnitude, scale, s_dec, reach, shift, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def four_over_six(blocks, amax_bits, tensor_bits, CONFIG: tl.constexpr):
-    """The unrounded scale of every block, fp32: maps its maximum to 6, or to 4 if that error is smaller."""
+def four_over_six(magnitude, six, s_dec, reach, shift, CONFIG: tl.constexpr):
+    """The unrounded scale of every block, fp32: six, or 1.5 times it if that leaves a smaller error."""
     SCALE: tl.constexpr = CONFIG.scale
+    four = six * 1.5
+    error_six = error_of(magnitude, nearest(six, SCALE), s_dec, reach, shift, CONFIG)
+    error_four = error_of(magnitude, nearest(four, SCALE), s_dec, reach, shift, CONFIG)
+    return tl.where(error_four < error_six, four, six)
+
+
+@triton.jit
+def searched(magnitude, ideal, s_dec, reach, shift, CONFIG: tl.constexpr):
+    """The scale with the least error, fp32, of the one nearest to ideal, seven codes up and eight down.
+
+    A loop, whose registers and code are those of one candidate. Where no error is finite the first stays, and
+    code 0 is visited first or not at all.
+    """
+    SCALE: tl.constexpr = CONFIG.scale
+    first = code_of(nearest(ideal, SCALE), SCALE)
+    best = first
+    least = tl.full(ideal.shape, float("inf"), tl.float32)
+    for i in tl.range(16, disable_licm=True):  # magnitude * shift would stay in registers
+        place = tl.where(i < 8, i, 7 - i)
+        code = tl.minimum(tl.maximum(first + place, i >> 3), SCALE.max_code)
+        error = error_of(magnitude, magnitude_of(code, SCALE), s_dec, reach, shift, CONFIG)
+        best = tl.where(error < least, code, best)
+        least = tl.minimum(error, least)
+    return magnitude_of(best, SCALE)
+
+
+@triton.jit
+def chosen_scale(blocks, amax_bits, tensor_bits, CONFIG: tl.constexpr):
+    """The scale of every block by its error, fp32, not yet rounded."""
     s_enc = encode_scale(tensor_bits, CONFIG.target)
     s_dec = tl.div_rn(tl.full((), 1.0, tl.float32), s_enc)
     amax = float_of(amax_bits)
-    six = tl.div_rn(amax, tl.full(amax.shape, CONFIG.element.max_value, tl.float32)) * s_enc
+    ideal = tl.div_rn(amax, tl.full(amax.shape, CONFIG.element.max_value, tl.float32)) * s_enc
     if CONFIG.headroom != 1.0:
-        six = six * CONFIG.headroom
-    four = six * 1.5
+        ideal = ideal * CONFIG.headroom
     exponent = tl.minimum(tl.maximum(tensor_bits >> 23, 1), 253)
     shift = float_of((254 - exponent) << 23)
     reach = float_of(tensor_bits) * shift
     magnitude = tl.abs(blocks)
-    error_six = error_of(magnitude, nearest(six, SCALE), s_dec, reach, shift, CONFIG)
-    error_four = error_of(magnitude, nearest(four, SCALE), s_dec, reach, shift, CONFIG)
-    return tl.where(error_four < error_six, four, six)
+    if CONFIG.search:
+        scale = searched(magnitude, ideal, s_dec, reach, shift, CONFIG)
+    else:
+        scale = four_over_six(magnitude, ideal, s_dec, reach, shift, CONFIG)
+    return scale

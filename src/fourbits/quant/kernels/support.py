@@ -11,6 +11,7 @@ from fourbits.device import probe, unsupported_triton
 from fourbits.quant.kernels.kernel_config import FP8_FORMATS, FP8_LENGTHS, LENGTHS, TRANSFORMS
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.request import OperandRequest, Signature
+from fourbits.quant.scale_rules import FOUR_OVER_SIX, SEARCH
 from fourbits.triton_version import HAS_TRITON
 
 #: whether kernels run in Triton's interpreter, on CPU tensors
@@ -122,7 +123,7 @@ def unsupported_spec(spec: OperandSpec) -> str | None:
     for name, known in (
         ("source", ("as_is", "bf16", "forward")),
         ("rounding", ("rne", "sr", "sr32", "ms-eden")),
-        ("scale_rule", ("max", "ceil", "4over6-mse", "4over6-mae", "4over6-max")),
+        ("scale_rule", ("max", "ceil", *FOUR_OVER_SIX, *SEARCH)),
     ):
         if getattr(spec, name) not in known:
             return f"{name} {getattr(spec, name)} has no kernel"

@@ -21,7 +21,7 @@ from fourbits.quant.kernels.rounding_triton import (
     stochastic_24,
     to_bf16,
 )
-from fourbits.quant.kernels.scale_search_triton import four_over_six
+from fourbits.quant.kernels.scale_search_triton import chosen_scale
 from fourbits.quant.kernels.scaling_triton import blocked, encode_scale, max_target, power_of_two, two_level
 
 
@@ -126,7 +126,7 @@ def rounded_tile(y, amax_bits, tensor_bits, row, column, key_ptr, stream, FIELDS
         if CONFIG.metric == "":
             ideal = max_target(amax_bits, tensor_bits, CONFIG)
         else:
-            ideal = four_over_six(blocks, amax_bits, tensor_bits, CONFIG)
+            ideal = chosen_scale(blocks, amax_bits, tensor_bits, CONFIG)
         scale, encode = two_level(ideal, amax_bits, tensor_bits, CONFIG)
     if CONFIG.rounding == "ms-eden":
         encode = tl.where(scale == 0.0, 0.0, encode)

@@ -11,6 +11,9 @@ from fourbits.quant.kernels.kernel_config import KernelConfig
 SHORT = 32
 #: registers per thread with which twelve warps share the 65,536 of an SM
 TWELVE_WARPS = 168
+#: elements per thread of a scale search, which keeps two registers for each, and the registers with which
+#: sixteen warps share an SM
+SEARCHED, SIXTEEN_WARPS = 32, 128
 
 
 class Tile(NamedTuple):
@@ -52,6 +55,8 @@ def exact_tile(shape: Shape, row: KernelConfig | None, column: KernelConfig | No
         return Tile(rows, 32, 4, 1, column_held=column_held)
     if rows > SHORT:
         return wide(shape.K, rows, 64, 1)._replace(held=held)
+    if any(config is not None and config.search for config in (row, column)):
+        return searching_tile(shape, rows, column)._replace(held=held)
     if row is not None and column is not None:
         return wide(shape.K, rows, 256, 4 if rows <= 16 else 2)._replace(held=held)
     if held and rows > 1:
@@ -59,6 +64,14 @@ def exact_tile(shape: Shape, row: KernelConfig | None, column: KernelConfig | No
     if held:
         return wide(shape.K, 8, 1024, 8)._replace(held=held)
     return wide(shape.K, max(8, rows), 1024, 8 if rows <= 16 else 4)
+
+
+def searching_tile(shape: Shape, rows: int, column: KernelConfig | None) -> Tile:
+    """SEARCHED elements per thread. shape: on a GPU; rows: at most SHORT, that operands need together."""
+    if rows == 1:
+        return wide(shape.K, SEARCHED // 8, 1024, 8)
+    tile = wide(shape.K, rows, 256, SEARCHED // max(16, rows))
+    return tile._replace(column_held=rows) if column is not None and column.search else tile
 
 
 def amax_tile(shape: Shape, column: KernelConfig | None) -> Tile:
