@@ -138,7 +138,7 @@ def operands_kernel(
                       row_maxima_ptr, OBSERVE, 8, ROWS, COLUMNS, HARDWARE, DEQUANTIZED,
                       ROW_HELD > 0)  # fmt: skip
     if COLUMN is not None:
-        if ROW is None or ROW_HELD > 0:  # the tile is in a cache by now
+        if ROW is None or ROW_HELD > 0 or COLUMN_HELD > 0:  # the tile is in a cache by now
             if COLUMN_HELD == 0:
                 x = load_tile(x_ptr, x_stride, row, column, M, K, ROWS, COLUMNS, HARDWARE)
             else:

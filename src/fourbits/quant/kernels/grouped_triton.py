@@ -122,7 +122,7 @@ def grouped_operands_kernel(
                           ROW_FIELDS, 1, ROW, False, row_global_ptr, False, 8, ROWS, COLUMNS, HARDWARE,
                           False, ROW_HELD > 0, True)  # fmt: skip
         if COLUMN is not None:
-            if ROW is None or ROW_HELD > 0:  # a cache has the tile by now
+            if ROW is None or ROW_HELD > 0 or COLUMN_HELD > 0:  # a cache has the tile by now
                 if COLUMN_HELD == 0:
                     x = load_tile(x_ptr, x_stride, first, column, end, K, ROWS, COLUMNS, HARDWARE)
                 else:
