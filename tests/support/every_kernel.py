@@ -38,6 +38,7 @@ from support.kernel_builds import GPU, Start, on_gpu, recording, signature
 
 _KEY = torch.zeros(5, dtype=torch.int64)
 _ONE = torch.ones(())
+_SHARES = torch.zeros(16, 16, dtype=torch.int8)
 #: head dim and state size: of the presets, the largest, and the smallest
 _SCANS = ((64, 128), (80, 128), (64, 256), (128, 128), (16, 16))
 
@@ -91,7 +92,7 @@ def _quantized(
     x: torch.Tensor, requests: list[OperandRequest], stats: StatsTarget | None = None
 ) -> list[Start]:
     with recording(launch_stats) as starts:
-        inputs = (OperandInputs(_KEY, 0, None if stats is None else _ONE, None, _KEY),) * len(requests)
+        inputs = (OperandInputs(_KEY, 0, None if stats is None else _ONE, None, _SHARES),) * len(requests)
         kernel_quantizer(signature(x), tuple(requests))(x, inputs, stats)
     return starts
 

@@ -126,9 +126,8 @@ def _coefficients(model: nn.Module) -> dict[str, Tensor]:
         if span := span_of(state):
             columns, known = layer.weight.shape[1], state.feedback.coefficients
             shape = columns, span_within(span, columns)
-            found[f"{name}.coefficients"] = (
-                torch.zeros(shape, dtype=torch.int8, device="cpu") if known is None else known.cpu().clone()
-            )
+            saved = torch.zeros(shape, dtype=torch.int8, device="cpu")
+            found[f"{name}.coefficients"] = saved if known is None else saved.copy_(known)
     return found
 
 

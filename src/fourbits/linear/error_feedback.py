@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fourbits.linear.layer_state import LayerState
-from fourbits.quant.feedback_coefficients import batched_coefficients
+from fourbits.quant.feedback_coefficients import batched_coefficients, in_order
 from fourbits.recipe.recipe import GemmTable, table_from_text
 
 #: steps from one update to the next, unless the spec sets them
@@ -75,7 +75,7 @@ def _set(state: LayerState, coefficients: Tensor, step: int) -> None:
     if old is not None and old.shape == coefficients.shape and old.device == coefficients.device:
         old.copy_(coefficients)
     else:
-        feedback.coefficients = coefficients.clone()
+        feedback.coefficients = in_order(coefficients.clone())
 
 
 def restore_coefficients(layer: Any, saved: Tensor) -> None:

@@ -29,6 +29,14 @@ def span_within(span: int, columns: int) -> int:
     return min(span, -(-columns // _BLOCK) * _BLOCK) if columns else span
 
 
+def in_order(coefficients: Tensor) -> Tensor:
+    """The same coefficients [K, span] with memory in the order in which kernels read them: row by row, and
+    column by column for a span of several groups.
+    """
+    several = coefficients.shape[1] > SHORT
+    return coefficients.t().contiguous().t() if several else coefficients.contiguous()
+
+
 def feedback_coefficients(weight: Tensor, span: int) -> Tensor:
     """The coefficients of a linear layer's input, for `OperandSpec.error_feedback`: int8 [K, span], where a
     span longer than K has K columns, rounded up to a block.
@@ -42,7 +50,7 @@ def feedback_coefficients(weight: Tensor, span: int) -> Tensor:
             f"feedback_coefficients: needs weight [N, K] and a span that is a multiple of {_BLOCK}, got "
             f"shape {list(weight.shape)}, span {span}. Flatten the weight, or pass the spec's error_feedback."
         )
-    return batched_coefficients(weight[None], span)[0]
+    return in_order(batched_coefficients(weight[None], span)[0])
 
 
 def batched_coefficients(weights: Tensor, span: int) -> Tensor:

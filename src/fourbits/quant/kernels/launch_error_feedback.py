@@ -1,5 +1,7 @@
 """Launches that quantize a tensor with error feedback to an exact row operand."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,11 @@ _NO_INPUTS = OperandInputs()
 #: rows and warps of a program, measured on an H200 (docs/benchmarks.md)
 _ROWS, _WARPS = 32, 2
 #: the same for spans of several groups
-_GROUPS_ROWS, _GROUPS_WARPS = 64, 2
-_STAGES = 1
+_GROUPS_ROWS, _GROUPS_WARPS = 64, 4
+#: loads that are under way while a group's errors are multiplied
+_STAGES = 4
+#: registers of a thread there, so that four programs share an SM; a scale search needs more
+_REGISTERS = 128
 
 
 class FeedbackQuantizer:
@@ -56,23 +61,30 @@ class FeedbackQuantizer:
         amax = self.amaxes(x, given, _NO_INPUTS)[0] or Amax(scale, 0, 1)
         launcher = self.launchers.get(amax.count) or self._launcher(amax.count)
         launcher(
-            *(x, self.stride, self.shape.M, self.shape.K, given.coefficients),
+            *(x, self.stride, self.shape.M, self.shape.K, self._in_order(given.coefficients)),
             *(values, self.width, self.width, (amax.parts, amax.first), scale),
             *self._memory(),
         )
         return (ExactOperand(values, scale, 1, self.spec),)
 
+    def _in_order(self, coefficients: Tensor) -> Tensor:
+        """Coefficients in the order of the kernel; a copy only of those that do not come `in_order`."""
+        return (coefficients.t() if self.groups else coefficients).contiguous()
+
     def _memory(self) -> tuple[Tensor | int, ...]:
-        """The kernel's own memory: errors of groups and their units."""
+        """The memory of the kernel of groups: errors and their units."""
         if not self.groups:
             return ()
-        M, width = self.shape.M, self.groups * GROUP
-        errors = self.empty((M, width), (width, 1), torch.int8)
-        return errors, width, self.empty((M, self.groups), (self.groups, 1), torch.float32), self.groups
+        height = rounded_up(self.shape.M, _GROUPS_ROWS)
+        errors = self.empty((self.groups, height, GROUP), (height * GROUP, GROUP, 1), torch.int8)
+        return errors, self.empty((self.groups, height), (height, 1), torch.float32), height
 
     def _launcher(self, parts: int) -> Launcher:
         rows, warps = (_GROUPS_ROWS, _GROUPS_WARPS) if self.groups else (_ROWS, _WARPS)
         tile = Tile(rows, self.span, warps)
+        of_groups: dict[str, Any] = {"STAGES": _STAGES} if self.groups else {}
+        if self.groups and self.shape.on_gpu and not self.config.metric:
+            of_groups["maxnreg"] = _REGISTERS
         launcher = self.launchers[parts] = Launcher(
             feedback_groups_kernel if self.groups else feedback_kernel,
             (programs(self.shape, tile),),
@@ -83,7 +95,8 @@ class FeedbackQuantizer:
             ROWS=tile.rows,
             HARDWARE=self.shape.on_gpu,
             num_warps=tile.warps,
-            num_stages=_STAGES,
+            num_stages=1,
             enable_fp_fusion=False,
+            **of_groups,
         )
         return launcher
