@@ -265,12 +265,14 @@ def test_a_signal_ends_any_command_with_one_line_and_its_code(fourbits, name, co
     assert [signal.getsignal(each) for each in signal.Signals] == before
 
 
-def test_a_request_to_save_outside_of_training_ends_nothing(fourbits):
+def test_a_request_to_save_or_record_outside_of_training_ends_nothing(fourbits):
     def body(args):
         signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR2)
         return 0
 
-    assert fourbits(body) == (0, "", "fourbits fake: nothing to save yet\n")
+    said = "fourbits fake: nothing to save yet\nfourbits fake: nothing to record yet\n"
+    assert fourbits(body) == (0, "", said)
 
 
 def test_python_m_fourbits_is_the_command():

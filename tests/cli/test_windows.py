@@ -29,7 +29,7 @@ sys.meta_path.insert(0, Missing())
 for module, names in (
     (os, ("posix_fadvise", "sysconf", "fork")),
     (mmap, ("MADV_WILLNEED",)),
-    (signal, ("SIGHUP", "SIGUSR1", "SIGKILL")),
+    (signal, ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGKILL")),
 ):
     for name in names:
         delattr(module, name)

@@ -113,6 +113,17 @@ def test_replays_read_the_samples_and_counter_of_their_micro_batch_and_set_its_g
         assert torch.equal(one, other)
 
 
+def test_the_step_after_the_warm_up_captures(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(Recording, "captured", [], raising=False)
+    captured, found = CapturedGradients(lambda samples: samples.sum(), nn.Sequential(), []), []
+    for _ in range(4):
+        found.append(captured.captures_next)
+        captured(torch.ones(1, 2), first=True)
+    assert found == [False, True, False, False]
+
+
 @pytest.mark.parametrize("ends_well", [True, False], ids=["end of capture passes", "end of capture fails"])
 def test_a_capture_that_runs_out_of_memory_says_so(monkeypatch, ends_well):
     @contextmanager

@@ -1,15 +1,14 @@
 """A step's profile: the kinds of kernels, and the statement about them."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import fourbits
-from fourbits.train.profile import KINDS, StepProfile, kind_of, profiled
-from fourbits.train.run import run
+from fourbits.train.profile import KINDS, StepProfile, kind_of, step_profile
+from fourbits.train.recording import Recording
 
 
 @pytest.mark.parametrize(
@@ -42,15 +41,6 @@ def test_the_statement_is_amdahls_law():
     assert profile.to_dict()["total"] == pytest.approx(0.1)
 
 
-def test_a_profile_without_a_gpu_is_refused_before_any_data_is_prepared(config, tmp_path):
-    out = tmp_path / "run"
-    with pytest.raises(
-        ValueError, match=r"--profile: times the kernels of a CUDA device.*on .*CPU.*Remove the option"
-    ):
-        run(replace(config, train=replace(config.train, device="cpu")), out, on_profile=print)
-    assert not out.exists()
-
-
 @pytest.mark.gpu
 def test_every_kind_of_kernel_of_a_step_is_found():
     from fourbits import convert, set_step
@@ -70,7 +60,11 @@ def test_every_kind_of_kernel_of_a_step_is_found():
         optimizer.step()
 
     step()
-    found = profiled(step)
+    recording = Recording(torch.device("cuda"))
+    recording.start()
+    step()
+    recording.stop()
+    found = step_profile(recording.events)
     assert all(found.seconds[kind] > 0 for kind in KINDS if kind != "communication"), found
     assert found.seconds["communication"] == 0
 

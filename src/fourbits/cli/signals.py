@@ -20,7 +20,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals(name: str) -> Generator[None]:
-    """Inside the block, SIGTERM and SIGHUP raise Stopped; SIGUSR1 prints that there is nothing to save yet.
+    """Inside the block, SIGTERM and SIGHUP raise Stopped; SIGUSR1 and SIGUSR2 print that it is too early.
 
     Training replaces these handlers with its own. An ignored SIGHUP stays ignored, for nohup.
     """
@@ -32,9 +32,10 @@ def ended_by_signals(name: str) -> Generator[None]:
         raise Stopped(number)
 
     def nothing(number: int, frame: FrameType | None) -> None:
-        print(f"fourbits {name}: nothing to save yet", file=sys.stderr)
+        what = "save" if signal.Signals(number).name == "SIGUSR1" else "record"
+        print(f"fourbits {name}: nothing to {what} yet", file=sys.stderr)
 
-    handlers = {**dict.fromkeys(NAMES, stop), "SIGUSR1": nothing}
+    handlers = {**dict.fromkeys(NAMES, stop), **dict.fromkeys(("SIGUSR1", "SIGUSR2"), nothing)}
     numbers = {getattr(signal, each): handler for each, handler in handlers.items() if hasattr(signal, each)}
     before = {
         number: signal.signal(number, handler)

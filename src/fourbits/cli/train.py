@@ -8,9 +8,11 @@ to decay; docs/precision.md has more precision schedules, and how to write your 
 
 To resume an interrupted run, rerun the command or `fourbits train RUN/config.yaml`; the result is
 bit-identical to that of an uninterrupted run. --train.steps may change on the way, as long as the learning
-rates of the steps done do not. To continue with other settings, --from RUN starts a new run. CONFIG and
---from FOLDER start from a transformers model, in BF16 or NVFP4, with its tokenizer, instead of CONFIG's, or
-from a DCP checkpoint of a Llama that torchtitan or Megatron-LM trained (docs/exchange.md).
+rates of the steps done do not. While it runs, kill -USR1 saves a checkpoint, and kill -USR2 records the next
+step in RUN/profiles, a trace and a memory snapshot (docs/running.md). To continue with other settings,
+--from RUN starts a new run. CONFIG and --from FOLDER start from a transformers model, in BF16 or NVFP4, with
+its tokenizer, instead of CONFIG's, or from a DCP checkpoint of a Llama that torchtitan or Megatron-LM trained
+(docs/exchange.md).
 """
 
 import json
@@ -68,7 +70,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out", metavar="DIR", help="run folder (default: RUN when resuming, else a new folder in runs/)"
     )
     parser.add_argument(
-        "--profile", action="store_true", help="print a profile of an early step (CUDA devices)"
+        "--profile",
+        action="store_true",
+        help="record an early step in RUN/profiles, and on CUDA print the time of its kernels",
     )
     parser.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
 
@@ -92,7 +96,7 @@ def _run(config: RunConfig, out: Path, args: Namespace, ranks: Ranks) -> int:
             out,
             listener=TrainPrinter(config.train.log_interval, tables=not args.json),
             start_from=args.start,
-            on_profile=_profile_to(out, not args.json and ranks.is_first) if args.profile else None,
+            on_profile=_profile_to(out, ranks.is_first, not args.json) if args.profile else None,
             ranks=ranks,
             on_checkpoint=checkpoint_evaluation(config.train, ranks),
         )
@@ -156,10 +160,12 @@ def profile_table(found: StepProfile) -> Table:
     return table
 
 
-def _profile_to(out: Path, tables: bool) -> Callable[[StepProfile], None]:
-    """Write a profile to OUT/profile.json and print it."""
+def _profile_to(out: Path, is_first: bool, tables: bool) -> Callable[[StepProfile], None]:
+    """Write a profile to OUT/profile.json and print it, on rank 0."""
 
     def show(found: StepProfile) -> None:
+        if not is_first:
+            return
         write_json(out / "profile.json", found.to_dict())
         if tables:
             console = Console()

@@ -78,6 +78,11 @@ class CapturedGradients:
                 master.grad = grad
         return loss
 
+    @property
+    def captures_next(self) -> bool:
+        """Whether the next step is the one that is captured."""
+        return self._steps >= _WARM_UP and not self._graphs
+
     def _capture(self, samples: Tensor, first: bool) -> _Graph:
         graph, captured_samples = torch.cuda.CUDAGraph(), samples.clone()
         pool = next(iter(self._graphs.values())).graph.pool() if self._graphs else None

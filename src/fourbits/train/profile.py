@@ -1,19 +1,14 @@
 """Where a training step's time goes, and the largest speedup that 4-bit GEMMs could give.
 
-A few steps run kernel by kernel under PyTorch's profiler, with the same kernels that CUDA graphs replay. A
-kernel is classified by its name (GEMM, quantization, communication), or else by the region of the model that
-launched it: in the forward pass from the profiler's range, in the backward pass from autograd's sequence
-number of the same call. All others are counted as "rest".
+A step is recorded kernel by kernel, with the same kernels that CUDA graphs replay. A kernel is classified by
+its name (GEMM, quantization, communication), or else by the region of the model that launched it: in the
+forward pass from the profiler's range, in the backward pass from autograd's sequence number of the same call.
+All others are counted as "rest".
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch.profiler import ProfilerActivity, profile
-
-from fourbits.device import Device
 
 #: kind -> parts of kernel names, in lower case; the first match wins
 _NAMES = {
@@ -75,24 +70,24 @@ class StepProfile:
         return {"seconds": self.seconds, "total": self.total, "statement": self.statement()}
 
 
-def require_kernels(device: Device) -> None:
-    """Raises ValueError for a device whose kernels cannot be timed."""
-    if device.torch_device != "cuda":
-        raise ValueError(
-            f"--profile: times the kernels of a CUDA device, this run is on {device.name}. Remove the option."
-        )
+def from_events(use: Callable[[StepProfile], None] | None) -> Callable[[Iterable[Any]], None] | None:
+    """A function of a profiler's events: calls `use` with their profile, if a device ran kernels."""
+    if use is None:
+        return None
+
+    def with_events(events: Iterable[Any]) -> None:
+        found = step_profile(events)
+        if found.total:
+            use(found)
+
+    return with_events
 
 
-def profiled(step: Callable[[], object], steps: int = 2) -> StepProfile:
-    """Profile a step that has run before, on a CUDA device."""
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities, acc_events=True) as recorded:
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
+def step_profile(events: Iterable[Any]) -> StepProfile:
+    """The profile of a step by the events of a profiler that recorded it."""
     seconds = dict.fromkeys(KINDS, 0.0)
-    for kernel, region, microseconds in kernels_by_range(recorded.events() or (), tuple(_REGIONS)):
-        seconds[kind_of(kernel, region)] += microseconds * 1e-6 / steps
+    for kernel, region, microseconds in kernels_by_range(events, tuple(_REGIONS)):
+        seconds[kind_of(kernel, region)] += microseconds * 1e-6
     return StepProfile(seconds)
 
 

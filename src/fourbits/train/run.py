@@ -15,7 +15,7 @@ from fourbits.train.listener import RunListener
 from fourbits.train.log_file import LogFile
 from fourbits.train.opening import open_run
 from fourbits.train.precision import check_schedule
-from fourbits.train.profile import StepProfile, require_kernels
+from fourbits.train.profile import StepProfile
 from fourbits.train.ranks.follower import FollowerFolder
 from fourbits.train.ranks.join import joined
 from fourbits.train.ranks.ranks import Ranks
@@ -42,16 +42,16 @@ def run(
     """Train in the folder `out`, continuing a run that is there, and return the content of its summary.json.
 
     listener: receives the events of the run. stop: checked after every step; without it, SIGINT, SIGTERM
-    and SIGHUP stop the run, and SIGUSR1 saves. data_cache: folder of the prepared data, by default out/data.
-    on_profile: receives a profile of two early steps. start_from: RUN, RUN/checkpoints/step_N or a
-    transformers folder, from which a new run in `out` starts; one that is there continues. ranks: from
-    `joined`, by default those of torchrun, or this process alone; rank 0 writes, and only its listener is
-    called. on_checkpoint: called on all ranks with each checkpoint that train.evaluate asks for, see
-    `fourbits.evaluation.at_checkpoints`. A finished run is not changed. Returns if it "finished" or was
-    "interrupted". Raises NonFiniteError if a non-finite loss or gradient stopped it, ValueError for settings,
-    data or a checkpoint that do not fit, OSError for a full disk, CorruptionError if a check for silent
-    corruption failed, and FolderChangedError if the folder was moved or removed; summary.json then records
-    the reason.
+    and SIGHUP stop the run, SIGUSR1 saves, and SIGUSR2 records a step in out/profiles. data_cache: folder of
+    the prepared data, by default out/data. on_profile: an early step is recorded, too, and this receives its
+    profile if it ran on CUDA. start_from: RUN, RUN/checkpoints/step_N or a transformers folder, from which a
+    new run in `out` starts; one that is there continues. ranks: from `joined`, by default those of torchrun,
+    or this process alone; rank 0 writes, and only its listener is called. on_checkpoint: called on all ranks
+    with each checkpoint that train.evaluate asks for, see `fourbits.evaluation.at_checkpoints`. A finished
+    run is not changed. Returns if it "finished" or was "interrupted". Raises NonFiniteError if a non-finite
+    loss or gradient stopped it, ValueError for settings, data or a checkpoint that do not fit, OSError for a
+    full disk, CorruptionError if a check for silent corruption failed, and FolderChangedError if the folder
+    was moved or removed; summary.json then records the reason.
     Under torchrun, RankFailedError caused by any of these.
     """
     if config.train.evaluate and on_checkpoint is None:
@@ -69,8 +69,6 @@ def run(
         device = probe(requested)
         choose_backend(config.train.backend, device)  # refuses what this device cannot run
         check_schedule(config)
-        if on_profile is not None:
-            require_kernels(device)  # before any text is prepared
         require_repeatable(config.train, device)
         is_new = not folder.path.exists()
         exact = deterministic(config.train.deterministic, device.torch_device)

@@ -41,6 +41,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.log = path / "log.txt"
         self.health = path / "health.jsonl"
+        self.profiles = path / "profiles"
 
     @contextmanager
     def locked(self) -> Generator[None]:

@@ -28,7 +28,7 @@ from fourbits.train.memory import PeakMemory
 from fourbits.train.metrics import ROLLBACK, MetricsFile, copy_records
 from fourbits.train.non_finite import NonFiniteError
 from fourbits.train.precision import phase_at
-from fourbits.train.profile import StepProfile, profiled
+from fourbits.train.profile import StepProfile, from_events
 from fourbits.train.ranks.follower import FollowerKeeper, FollowerMetrics
 from fourbits.train.ranks.ranks import RankRequests, Ranks
 from fourbits.train.recompute_check import RecomputeCheck
@@ -36,14 +36,12 @@ from fourbits.train.records import peak_rate, step_record, validation_record
 from fourbits.train.rollback import RollbackCause, RollbackPolicy
 from fourbits.train.run_folder import RunFolder
 from fourbits.train.starting import start
+from fourbits.train.step_recorder import StepRecorder
 from fourbits.train.step_result import PendingStep
 from fourbits.train.stop import TIME_LIMIT, Clock, StopRequest
 from fourbits.train.summary import Summary, summarize
 from fourbits.train.timing import Timestamp
 from fourbits.train.trainer import Trainer
-
-#: warmup steps, in which everything compiles, and steps that are timed
-PROFILE_WARM_UP, PROFILE_STEPS = 2, 2
 
 Metrics = MetricsFile | FollowerMetrics
 
@@ -71,7 +69,7 @@ class Session:
         started: when the run began, by time.monotonic, for its time limit; None: now.
         """
         self.clock = Clock(config.train, time.monotonic() if started is None else started)
-        self.folder, self.config, self.listener, self.on_profile = folder, config, listener, on_profile
+        self.folder, self.config, self.listener = folder, config, listener
         self.on_checkpoint = on_checkpoint
         self.device: Device = probe(None if config.train.device == "auto" else config.train.device)
         torch_device = torch.device(self.device.torch_device)
@@ -92,6 +90,8 @@ class Session:
         manifest = describe_run(self.trainer, data, self.device) if ranks.is_first else {}
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation") if ranks.is_first}
         checkpoint = start(fork, self.trainer, folder, self.device, manifest, listener)
+        early = from_events(on_profile)
+        self.recorder = StepRecorder(self.trainer, folder.profiles, listener.note, early)
         folder.begin(config, manifest, data.tokenizer)
         start_step = manifest["ancestry"][-1]["step"] if manifest.get("ancestry") else 0
         self.rollback = RollbackPolicy.of(config.train, start_step)
@@ -188,6 +188,8 @@ class Session:
             except RollbackCause as cause:
                 self._roll_back(cause, metrics)
         self.keeper.settle()
+        if self._agreed.record:
+            self.listener.note("no step was left to record")
         if trainer.step < train.num_steps:
             return "interrupted"
         self._require_good()  # also if all steps were done when the run was resumed
@@ -197,20 +199,22 @@ class Session:
     def _advance(self, metrics: Metrics, request: StopRequest) -> bool:
         """Train a step, validate and save where it is due. Returns whether to end after it."""
         train, trainer = self.config.train, self.trainer
-        if self.on_profile:
-            profile, self.on_profile = self.on_profile, None
-            self._profile(profile, metrics)
-            if trainer.step == train.num_steps:
-                return True
-        if not self.ranks.alone:
-            trainer.requests = self._requests(request)
+        own = self._requests(request)
+        if self.ranks.alone:
+            self._agreed = own.after(self._agreed)
+        else:
+            trainer.requests = own
         if self.recompute_check.due():
             self._log_waiting(metrics)
             self.recompute_check.run(lambda record: self._append(metrics, record))
             self._last = Timestamp(trainer.device)
-        self._record(trainer.run_step(), metrics)
+        if recorded := self.recorder.due(self._agreed):
+            self._log_waiting(metrics)
+        self._record(self.recorder.run_step(recorded), metrics)
+        if recorded:
+            self._recorded(metrics, request)
         if self.ranks.alone:
-            self._agreed = self._requests(request)
+            self._agreed = self._requests(request).after(self._agreed)
         last = trainer.step == train.num_steps or self._agreed.stop
         if trainer.step == train.num_steps or _due(trainer.step, train.validation_interval):
             self._log_waiting(metrics)
@@ -222,6 +226,7 @@ class Session:
             metrics.sync()
             self._save(metrics.sha256, metrics.size)
             self.clock.saved()
+            self._agreed = self._agreed._replace(save=False)
             if self.on_checkpoint and train.evaluates(trainer.step) and not trainer.skipped_in_a_row:
                 self.keeper.settle()
                 self.on_checkpoint(self.folder.checkpoints / f"step_{trainer.step}")
@@ -277,7 +282,7 @@ class Session:
     def _requests(self, request: StopRequest) -> RankRequests:
         """The requests that this process received since the last call."""
         save = request.take_save() or self.clock.save_due()
-        return RankRequests(request.signal or 0, self.clock.is_up(), save)
+        return RankRequests(request.signal or 0, self.clock.is_up(), save, request.take_record())
 
     def _require_good(self) -> None:
         """Raises NonFiniteError if the run ends within a streak of skipped steps."""
@@ -288,23 +293,11 @@ class Session:
                 f"{trainer.skipped_in_a_row} skipped steps, so it is not finished."
             )
 
-    def _profile(self, on_profile: Callable[[StepProfile], None], metrics: Metrics) -> None:
-        """Start with steps whose kernels are timed one by one; the speed of these steps is meaningless."""
-        needed, left = PROFILE_WARM_UP + PROFILE_STEPS, self.config.train.num_steps - self.trainer.step
-        if left < needed:
-            raise ValueError(
-                f"--profile: needs {needed} remaining steps, the run has {left}. "
-                "Raise train.steps, or profile a new run."
-            )
-
-        def step() -> None:
-            self._record(self.trainer.run_step(), metrics)
-
-        with self.trainer.kernel_by_kernel():
-            for _ in range(PROFILE_WARM_UP):
-                step()
-            on_profile(profiled(step, PROFILE_STEPS))
+    def _recorded(self, metrics: Metrics, request: StopRequest) -> None:
+        """A step was recorded: requests until now are served. Writing files is no part of the next step."""
         self._log_waiting(metrics)
+        request.take_record()
+        self._agreed = self._agreed._replace(record=False)
         self._last = Timestamp(self.trainer.device)
 
     def _record(self, pending: PendingStep, metrics: Metrics) -> None:
@@ -322,7 +315,7 @@ class Session:
             return
         pending, self.waiting = self.waiting, None
         result = self.trainer.check(pending)
-        self._agreed = result.requests
+        self._agreed = result.requests.after(self._agreed)
         seconds, self._last = result.finished.seconds_since(self._last), result.finished
         tokens, peak = self.config.train.tokens_per_step, self.peak_tokens_per_second
         record = step_record(result, tokens, seconds, peak, self.memory.read())

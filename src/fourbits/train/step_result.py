@@ -60,7 +60,7 @@ class PendingStep:
     def wait(self) -> tuple[StepResult, list[float]]:
         """Block until the numbers have arrived; return them and the gradient norm of each parameter."""
         self._finished.wait()
-        signal, time_up, save, loss, spike, share, skipped, grad_norm, *norms = self._numbers.tolist()
+        signal, time_up, save, record, loss, spike, share, skipped, grad_norm, *norms = self._numbers.tolist()
         result = StepResult(
             self.step,
             loss,
@@ -70,7 +70,7 @@ class PendingStep:
             self.data_seconds,
             None if math.isnan(share) else share,
             None if math.isnan(spike) else spike,
-            RankRequests(int(signal), bool(time_up), bool(save)),
+            RankRequests(int(signal), bool(time_up), bool(save), bool(record)),
             self._finished,
         )
         return result, norms

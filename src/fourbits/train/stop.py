@@ -12,19 +12,19 @@ from fourbits.train.config import TrainConfig
 
 #: end a run after its step. SIGHUP: the terminal closed; under nohup it is ignored
 STOPS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-#: saves a checkpoint after the step
-SAVE = getattr(signal, "SIGUSR1", None)
+#: saves a checkpoint after the step; records the next step. None on Windows
+SAVE, RECORD = getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None)
 TIME_LIMIT = "train.time_limit"
 #: the exit code of timeout(1)
 TIME_LIMIT_CODE = 124
 
 
 class StopRequest:
-    """Whether the run was asked to stop, and by which signal, and whether to save."""
+    """Whether the run was asked to stop, and by which signal, to save, or to record a step."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self.save = False
+        self.save = self.record = False
 
     @property
     def requested(self) -> bool:
@@ -34,6 +34,11 @@ class StopRequest:
     def take_save(self) -> bool:
         """Whether a checkpoint was requested since the last call."""
         requested, self.save = self.save, False
+        return requested
+
+    def take_record(self) -> bool:
+        """Whether the recording of a step was requested since the last call."""
+        requested, self.record = self.record, False
         return requested
 
 
@@ -62,8 +67,8 @@ class Clock:
 def stop_on_signals(notify: Callable[[str], None]) -> Generator[StopRequest]:
     """Turn the first of SIGINT, SIGTERM and SIGHUP into a request; a second SIGINT interrupts at once.
 
-    SIGUSR1 requests a checkpoint. notify: called with one sentence per request. Outside the main
-    thread, where Python allows no handlers, signals are handled as before.
+    SIGUSR1 requests a checkpoint, SIGUSR2 the recording of a step. notify: called with one sentence per
+    request. Outside the main thread, where Python allows no handlers, signals are handled as before.
     """
     request = StopRequest()
 
@@ -80,7 +85,13 @@ def stop_on_signals(notify: Callable[[str], None]) -> Generator[StopRequest]:
         with contextlib.suppress(RuntimeError):
             notify("saving after this step, then continuing")
 
-    with handled({**dict.fromkeys(STOPS, stop), **({SAVE: save} if SAVE else {})}):
+    def record(number: int, frame: FrameType | None) -> None:
+        request.record = True
+        with contextlib.suppress(RuntimeError):
+            notify("recording the next step, then continuing")
+
+    once = {number: handler for number, handler in ((SAVE, save), (RECORD, record)) if number}
+    with handled({**dict.fromkeys(STOPS, stop), **once}):
         yield request
 
 

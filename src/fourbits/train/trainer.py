@@ -122,6 +122,11 @@ class Trainer:
         finally:
             self._by_kernel = before
 
+    @property
+    def captures_next(self) -> bool:
+        """Whether the next step captures CUDA graphs, if it runs nothing kernel by kernel."""
+        return self._captured is not None and self._captured.captures_next and not self._by_kernel
+
     def run_step(self) -> PendingStep:
         """Run one optimizer step without waiting for the device."""
         lr = learning_rate(self.step, self.config.train.num_steps, self.config.optim)

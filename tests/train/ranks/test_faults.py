@@ -15,6 +15,7 @@ import pytest
 
 from fourbits.settings import override
 from fourbits.train.load_run import open_trained
+from support.launched import Launched
 from support.torchrun import PATIENCE, command_of, environment, timeless, torchrun, written
 
 pytestmark = pytest.mark.slow
@@ -46,62 +47,6 @@ def saves(request):
     return ["--train.background_saves", "true"] if request.param == "background" else []
 
 
-class Launched:
-    """torchrun in the background, with its output in files."""
-
-    def __init__(self, folder, *words, options=()):
-        self.out, self.errors = folder / "run", folder / "errors.txt"
-        self.words = ["train", *words, "--out", str(self.out)]
-        with self.errors.open("a") as errors:
-            self.process = subprocess.Popen(
-                command_of(2, self.words, *options),
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=environment(),
-            )
-
-    def running(self, number):
-        """The process of a rank that runs."""
-        found = self.rank(number)
-        assert found is not None
-        return found
-
-    def rank(self, number):
-        """The process of a rank, or None while it is not there."""
-        pid = self.process.pid
-        try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        except FileNotFoundError:
-            return None
-        return int(children[number]) if len(children) == 2 else None
-
-    def wait_for(self, holds):
-        deadline = time.monotonic() + PATIENCE
-        while not holds():
-            assert time.monotonic() < deadline, self.errors.read_text()
-            time.sleep(0.005)
-
-    def reached(self, step):
-        metrics = self.out / "metrics.jsonl"
-        return metrics.exists() and f'"step": {step},' in metrics.read_text()
-
-    def lines(self):
-        """The number of lines of its metrics."""
-        metrics = self.out / "metrics.jsonl"
-        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-    def wait_until(self, deadline, more):
-        """Wait for a time, or until the ranks that run now have added so many lines to the metrics."""
-        fewest = self.lines()  # a resumed run removes those after its checkpoint
-        while time.monotonic() < deadline and self.lines() - fewest < more:
-            fewest = min(fewest, self.lines())
-            time.sleep(0.01)
-
-    def end(self):
-        """(torchrun's exit code, what it and the ranks printed on stderr)"""
-        return self.process.wait(LONG), self.errors.read_text()
-
-
 def killed(launched, kills, rng):
     """Kill random ranks at random moments: while they start, train, or save.
 
@@ -121,7 +66,7 @@ def test_a_run_whose_ranks_are_killed_has_the_bits_of_an_undisturbed_one(file, s
     assert undisturbed.returncode == 0, undisturbed.stderr
     launched = Launched(tmp_path, file, *saves, options=["--max-restarts", str(KILLS)])
     killed(launched, KILLS, random.Random(3))
-    code, errors = launched.end()
+    code, errors = launched.end(LONG)
     assert code == 0, errors
     assert errors.count("exitcode: -9") == KILLS
     one, two = (open_trained(out) for out in (tmp_path / "whole", launched.out))
@@ -133,7 +78,7 @@ def test_sigterm_saves_on_all_ranks_and_is_not_restarted(file, saves, tmp_path):
     launched = Launched(tmp_path, file, *saves, options=["--max-restarts", "3"])
     launched.wait_for(lambda: launched.reached(7))
     launched.process.send_signal(signal.SIGTERM)
-    code, _ = launched.end()
+    code, _ = launched.end(LONG)
     summary = json.loads((launched.out / "summary.json").read_text())
     assert code != 0
     assert (summary["ended"], summary["reason"]) == ("interrupted", "SIGTERM")
@@ -142,7 +87,7 @@ def test_sigterm_saves_on_all_ranks_and_is_not_restarted(file, saves, tmp_path):
 
 def test_a_time_limit_is_not_restarted(file, tmp_path):
     launched = Launched(tmp_path, file, "--train.time_limit", "0.0001", options=["--max-restarts", "1"])
-    code, errors = launched.end()
+    code, errors = launched.end(LONG)
     assert code != 0
     assert "exitcode: 124" in errors
     assert json.loads((launched.out / "summary.json").read_text())["steps"] == 1
@@ -152,7 +97,7 @@ def test_a_lost_rank_is_named_once(file, tmp_path):
     launched = Launched(tmp_path, file)
     launched.wait_for(lambda: launched.reached(3))
     os.kill(launched.running(1), signal.SIGKILL)
-    code, errors = launched.end()
+    code, errors = launched.end(LONG)
     assert code != 0
     assert errors.count("fourbits train: rank") == 1
     assert "fourbits train: rank 0 on " in errors
@@ -186,7 +131,7 @@ def test_a_stopped_rank_is_named_within_the_timeout(file, tmp_path):
     launched.wait_for(lambda: "rank 1 on" in launched.errors.read_text())
     assert time.monotonic() - begin < 15  # the timeout, and the seconds in which heartbeats are awaited
     os.kill(stopped, signal.SIGCONT)
-    code, errors = launched.end()
+    code, errors = launched.end(LONG)
     assert code != 0
     assert "no progress for 3 s (parallel.timeout): rank 1 on" in errors
     assert "does not respond" in errors

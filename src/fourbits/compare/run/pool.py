@@ -20,7 +20,7 @@ from typing import Self
 from fourbits.compare.run.jobs import Jobs
 from fourbits.compare.run.progress import MatrixProgress, RunProgress
 from fourbits.compare.run.run_matrix import RunMatrix
-from fourbits.compare.run.worker import DONE, EXECUTE, FAILED, SAVE, STOP, WARNING
+from fourbits.compare.run.worker import DONE, EXECUTE, FAILED, RECORD, SAVE, STOP, WARNING
 from fourbits.train.stop import StopRequest
 
 WORKER_MODULE = "fourbits.compare.run.worker"
@@ -67,6 +67,10 @@ class Worker:
     def save(self) -> None:
         """Ask the worker to save a checkpoint after the current step."""
         self._send(SAVE, None)
+
+    def record(self) -> None:
+        """Ask the worker to record the next step."""
+        self._send(RECORD, None)
 
     def cause_of_death(self) -> str:
         """How the process ended, according to its exit code."""
@@ -126,6 +130,9 @@ class Pool:
             if stop.take_save():
                 for worker in self._busy():
                     worker.save()
+            if stop.take_record():
+                for worker in self._busy():
+                    worker.record()
             for worker in self.workers:
                 if pending and worker.run is None:
                     number = pending.popleft()

@@ -27,7 +27,7 @@ from fourbits.train.run import run
 from fourbits.train.stop import StopRequest
 
 # Messages to a worker, with one value each.
-EXECUTE, STOP, SAVE = "execute", "stop", "save"
+EXECUTE, STOP, SAVE, RECORD = "execute", "stop", "save", "record"
 # Messages from a worker, with one value each. Any other message is the name of a listener's method.
 WARNING, DONE, FAILED = "warning", "done", "failed"
 
@@ -125,13 +125,14 @@ def portable(error: Exception) -> Exception:
 
 def _handle_signals(stop: StopRequest) -> None:
     """Treat SIGTERM as a request to stop. Ignore SIGINT and SIGHUP, which a terminal sends to every process,
-    and SIGUSR1, which may be sent to a group of processes: the parent counts and forwards the requests.
+    and SIGUSR1 and SIGUSR2, which may be sent to a group of processes: the parent counts and forwards the
+    requests.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.signal = signal.Signals(number)
 
-    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, handle)
@@ -146,6 +147,8 @@ def _receive(connection: Connection, jobs: "SimpleQueue[int]", stop: StopRequest
                 stop.signal = value
             elif kind == SAVE:
                 stop.save = True
+            elif kind == RECORD:
+                stop.record = True
             else:
                 jobs.put(value)
     except (EOFError, OSError):

@@ -19,23 +19,28 @@ T = TypeVar("T")
 
 
 class RankRequests(NamedTuple):
-    """Requests to a rank between steps: a signal (its number or 0), its time limit, or to save."""
+    """Requests to a rank between steps: a signal (its number or 0), its time limit, to save, to record."""
 
     signal: int = 0
     time_up: bool = False
     save: bool = False
+    record: bool = False
 
     @property
     def stop(self) -> bool:
         """Whether the run should end after this step."""
         return self.time_up or self.signal != 0
 
+    def after(self, earlier: "RankRequests") -> "RankRequests":
+        """These, and what `earlier` ones still wait for: a save or a recording is requested only once."""
+        return self._replace(save=self.save or earlier.save, record=self.record or earlier.record)
+
 
 class StepSums(NamedTuple):
     """The sums of a step over its micro-batches, on the device.
 
     loss: FP32 scalar, the mean over the step's tokens; saturated: int64 [2], saturated and all blocks, or
-    None; asked: FP32 [3], the requests of any rank.
+    None; asked: FP32 [4], the requests of any rank.
     """
 
     loss: Tensor
