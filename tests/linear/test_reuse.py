@@ -3,12 +3,14 @@
 import copy
 import pickle
 import threading
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from fourbits import convert, set_step
+from fourbits import convert, get_recipe, set_step
 from fourbits.linear import compute, operand_cache
 from fourbits.linear import module as linear_module
 from fourbits.linear.module import runs_eagerly
@@ -17,6 +19,7 @@ from fourbits.linear.sr_counter import SrCounter
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import exact_operand
 from fourbits.quant.tensor import ExactOperand
+from fourbits.recipe.recipe import GemmSpec
 
 
 class Maker:
@@ -257,3 +260,17 @@ def test_tensors_that_others_may_write_unseen_are_quantized_at_every_use(sibling
 def test_tensors_that_something_traces_go_through_the_operators():
     assert runs_eagerly(torch.ones(2))
     assert not runs_eagerly(torch.ones(2, device="meta"))
+
+
+def test_a_shared_input_in_high_precision_is_freed_with_its_graph():
+    """With a BF16 forward they share the input itself; the cache must not hold the graph that computed it."""
+    recipe = replace(get_recipe("nvfp4-naive"), name="backward-only", fprop=GemmSpec())
+    first, second = (nn.Linear(32, 32, dtype=torch.bfloat16) for _ in range(2))
+    model = nn.Sequential(first, second)
+    convert(model, recipe)
+    set_step(model, 0)
+    hidden = first(torch.ones(16, 32, dtype=torch.bfloat16))
+    second(hidden).float().sum().backward()
+    alive = weakref.ref(hidden)
+    del hidden
+    assert alive() is None

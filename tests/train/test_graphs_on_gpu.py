@@ -102,9 +102,13 @@ def test_a_run_resumed_near_a_switch_has_the_bits_of_an_undisturbed_one(
     assert timeless(resumed) == timeless(undisturbed)
 
 
+@pytest.mark.parametrize("gemms", ["both", "forward", "backward"])
 def test_replayed_steps_have_the_bits_of_launched_ones_on_both_sides_of_a_switch(
-    switching, data_cache, tmp_path
+    switching, data_cache, tmp_path, gemms
 ):
+    (late,) = switching.recipe.schedule
+    recipe = replace(switching.recipe, schedule=(replace(late, gemms=gemms),))
+    switching = replace(switching, recipe=recipe)
     replayed = trained(switching, tmp_path / "replayed", data_cache)
     launched = trained(override(switching, {"train.cuda_graph": False}), tmp_path / "launched", data_cache)
     same_end(replayed, launched)

@@ -289,6 +289,7 @@ class _WithoutKernels:
     ) -> tuple[Operand, ...]:
         request, key = self._request, _key_of(self._request, inputs[0]) if self._draws else None
         amax, factor = inputs[0].amax, inputs[0].factor
+        x = x.detach()  # an operand in high precision is x itself, and must not keep its autograd graph
         with torch.no_grad(), self._no_autocast():
             if factor is not None:
                 x = x.to(torch.float32) * factor
