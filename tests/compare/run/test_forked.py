@@ -12,6 +12,7 @@ from fourbits.cli.compare import words
 from fourbits.cli.parser import parse
 from fourbits.cli.program import command_line
 from fourbits.compare.compare import Commands, compare
+from fourbits.compare.number_format import short_count
 from fourbits.compare.run.forked import fork_rounds, forked
 from fourbits.compare.run.jobs import Jobs
 from fourbits.compare.run.progress import MatrixProgress
@@ -76,6 +77,14 @@ def test_the_baseline_runs_first_and_keeps_the_checkpoint_that_recipes_continue(
 def test_the_page_says_what_the_gaps_are_of(finished: RunMatrix):
     page = " ".join((finished.out / "report.html").read_text().split())
     assert "after 4 of 8 steps, so its gap is what the last 4 steps cost in its precision" in page
+    assert (
+        "Every other recipe continues bf16&#39;s run of its seed after 4 of 8 steps, on the same batches."
+        in page
+    )
+    assert "start from the same weights" not in page
+    tokens = int(read_json(finished.out / "table.json")["tokens_per_run"])
+    title = page.split("<h1>")[1].split("</h1>")[0]
+    assert f"of which it trained the last {short_count(tokens // 2)}" in title
 
 
 def test_the_gaps_are_a_picture_with_every_recipe_but_the_baseline(finished: RunMatrix):

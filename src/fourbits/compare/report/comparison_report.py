@@ -44,6 +44,7 @@ def render(comparison: Comparison, context: Context) -> str:
         baseline=comparison.baseline,
         num_seeds=len(comparison.seeds),
         tokens=comparison.any_run.tokens[-1],
+        beginning=beginning(comparison),
         rows=rows,
         side_tables=SideRows.of(comparison, rows).shown(comparison),
         colours=variables(names),
@@ -68,6 +69,8 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
     by_name = {row.recipe: row for row in rows}
     row, base = by_name.get("nvfp4", rows[-1]), by_name[comparison.baseline]
     after = f"after {short_count(comparison.any_run.tokens[-1])} tokens"
+    if comparison.fork_step is not None:
+        after += f", of which it trained the last {short_count(_tokens_after_fork(comparison))}"
     if row.val_loss is None or row.gap_nats is None or row.gap_percent is None:
         return f"{row.recipe} did not reach its last step: {row.verdict_reason.removesuffix('.')}."
     if row is base:
@@ -80,6 +83,23 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
         return f"No difference between {row.recipe} and {base.recipe} shown {after} ({gap})."
     side = "above" if row.gap_nats >= 0 else "below"
     return f"{row.recipe} ends {abs(row.gap_percent):.2f} % {side} {base.recipe} {after} ({gap})."
+
+
+def beginning(comparison: Comparison) -> str:
+    """What the runs of a seed have in common, in a sentence."""
+    if comparison.fork_step is None:
+        return "All recipes start from the same weights and read the same batches in the same order."
+    steps = int(comparison.any_run.train["step"][-1])
+    return (
+        f"Every other recipe continues {comparison.baseline}'s run of its seed after "
+        f"{comparison.fork_step:,} of {steps:,} steps, on the same batches."
+    )
+
+
+def _tokens_after_fork(comparison: Comparison) -> int:
+    """Tokens that a recipe trains after it has taken over the baseline's run."""
+    steps, step = int(comparison.any_run.train["step"][-1]), comparison.fork_step or 0
+    return int(comparison.any_run.tokens[-1]) * (steps - step) // steps
 
 
 def _loss_chart(comparison: Comparison, context: Context) -> Chart:
