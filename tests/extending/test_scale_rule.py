@@ -177,5 +177,5 @@ def test_a_rule_is_refused_where_it_does_not_serve(page):
 
 def test_registering_the_same_again_changes_nothing(page):
     before = IDEAL_SCALES["percentile"]
-    fb.register_scale_rule(ScaleRule(name="percentile"), page["percentile"])
+    fb.register_scale_rule(ScaleRule(name="percentile", clips=True), page["percentile"])
     assert IDEAL_SCALES["percentile"] is before

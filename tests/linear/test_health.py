@@ -78,6 +78,19 @@ def test_a_sample_of_all_rows_is_the_operand(spec, axis):
         assert stats["at_max"] != stats["at_max"]  # E8M0 has no largest scale that matters
 
 
+@pytest.mark.parametrize(("rule", "clips"), [("4over6", False), ("search", True)])
+@pytest.mark.parametrize("metric", ["mse", "mae", "max"])
+def test_clipping_is_not_counted_where_a_scale_rule_clips_by_choice(rule, clips, metric):
+    """Only a search takes scales below the one of the maximum; all scales of Four Over Six fit."""
+    x = torch.randn(M, K)
+    spec = OperandSpec(scale_rule=f"{rule}-{metric}")
+    amax = whole_amax(x, spec, 1, None)
+    clipped = sampled(x, spec, 1, amax, KEY, None).stats[STATS.index("clipped")]
+    chosen, of_maximum = (quantize(x, s, 1).block_scale.float() for s in (spec, OperandSpec(scale_bound=256)))
+    assert bool((chosen < of_maximum).any()) == clips
+    assert torch.isnan(clipped) if clips else clipped == 0
+
+
 def test_a_sample_has_whole_blocks_from_all_parts_of_a_tensor():
     for spec in (OperandSpec(), OperandSpec(format="fp8", block=(128, 128))):
         ranges = rows_of_sample(4096, spec)

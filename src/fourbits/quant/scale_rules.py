@@ -24,6 +24,8 @@ class ScaleRule:
     error_metric: str | None = None
     #: whether it chooses among rounded scales, which stochastic rounding would undo
     chooses_rounded: bool = False
+    #: whether it may choose, on purpose, a scale that is too small for the largest element of a block
+    clips: bool = False
 
     def serves(self, block_format: BlockFormat) -> bool:
         """Whether blocks of a format can have scales by this rule."""
@@ -41,7 +43,7 @@ class ScaleRule:
 
 _METRICS = ("mse", "mae", "max")
 _four_over_six = ScaleRule(name="4over6", scales=("e4m3",), elements=("e2m1",), bound=256)
-_search = ScaleRule(name="search", scales=("e4m3",), bound=256, chooses_rounded=True)
+_search = ScaleRule(name="search", scales=("e4m3",), bound=256, chooses_rounded=True, clips=True)
 #: the rules that compare errors, one for each metric
 FOUR_OVER_SIX = tuple(f"4over6-{metric}" for metric in _METRICS)
 SEARCH = tuple(f"search-{metric}" for metric in _METRICS)

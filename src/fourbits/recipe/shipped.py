@@ -166,12 +166,13 @@ SHIPPED = (
     ),
     Recipe(
         name="fourbits",
-        source="this project (docs/results.md); MS-EDEN of arXiv:2601.22813, Four Over Six of "
-        "arXiv:2512.02010",
-        taken="quartet2-46, but X of Fprop has error feedback over up to 2,048 columns (nvfp4.md, section "
-        "25) with the maximum as scale rule, and Wgrad quantizes X itself",
-        deviates="of quartet2-46, what quartet2-46 itself changes",
-        fprop=GemmSpec(lhs=replace(_ROW, error_feedback=2048), rhs=replace(_ROW_46, source="bf16")),
+        source="this project (docs/results.md); MS-EDEN of arXiv:2601.22813",
+        taken="quartet2, but in Fprop X has error feedback over up to 2,048 columns (nvfp4.md, section 25) "
+        "and the scales of W are searched by MSE (section 7.5), and Wgrad quantizes X itself",
+        deviates="of quartet2, what quartet2 itself changes",
+        fprop=GemmSpec(
+            lhs=replace(_ROW, error_feedback=2048), rhs=replace(_ROW, source="bf16", scale_rule="search-mse")
+        ),
         dgrad=_QUARTET2_BACKWARD,
         wgrad=GemmSpec(lhs=_EDEN, rhs=_EDEN),
     ),

@@ -14,6 +14,7 @@ from fourbits.formats.descriptors import ELEMENT_FORMATS
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.quantize import quantize
 from fourbits.quant.scale_codes import SCALE_FORMATS
+from fourbits.quant.scale_rules import SCALE_RULES
 from fourbits.quant.tensor import QuantizedTensor, decode_scales, spread
 
 #: rows of an operand in a sample, in groups that lie apart; a group has whole blocks of all formats
@@ -145,12 +146,13 @@ def _scale_stats(q: QuantizedTensor, magnitude: Tensor) -> tuple[Tensor, Tensor,
 
 def _clipped(q: QuantizedTensor, magnitude: Tensor) -> Tensor:
     """How many elements are beyond the range of their block's scale, fp32; not of blocks without scale, and
-    NaN where scales are not meant to fit the elements: MS-EDEN clips by design and corrects for it, and error
-    feedback shifts a block before it takes its maximum.
+    NaN where scales are not meant to fit the elements: MS-EDEN clips by design and corrects for it, error
+    feedback shifts a block before it takes its maximum, and a search clips where that lowers the error.
     """
     fmt, size, outer = q.spec.block_format, q.spec.block_size, q.spec.outer_size
     assert fmt.element is not None
-    if q.spec.rounding == "ms-eden" or q.spec.error_feedback:
+    clips = q.spec.rounding == "ms-eden" or SCALE_RULES[q.spec.scale_rule].clips
+    if clips or q.spec.error_feedback:
         return magnitude.new_full((), torch.nan)
     limit = magnitude.new_full((), fmt.element.max_value * _ROUNDING)
     if size is not None:
