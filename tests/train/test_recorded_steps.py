@@ -4,7 +4,9 @@ import errno
 import gzip
 import json
 import os
+import resource
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +22,7 @@ from fourbits.train.run import run
 from fourbits.train.step_recorder import StepRecorder, unused_name
 from fourbits.train.step_result import PendingStep
 from fourbits.train.stop import StopRequest
+from support.spiking import INFINITE, SPIKE, inject, of_data
 from support.torchrun import timeless
 
 CPU = torch.device("cpu")
@@ -132,9 +135,39 @@ def test_a_trace_that_the_profiler_could_not_write_is_an_error_and_nothing_stays
     found.start()
     torch.ones(3).add_(1)
     found.stop()
-    with pytest.raises(OSError, match="PyTorch's profiler could not write it"):
+    with pytest.raises(OSError, match="PyTorch's profiler could not write it, perhaps for lack of space"):
         found.write_trace(tmp_path / "missing" / "trace_rank0.json.gz")
     assert list(tmp_path.iterdir()) == []
+
+
+def open_in(folder):
+    """Bytes on disk of the files that this process holds open in a folder, removed ones included."""
+    held = []
+    for each in Path("/proc/self/fd").iterdir():
+        try:
+            if str(each.readlink()).startswith(str(folder)):
+                held.append(each.stat().st_blocks * 512)
+        except FileNotFoundError:  # the descriptor that lists the folder
+            continue
+    return held
+
+
+def test_a_trace_that_does_not_fit_takes_no_space(tmp_path):
+    """PyTorch does not close a file that it could not write to its end."""
+    found = Recording(CPU)
+    found.start()
+    for _ in range(2000):
+        torch.ones(3).add_(1)
+    found.stop()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(OSError, match="PyTorch's profiler could not write it"):
+            found.write_trace(tmp_path / "trace_rank0.json.gz")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+    assert sum(open_in(tmp_path)) == 0
 
 
 def test_another_profiler_is_not_ended():
@@ -145,17 +178,18 @@ def test_another_profiler_is_not_ended():
     assert any(event.name == "aten::add_" for event in other.events() or ())
 
 
-def recorder(tmp_path, run_step, captures_next=False, early=None, steps=9):
+def recorder(tmp_path, run_step, captures_next=False, early=None, steps=9, step=0, ranks=None, **others):
     train = SimpleNamespace(num_steps=steps)
     trainer = SimpleNamespace(
-        step=0,
+        step=step,
         device=CPU,
-        ranks=Ranks(CPU),
+        ranks=ranks or Ranks(CPU),
         run_step=run_step,
         captures_next=captures_next,
         config=SimpleNamespace(train=train),
     )
-    return StepRecorder(trainer, tmp_path / "profiles", print, early)  # type: ignore[arg-type]
+    notify = others.pop("notify", print)
+    return StepRecorder(trainer, tmp_path / "profiles", notify, early, **others)  # type: ignore[arg-type]
 
 
 def test_an_error_in_a_recorded_step_ends_the_recording(tmp_path):
@@ -166,6 +200,23 @@ def test_an_error_in_a_recorded_step_ends_the_recording(tmp_path):
         recorder(tmp_path, fails).run_step(recorded=True)
     assert not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saves_end_before_files_are_written_and_ranks_wait_until_they_are(tmp_path):
+    seen = []
+
+    def names():
+        seen.append([each.name for each in (tmp_path / "profiles").glob("*/*")])
+
+    class Waits(Ranks):
+        def gathered(self, value):
+            names()
+            return [value]
+
+    found = recorder(tmp_path, lambda: None, ranks=Waits(CPU), settle=names)
+    (tmp_path / "profiles").mkdir()
+    found.run_step(recorded=True)
+    assert seen == [[], ["trace_rank0.json.gz"]]
 
 
 def test_a_request_waits_until_graphs_are_captured(tmp_path):
@@ -210,6 +261,41 @@ def test_profile_needs_three_steps(tmp_path):
     recorder(tmp_path, None, early=print, steps=3)
     with pytest.raises(ValueError, match=r"--profile: needs 3 remaining steps, the run has 2\. Raise"):
         recorder(tmp_path, None, early=print, steps=2)
+
+
+def test_a_run_that_continues_does_not_fail_for_lack_of_steps_to_profile(tmp_path):
+    """A launcher restarts it with the same options."""
+    said = []
+    found = recorder(tmp_path, lambda: "done", early=print, steps=9, step=7, notify=said.append)
+    assert said == [
+        "--profile: needs 3 remaining steps, the run has 2. The run continues without a recording."
+    ]
+    assert [found.due(each) for each in (RankRequests(), ASKS)] == [False, True]
+
+
+def test_a_signal_in_the_last_validation_is_answered(config, data_cache, tmp_path):
+    listener = Asks(validations=(4,))
+    run(override(config, {"train.steps": 4}), tmp_path / "run", listener=listener, data_cache=data_cache)
+    assert listener.notes.count("recording the next step, then continuing") == 1
+    assert listener.notes.count("no step was left to record") == 1
+
+
+class AsksBefore(Asks):
+    """Sends no signal after a rollback."""
+
+    def rollback(self, record):
+        self.steps = ()
+
+
+def test_a_request_is_served_once_if_the_recorded_step_is_rolled_back(
+    config, data_cache, tmp_path, monkeypatch
+):
+    inject(monkeypatch.setattr, INFINITE, of_data)
+    back = {"train.non_finite": "rollback", "train.rollback_steps": 2, "train.checkpoint_interval": 3}
+    listener = AsksBefore(steps=(SPIKE - 1,))
+    run(override(config, back), tmp_path / "run", listener=listener, data_cache=data_cache)
+    assert [each for each in listener.notes if f"step {SPIKE}: rolled back" in each]
+    assert [path.name for path in (tmp_path / "run" / "profiles").iterdir()] == [f"step_{SPIKE}"]
 
 
 class SavesAt4(RunListener):

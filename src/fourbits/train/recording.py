@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gzip
+import os
 import pickle
 import shutil
 from collections.abc import Sequence
@@ -84,7 +85,9 @@ class Recording:
         try:
             self._profiler.export_chrome_trace(str(plain))
             if not plain.exists():  # PyTorch logs its error
-                raise OSError(errno.EIO, "PyTorch's profiler could not write it", str(path))
+                raise OSError(
+                    errno.EIO, "PyTorch's profiler could not write it, perhaps for lack of space", str(path)
+                )
             with (
                 plain.open("rb") as source,
                 open_synced(packed) as file,
@@ -94,7 +97,7 @@ class Recording:
             packed.replace(path)
         finally:
             for each in (plain, plain.with_name(plain.name + ".tmp"), packed):
-                each.unlink(missing_ok=True)
+                _discard(each)
 
     def write_memory(self, path: Path) -> None:
         """Write the snapshot in the format of torch.cuda.memory._dump_snapshot. Raises OSError."""
@@ -103,3 +106,10 @@ class Recording:
     def _forget_memory(self) -> None:
         if self._on_cuda:
             _MEMORY._record_memory_history(None)
+
+
+def _discard(path: Path) -> None:
+    """Remove a file, if it exists. A file that PyTorch failed to write stays open, and keeps its space."""
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(path, 0)
+        path.unlink()

@@ -91,7 +91,9 @@ class Session:
         self._hashes = {name: manifest["hashes"][name] for name in ("text", "validation") if ranks.is_first}
         checkpoint = start(fork, self.trainer, folder, self.device, manifest, listener)
         early = from_events(on_profile)
-        self.recorder = StepRecorder(self.trainer, folder.profiles, listener.note, early)
+        self.recorder = StepRecorder(
+            self.trainer, folder.profiles, listener.note, early, settle=lambda: self.keeper.settle()
+        )
         folder.begin(config, manifest, data.tokenizer)
         start_step = manifest["ancestry"][-1]["step"] if manifest.get("ancestry") else 0
         self.rollback = RollbackPolicy.of(config.train, start_step)
@@ -188,7 +190,7 @@ class Session:
             except RollbackCause as cause:
                 self._roll_back(cause, metrics)
         self.keeper.settle()
-        if self._agreed.record:
+        if self._agreed.record or request.take_record():
             self.listener.note("no step was left to record")
         if trainer.step < train.num_steps:
             return "interrupted"
@@ -210,9 +212,11 @@ class Session:
             self._last = Timestamp(trainer.device)
         if recorded := self.recorder.due(self._agreed):
             self._log_waiting(metrics)
-        self._record(self.recorder.run_step(recorded), metrics)
+        pending = self.recorder.run_step(recorded)
         if recorded:
-            self._recorded(metrics, request)
+            self._record_recorded(pending, metrics, request)
+        else:
+            self._record(pending, metrics)
         if self.ranks.alone:
             self._agreed = self._requests(request).after(self._agreed)
         last = trainer.step == train.num_steps or self._agreed.stop
@@ -293,12 +297,15 @@ class Session:
                 f"{trainer.skipped_in_a_row} skipped steps, so it is not finished."
             )
 
-    def _recorded(self, metrics: Metrics, request: StopRequest) -> None:
-        """A step was recorded: requests until now are served. Writing files is no part of the next step."""
-        self._log_waiting(metrics)
-        request.take_record()
-        self._agreed = self._agreed._replace(record=False)
-        self._last = Timestamp(self.trainer.device)
+    def _record_recorded(self, pending: PendingStep, metrics: Metrics, request: StopRequest) -> None:
+        """Log a step that was recorded, for all requests until now, also if the run returns to one before."""
+        try:
+            self._record(pending, metrics)
+            self._log_waiting(metrics)
+        finally:
+            request.take_record()
+            self._agreed = self._agreed._replace(record=False)
+        self._last = Timestamp(self.trainer.device)  # writing files is no part of the next step
 
     def _record(self, pending: PendingStep, metrics: Metrics) -> None:
         """Log the step before this one, and this one too if its numbers have already arrived.

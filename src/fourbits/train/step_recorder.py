@@ -27,20 +27,24 @@ class StepRecorder:
         folder: Path,
         notify: Callable[[str], None],
         early: Callable[[Sequence[Any]], None] | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         """folder: RUN/profiles; notify: called with a sentence per recording, for the log of this rank.
 
         early: receives the profiler's events of the third step from now, which is recorded without a request,
-        and until then every kernel is launched by itself. Raises ValueError if the run has too few steps.
+        and until then every kernel is launched by itself. settle: waits for saves in the background. Raises
+        ValueError if a new run has too few steps; one that continues reports it, so that it can be restarted.
         """
         self._trainer, self._folder, self._notify, self._early = trainer, folder, notify, early
+        self._settle = settle
         self._early_step = trainer.step + _WARM_UP
         left = trainer.config.train.num_steps - trainer.step
         if early is not None and left <= _WARM_UP:
-            raise ValueError(
-                f"--profile: needs {_WARM_UP + 1} remaining steps, the run has {left}. "
-                "Raise train.steps, or remove the option."
-            )
+            few = f"--profile: needs {_WARM_UP + 1} remaining steps, the run has {left}"
+            if trainer.step == 0:
+                raise ValueError(f"{few}. Raise train.steps, or remove the option.")
+            notify(f"{few}. The run continues without a recording.")
+            self._early = None
 
     def due(self, requests: RankRequests) -> bool:
         """Whether to record the next step. A request waits until CUDA graphs have been captured."""
@@ -70,10 +74,14 @@ class StepRecorder:
             if recorded:
                 recording.cancel()
             raise
-        if recorded and self._try(step, "could not be recorded", recording.stop):
+        recorded = recorded and self._try(step, "could not be recorded", recording.stop)
+        self._settle()  # a save does not have to share the disk with a trace
+        if recorded:
             self._write(recording, folder, step)
             if use is not None:
                 self._try(step, "its profile could not be used", lambda: use(recording.events))
+        # Until every rank has removed its temporary files, the run's files may lack space.
+        self._trainer.ranks.gathered(None)
         self._trainer.ranks.progress()
         return pending
 
