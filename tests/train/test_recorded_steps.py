@@ -263,6 +263,18 @@ def test_profile_needs_three_steps(tmp_path):
         recorder(tmp_path, None, early=print, steps=2)
 
 
+def test_what_a_killed_process_left_of_a_recording_is_removed(tmp_path):
+    folder = tmp_path / "profiles" / "step_4"
+    folder.mkdir(parents=True)
+    kept = folder / "trace_rank0.json.gz"
+    for name in (kept.name, "trace_rank1.json.tmp.tmp", "trace_rank2.json.gz.tmp"):
+        (folder / name).touch()
+    recorder(tmp_path, None, ranks=Ranks(CPU, rank=1, world=3))
+    assert len(list(folder.iterdir())) == 3, "only rank 0 removes"
+    recorder(tmp_path, None)
+    assert list(folder.iterdir()) == [kept]
+
+
 def test_a_run_that_continues_does_not_fail_for_lack_of_steps_to_profile(tmp_path):
     """A launcher restarts it with the same options."""
     said = []

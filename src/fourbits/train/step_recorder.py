@@ -4,6 +4,7 @@ A recorded step computes the same bits as any other, and only takes longer. What
 full disk for example, is reported and the run continues: a trace must not end a run.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ class StepRecorder:
         """
         self._trainer, self._folder, self._notify, self._early = trainer, folder, notify, early
         self._settle = settle
+        if trainer.ranks.is_first:  # no rank records before all have joined the first step
+            _remove_unfinished(folder)
         self._early_step = trainer.step + _WARM_UP
         left = trainer.config.train.num_steps - trainer.step
         if early is not None and left <= _WARM_UP:
@@ -117,6 +120,13 @@ class StepRecorder:
             )
             return False
         return True
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files of recordings that were being written when a process was killed."""
+    for each in folder.glob("*/*.tmp"):
+        with contextlib.suppress(OSError):
+            each.unlink()
 
 
 def unused_name(folder: Path, step: int) -> str:
