@@ -123,17 +123,15 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted():
         assert torch.equal(own, other)
 
 
-def test_coefficients_of_long_spans_lie_column_by_column_but_not_in_a_checkpoint():
+def test_coefficients_lie_column_by_column_but_not_in_a_checkpoint():
     long = replace(RECIPE, fprop=replace(RECIPE.fprop, lhs=replace(RECIPE.fprop.lhs, error_feedback=2048)))
     first, second = model(long), model(long)
     train(first, 0, 1)
     state = recipe_state(first)
     load_recipe_state(second, state)
     for layers in (first, second):
-        short, several = coefficients(layers)
-        assert (short.shape, short.stride()) == ((96, 96), (96, 1))
-        assert (several.shape, several.stride()) == ((160, 160), (1, 160))
-        for name, known in (("0", short), ("2", several)):
+        for name, width, known in zip(("0", "2"), (96, 160), coefficients(layers), strict=True):
+            assert (known.shape, known.stride()) == ((width, width), (1, width))
             assert torch.equal(known, state[f"{name}.coefficients"])
     assert all(entry.is_contiguous() for entry in state.values())
 

@@ -72,7 +72,7 @@ LONG, LONG_FOUR = (replace(spec, error_feedback=256) for spec in (ROW, FOUR_OVER
 SMALL = [
     *(FeedbackCase(Case("row", (18, 80)), spec) for spec in (ROW, FOUR_OVER_SIX, BF16)),
     FeedbackCase(Case("row", (18, 50), torch.float32), BF16),
-    FeedbackCase(Case("row", (5, 72), torch.float16), OperandSpec(error_feedback=32)),
+    FeedbackCase(Case("row", (5, 24), torch.float16), OperandSpec(error_feedback=64)),
     *(
         FeedbackCase(Case("row", (40, 48), values=values), ROW)
         for values in ("nan and inf", "tiny", "huge", "zeros", "zero blocks", "ties")
@@ -82,7 +82,7 @@ SMALL = [
     *(FeedbackCase(Case("row", shape), ROW) for shape in ((0, 32), (32, 0), (1, 16))),
     FeedbackCase(Case("row", (18, 80)), FOUR_OVER_SIX, largest=True),
     FeedbackCase(Case("row", (18, 80)), replace(ROW, scale_rule="search-mse")),
-    *(FeedbackCase(Case("row", (3, columns)), LONG) for columns in (144, 200, 256, 420)),
+    *(FeedbackCase(Case("row", shape), LONG) for shape in ((0, 300), (3, 144), (3, 200), (3, 256), (3, 420))),
     FeedbackCase(Case("row", (3, 300)), LONG_FOUR),
     *(FeedbackCase(Case("row", (40, 280), values=values), LONG) for values in ("nan and inf", "zero blocks")),
     *(FeedbackCase(Case("row", (3, 300)), LONG, given) for given in (0.0, 1e6)),

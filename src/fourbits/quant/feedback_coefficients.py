@@ -9,19 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-#: an element's error and a coefficient are whole multiples of 1/64, at most 127/64 in magnitude
+#: a coefficient is a whole multiple of 1/64; the largest magnitude of a coefficient and of an error, in units
 UNITS, LARGEST = 64, 127
-#: the longest span whose blocks all keep a unit of their own; in longer ones, that many columns pass their
-#: errors on to later ones together, in one unit per row
-SHORT, GROUP = 128, 64
+#: the largest scaled value whose error counts whole: rounding to E2M1, up to 6, loses at most 1 of it
+FARTHEST = 7.0
+#: the unit of a row's errors is the power of two of the row's largest magnitude, but at least 2 to the second
+#: number, times 2 to the minus first
+UNITS_BELOW, LEAST_EXPONENT = 8, -111
+#: columns whose errors are added to those of later groups together
+GROUP = 64
 _BLOCK = 16
 #: share of the mean diagonal of H that is added to it, so that it can be inverted
 _DAMPING = 0.01
-
-
-def group_within(span: int) -> int:
-    """The columns of a group of a span: all of a short one's."""
-    return span if span <= SHORT else GROUP
 
 
 def span_within(span: int, columns: int) -> int:
@@ -30,11 +29,8 @@ def span_within(span: int, columns: int) -> int:
 
 
 def in_order(coefficients: Tensor) -> Tensor:
-    """The same coefficients [K, span] with memory in the order in which kernels read them: row by row, and
-    column by column for a span of several groups.
-    """
-    several = coefficients.shape[1] > SHORT
-    return coefficients.t().contiguous().t() if several else coefficients.contiguous()
+    """The same coefficients [K, span], with memory column by column, as kernels read them."""
+    return coefficients.t().contiguous().t()
 
 
 def feedback_coefficients(weight: Tensor, span: int) -> Tensor:

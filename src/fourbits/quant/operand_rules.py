@@ -17,7 +17,7 @@ _SIGN_RULES = ("", "te16", "per-layer", "per-call", "none")
 #: maximum length of an amax history, in steps
 MAX_HISTORY = 1 << 16
 _SMALL_FLOAT_SCALES = ("e4m3", "ue5m3")
-SPANS = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+SPANS = (0, 64, 128, 256, 512, 1024, 2048, 4096)
 _WHOLE_NUMBERS = (
     *("rht", "scale_bound", "amax_interval", "amax_history", "adaptive_interval"),
     *("error_feedback", "feedback_interval"),

@@ -23,7 +23,6 @@ _NAMES = {
             "rotation_kernel",
             "tile_map_kernel",
             "feedback_kernel",
-            "feedback_groups_kernel",
         ),
     ),
     "GEMM": (

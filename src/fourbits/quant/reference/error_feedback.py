@@ -1,8 +1,8 @@
 """Error feedback: what rounding a block loses is made up for in the later blocks of its span.
 
-docs/nvfp4.md, section 25; `feedback_coefficients.py` computes the coefficients. Errors and
-coefficients are small integers, so their products and sums are exact in any order, and all implementations
-give equal bytes.
+docs/nvfp4.md, section 25; `feedback_coefficients.py` computes the coefficients. A row's errors and the
+coefficients are small whole numbers, so sums of their products are exact in any order, and all
+implementations give equal bytes.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fourbits.quant.feedback_coefficients import LARGEST, UNITS, group_within, span_within
+from fourbits.quant.feedback_coefficients import (
+    FARTHEST,
+    GROUP,
+    LARGEST,
+    LEAST_EXPONENT,
+    UNITS,
+    UNITS_BELOW,
+    span_within,
+)
 from fourbits.quant.operand import OperandSpec
 from fourbits.quant.reference.scales import Scales
 
@@ -19,9 +27,6 @@ _BLOCK = 16
 
 #: quantizes [M, n] with the tensor's amax: values, magnitudes and scales of blocks [M, 1, n / 16, 16]
 QuantizeColumns = Callable[[Tensor], tuple[Tensor, Tensor, Scales]]
-#: what S spans lost in some of their columns: whole numbers fp32 [M, S, columns], and the value of their unit
-#: times that of a coefficient's, fp32 [M, S, 1]
-Lost = tuple[Tensor, Tensor]
 
 
 def blocks_with_feedback(
@@ -34,52 +39,43 @@ def blocks_with_feedback(
     rows, columns = y.shape
     span = span_within(spec.error_feedback, len(coefficients))
     missing = -columns % span
-    spans, group = (columns + missing) // span, group_within(span)
-    shifted = pad(y.to(torch.float32), (0, missing)).view(rows, spans, span)
-    shares = pad(coefficients.to(torch.float32), (0, 0, 0, columns + missing - len(coefficients)))
+    spans = (columns + missing) // span
+    x = pad(y.to(torch.float32), (0, missing)).view(rows, spans, span)
+    shares = pad(coefficients.double(), (0, 0, 0, columns + missing - len(coefficients)))
     shares = shares.view(spans, span, span)
+    unit, errors = _units(x), torch.zeros_like(x, dtype=torch.float64)
     found: list[tuple[Tensor, Tensor, Scales]] = []
-    groups: list[Lost] = []
-    for first in range(0, span, group):
-        places = range(first // _BLOCK, min(first + group, span) // _BLOCK)
-        lost: list[Lost] = []
-        for place in places:
-            own = slice(place * _BLOCK, (place + 1) * _BLOCK)
-            block = shifted[:, :, own]
-            for earlier, (errors, step) in enumerate(groups):
-                block = block + _share(errors, shares[:, earlier * group :, own][:, :group]) * step
-            for earlier, (errors, step) in zip(places, lost, strict=False):
-                block = block + _share(errors, shares[:, earlier * _BLOCK :, own][:, :_BLOCK]) * step
-            values, magnitudes, scales = quantize_columns(block.reshape(rows, spans * _BLOCK))
-            found.append((values, magnitudes, scales))
-            lost.append(_lost(values, magnitudes, scales))
-        groups.append(_together(lost))
+    for first in range(0, span, _BLOCK):
+        own, group = slice(first, first + _BLOCK), first // GROUP * GROUP
+        block = x[:, :, own]
+        for earlier in (slice(0, group), slice(group, first)):
+            total = torch.einsum("msi,sij->msj", errors[:, :, earlier], shares[:, earlier, own])
+            block = block + total.to(torch.float32) * (unit / UNITS)
+        values, magnitudes, scales = quantize_columns(block.reshape(rows, spans * _BLOCK))
+        found.append((values, magnitudes, scales))
+        errors[:, :, own] = _errors(values, magnitudes, scales, unit).double()
     return _in_order(found, columns)
 
 
-def _share(errors: Tensor, shares: Tensor) -> Tensor:
-    """The whole numbers that errors [M, S, i] add to columns: [M, S, j]; shares: coefficients [S, i, j]."""
-    return torch.einsum("msi,sij->msj", errors, shares)
+def _units(x: Tensor) -> Tensor:
+    """The unit of each row's errors in each span, a power of two: fp32 [M, S, 1]. x: fp32 [M, S, span]."""
+    bits = x.view(torch.int32) & 0x7FFFFFFF
+    exponent = bits.amax(2, keepdim=True) >> 23 if x.numel() else bits.sum(2, keepdim=True)
+    exponent = exponent.clamp(min=127 + LEAST_EXPONENT)
+    return ((exponent - UNITS_BELOW) << 23).to(torch.int32).view(torch.float32)
 
 
-def _lost(values: Tensor, magnitudes: Tensor, scales: Scales) -> Lost:
-    """What rounding a column of blocks lost; nothing in blocks with a scale that is zero or NaN."""
-    scaled = values * scales.encode[:, None, :, None]
-    errors = ((scaled - torch.copysign(magnitudes, scaled)) * UNITS).round()[:, 0]
-    errors = errors.clamp(-LARGEST, LARGEST)
-    step = scales.block_scale * scales.global_scale * UNITS**-2
-    usable = step > 0
-    errors = torch.where(usable[..., None], errors, 0.0)
-    return errors, torch.where(usable, step, 0.0)[..., None]
+def _errors(values: Tensor, magnitudes: Tensor, scales: Scales, unit: Tensor) -> Tensor:
+    """What rounding a column of blocks lost, in whole units: fp32 [M, S, 16].
 
-
-def _together(lost: list[Lost]) -> Lost:
-    """What a group of blocks lost, in the largest of its blocks' units: that of a row of each span."""
-    steps = torch.stack([step for _, step in lost])
-    largest = steps.amax(0)
-    shares = torch.where(largest > 0, steps / largest, 0.0)
-    errors = [(errors * share).round() for (errors, _), share in zip(lost, shares, strict=True)]
-    return torch.cat(errors, -1), largest
+    Nothing in blocks with a scale that is zero, NaN, or too small for the unit; what a scaled value
+    exceeds FARTHEST by is not counted.
+    """
+    scaled = (values * scales.encode[:, None, :, None])[:, 0]
+    factor = (scales.block_scale * scales.global_scale)[..., None] / unit
+    lost = scaled.abs().clamp(max=FARTHEST) - magnitudes[:, 0]
+    errors = (scaled.sign() * lost * factor.clamp(max=LARGEST)).round()
+    return torch.where(factor > 0, errors, 0.0)
 
 
 def _in_order(found: list[tuple[Tensor, Tensor, Scales]], columns: int) -> tuple[Tensor, Tensor, Scales]:
