@@ -50,7 +50,7 @@ def _of_the_recipe(plan: Plan) -> list[str]:
     recipe = plan.config.recipe
     schedule = "every step has the precisions of the recipe's table: its schedule is not planned"
     feedback = (
-        "error feedback is planned like a quantizer without it: over all of K it took 3 (K = 640) to 12 "
+        "error feedback is planned like a quantizer without it: over all of K it took 3 (K = 640) to 11 "
         "times (4,096) as long on an H200 (docs/log.md)"
     )
     return [schedule] * bool(recipe.schedule) + [feedback] * bool(recipe.fprop.lhs.error_feedback)
