@@ -288,3 +288,15 @@ def test_python_m_fourbits_is_the_command():
         assert found == ran(sys.executable, "-c", script, *arguments)
         assert "__main__" not in "".join(found[1:])
     assert ran(sys.executable, "-m", "fourbits", "--help")[1].startswith("usage: fourbits COMMAND")
+
+
+def test_a_request_that_comes_after_the_end_does_not_kill_the_exiting_process():
+    """Python resets its own handlers when it exits, and with the system's default both signals kill."""
+    script = (
+        "import atexit, os, signal, sys; from fourbits.__main__ import command\n"
+        "sys.argv = ['fourbits', '--version']\n"
+        "atexit.register(lambda: [os.kill(os.getpid(), each) for each in (signal.SIGUSR1, signal.SIGUSR2)])\n"
+        "sys.exit(command())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
