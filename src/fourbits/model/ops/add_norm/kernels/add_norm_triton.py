@@ -1,4 +1,4 @@
-"""Residual addition and RMS norm, a token per program: one read of each input, FP32 inside."""
+"""Residual addition and RMS norm, a token per program, in a single pass over the inputs, FP32 inside."""
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # pyright: reportCallIssue=false, reportArgumentType=false
 # (Triton types the kernels, and launches also pass compiler options)

@@ -1,4 +1,4 @@
-"""The gated norm, one group of a token at a time: one read, FP32 inside, the gain's gradient in registers."""
+"""The gated norm, a group of a token at a time, in a single pass; FP32, the gain's gradient in registers."""
 # pyright: basic, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # pyright: reportCallIssue=false, reportArgumentType=false
 # (Triton types the kernels, and launches also pass compiler options)
