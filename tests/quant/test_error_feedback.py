@@ -137,3 +137,17 @@ def test_wrong_arguments_are_named(call, message):
 def test_specs_that_cannot_have_it_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         replace(SPEC, **fields)
+
+
+def test_a_shift_beyond_fp32s_range_is_added_before_it_is_rounded():
+    x = torch.full((1, 32), -3e38)
+    x[0, 0], x[0, 1:16] = 3.2e38, 3.2e38 * 4.9 / 6  # 4.9 rounds to 4
+    coefficients = torch.zeros(32, 32, dtype=torch.int8)
+    coefficients[1:16, 16:] = 36
+    spec = replace(SPEC, scale_rule="max")
+    found = quantize(x, spec, coefficients=coefficients).dequantize()[0, 16:]
+    shift = 15 * (x[0, 1].double() - 4 / 6 * 3.2e38) * 36 / 64
+    assert shift > torch.finfo(torch.float32).max
+    # an error is rounded by at most half of a 72nd, all 16 columns hold the block's maximum, and E4M3 rounds
+    # its scale by a 16th
+    assert (found.double() - (shift - 3e38)).abs().max() < shift / 144 + (shift - 3e38) / 16

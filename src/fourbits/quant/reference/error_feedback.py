@@ -50,7 +50,8 @@ def blocks_with_feedback(
         block = x[:, :, own]
         for earlier in (slice(0, group), slice(group, first)):
             total = torch.einsum("msi,sij->msj", errors[:, :, earlier], shares[:, earlier, own])
-            block = block + total.to(torch.float32) * (unit / UNITS)
+            shift = total.to(torch.float32).double() * (unit / UNITS)  # exact, and may exceed fp32's range
+            block = (block.double() + shift).to(torch.float32)
         values, magnitudes, scales = quantize_columns(block.reshape(rows, spans * _BLOCK))
         found.append((values, magnitudes, scales))
         errors[:, :, own] = _errors(values, magnitudes, scales, unit).double()
