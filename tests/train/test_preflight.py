@@ -47,7 +47,7 @@ LATE = {"name": "late", "start": 0.5, "layers": ["decoder.*"], "precision": "bf1
         ({"recipe.schedule": [LATE]}, None, r"schedule\.layers must match a linear layer"),
         ({"train.gradient_accumulation": 3}, 1, r"must be a multiple of the number of ranks, 2"),
         ({"optim.masters": "bf16-sr"}, 1, r"optim\.masters bf16"),
-        ({"recipe.fprop.lhs.error_feedback": 32}, 1, r"error_feedback is for one process"),
+        ({"recipe.fprop.lhs.error_feedback": 64}, 1, r"error_feedback is for one process"),
         ({"recipe.sums": "sm_100"}, 2, r"sums modelled on tensor cores"),
         ({"train.compile": "model"}, 2, r"train\.compile model"),
     ],
