@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 NAMES = ("SIGTERM", "SIGHUP")
+#: ask a run for a checkpoint and for the recording of a step
+REQUESTS = ("SIGUSR1", "SIGUSR2")
 
 
 class Stopped(KeyboardInterrupt):
@@ -35,7 +37,7 @@ def ended_by_signals(name: str) -> Generator[None]:
         what = "save" if signal.Signals(number).name == "SIGUSR1" else "record"
         print(f"fourbits {name}: nothing to {what} yet", file=sys.stderr)
 
-    handlers = {**dict.fromkeys(NAMES, stop), **dict.fromkeys(("SIGUSR1", "SIGUSR2"), nothing)}
+    handlers = {**dict.fromkeys(NAMES, stop), **dict.fromkeys(REQUESTS, nothing)}
     numbers = {getattr(signal, each): handler for each, handler in handlers.items() if hasattr(signal, each)}
     before = {
         number: signal.signal(number, handler)
@@ -47,6 +49,13 @@ def ended_by_signals(name: str) -> Generator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def ignore_requests() -> None:
+    """Ignore REQUESTS from now on: by default they would kill a process that is done and still exits."""
+    for name in REQUESTS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def stopped(error: KeyboardInterrupt) -> tuple[str, int]:

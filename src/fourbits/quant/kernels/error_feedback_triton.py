@@ -10,7 +10,14 @@ for all later groups; within a group they stay in registers. The reference is re
 import triton
 import triton.language as tl
 
-from fourbits.quant.feedback_coefficients import FARTHEST, GROUP, LARGEST, LEAST_EXPONENT, UNITS_BELOW
+from fourbits.quant.feedback_coefficients import (
+    FARTHEST,
+    GROUP,
+    LARGEST,
+    LEAST_EXPONENT,
+    UNITS,
+    UNITS_BELOW,
+)
 from fourbits.quant.kernels.rounding_triton import (
     ABS_BITS,
     SIGN_BIT,
@@ -38,7 +45,7 @@ _WHOLE = tl.constexpr(12582912.0)
 #: number of errors times coefficients stands for
 _LEAST = tl.constexpr(127 + LEAST_EXPONENT)
 _BELOW = tl.constexpr(UNITS_BELOW)
-_SHARE_BELOW = tl.constexpr(UNITS_BELOW + 6)
+_SHARE_BELOW = tl.constexpr(UNITS_BELOW + UNITS.bit_length() - 1)
 
 
 @triton.jit

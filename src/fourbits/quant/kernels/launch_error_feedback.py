@@ -16,7 +16,7 @@ from fourbits.quant.request import OperandInputs, OperandRequest, Signature, Sta
 from fourbits.quant.tensor import ExactOperand
 
 _NO_INPUTS = OperandInputs()
-#: rows and warps of a program, measured on an H200 (docs/benchmarks.md)
+#: rows and warps of a program, measured on an H200 (docs/log.md)
 _ROWS, _WARPS = 64, 4
 #: loads that are under way while a group's errors are multiplied
 _STAGES = 4
@@ -37,6 +37,7 @@ class FeedbackQuantizer:
         self.span = span_within(request.spec.error_feedback, K)
         #: groups of all spans, whose errors are kept while a row is quantized
         self.groups = rounded_up(max(K, 1), self.span) // self.span * -(-self.span // GROUP)
+        self.height = rounded_up(max(M, 1), _ROWS)
         self.config = kernel_config(request.spec, 1)
         sides, configs = (request, None), (self.config, None)
         self.amaxes = AmaxPass(self.shape, self.stride, self.device, sides, configs)
@@ -57,7 +58,7 @@ class FeedbackQuantizer:
         amax = self.amaxes(x, given, _NO_INPUTS)[0] or Amax(scale, 0, 1)
         launcher = self.launchers.get(amax.count) or self._launcher(amax.count)
         # a copy only of coefficients that do not come `in_order`
-        coefficients, height = given.coefficients.t().contiguous(), rounded_up(max(self.shape.M, 1), _ROWS)
+        coefficients, height = given.coefficients.t().contiguous(), self.height
         errors = self.empty((self.groups, height, GROUP), (height * GROUP, GROUP, 1), torch.int8)
         launcher(
             *(x, self.stride, self.shape.M, self.shape.K, coefficients),

@@ -61,9 +61,8 @@ def blocks_with_feedback(
 def _units(x: Tensor) -> Tensor:
     """The unit of each row's errors in each span, a power of two: fp32 [M, S, 1]. x: fp32 [M, S, span]."""
     bits = x.view(torch.int32) & 0x7FFFFFFF
-    exponent = bits.amax(2, keepdim=True) >> 23 if x.numel() else bits.sum(2, keepdim=True)
-    exponent = exponent.clamp(min=127 + LEAST_EXPONENT)
-    return ((exponent - UNITS_BELOW) << 23).to(torch.int32).view(torch.float32)
+    exponent = (bits.amax(2, keepdim=True) >> 23).clamp(min=127 + LEAST_EXPONENT)
+    return ((exponent - UNITS_BELOW) << 23).view(torch.float32)
 
 
 def _errors(values: Tensor, magnitudes: Tensor, scales: Scales, unit: Tensor) -> Tensor:
